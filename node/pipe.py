@@ -1,0 +1,68 @@
+"""Frames on a pipe between daemon and worker: `u32 length (little endian)` + canonical msgpack."""
+
+import os
+import select
+import struct
+
+from atoll.protocols import codec
+from atoll.protocols.errors import DecodeError, LocalFault
+from atoll.protocols.worker import FRAME_MAX_BYTES, Reply, Request
+
+HEADER = struct.Struct("<I")
+
+
+def frame(message: Request | Reply) -> bytes:
+    """One message with its length in front."""
+    body = codec.encode(message)
+    if len(body) > FRAME_MAX_BYTES:
+        raise LocalFault(f"a worker message of {len(body)} bytes; at most {FRAME_MAX_BYTES} fit")
+    return HEADER.pack(len(body)) + body
+
+
+def body_bytes(header: bytes) -> int:
+    """Length of the body that follows. Raises DecodeError above the cap."""
+    size: int = HEADER.unpack(header)[0]
+    if size > FRAME_MAX_BYTES:
+        raise DecodeError(f"a worker frame of {size} bytes; at most {FRAME_MAX_BYTES} are legal")
+    return size
+
+
+class Inbox:
+    """The worker's end for requests: blocking, or polled between two inner steps."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def waiting(self) -> bool:
+        """Whether `take` would find a request (or the daemon's end) at once."""
+        return bool(select.select([self._fd], [], [], 0)[0])
+
+    def take(self) -> Request | None:
+        """Wait for the next request; None when the daemon is gone."""
+        header = self._exactly(HEADER.size)
+        if header is None:
+            return None
+        body = self._exactly(body_bytes(header))
+        return None if body is None else codec.decode(body, Request, max_bytes=FRAME_MAX_BYTES)
+
+    def _exactly(self, size: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < size:
+            part = os.read(self._fd, size - len(parts))
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+
+class Outbox:
+    """The worker's end for replies."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def send(self, reply: Reply) -> None:
+        """Write one reply completely. Raises BrokenPipeError when the daemon is gone."""
+        rest = memoryview(frame(reply))
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]

@@ -1,0 +1,201 @@
+"""The daemon's side of the worker: spawn it, ask it, and start it again when it dies.
+
+The worker is a spawned child, never a fork. It dies with the daemon (its stdin ends). When it dies
+by itself (out of memory, a CUDA error), pending asks raise WorkerDied, and `on_started` tells the
+driver what the fresh one found on disk.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from atoll.node.pipe import HEADER, body_bytes, frame
+from atoll.protocols import codec, errors
+from atoll.protocols.worker import (
+    FRAME_MAX_BYTES,
+    Answer,
+    Ask,
+    Failed,
+    Progress,
+    Reply,
+    Request,
+    Start,
+    Started,
+    Stop,
+)
+
+A = TypeVar("A")
+
+START_S = 120.0
+"""Importing torch and building the model on a slow, busy machine."""
+STOP_S = 20.0
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+GIVE_UP_AFTER = 5
+"""Deaths in a row without one answered request after the start: the fault is ours, not the weather's."""
+
+
+class WorkerDied(errors.LocalFault):
+    """The worker process ended while a request was pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStatistics:
+    """What the supervisor knows of its child."""
+
+    pid: int
+    restarts: int
+    pending: int
+
+
+class Trainer:
+    """Owns the worker process. `serve` runs it; `ask` talks to it."""
+
+    def __init__(
+        self,
+        start: Start,
+        log: Path,
+        on_started: Callable[[Started], Awaitable[None]],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._start = start
+        self._log = log
+        self._on_started = on_started
+        self._on_progress = on_progress
+        self._process: asyncio.subprocess.Process | None = None
+        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._next_id = 0
+        self._restarts = 0
+        self._deaths_in_a_row = 0
+        self._stopping = False
+
+    def statistics(self) -> TrainerStatistics:
+        """A snapshot."""
+        pid = self._process.pid if self._process else 0
+        return TrainerStatistics(pid, self._restarts, len(self._pending))
+
+    async def serve(self) -> None:
+        """Keep a worker running until `stop`. Raises LocalFault when it cannot be kept alive."""
+        backoff_s = FIRST_BACKOFF_S
+        while not self._stopping:
+            await self._run_once()
+            if self._stopping:
+                return
+            self._restarts += 1
+            self._deaths_in_a_row += 1
+            if self._deaths_in_a_row >= GIVE_UP_AFTER:
+                raise errors.LocalFault(
+                    f"the worker died {self._deaths_in_a_row} times in a row",
+                    hint=f"its last words are in {self._log}",
+                )
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S) if self._deaths_in_a_row > 1 else FIRST_BACKOFF_S
+
+    async def ask(self, ask: Ask, kind: type[A]) -> A:
+        """The worker's answer. Raises WorkerDied, or the fault that the worker named."""
+        if self._process is None or self._process.stdin is None:
+            raise WorkerDied("the worker is not running")
+        self._next_id += 1
+        number = self._next_id
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        try:
+            self._process.stdin.write(frame(Request(number, ask)))
+            answer = await future
+        finally:
+            self._pending.pop(number, None)
+        if isinstance(answer, Failed):
+            raise _fault(answer)
+        if not isinstance(answer, kind):
+            raise errors.LocalFault(f"the worker answered {type(answer).__name__} to {type(ask).__name__}")
+        if kind is not Started:
+            self._deaths_in_a_row = 0
+        return answer
+
+    async def stop(self) -> None:
+        """Ask the worker to save and exit; kill it when it does not. Idempotent."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(STOP_S):
+                if process.stdin is not None:
+                    process.stdin.write(frame(Request(0, Stop())))
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _run_once(self) -> None:
+        with self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "atoll.node.worker",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                start_new_session=True, limit=FRAME_MAX_BYTES + HEADER.size,
+            )  # fmt: skip
+        self._process = process
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(process))
+                group.create_task(self._announce())
+        except* WorkerDied:
+            pass
+        finally:
+            self._process = None
+            self._fail_pending()
+            if process.returncode is None:
+                _kill(process)
+                await process.wait()
+
+    async def _announce(self) -> None:
+        try:
+            async with asyncio.timeout(START_S):
+                started = await self.ask(self._start, Started)
+        except TimeoutError as error:
+            raise WorkerDied(f"the worker did not start within {START_S:.0f} s") from error
+        await self._on_started(started)
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while True:
+                size = body_bytes(await process.stdout.readexactly(HEADER.size))
+                self._deliver(
+                    codec.decode(await process.stdout.readexactly(size), Reply, max_bytes=FRAME_MAX_BYTES)
+                )
+        except (asyncio.IncompleteReadError, ConnectionError, errors.DecodeError) as error:
+            if not self._stopping:
+                raise WorkerDied(f"the worker ended: {error}") from error
+
+    def _deliver(self, reply: Reply) -> None:
+        if isinstance(reply.answer, Progress):
+            self._on_progress(reply.answer)
+            return
+        future = self._pending.get(reply.id)
+        if future is not None and not future.done():
+            future.set_result(reply.answer)
+
+    def _fail_pending(self) -> None:
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(WorkerDied("the worker process ended"))
+
+
+def _fault(failed: Failed) -> errors.AtollError:
+    kind = getattr(errors, failed.fault, errors.LocalFault)
+    if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):
+        kind = errors.LocalFault
+    return kind(failed.message, hint=failed.hint)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,81 @@
+"""The error tree: it says whose fault a failure is, and therefore what to do about it.
+
+    AtollError
+    ├── ConfigError      the user wrote something we cannot use            exit 78
+    ├── LocalFault       this machine: disk full, port in use, corruption  exit 1
+    │   ├── DiskFault
+    │   └── CorruptFault a file of ours does not verify
+    ├── PeerFault        a peer broke the protocol; only these move a score
+    │   ├── DecodeError  bytes that are not a legal value
+    │   ├── SignatureFault
+    │   └── RunMismatch  the peer trains another run
+    ├── Unreachable      the network: refused, timed out, reset; retried, never fatal
+    └── Divergence       our own fold left its legal range, or a digest disagreed
+
+`hint` is one line that says what the user does next; it may be empty for faults no user sees.
+"""
+
+
+class AtollError(Exception):
+    """Root of every error that atoll raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def line(self) -> str:
+        """What happened and what to do next, on one line."""
+        text = " ".join(str(self).split())
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class ConfigError(AtollError):
+    """The user's configuration, arguments or files cannot be used as they are."""
+
+    exit_code = 78
+
+
+class LocalFault(AtollError):
+    """This machine failed: a port in use, a missing file, a dead child."""
+
+
+class DiskFault(LocalFault):
+    """The disk refused: full, read-only, failing."""
+
+
+class CorruptFault(LocalFault):
+    """A file of ours does not verify."""
+
+
+class NotRunning(LocalFault):
+    """No daemon answers on this home's control socket."""
+
+    exit_code = 3
+
+
+class PeerFault(AtollError):
+    """A peer broke the protocol."""
+
+
+class DecodeError(PeerFault):
+    """Bytes from outside that are not a legal value. Decoders raise nothing else."""
+
+
+class SignatureFault(PeerFault):
+    """A signature, an author or a hash link that does not verify."""
+
+
+class RunMismatch(PeerFault):
+    """The peer trains another run than we do."""
+
+
+class Unreachable(AtollError):
+    """The network failed us: refused, timed out, reset."""
+
+    exit_code = 75
+
+
+class Divergence(AtollError):
+    """The fold left its legal range, or two digests that must be equal are not."""

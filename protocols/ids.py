@@ -1,0 +1,69 @@
+"""Distinct types for the things that peers name, and their short forms for people."""
+
+from functools import lru_cache
+from typing import NewType
+
+import base58
+from blake3 import blake3
+
+from atoll.protocols.errors import DecodeError
+
+PeerId = NewType("PeerId", str)
+"""libp2p PeerID of an Ed25519 key, base58: `12D3Koo…`."""
+RunId = NewType("RunId", bytes)
+"""BLAKE3 of the canonical RunSpec, 32 bytes."""
+Digest = NewType("Digest", bytes)
+"""BLAKE3, 32 bytes."""
+Round = NewType("Round", int)
+"""Logical number of an outer step, from 0."""
+
+DIGEST_BYTES = 32
+_ED25519_MULTIHASH = bytes.fromhex("002408011220")  # identity multihash of a libp2p Ed25519 public key
+
+
+def digest(*parts: bytes | memoryview) -> Digest:
+    """BLAKE3 over the concatenation of `parts`."""
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return Digest(hasher.digest())
+
+
+def short(value: bytes | str) -> str:
+    """Eight characters for people; PeerIDs keep their distinctive tail."""
+    return value.hex()[:8] if isinstance(value, bytes) else value[-8:]
+
+
+@lru_cache(maxsize=65536)
+def peer_id_of(public_key: bytes) -> PeerId:
+    """PeerID of a raw Ed25519 public key (32 bytes), as libp2p computes it."""
+    if len(public_key) != 32:
+        raise DecodeError(f"an Ed25519 public key has 32 bytes, not {len(public_key)}")
+    return PeerId(base58.b58encode(_ED25519_MULTIHASH + public_key).decode())
+
+
+@lru_cache(maxsize=65536)
+def public_key_of(peer: PeerId) -> bytes:
+    """Raw Ed25519 public key inside a PeerID. Raises DecodeError for any other kind of PeerID."""
+    return peer_bytes(peer)[6:]
+
+
+@lru_cache(maxsize=65536)
+def peer_bytes(peer: PeerId) -> bytes:
+    """The multihash form (38 bytes) that libp2p's own messages carry."""
+    if not 50 <= len(peer) <= 54:
+        raise DecodeError("not an Ed25519 PeerID: wrong length")
+    try:
+        raw: bytes = base58.b58decode(peer)
+    except ValueError as error:
+        raise DecodeError(f"not base58: {error}") from error
+    if len(raw) != 38 or not raw.startswith(_ED25519_MULTIHASH) or base58.b58encode(raw).decode() != peer:
+        raise DecodeError("not an Ed25519 PeerID")
+    return raw
+
+
+def peer_from_bytes(raw: bytes) -> PeerId:
+    """PeerID of its multihash form. Raises DecodeError unless it is an Ed25519 one."""
+    if len(raw) != 38 or not raw.startswith(_ED25519_MULTIHASH):
+        raise DecodeError("not an Ed25519 PeerID")
+    return peer_id_of(raw[6:])

@@ -1,0 +1,190 @@
+"""The ledger's vocabulary: what an author may write into its feed.
+
+Every body is an array-like, tagged msgpack union. A feed entry names the run, the author, its place
+in the feed and the hash of the entry before it; the signature covers all of that.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from atoll.protocols import codec
+from atoll.protocols.errors import DecodeError, SignatureFault
+from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
+from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest
+
+FEED_VERSION = 1
+MAX_SET = 1024
+"""Most contributions that one round's set may hold."""
+MAX_WEIGHT = 255
+ENTRY_MAX_BYTES = codec.MESSAGE_MAX_BYTES
+_DOMAIN = "feed/1"
+
+
+class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contribution", forbid_unknown_fields=True):
+    """`author` trained in this round and offers a payload."""
+
+    round: Round
+    base: Digest
+    """State digest of the weights the steps started from."""
+    payload: Digest
+    """BLAKE3 of the payload."""
+    steps: int
+    tokens: int
+    weight: int
+    """1 … 255: share of the nominal tokens of the round, in 64ths."""
+    loss: float
+    """Mean training loss of the steps, nats per token. A claim, not a proof."""
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknown_fields=True):
+    """`author` folded this set of contributions and holds this state."""
+
+    round: Round
+    members: Digest
+    """Digest of the set S_r."""
+    state: Digest
+    """Digest of Θ after round r."""
+
+
+class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
+    """Ballots are ordered; `attempt` first. A proposer owns the ballots that carry its name."""
+
+    attempt: int
+    proposer: PeerId
+
+
+class Proposal(msgspec.Struct, frozen=True, array_like=True, tag="proposal", forbid_unknown_fields=True):
+    """The owner of `ballot` proposes that S_round is exactly `payloads` and gives `state`."""
+
+    round: Round
+    ballot: Ballot
+    contributions: tuple[Digest, ...]
+    """Entry ids of the contributions, sorted."""
+    state: Digest
+
+
+class Vote(msgspec.Struct, frozen=True, array_like=True, tag="vote", forbid_unknown_fields=True):
+    """`author` folded the proposal, got the same state, and had not promised a higher ballot."""
+
+    round: Round
+    ballot: Ballot
+    proposal: Digest
+    """Entry id of the Proposal."""
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare", forbid_unknown_fields=True):
+    """The owner of `ballot` asks the members to vote in no lower ballot of this round."""
+
+    round: Round
+    ballot: Ballot
+
+
+class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise", forbid_unknown_fields=True):
+    """`author` will vote in no ballot of this round below `ballot`; what it voted for so far."""
+
+    round: Round
+    ballot: Ballot
+    voted: tuple[Digest, ...]
+    """Entry id of the author's own highest Vote in this round; empty if it has none."""
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
+    """`author` stops after `round` in good order."""
+
+    round: Round
+
+
+Body: TypeAlias = Contribution | Ack | Proposal | Vote | Prepare | Promise | Leave
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One signed, hash-linked place in an author's feed."""
+
+    version: int
+    run: RunId
+    author: PeerId
+    seq: int
+    """From 0, without gaps."""
+    previous: bytes
+    """Id of the entry before; empty at seq 0."""
+    body: Body
+    signature: bytes
+
+    @property
+    def id(self) -> Digest:
+        """BLAKE3 of the signed part: signatures are not part of the name."""
+        return digest(unsigned(self))
+
+
+def unsigned(entry: Entry) -> bytes:
+    """The bytes that the signature covers."""
+    return codec.encode((entry.version, entry.run, entry.author, entry.seq, entry.previous, entry.body))
+
+
+def sign_entry(run: RunId, author: Identity, seq: int, previous: bytes, body: Body) -> Entry:
+    """The author's next entry."""
+    draft = Entry(FEED_VERSION, run, author.peer_id, seq, previous, body, b"")
+    check_body(body)
+    return msgspec.structs.replace(draft, signature=author.sign(_DOMAIN, unsigned(draft)))
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Wire and disk form."""
+    return codec.encode(entry)
+
+
+def decode_entry(data: bytes, run: RunId) -> Entry:
+    """A legal, signed entry of this run. Raises DecodeError or SignatureFault. Links are the store's to check."""
+    entry = codec.decode(data, Entry, max_bytes=ENTRY_MAX_BYTES)
+    if entry.version != FEED_VERSION:
+        raise DecodeError(f"feed version {entry.version}; this node speaks {FEED_VERSION}")
+    if entry.run != run:
+        raise SignatureFault("the entry belongs to another run")
+    if len(entry.signature) != SIGNATURE_BYTES or not 0 <= entry.seq < 1 << 40:
+        raise DecodeError("entry: illegal signature length or sequence number")
+    if len(entry.previous) != (DIGEST_BYTES if entry.seq else 0):
+        raise DecodeError("entry: illegal link to the entry before")
+    check_body(entry.body)
+    verify(entry.author, _DOMAIN, unsigned(entry), entry.signature)
+    return entry
+
+
+def check_body(body: Body) -> None:
+    """Raise DecodeError for numbers and lengths that no honest node writes."""
+    if not 0 <= body.round < 1 << 24:
+        raise DecodeError(f"round {body.round} is outside its range")
+    match body:
+        case Contribution():
+            _digests(body.base, body.payload)
+            if not (1 <= body.weight <= MAX_WEIGHT and 1 <= body.steps < 1 << 20 and 1 <= body.tokens < 1 << 48):
+                raise DecodeError("contribution: weight, steps or tokens outside their range")
+            if not 0 <= body.loss < 1e6:
+                raise DecodeError("contribution: loss outside its range")
+        case Ack():
+            _digests(body.members, body.state)
+        case Proposal():
+            _digests(body.state, *body.contributions)
+            names = list(body.contributions)
+            if not 1 <= len(names) <= MAX_SET or names != sorted(set(names)):
+                raise DecodeError("proposal: contributions must be sorted, unique and not too many")
+        case Vote():
+            _digests(body.proposal)
+        case Promise():
+            _digests(*body.voted)
+            if len(body.voted) > 1:
+                raise DecodeError("promise: at most one vote")
+        case Prepare() | Leave():
+            pass
+    if isinstance(body, Proposal | Vote | Prepare | Promise) and not 0 <= body.ballot.attempt < 1 << 20:
+        raise DecodeError("ballot attempt outside its range")
+
+
+def _digests(*values: bytes) -> None:
+    if any(len(value) != DIGEST_BYTES for value in values):
+        raise DecodeError("a digest has 32 bytes")
+
+
+def set_digest(entries: list[Digest]) -> Digest:
+    """Digest of a set of contributions: order and duplicates do not matter."""
+    return digest(*sorted(set(entries)))

@@ -1,0 +1,212 @@
+"""RunSpec: everything that peers must agree on. Hashed, signed by the owner, in every handshake.
+
+The run id is the BLAKE3 of the canonical bytes. Unknown and missing keys are errors.
+"""
+
+import math
+
+import msgspec
+
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DecodeError
+from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
+from atoll.protocols.ids import PeerId, RunId, digest, public_key_of
+from atoll.protocols.model import ModelSpec
+
+SPEC_VERSION = 1
+_DOMAIN = "run/1"
+_MAX_ROUNDS = 1 << 24
+
+
+class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is read: `builtin:shakespeare`, `synthetic:markov`, `file:NAME` (each node has its own path)."""
+
+    source: str
+    tokenizer: str
+    """`bytes` (256 tokens) or `bpe8k` (8192 tokens)."""
+    digest: bytes
+    """BLAKE3 of the source's text, so that all members read the same; empty where it is not checked."""
+
+
+class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """AdamW between two outer steps."""
+
+    lr: float
+    lr_min: float
+    """Fraction of `lr` at the end of the cosine."""
+    warmup_steps: int
+    total_steps: int
+    """Inner steps over which the cosine falls."""
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip: float
+    """Gradient norm bound."""
+    batch: int
+    """Sequences of one inner step of one member."""
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """From round `first`, members take `steps` inner steps a round."""
+
+    first: int
+    steps: int
+
+
+class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """θ ← θ − α · mean, in exact integers. Rationals have the denominator 256."""
+
+    rounds: int
+    """Outer steps of the whole run."""
+    stages: tuple[Stage, ...]
+    """Inner steps per round (H); first stage starts at round 0."""
+    alpha_256: int
+    floor_256: int
+    """A coordinate is divided by the weight of its senders, but at least by this share of all weight.
+
+    0: mean over senders (SparseLoCo as coded). 256: mean over members (as published).
+    """
+
+
+class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a pseudo-gradient becomes a payload."""
+
+    codec: str
+    """`sparse2`: top-k, sign + magnitude in 2 bits, per-chunk fp16 scale."""
+    k: int
+    """Values kept of each chunk of 4096."""
+    feedback: float
+    """β of the error feedback."""
+
+
+class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a round closes. Times are measured in round times, never guessed in seconds."""
+
+    quorum_256: int
+    """Share of the expected members whose contribution starts the grace."""
+    grace_256: int
+    """Grace for the others, as a share of the member's own time of this round."""
+    lease_s: float
+    """A member unheard for this long is no longer waited for."""
+    min_members: int
+    """Round 0 begins when so many members hold leases."""
+
+
+class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One model being trained."""
+
+    version: int
+    name: str
+    owner: PeerId
+    seed: int
+    model: ModelSpec
+    data: DataSpec
+    inner: InnerSpec
+    outer: OuterSpec
+    compress: CompressSpec
+    pace: PaceSpec
+
+    @property
+    def id(self) -> RunId:
+        """BLAKE3 of the canonical bytes."""
+        return RunId(digest(codec.encode(self)))
+
+    def steps(self, number: int) -> int:
+        """Inner steps (H) of round `number`."""
+        return next(s.steps for s in reversed(self.outer.stages) if s.first <= number)
+
+    def steps_before(self, number: int) -> int:
+        """Inner steps of all rounds before `number`: the position in the learning-rate schedule."""
+        total = 0
+        for at, stage in enumerate(self.outer.stages):
+            last = self.outer.stages[at + 1].first if at + 1 < len(self.outer.stages) else number
+            total += max(0, min(number, last) - stage.first) * stage.steps
+        return total
+
+    def check(self) -> None:
+        """Raise ConfigError, with the key's name, for values that no run can have."""
+        self.model.check()
+        public_key_of(self.owner)
+        _check_names(self)
+        _check_inner(self.inner)
+        _check_outer(self.outer)
+        _within("compress.k", self.compress.k, 1, 4096)
+        _within("compress.feedback", self.compress.feedback, 0, 1)
+        _within("pace.quorum_256", self.pace.quorum_256, 1, 256)
+        _within("pace.grace_256", self.pace.grace_256, 0, 1 << 16)
+        _within("pace.lease_s", self.pace.lease_s, 1, 3600)
+        _within("pace.min_members", self.pace.min_members, 1, 1024)
+
+
+class SignedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A RunSpec's canonical bytes with the owner's signature: the content of a `.run` file."""
+
+    spec: bytes
+    signature: bytes
+
+
+def sign_run(spec: RunSpec, owner: Identity) -> bytes:
+    """Bytes of a `.run` file. Raises ConfigError unless `owner` is the spec's owner."""
+    if spec.owner != owner.peer_id:
+        raise ConfigError(f"the run belongs to {spec.owner}, not to {owner.peer_id}")
+    spec.check()
+    body = codec.encode(spec)
+    return codec.encode(SignedRun(body, owner.sign(_DOMAIN, body)))
+
+
+def open_run(data: bytes) -> RunSpec:
+    """The verified RunSpec of a `.run` file. Raises DecodeError or SignatureFault."""
+    signed = codec.decode(data, SignedRun)
+    if len(signed.signature) != SIGNATURE_BYTES:
+        raise DecodeError("a signature has 64 bytes")
+    spec = codec.decode(signed.spec, RunSpec)
+    if spec.version != SPEC_VERSION:
+        raise DecodeError(f"RunSpec version {spec.version}; this node speaks {SPEC_VERSION}")
+    try:
+        spec.check()
+    except ConfigError as error:
+        raise DecodeError(str(error)) from error
+    verify(spec.owner, _DOMAIN, signed.spec, signed.signature)
+    return spec
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ConfigError(f"{name} = {value} is outside {low} … {high}")
+
+
+def _check_names(spec: RunSpec) -> None:
+    if not (1 <= len(spec.name) <= 64 and spec.name.isprintable()):
+        raise ConfigError("name must have 1 to 64 printable characters")
+    if spec.data.tokenizer not in ("bytes", "bpe8k"):
+        raise ConfigError(f"data.tokenizer {spec.data.tokenizer!r} is not one of bytes, bpe8k")
+    if not 1 <= len(spec.data.source) <= 1024 or len(spec.data.digest) not in (0, 32):
+        raise ConfigError("data.source or data.digest has an illegal length")
+    if spec.compress.codec != "sparse2":
+        raise ConfigError(f"compress.codec {spec.compress.codec!r} is not sparse2")
+    _within("seed", spec.seed, 0, 2**63 - 1)
+
+
+def _check_inner(inner: InnerSpec) -> None:
+    _within("inner.lr", inner.lr, 1e-9, 1)
+    _within("inner.lr_min", inner.lr_min, 0, 1)
+    _within("inner.warmup_steps", inner.warmup_steps, 0, 1 << 31)
+    _within("inner.total_steps", inner.total_steps, 1, 1 << 31)
+    _within("inner.beta1", inner.beta1, 0, 0.9999)
+    _within("inner.beta2", inner.beta2, 0, 0.99999)
+    _within("inner.eps", inner.eps, 1e-16, 1)
+    _within("inner.weight_decay", inner.weight_decay, 0, 1)
+    _within("inner.clip", inner.clip, 1e-6, 1e6)
+    _within("inner.batch", inner.batch, 1, 1 << 20)
+
+
+def _check_outer(outer: OuterSpec) -> None:
+    _within("outer.rounds", outer.rounds, 1, _MAX_ROUNDS)
+    _within("outer.alpha_256", outer.alpha_256, 1, 1024)
+    _within("outer.floor_256", outer.floor_256, 0, 256)
+    firsts = [stage.first for stage in outer.stages]
+    if not 1 <= len(firsts) <= 64 or firsts[0] != 0 or firsts != sorted(set(firsts)):
+        raise ConfigError("outer.stages must start at round 0 and rise")
+    for stage in outer.stages:
+        _within("outer.stages.steps", stage.steps, 1, 1 << 16)

@@ -1,0 +1,47 @@
+"""Every wire that peers speak: name, newest and oldest version, and what each version changed.
+
+A wire's version is not the package's version. `docs/wires/` has one page per wire.
+"""
+
+import msgspec
+
+from atoll.protocols.errors import DecodeError
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """A protocol id family `/atoll/<name>/<version>`."""
+
+    name: str
+    newest: int
+    oldest: int
+
+    def protocol(self, version: int | None = None) -> str:
+        """libp2p protocol id."""
+        return f"/atoll/{self.name}/{version or self.newest}"
+
+
+CALLS = Wire("calls", newest=1, oldest=1)
+"""Hello, then multiplexed requests and replies. 1: first."""
+BLOB = Wire("blob", newest=1, oldest=1)
+"""Verified chunks of one blob. 1: first."""
+FEED = Wire("feed", newest=1, oldest=1)
+"""Format of ledger entries. 1: first."""
+REGISTER = Wire("register", newest=1, oldest=1)
+"""Format of ephemeral registers. 1: first."""
+PAYLOAD = Wire("payload", newest=1, oldest=1)
+"""Format of pseudo-gradient payloads. 1: first."""
+WORKER = Wire("worker", newest=1, oldest=1)
+"""Daemon <-> worker pipe. 1: first."""
+CONTROL = Wire("control", newest=1, oldest=1)
+"""Operator <-> daemon socket. 1: first."""
+
+
+def pick(ours: Wire, newest: int, oldest: int) -> int:
+    """Newest version in common. Raises DecodeError that names both sides."""
+    version = min(ours.newest, newest)
+    if version < max(ours.oldest, oldest):
+        raise DecodeError(
+            f"wire {ours.name}: we speak {ours.oldest} to {ours.newest}, the peer {oldest} to {newest}; "
+            "upgrade the older node"
+        )
+    return version

@@ -1,0 +1,246 @@
+"""Daemon <-> worker: typed messages on a pipe. Tensors travel as files, never as messages.
+
+Each frame is `u32 length (little endian)` + canonical msgpack of Request or Reply. The worker answers
+requests in any order, by id; while it trains it serves requests between two inner steps.
+
+    daemon                                   worker (torch, no sockets)
+    Start(spec, home, …)             ->      Started(what it has on disk)
+    Train(round, …)                  ->      Progress* … Trained(payload)
+    Verify(path)                     ->      Verified()           the payload decodes
+    Fold(round, set)                 ->      Folded(state)        replaces S_round in the view
+    Check(round, set)                ->      Checked(state)       Θ_final(round), nothing kept
+    Finalize(round, set, returned)   ->      Finalized(state)     view and final state move on
+    Adopt(path, round)               ->      Adopted(state)       a verified snapshot of somebody else's
+    Snapshot()                       ->      Snapshotted(path)    Θ_final as a safetensors file
+    Evaluate()                       ->      Evaluated(val_bpb)
+    Stop()                           ->      Stopped()
+
+Any request may be answered by Failed; the worker goes on.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from atoll.protocols.ids import Digest, PeerId, Round
+
+FRAME_MAX_BYTES = 4 * 1024 * 1024
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One contribution of a round's set, with its payload on disk."""
+
+    entry: Digest
+    author: PeerId
+    weight: int
+    path: str
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+    """First message. Paths are the daemon's; the worker writes below `home` only."""
+
+    spec: bytes
+    """Canonical RunSpec."""
+    peer: PeerId
+    home: str
+    data: str
+    """Path of the run's text for `file:` sources; empty otherwise."""
+    threads: int
+    device: str
+    """`cpu`, `cuda`, `cuda:1`."""
+
+
+class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
+    """Take the round's inner steps from the current view, then encode."""
+
+    round: Round
+    slot: int
+    """Our place among the members of this round: data is disjoint between slots."""
+    slots: int
+
+
+class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
+    """Is the file a legal payload of this run? Failed with DecodeError if not."""
+
+    path: str
+
+
+class Fold(msgspec.Struct, frozen=True, array_like=True, tag="fold"):
+    """The set S_round is now exactly `members`."""
+
+    round: Round
+    members: tuple[Member, ...]
+
+
+class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
+    """What would Θ_final(round) be, if S_round were exactly `members`? `round` = last final + 1."""
+
+    round: Round
+    members: tuple[Member, ...]
+
+
+class Finalize(msgspec.Struct, frozen=True, array_like=True, tag="finalize"):
+    """S_round is final. `returned`: our own payloads that missed it go back into the error feedback."""
+
+    round: Round
+    members: tuple[Member, ...]
+    returned: tuple[str, ...]
+
+
+class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
+    """Replace everything by a snapshot: Θ_final(round) with this state digest."""
+
+    round: Round
+    path: str
+    state: Digest
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
+    """Write Θ_final to `path`."""
+
+    path: str
+
+
+class Evaluate(msgspec.Struct, frozen=True, array_like=True, tag="evaluate"):
+    """Validation loss of the current view."""
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """Save and exit."""
+
+
+Ask: TypeAlias = Start | Train | Verify | Fold | Check | Finalize | Adopt | Snapshot | Evaluate | Stop
+
+
+class Pending(msgspec.Struct, frozen=True, array_like=True):
+    """A payload that was encoded and saved; its contribution may or may not have been announced."""
+
+    round: Round
+    base: Digest
+    payload: Digest
+    path: str
+    steps: int
+    tokens: int
+    weight: int
+    loss: float
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """What the worker found on disk. `final` = -1: genesis."""
+
+    final: int
+    state: Digest
+    """State digest of Θ_final."""
+    pending: tuple[Pending, ...]
+    parameters: int
+    device: str
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """After an inner step; at most a few per second."""
+
+    round: Round
+    step: int
+    steps: int
+    loss: float
+    tokens_per_s: float
+
+
+class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
+    """The round's work, encoded, saved and fsynced."""
+
+    pending: Pending
+    payload_bytes: int
+    train_s: float
+    encode_s: float
+
+
+class Verified(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
+    """The payload decodes."""
+
+
+class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded"):
+    """State digest of the view: Θ_final + all open rounds."""
+
+    round: Round
+    state: Digest
+    fold_s: float
+
+
+class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
+    """State digest that Θ_final(round) would have."""
+
+    round: Round
+    state: Digest
+
+
+class Finalized(msgspec.Struct, frozen=True, array_like=True, tag="finalized"):
+    """State digest of Θ_final(round); saved."""
+
+    round: Round
+    state: Digest
+
+
+class Adopted(msgspec.Struct, frozen=True, array_like=True, tag="adopted"):
+    """The snapshot verified and is now Θ_final."""
+
+    round: Round
+    state: Digest
+
+
+class Snapshotted(msgspec.Struct, frozen=True, array_like=True, tag="snapshotted"):
+    """The file is complete and fsynced. Equal states give equal bytes."""
+
+    round: Round
+    blob: Digest
+    path: str
+    size_bytes: int
+
+
+class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
+    """Validation bits per byte of the view."""
+
+    val_bpb: float
+    val_loss: float
+    """Nats per token."""
+
+
+class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
+    """Last message."""
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The request could not be done. `fault` is the error's class name in protocols.errors."""
+
+    fault: str
+    message: str
+    hint: str
+
+
+Answer: TypeAlias = (
+    Started
+    | Trained
+    | Verified
+    | Folded
+    | Checked
+    | Finalized
+    | Adopted
+    | Snapshotted
+    | Evaluated
+    | Stopped
+    | Failed
+)
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """Daemon to worker."""
+
+    id: int
+    ask: Ask
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """Worker to daemon. Progress carries the id of its Train request and is not the answer."""
+
+    id: int
+    answer: Answer | Progress
