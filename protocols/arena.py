@@ -35,6 +35,16 @@ class Placement(msgspec.Struct, frozen=True):
         return -(-rows // SIDE), -(-cols // SIDE)
 
 
+class Edge(msgspec.Struct, frozen=True):
+    """A chunk that holds padding: value i is real if its row i // 64 < `rows`, its column i % 64 < `cols`
+    and i < `values`."""
+
+    chunk: int
+    rows: int
+    cols: int
+    values: int
+
+
 class Arena(msgspec.Struct, frozen=True):
     """The whole layout. `values` counts real parameters, `chunks * 4096` includes padding."""
 
@@ -60,3 +70,34 @@ def arena_of(model: ModelSpec) -> Arena:
             placed.append(Placement(atom.name, atom.shape, chunk, offset))
             offset += atom.shape[0]
     return Arena(tuple(placed), chunk - (-offset // CHUNK), model.parameters)
+
+
+def edges(arena: Arena) -> tuple[Edge, ...]:
+    """All chunks with padding, rising. Padding is zero in every state: no contribution may move it."""
+    found: list[Edge] = []
+    tail = 0
+    for place in arena.placements:
+        if len(place.shape) == 2:
+            found += _matrix_edges(place)
+        else:
+            tail = (place.offset + place.shape[0]) % CHUNK
+    if tail:
+        found.append(Edge(arena.chunks - 1, SIDE, SIDE, tail))
+    return tuple(found)
+
+
+def _matrix_edges(place: Placement) -> list[Edge]:
+    down, across = place.blocks
+    rows = place.shape[0] - (down - 1) * SIDE
+    cols = place.shape[1] - (across - 1) * SIDE
+    found: list[Edge] = []
+    for block in range(down * across):
+        edge = Edge(
+            place.first_chunk + block,
+            rows if block // across == down - 1 else SIDE,
+            cols if block % across == across - 1 else SIDE,
+            CHUNK,
+        )
+        if edge.rows < SIDE or edge.cols < SIDE:
+            found.append(edge)
+    return found

@@ -11,7 +11,7 @@ import msgspec
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, SignatureFault
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest, public_key_of
 
 FEED_VERSION = 1
 MAX_SET = 1024
@@ -176,8 +176,10 @@ def check_body(body: Body) -> None:
                 raise DecodeError("promise: at most one vote")
         case Prepare() | Leave():
             pass
-    if isinstance(body, Proposal | Vote | Prepare | Promise) and not 0 <= body.ballot.attempt < 1 << 20:
-        raise DecodeError("ballot attempt outside its range")
+    if isinstance(body, Proposal | Vote | Prepare | Promise):
+        public_key_of(body.ballot.proposer)
+        if not 0 <= body.ballot.attempt < 1 << 20:
+            raise DecodeError("ballot attempt outside its range")
 
 
 def _digests(*values: bytes) -> None:

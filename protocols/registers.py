@@ -85,14 +85,19 @@ def decode_register(data: bytes, run: RunId) -> Register:
 
 def _check_value(value: Value) -> None:
     if isinstance(value, Addresses):
-        if len(value.maddrs) > 16 or any(len(maddr) > 256 for maddr in value.maddrs):
-            raise DecodeError("addresses: more than 16, or one above 256 characters")
+        if len(value.maddrs) > 16 or not all(map(_is_plain, value.maddrs)):
+            raise DecodeError("addresses: more than 16, or one that is not 1 to 256 printable ASCII characters")
     elif (
         len(value.snapshot) not in (0, 32) or not (0 <= value.round < 1 << 24) or not (-1 <= value.final < 1 << 24)
     ):
         raise DecodeError("lease: number or digest outside its range")
     elif not (-1 <= value.snapshot_round < 1 << 24 and 0 <= value.tokens_per_s < 1e12):
         raise DecodeError("lease: number outside its range")
+
+
+def _is_plain(maddr: str) -> bool:
+    """Addresses are shown on terminals: no control characters."""
+    return 1 <= len(maddr) <= 256 and maddr.isascii() and maddr.isprintable()
 
 
 __all__ = [

@@ -3,8 +3,6 @@
 The run id is the BLAKE3 of the canonical bytes. Unknown and missing keys are errors.
 """
 
-import math
-
 import msgspec
 
 from atoll.protocols import codec
@@ -172,7 +170,7 @@ def open_run(data: bytes) -> RunSpec:
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
+    if not low <= value <= high:  # false for NaN and infinity too, and safe for any int
         raise ConfigError(f"{name} = {value} is outside {low} … {high}")
 
 
@@ -181,8 +179,10 @@ def _check_names(spec: RunSpec) -> None:
         raise ConfigError("name must have 1 to 64 printable characters")
     if spec.data.tokenizer not in ("bytes", "bpe8k"):
         raise ConfigError(f"data.tokenizer {spec.data.tokenizer!r} is not one of bytes, bpe8k")
-    if not 1 <= len(spec.data.source) <= 1024 or len(spec.data.digest) not in (0, 32):
-        raise ConfigError("data.source or data.digest has an illegal length")
+    if not (1 <= len(spec.data.source) <= 1024 and spec.data.source.isprintable()):
+        raise ConfigError("data.source must have 1 to 1024 printable characters")
+    if len(spec.data.digest) not in (0, 32):
+        raise ConfigError("data.digest must have 0 or 32 bytes")
     if spec.compress.codec != "sparse2":
         raise ConfigError(f"compress.codec {spec.compress.codec!r} is not sparse2")
     _within("seed", spec.seed, 0, 2**63 - 1)

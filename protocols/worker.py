@@ -9,7 +9,7 @@ requests in any order, by id; while it trains it serves requests between two inn
     Verify(path)                     ->      Verified()           the payload decodes
     Fold(round, set)                 ->      Folded(state)        replaces S_round in the view
     Check(round, set)                ->      Checked(state)       Θ_final(round), nothing kept
-    Finalize(round, set, returned)   ->      Finalized(state)     view and final state move on
+    Finalize(round, set)             ->      Finalized(state)     view and final state move on
     Adopt(path, round)               ->      Adopted(state)       a verified snapshot of somebody else's
     Snapshot()                       ->      Snapshotted(path)    Θ_final as a safetensors file
     Evaluate()                       ->      Evaluated(val_bpb)
@@ -80,11 +80,10 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
 
 
 class Finalize(msgspec.Struct, frozen=True, array_like=True, tag="finalize"):
-    """S_round is final. `returned`: our own payloads that missed it go back into the error feedback."""
+    """S_round is final. Our own payloads up to it that are not in it go back into the error feedback."""
 
     round: Round
     members: tuple[Member, ...]
-    returned: tuple[str, ...]
 
 
 class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
@@ -93,6 +92,8 @@ class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
     round: Round
     path: str
     state: Digest
+    included: tuple[Digest, ...]
+    """Payloads of ours that the final sets up to `round` hold; our others go back into the error feedback."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
@@ -192,7 +193,7 @@ class Snapshotted(msgspec.Struct, frozen=True, array_like=True, tag="snapshotted
     """The file is complete and fsynced. Equal states give equal bytes."""
 
     round: Round
-    blob: Digest
+    state: Digest
     path: str
     size_bytes: int
 

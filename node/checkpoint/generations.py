@@ -1,0 +1,171 @@
+"""Local state in generations: each save is a new folder, there whole or not at all; the last two are kept.
+
+    0000000041/tensors.safetensors, manifest     the save before
+    0000000042/tensors.safetensors, manifest     the newest
+    *.part                                       unfinished, deleted by the next save
+    *.bad                                        did not verify, set aside by a load, deleted by the next save
+
+A manifest is the BLAKE3 of its body, then the body: canonical msgpack that names every tensor and the
+hash of the tensor file. So every flipped bit is found, and the generation before is used instead.
+"""
+
+import errno
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+from blake3 import blake3
+from torch import Tensor
+
+from atoll.node.checkpoint import safefile
+from atoll.node.checkpoint.disk import TEMPORARY, disk, remove_tree, sync_folder, write_synced
+from atoll.protocols import codec
+from atoll.protocols.errors import CorruptFault, DecodeError
+from atoll.protocols.ids import DIGEST_BYTES, Digest, digest
+
+FORMAT = 1
+KEPT = 2
+MANIFEST_MAX_BYTES = 64 << 20
+_TENSORS, _MANIFEST, _BAD = "tensors.safetensors", "manifest", ".bad"
+_NAME = re.compile(r"\d{10}")
+_DAMAGE = {errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+"""Errors of a read that mean this generation is lost; others mean that we cannot use the disk at all."""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor of the file, in file order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a generation holds."""
+
+    format: int
+    rows: tuple[Row, ...]
+    tensors: Digest
+    """BLAKE3 of the tensor file."""
+    body: bytes
+    """The caller's own message."""
+
+
+class Loaded(NamedTuple):
+    """The newest generation that verifies."""
+
+    tensors: dict[str, Tensor]
+    body: bytes
+    report: tuple[str, ...]
+    """One line for each newer generation that did not verify."""
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
+    """Make these tensors and this message the newest generation. Raises DiskFault; then nothing changed."""
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        kept = _generations(folder)
+        final = folder / f"{int(kept[0].name) + 1 if kept else 1:010d}"
+        part = final.with_name(final.name + TEMPORARY)
+        try:
+            _write(part, tensors, body)
+            part.rename(final)
+        except BaseException:
+            remove_tree(part)
+            raise
+        sync_folder(folder)
+        _forget(kept[KEPT - 1 :])
+
+
+def load(folder: Path) -> Loaded | None:
+    """The newest generation that verifies; None where nothing was ever saved.
+
+    Raises CorruptFault when there are generations and none verifies, DiskFault.
+    """
+    found = _generations(folder)
+    report: list[str] = []
+    for at, generation in enumerate(found):
+        try:
+            with disk(generation):
+                tensors, body = _read(generation)
+        except CorruptFault as fault:
+            report.append(fault.line())
+            continue
+        _set_aside(found[:at])
+        return Loaded(tensors, body, tuple(report))
+    if found:
+        hint = f"move {folder} away to start from the peers' newest state; unsent work in it is lost"
+        raise CorruptFault("; ".join(report), hint=hint)
+    return None
+
+
+def _write(part: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
+    part.mkdir()
+    names = safefile.ordered({name: safefile.spec_of(tensor) for name, tensor in tensors.items()})
+    rows = tuple(Row(name, safefile.name_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in names)
+    _, hashed = write_synced(part / _TENSORS, safefile.all_pieces(tensors, "local"))
+    manifest = codec.encode(Manifest(FORMAT, rows, hashed, body))
+    write_synced(part / _MANIFEST, [digest(manifest), manifest])
+    sync_folder(part)
+
+
+def _read(generation: Path) -> tuple[dict[str, Tensor], bytes]:
+    """Tensors and message. Raises CorruptFault, OSError."""
+    try:
+        with (generation / _MANIFEST).open("rb") as file:
+            manifest = _manifest(file.read(MANIFEST_MAX_BYTES + 1))
+        with (generation / _TENSORS).open("rb") as file:
+            return _tensors(file, manifest), manifest.body
+    except DecodeError as error:
+        raise CorruptFault(f"{generation}: {error}") from error
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise CorruptFault(f"{generation}: {error.strerror}") from error
+        raise
+
+
+def _manifest(data: bytes) -> Manifest:
+    if digest(data[DIGEST_BYTES:]) != data[:DIGEST_BYTES]:
+        raise DecodeError("the manifest does not have its hash")
+    manifest = codec.decode(data[DIGEST_BYTES:], Manifest, max_bytes=MANIFEST_MAX_BYTES)
+    if manifest.format != FORMAT:
+        raise DecodeError(f"format {manifest.format}; this version reads {FORMAT}")
+    return manifest
+
+
+def _tensors(file: BinaryIO, manifest: Manifest) -> dict[str, Tensor]:
+    specs = {row.name: (safefile.dtype_of(row.dtype), row.shape) for row in manifest.rows}
+    hasher = blake3(safefile.read_header(file, safefile.HEADER_MAX_BYTES))
+    tensors = {name: safefile.read_tensor(file, spec, hasher.update) for name, spec in specs.items()}
+    if file.read(1) or hasher.digest() != manifest.tensors:
+        raise DecodeError("the tensors do not have the hash that the manifest names")
+    return tensors
+
+
+def _generations(folder: Path) -> list[Path]:
+    """Finished generations, newest first."""
+    with disk(folder):
+        found = folder.iterdir() if folder.is_dir() else ()
+        return sorted((path for path in found if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def _sweep(folder: Path) -> None:
+    for path in list(folder.iterdir()):
+        if path.suffix in (TEMPORARY, _BAD):
+            remove_tree(path)
+
+
+def _forget(generations: list[Path]) -> None:
+    """Rename, then delete: a generation is never there in part."""
+    for generation in generations:
+        remove_tree(generation.rename(generation.with_name(generation.name + TEMPORARY)))
+
+
+def _set_aside(generations: list[Path]) -> None:
+    """A damaged generation must not count as one of the two that are kept."""
+    with disk(generations[0] if generations else Path()):
+        for generation in generations:
+            generation.rename(generation.with_name(generation.name + _BAD))

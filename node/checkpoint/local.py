@@ -1,0 +1,58 @@
+"""What a worker must not lose when it is killed: weights, error feedback, Adam moments, unsent payloads.
+
+The tensors and the words about them are one generation: either both are of the same moment, or neither.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from atoll.node.checkpoint import generations
+from atoll.protocols import codec
+from atoll.protocols.errors import CorruptFault, DecodeError
+from atoll.protocols.ids import Digest, RunId
+from atoll.protocols.worker import Pending
+
+
+class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The words of a local state."""
+
+    run: RunId
+    final: int
+    """Round of the saved Θ_final; -1 is genesis."""
+    state: Digest
+    """State digest of the saved Θ_final."""
+    steps: int
+    """Inner steps that this node took: Adam's bias correction and the data position."""
+    pending: tuple[Pending, ...]
+
+
+class LocalState(NamedTuple):
+    """A local state as it was saved."""
+
+    body: LocalBody
+    tensors: dict[str, Tensor]
+    report: tuple[str, ...]
+    """Empty, or one line for each newer save that did not verify."""
+
+
+def save_local(folder: Path, body: LocalBody, tensors: Mapping[str, Tensor]) -> None:
+    """Save whole or not at all; the save before is kept. Raises DiskFault."""
+    generations.save(folder, tensors, codec.encode(body))
+
+
+def load_local(folder: Path, run: RunId) -> LocalState | None:
+    """The newest save that verifies; None if there is none. Raises CorruptFault, DiskFault."""
+    loaded = generations.load(folder)
+    if loaded is None:
+        return None
+    try:
+        body = codec.decode(loaded.body, LocalBody, max_bytes=generations.MANIFEST_MAX_BYTES)
+    except DecodeError as error:
+        raise CorruptFault(f"{folder}: {error}", hint="another version wrote it; use that one") from error
+    if body.run != run:
+        raise CorruptFault(f"{folder}: holds the state of another run", hint="choose another home")
+    return LocalState(body, loaded.tensors, loaded.report)

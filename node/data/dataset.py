@@ -1,0 +1,75 @@
+"""A run's text as windows of tokens: `[batch, context + 1]` for training, a fixed bounded set for validation."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.node.data import corpus
+from atoll.node.data.tokens import Tokens, tokenizer_for
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import Digest
+from atoll.protocols.run import DataSpec
+
+MIN_WINDOWS = 8
+
+
+class Dataset(msgspec.Struct, frozen=True):
+    """Token streams of one run, int32, and what its tokens weigh in bytes."""
+
+    train_N: NDArray[np.int32]
+    val_N: NDArray[np.int32]
+    widths_V: NDArray[np.int32]
+    digest: Digest
+    context: int
+
+    @property
+    def num_windows(self) -> int:
+        """Training windows: they share only their last token with the next."""
+        return (len(self.train_N) - 1) // self.context
+
+    def batch(self, windows_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens `[B, context + 1]` of training windows."""
+        return _cut(self.train_N, windows_B, self.context)
+
+    def validation(self, limit: int) -> NDArray[np.int64]:
+        """At most `limit` windows `[W, context + 1]`, evenly spread over the validation text; always the same."""
+        count = (len(self.val_N) - 1) // self.context
+        chosen = np.arange(min(limit, count), dtype=np.int64) * count // min(limit, count)
+        return _cut(self.val_N, chosen, self.context)
+
+    def bytes_of(self, windows_BT1: NDArray[np.int64]) -> int:
+        """Bytes that the predicted tokens (all but each window's first) stand for."""
+        return int(self.widths_V[windows_BT1[:, 1:]].sum())
+
+
+def open_data(spec: DataSpec, context: int, path: str, cache: Path) -> Dataset:
+    """Load, tokenize and check a run's text. Raises ConfigError with a hint, Unreachable for a failed first fetch."""
+    text = corpus.load(spec.source, path, cache)
+    tokens = tokenizer_for(spec.tokenizer, text.train)
+    found = corpus.text_digest(text, tokens.identity)
+    if spec.digest and found != spec.digest:
+        raise ConfigError(
+            f"{spec.source} here is not the text of this run ({found.hex()[:12]}, run has {spec.digest.hex()[:12]})",
+            hint="use the run's file, and the same version of the tokenizers package",
+        )
+    dataset = Dataset(tokens.encode(text.train), tokens.encode(text.val), tokens.widths(), found, context)
+    if dataset.num_windows < MIN_WINDOWS or len(dataset.val_N) <= context:
+        raise ConfigError(
+            f"{spec.source} is too short: {len(dataset.train_N)} training and {len(dataset.val_N)} validation tokens",
+            hint=f"give at least {max(MIN_WINDOWS, 20) * (context + 1)} tokens",
+        )
+    return dataset
+
+
+def digest_of(spec: DataSpec, path: str, cache: Path) -> Digest:
+    """The digest for a new run's DataSpec, from the text as it is here."""
+    text = corpus.load(spec.source, path, cache)
+    tokens: Tokens = tokenizer_for(spec.tokenizer, text.train)
+    return corpus.text_digest(text, tokens.identity)
+
+
+def _cut(tokens_N: NDArray[np.int32], windows_B: NDArray[np.int64], context: int) -> NDArray[np.int64]:
+    at_BT1 = windows_B[:, None] * context + np.arange(context + 1)
+    return tokens_N[at_BT1].astype(np.int64)

@@ -1,0 +1,446 @@
+"""Performs what the round machine and the finality machine decide.
+
+Everything that happens (an entry, a lease, an answer of the worker, a tick) becomes an event in one
+inbox; `_drain` feeds it to the machines and performs their actions. Long actions run as tasks of one
+group and end as events. All state that matters is in the machines, the ledger and the worker's files.
+"""
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import atoll.node.finality_words as fin
+import atoll.node.round_words as rnd
+from atoll.node import finality, round
+from atoll.node.finals import Finals, SnapshotOffer
+from atoll.node.membership import Known, MemberView
+from atoll.node.payloads import BlobSource, Payloads
+from atoll.node.roundlog import RoundLog
+from atoll.node.trainer import Trainer, WorkerDied
+from atoll.protocols import worker as w
+from atoll.protocols.arena import arena_of
+from atoll.protocols.errors import AtollError, DiskFault, PeerFault
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.model import atoms
+from atoll.protocols.payload import payload_bytes
+from atoll.protocols.records import Ack, Body, Contribution, Entry, set_digest
+from atoll.protocols.registers import Activity, Lease
+from atoll.protocols.run import RunSpec
+
+A = TypeVar("A")
+
+TICK_S = 0.25
+PATIENCE_ROUNDS = 2.0
+MIN_PATIENCE_S = 3.0
+SNAPSHOT_S = 3600.0
+"""Deadline of one snapshot download."""
+
+
+class Network(BlobSource, Protocol):
+    """What the driver needs of the swarm."""
+
+    def publish(self, body: Body) -> Entry:
+        """Append to our feed, durably, and spread. The entry also arrives as any other. Raises DiskFault."""
+
+    def entries(self) -> list[Entry]:
+        """All entries on disk, each author's in order."""
+
+    def put_lease(self, lease: Lease, ttl_s: float) -> None:
+        """Say what we do."""
+
+    def leases(self) -> dict[PeerId, tuple[Lease, float]]:
+        """Live leases of others, with the time they were last heard."""
+
+    def add_blob(self, path: Path) -> Digest:
+        """Take a file into the store."""
+
+    def sync_soon(self) -> None:
+        """Ask a peer for missing entries now."""
+
+    def bytes_moved(self) -> tuple[int, int, int, int]:
+        """Totals since the start: up, down, blobs up as sent, blob contents up."""
+
+
+def snapshot_max_bytes(spec: RunSpec) -> int:
+    """More than any snapshot of this run needs: 4 bytes a value and a header entry per atom."""
+    return 4 * spec.model.parameters + 512 * len(atoms(spec.model)) + 4096
+
+
+class Driver:
+    """One node's part in one run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        me: PeerId,
+        net: Network,
+        log: RoundLog,
+        spool: Path,
+        now: Callable[[], float],
+        *,
+        eval_every: int = 1,
+    ) -> None:
+        self.spec, self.me, self.log, self._spool = spec, me, log, spool
+        self._net, self.now, self._eval_every = net, now, eval_every
+        self.trainer: Trainer | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+        pace = spec.pace
+        config = rnd.RoundConfig(
+            me, spec.outer.rounds, pace.quorum_256, pace.grace_256, pace.lease_s, pace.min_members
+        )
+        self.round = round.begin(config)
+        self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
+        size = payload_bytes(arena_of(spec.model).chunks, spec.compress.k)
+        self._payloads = Payloads(net, size, self._verify, self._on_held, self.blame)
+        self._finals = Finals(self)
+        self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
+        self._own: dict[int, Digest] = {}
+        self._lease: tuple[Activity, Round] = ("syncing", Round(0))
+        self._lease_at = -1e9
+        self._members: dict[PeerId, MemberView] = {}
+        self._pending: tuple[w.Pending, ...] = ()
+        self.synced = False
+        self.worker_ready = False
+        self.progress: w.Progress | None = None
+        self.faults: dict[PeerId, int] = {}
+        self.trouble = ""
+        self.finished = False
+
+    # --- running ------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Run until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._replay()
+            group.create_task(self._ticks(), name="ticks")
+            while True:
+                self._wake.clear()
+                self._drain()
+                await self._wake.wait()
+
+    def post(self, happen: Callable[[], None]) -> None:
+        """Let `happen` run in the driver's own turn. Safe from any callback of the loop."""
+        self._inbox.append(happen)
+        self._wake.set()
+
+    def _drain(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run `work` under the driver; a death of the worker inside it is no error: Ready comes again."""
+        assert self._group is not None
+        self._group.create_task(_unless_worker_dies(work), name=name)
+
+    async def _ticks(self) -> None:
+        while True:
+            self.post(self._tick)
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self) -> None:
+        now = self.now()
+        self._refresh_members()
+        self.feed_round(rnd.Tick(now))
+        self._set_patience()
+        self.feed_finality(fin.Tick(now))
+        self._finals.step()
+        if now - self._lease_at > self.spec.pace.lease_s / 3:
+            self._put_lease()
+
+    def _set_patience(self) -> None:
+        patience_s = max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.round.train_s)
+        self.finality = dataclasses.replace(self.finality, patience_s=patience_s)
+
+    # --- what happens outside -----------------------------------------------------------------
+
+    def _replay(self) -> None:
+        for entry in self._net.entries():
+            self.entry_seen(entry)
+
+    def on_entry(self, entry: Entry) -> None:
+        """The ledger took an entry (ours included)."""
+        self.post(lambda: self.entry_seen(entry))
+
+    def entry_seen(self, entry: Entry) -> None:
+        """Feed one entry to both machines."""
+        body, name = entry.body, entry.id
+        if isinstance(body, Contribution):
+            self._contributions[name] = (entry.author, body)
+            if entry.author == self.me:
+                self._own[body.round] = name
+            held = self._payloads.held(body.payload)
+            self.feed_round(rnd.ContributionSeen(name, entry.author, body, held, self.now()))
+            if held:
+                self.feed_finality(fin.PayloadHeld(body.payload))
+        self.feed_finality(fin.EntrySeen(name, entry.author, body))
+
+    def on_leases(self) -> None:
+        """Some register changed."""
+        self.post(self._refresh_members)
+
+    def _refresh_members(self) -> None:
+        members = {
+            peer: MemberView(lease.activity, lease.round, heard)
+            for peer, (lease, heard) in self._net.leases().items()
+            if peer != self.me
+        }
+        if members != self._members:
+            self._members = members
+            self.feed_round(rnd.LeasesChanged(members, self.now()))
+
+    def on_synced(self) -> None:
+        """The ledger was compared with at least one peer's, or there is nobody to ask."""
+        self.post(self._mark_synced)
+
+    def _mark_synced(self) -> None:
+        self.synced = True
+        self._finals.step()
+
+    async def on_started(self, started: w.Started) -> None:
+        """A fresh worker tells what it found on disk."""
+        self._pending = started.pending
+        self.worker_ready = True
+        self.post(lambda: self._finals.worker_started(Round(started.final)))
+
+    def on_worker_gone(self) -> None:
+        """The worker died; asks fail until on_started."""
+        self.worker_ready = False
+
+    def on_progress(self, progress: w.Progress) -> None:
+        """An inner step was made."""
+        self.progress = progress
+
+    def ready(self, applied: Round) -> None:
+        """Θ_final(applied) is in the worker and nothing newer can be applied now: go on training."""
+        pending, self._pending = self._pending, ()
+        self.feed_round(rnd.Ready(applied, pending, self.now()))
+
+    def pause(self, reason: str) -> None:
+        """Finish the round at hand and rest."""
+        self.post(lambda: self.feed_round(rnd.Pause(reason, self.now())))
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.post(lambda: self.feed_round(rnd.Resume(self.now())))
+
+    def blame(self, peer: PeerId, error: AtollError) -> None:
+        """A peer broke the protocol."""
+        if isinstance(error, PeerFault):
+            self.faults[peer] = self.faults.get(peer, 0) + 1
+            self.log.event("peer_fault", peer=peer, fault=error.line())
+
+    # --- the machines ---------------------------------------------------------------------------
+
+    def feed_round(self, event: rnd.Event) -> None:
+        """Step the round machine and perform its actions."""
+        self.round, actions = round.step(self.round, event)
+        for action in actions:
+            self._do_round(action)
+
+    def feed_finality(self, event: fin.Event) -> None:
+        """Step the finality machine and perform its actions."""
+        self.finality, actions = finality.step(self.finality, event)
+        for action in actions:
+            self._do_finality(action)
+
+    def _do_round(self, action: rnd.Action) -> None:
+        match action:
+            case rnd.StartTraining():
+                self.start_task(self._train(action), f"train {action.round}")
+            case rnd.Announce(pending):
+                self._announce(pending)
+            case rnd.Discard(pending):
+                self.log.event("discarded", round=pending.round)
+            case rnd.FetchPayload(payload, author, number):
+                self._want(payload, author, number)
+            case rnd.FoldRound():
+                self.start_task(self._fold(action), f"fold {action.round}")
+            case rnd.PublishAck():
+                self._closed(action)
+            case rnd.PublishLease(activity, number):
+                self._lease = (activity, number)
+                self._put_lease()
+                self.feed_finality(fin.Idle(activity != "training", self.now()))
+            case rnd.Finish():
+                self.finished = True
+                self.log.event("finished", rounds=self.spec.outer.rounds)
+
+    def _do_finality(self, action: fin.Action) -> None:
+        match action:
+            case fin.Append(body):
+                if self._publish(body) is None:
+                    self.post(lambda: self.feed_finality(fin.NotAppended()))
+            case fin.CheckRound():
+                self.start_task(self._check(action), f"check {action.round}")
+            case fin.FetchMissing(number, entries, payloads):
+                if entries:
+                    self._net.sync_soon()
+                for payload, author in payloads:
+                    self._want(payload, author, number)
+            case fin.Finalize():
+                self._finals.add(action)
+            case fin.ReportDivergence(number, _, proposer, ours, theirs):
+                self.log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
+            case fin.ReportEquivocation(number, author, entry, reason):
+                self.log.event("equivocation", round=number, peer=author, entry=entry.hex(), reason=reason)
+
+    # --- actions --------------------------------------------------------------------------------
+
+    async def _train(self, action: rnd.StartTraining) -> None:
+        self.progress = None
+        self.log.training(action.round, self.now())
+        ask = w.Train(action.round, action.slot, action.slots)
+        done = await self.ask(ask, w.Trained)
+        self.log.trained(done, self.now())
+        self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
+
+    def _announce(self, pending: w.Pending) -> None:
+        if pending.round in self._own:
+            return
+        try:
+            blob = self._net.add_blob(Path(pending.path))
+        except DiskFault as error:
+            self._disk_trouble(error)
+            return
+        assert blob == pending.payload
+        p = pending
+        self._publish(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
+
+    def _publish(self, body: Body) -> Entry | None:
+        try:
+            return self._net.publish(body)
+        except DiskFault as error:
+            self._disk_trouble(error)
+            return None
+
+    def _disk_trouble(self, error: AtollError) -> None:
+        if self.trouble != error.line():
+            self.trouble = error.line()
+            self.log.event("trouble", error=error.line())
+
+    def _want(self, payload: Digest, author: PeerId, number: Round) -> None:
+        assert self._group is not None
+        self._payloads.want(self._group, payload, author, number)
+
+    async def _fold(self, action: rnd.FoldRound) -> None:
+        folded = await self.ask(w.Fold(action.round, self.members(action.members)), w.Folded)
+        self.feed_round(rnd.Folded(action.round, folded.state, self.now()))
+
+    async def _check(self, action: fin.CheckRound) -> None:
+        members = self.members(self.known(action.contributions))
+        checked = await self.ask(w.Check(action.round, members), w.Checked)
+        self.feed_finality(fin.Checked(action.round, action.contributions, checked.state))
+
+    def _closed(self, action: rnd.PublishAck) -> None:
+        authors = [self._contributions[entry][0] for entry in action.members]
+        self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
+        self._publish(Ack(action.round, action.set_digest, action.state))
+        self.feed_finality(fin.RoundClosed(action.round, action.members))
+        last = self.spec.outer.rounds - 1
+        if action.round % self._eval_every == 0 or action.round == last:
+            self.start_task(self._evaluate(action.round), f"evaluate {action.round}")
+
+    async def _evaluate(self, number: Round) -> None:
+        evaluated = await self.ask(w.Evaluate(), w.Evaluated)
+        self.log.evaluated(number, evaluated.val_bpb)
+
+    async def evaluate(self) -> w.Evaluated:
+        """Validation loss now, for `atoll eval`."""
+        return await self.ask(w.Evaluate(), w.Evaluated)
+
+    def _put_lease(self) -> None:
+        activity, number = self._lease
+        offer = self._finals.offer
+        speed = self.progress.tokens_per_s if self.progress else 0.0
+        self._lease_at = self.now()
+        blob, at = (offer.blob, offer.round) if offer else (b"", -1)
+        lease = Lease(activity, number, self._finals.applied, blob, at, speed)
+        self._net.put_lease(lease, self.spec.pace.lease_s)
+
+    # --- for Finals and tasks ---------------------------------------------------------------------
+
+    async def ask(self, ask: w.Ask, kind: type[A]) -> A:
+        """Ask the worker."""
+        if self.trainer is None:
+            raise WorkerDied("the worker is not running")
+        return await self.trainer.ask(ask, kind)
+
+    def known(self, entries: tuple[Digest, ...]) -> tuple[Known, ...]:
+        """The contributions of these entries; entries that the ledger lacks are left out."""
+        found = [(entry, *self._contributions[entry]) for entry in entries if entry in self._contributions]
+        return tuple(
+            Known(entry, author, c.round, c.weight, c.payload, self._payloads.held(c.payload))
+            for entry, author, c in found
+        )
+
+    def members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
+        """Contributions as the worker wants them."""
+        return tuple(w.Member(k.entry, k.author, k.weight, str(self._net.blob_path(k.payload))) for k in known)
+
+    def want_all(self, known: tuple[Known, ...]) -> None:
+        """Get what is missing of these."""
+        for one in known:
+            if not one.held:
+                self._want(one.payload, one.author, one.round)
+
+    def offers(self) -> list[SnapshotOffer]:
+        """Snapshots that live members offer, newest first."""
+        found = [
+            SnapshotOffer(peer, Digest(lease.snapshot), Round(lease.snapshot_round))
+            for peer, (lease, _) in self._net.leases().items()
+            if lease.snapshot and lease.snapshot_round >= 0
+        ]
+        return sorted(found, key=lambda offer: -offer.round)
+
+    def finalized(self, action: fin.Finalize) -> None:
+        """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
+        authors = [self._contributions[e][0] for e in action.contributions if e in self._contributions]
+        self.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
+        self._payloads.forget(action.round)
+        self.feed_round(rnd.Finalized(action.round, self.now()))
+        self.feed_finality(fin.Finalized(action.round))
+
+    def drop_payloads(self, before: Round) -> None:
+        """Delete payloads of rounds before `before`: newer snapshots cover them."""
+        for _, body in list(self._contributions.values()):
+            if body.round < before and self._net.has_blob(body.payload):
+                self._net.delete_blob(body.payload)
+
+    def snapshot_path(self, number: Round) -> Path:
+        """Where the worker writes a snapshot before it becomes a blob."""
+        return self._spool / f"snapshot-{number}.safetensors"
+
+    def keep_snapshot(self, path: Path) -> Digest:
+        """Take a snapshot into the blob store."""
+        blob = self._net.add_blob(path)
+        path.unlink(missing_ok=True)
+        return blob
+
+    async def fetch_snapshot(self, offer: SnapshotOffer) -> Path:
+        """A snapshot from whoever offers it."""
+        async with asyncio.timeout(SNAPSHOT_S):
+            return await self._net.fetch_blob(
+                offer.blob, self._net.holders(offer.peer), snapshot_max_bytes(self.spec)
+            )
+
+    def _on_held(self, payload: Digest) -> None:
+        now = self.now()
+        self.post(lambda: self.feed_round(rnd.PayloadHeld(payload, now)))
+        self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
+        self.post(self._finals.step)
+
+    async def _verify(self, path: Path) -> None:
+        await self.ask(w.Verify(str(path)), w.Verified)
+
+
+async def _unless_worker_dies(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except WorkerDied:
+        return

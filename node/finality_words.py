@@ -1,0 +1,188 @@
+"""What the finality machine hears (events), says (actions) and remembers (state). Rules: node/finality.py.
+
+Times `now` are seconds of one monotonic clock, as floats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from atoll.node.ballots import Book
+from atoll.protocols.ids import Digest, PeerId, Round, RunId
+from atoll.protocols.records import Body, Prepare, Promise, Proposal, Vote
+
+PATIENCE_S = 10.0
+"""Default patience; the driver sets about two round times."""
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySeen:
+    """An entry entered the ledger; ours too. Entries of one author must come in the order of its feed.
+
+    Bodies of every kind may be sent; contributions, acks and the four of the ballots are used.
+    """
+
+    entry: Digest
+    author: PeerId
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadHeld:
+    """A payload is on disk and decodes."""
+
+    payload: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    """Our round machine closed `round`, or refolded it: our view of its set (PublishAck)."""
+
+    round: Round
+    members: tuple[Digest, ...]
+    """Entry ids, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The worker's answer to CheckRound."""
+
+    round: Round
+    contributions: tuple[Digest, ...]
+    state: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Finalized:
+    """The worker's Θ_final is now that of `round`; so is Adopted(round)."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class NotAppended:
+    """Our last Append was refused (disk): ask again at the next event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """`idle`: this node trains no further rounds (done, paused); it does not wait to close another one."""
+
+    idle: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. Needed at `wake_at(state)`; harmless at any time."""
+
+    now: float
+
+
+Event: TypeAlias = EntrySeen | PayloadHeld | RoundClosed | Checked | Finalized | NotAppended | Idle | Tick
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append to our feed, durably, then send EntrySeen. One at a time: the next waits for the echo."""
+
+    body: Proposal | Vote | Prepare | Promise
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRound:
+    """Ask the worker to Check this set (Θ_final is at round - 1); answer with Checked. All payloads are held."""
+
+    round: Round
+    contributions: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchMissing:
+    """A proposal or a final set names these; we lack them. `entries`: contributions not in our ledger yet.
+
+    `payloads`: (payload, author). Repeated only when the list changes.
+    """
+
+    round: Round
+    entries: tuple[Digest, ...]
+    payloads: tuple[tuple[Digest, PeerId], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finalize:
+    """S_round is final. Ask the worker to Finalize once all payloads are held (or adopt a snapshot of a
+    later round), in the order of the rounds; then send Finalized to both machines."""
+
+    round: Round
+    contributions: tuple[Digest, ...]
+    state: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDivergence:
+    """Our fold of a proposed set gave another state. We never vote for it."""
+
+    round: Round
+    proposal: Digest
+    proposer: PeerId
+    ours: Digest
+    theirs: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEquivocation:
+    """`author` signed two entries that exclude each other."""
+
+    round: Round
+    author: PeerId
+    entry: Digest
+    """The entry that does not count."""
+    reason: str
+
+
+Action: TypeAlias = Append | CheckRound | FetchMissing | Finalize | ReportDivergence | ReportEquivocation
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FinalityState:
+    """Everything the finality machine knows. Make the first one with `begin`."""
+
+    run: RunId
+    me: PeerId
+    rounds: int
+    last_final: int
+    acceptors: tuple[PeerId, ...]
+    """Who decides round last_final + 1, in the order of their ballots."""
+    patience_s: float = PATIENCE_S
+    """May be replaced at any time (dataclasses.replace)."""
+    applied: int = -1
+    """Newest round that the worker made final."""
+    closed: int = -1
+    idle: bool = False
+    now: float = 0.0
+    since: float = 0.0
+    """When the newest ballot of the round was first seen, or the round came up."""
+    top: int = 0
+    """Highest attempt seen in this round."""
+    books: Mapping[int, Book] = field(default_factory=dict)
+    views: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
+    """Our own set of each closed round."""
+    held: frozenset[Digest] = frozenset()
+    checked: Mapping[tuple[Digest, ...], Digest] = field(default_factory=dict)
+    """Set -> state, for this round."""
+    checking: frozenset[tuple[Digest, ...]] = frozenset()
+    appending: Body | None = None
+    told: frozenset[Digest] = frozenset()
+    """Proposals whose divergence was reported."""
+    missing: tuple[tuple[Digest, ...], tuple[tuple[Digest, PeerId], ...]] = ((), ())
+    """The last FetchMissing of this round."""

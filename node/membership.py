@@ -1,0 +1,92 @@
+"""Who takes part in a round: whom to wait for, how many are enough, where the others are.
+
+All functions are pure. `members` are the live leases of others; oneself is never among them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.registers import Activity
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """What a live lease says, and when (monotonic seconds) it was last heard."""
+
+    activity: Activity
+    round: Round
+    heard: float
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One contribution of a round, as far as the fold and the round need it."""
+
+    entry: Digest
+    author: PeerId
+    round: Round
+    weight: int
+    payload: Digest
+    held: bool
+
+
+def chosen(known: Iterable[Known]) -> tuple[Known, ...]:
+    """The set to fold: held contributions, one per author, sorted by entry id.
+
+    An author who wrote two for one round counts once, with the lowest entry id that is held. The
+    result depends on what is held, never on the order in which it came.
+    """
+    first: dict[PeerId, Known] = {}
+    for one in sorted((k for k in known if k.held), key=lambda k: k.entry):
+        first.setdefault(one.author, one)
+    return tuple(sorted(first.values(), key=lambda k: k.entry))
+
+
+def takes_part(view: MemberView, number: int) -> bool:
+    """Will the peer still contribute to round `number`, and soon?
+
+    A peer at a later round has left this one behind. A peer more than one round behind is not waited for.
+    """
+    return view.activity == "training" and number - 1 <= view.round <= number
+
+
+def expected(me: PeerId, number: int, known: Iterable[Known], members: Mapping[PeerId, MemberView]) -> set[PeerId]:
+    """Whose contributions round `number` waits for, oneself included.
+
+    An announced contribution whose payload is missing is waited for while its author lives.
+    """
+    authors = {k.author for k in known if k.held or k.author in members}
+    return {me} | authors | {peer for peer, view in members.items() if takes_part(view, number)}
+
+
+def enough(count: int, quorum_256: int) -> int:
+    """Contributions that make a quorum of `count` expected ones: rounded up, at least one."""
+    return max(1, -(-count * quorum_256 // 256))
+
+
+def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView]) -> tuple[int, int]:
+    """(slot, slots): our place among the sorted members that train round `number`, and their count."""
+    peers = sorted({me} | {peer for peer, view in members.items() if takes_part(view, number)})
+    return peers.index(me), len(peers)
+
+
+def frontier(
+    first: int, last: int, books: Mapping[int, Mapping[Digest, Known]], members: Mapping[PeerId, MemberView]
+) -> int:
+    """Newest round in `first … last` to which at least half of the other members contributed; else first - 1.
+
+    Members that are done count too: who comes late to the end goes to the end. Only held
+    contributions count, and no round before may be empty: an empty round could never become final,
+    and a single peer cannot pull the others ahead over a gap.
+    """
+    others = {peer for peer, view in members.items() if view.activity in ("training", "done")}
+    newest, number = first - 1, first
+    while others and number <= last:
+        authors = {k.author for k in books.get(number, {}).values() if k.held}
+        if not authors:
+            break
+        if 2 * len(authors & others) >= len(others):
+            newest = number
+        number += 1
+    return newest

@@ -1,0 +1,47 @@
+"""Fixed point: master weights are int32 with step 2⁻²⁴; leaving the range is Divergence, never saturation."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.protocols.errors import Divergence
+from atoll.protocols.ids import Digest, digest
+
+FRACTION_BITS = 24
+SLAB_CHUNKS = 256
+_DOMAIN = b"atoll/state/1\0"
+_LOW, _HIGH = -(2**31), 2**31 - 1
+
+
+def to_fixed(values: Tensor) -> Tensor:
+    """int32 of float32, to the nearest step, halves to even. Raises Divergence outside ±128 and for NaN."""
+    scaled = (values.double() * 2.0**FRACTION_BITS).round()
+    if not bool(((scaled >= _LOW) & (scaled <= _HIGH)).all()):
+        raise Divergence("a weight is NaN or outside -128 … 128")
+    return scaled.to(torch.int32)
+
+
+def to_float(theta: Tensor) -> Tensor:
+    """float32 of int32, to the nearest float32 (IEEE, halves to even); exact below 1."""
+    return theta.to(torch.float32) * 2.0**-FRACTION_BITS
+
+
+def plus(theta_C4096: Tensor, *terms_C4096: tuple[int, Tensor]) -> Tensor:
+    """θ + Σ sign·term, a new int32 array; the sum is taken in int64. Raises Divergence on overflow."""
+    out = torch.empty_like(theta_C4096)
+    for start in range(0, len(theta_C4096), SLAB_CHUNKS):
+        rows = slice(start, start + SLAB_CHUNKS)
+        total = theta_C4096[rows].to(torch.int64)
+        for sign, term in terms_C4096:
+            total.add_(term[rows], alpha=sign)
+        if not bool(((total >= _LOW) & (total <= _HIGH)).all()):
+            raise Divergence("a weight left its range of -128 … 128")
+        out[rows] = total.to(torch.int32)
+    return out
+
+
+def state_digest(theta_C4096: Tensor) -> Digest:
+    """BLAKE3 over a header (domain, chunk count) and the little-endian int32 arena."""
+    array = theta_C4096.contiguous().numpy().astype("<i4", copy=False)
+    header = _DOMAIN + len(theta_C4096).to_bytes(8, "little")
+    return digest(header, array.reshape(-1).view(np.uint8).data)

@@ -1,0 +1,35 @@
+"""Padding of the arena as tensors: values that belong to no atom, and stay zero in every state."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.protocols.arena import CHUNK, SIDE, Arena, edges
+
+
+class Padding(NamedTuple):
+    """The chunks that hold padding, and which of their values are real."""
+
+    chunk_P: Tensor
+    """int64, rising."""
+    real_P4096: Tensor
+    """bool."""
+
+
+def padding_of(arena: Arena) -> Padding:
+    """Padding of a layout; a pure function of the RunSpec."""
+    found = edges(arena)
+    at = torch.arange(CHUNK)
+    rows, cols, values = (
+        torch.tensor([getattr(edge, name) for edge in found], dtype=torch.int64)[:, None]
+        for name in ("rows", "cols", "values")
+    )
+    real = (at // SIDE < rows) & (at % SIDE < cols) & (at < values)
+    return Padding(torch.tensor([edge.chunk for edge in found], dtype=torch.int64), real)
+
+
+def clear(values_C4096: Tensor, padding: Padding) -> Tensor:
+    """Set the padding to zero, in place; returns the array."""
+    values_C4096[padding.chunk_P] = torch.where(padding.real_P4096, values_C4096[padding.chunk_P], 0)
+    return values_C4096

@@ -1,0 +1,280 @@
+"""What the round machine hears (events), says (actions) and remembers (state). Rules: node/round.py.
+
+Times `now` are seconds of one monotonic clock, as floats. Nothing here reads a clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from atoll.node.membership import Known, MemberView
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.records import Contribution
+from atoll.protocols.registers import Activity
+from atoll.protocols.worker import Pending
+
+MAX_OPEN_ROUNDS = 64
+"""A node trains no further ahead of the newest final round than this; then it waits and says so."""
+STALL_ROUNDS = 8
+"""A round without a quorum closes after so many own round times (and a lease): a live but stuck member."""
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker runs and holds Θ_final(`final`); the ledger is synced as far as it can be now.
+
+    Send all contributions that the ledger knows, own ones included, as ContributionSeen before the
+    first Ready. Send Ready again whenever the worker was restarted or adopted a snapshot: whatever
+    was asked of the old worker is forgotten, what is known of the rounds stays.
+    """
+
+    final: int
+    """Newest round folded into Θ_final; -1 for genesis."""
+    pending: tuple[Pending, ...]
+    """`Started.pending`: work that was saved, announced or not."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionSeen:
+    """A contribution entered the ledger; ours too, as soon as it is appended. Repeats are harmless."""
+
+    entry: Digest
+    author: PeerId
+    contribution: Contribution
+    held: bool
+    """The payload is on disk and decodes (ours always)."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadHeld:
+    """A fetched payload is on disk and decodes (worker's Verified)."""
+
+    payload: Digest
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesChanged:
+    """All live leases of others, replacing the ones known so far. Expired ones are left out."""
+
+    members: Mapping[PeerId, MemberView]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The worker's answer to StartTraining."""
+
+    round: Round
+    pending: Pending
+    train_s: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The worker's answer to FoldRound. `state`: digest of the view."""
+
+    round: Round
+    state: Digest
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finalized:
+    """The worker made `round` final: its contributions are forgotten here."""
+
+    round: Round
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. Needed at `wake_at(state)`; harmless at any time."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Finish the round at hand, then do not start another one. Rounds of others are still folded."""
+
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on, at the round where the others are."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The node must sync (fetch a snapshot, replace its worker) before it goes on. Ready ends it."""
+
+    reason: str
+    now: float
+
+
+Event: TypeAlias = (
+    Ready
+    | ContributionSeen
+    | PayloadHeld
+    | LeasesChanged
+    | Trained
+    | Folded
+    | Finalized
+    | Tick
+    | Pause
+    | Resume
+    | Behind
+)
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartTraining:
+    """Ask the worker to Train; answer with Trained."""
+
+    round: Round
+    slot: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Append this contribution to our feed (once: look first), then send ContributionSeen."""
+
+    pending: Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The round became final before its work was announced: give it back to the error feedback."""
+
+    pending: Pending
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPayload:
+    """Get this payload, from its author or any holder, until it is held or its round is final."""
+
+    payload: Digest
+    author: PeerId
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class FoldRound:
+    """Ask the worker to Fold exactly these members, sorted by entry id; answer with Folded."""
+
+    round: Round
+    members: tuple[Known, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAck:
+    """Append Ack(round, set digest, state) to our feed and tell finality: RoundClosed(round, members).
+
+    Comes again for a round whose set grew later.
+    """
+
+    round: Round
+    members: tuple[Digest, ...]
+    """Entry ids, sorted."""
+    set_digest: Digest
+    state: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLease:
+    """Our lease now says this."""
+
+    activity: Activity
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All rounds are final: nothing is left to do. Sent once."""
+
+
+Action: TypeAlias = (
+    StartTraining | Announce | Discard | FetchPayload | FoldRound | PublishAck | PublishLease | Finish
+)
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+class Phase(Enum):
+    """What the node does. The value is the word that people see."""
+
+    SYNC = "syncing"
+    CATCH_UP = "catching up"
+    GATHER = "gathering"
+    TRAIN = "training"
+    COLLECT = "collecting"
+    FOLD = "folding"
+    PAUSED = "paused"
+    FULL = "waiting for finality"
+    DONE = "done"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundConfig:
+    """Constants of the run and of this node."""
+
+    me: PeerId
+    rounds: int
+    quorum_256: int
+    grace_256: int
+    lease_s: float
+    min_members: int = 1
+    max_open_rounds: int = MAX_OPEN_ROUNDS
+
+
+Book: TypeAlias = Mapping[Digest, Known]
+"""Contributions of one round, by entry id."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """Everything the round machine knows. Make the first one with `begin`."""
+
+    config: RoundConfig
+    phase: Phase = Phase.SYNC
+    round: int = 0
+    """The round at hand (TRAIN, COLLECT, FOLD), else the round that would be next."""
+    final: int = -1
+    closed: int = -1
+    """Newest round that this node closed, or that it saw the others leave."""
+    now: float = 0.0
+    since: float = 0.0
+    """When the phase began."""
+    train_s: float = 0.0
+    """Own time of the newest trained round; 0 before the first."""
+    quorum_at: float | None = None
+    """When the round at hand reached its quorum."""
+    resting: str = ""
+    """Reason of a pause or of a sync; empty when there is none."""
+    books: Mapping[int, Book] = field(default_factory=dict)
+    members: Mapping[PeerId, MemberView] = field(default_factory=dict)
+    folding: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
+    """Asked of the worker, not answered yet."""
+    folded: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
+    """What the worker's view holds of each open round."""
+    acked: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
+    view: Digest = Digest(b"")
+    """State digest of the view after the newest fold."""

@@ -1,0 +1,149 @@
+"""What happened in each round on this node: one row per round, and a journal of events.
+
+Rows live in memory and in `rounds.jsonl` (a line each time a row changed; the last line of a round
+counts). Telemetry only: nothing that a run computes is read from here.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.worker import Trained
+
+KEEP_ROWS = 10_000
+
+
+@dataclass(slots=True)
+class RoundRow:
+    """One round as this node saw it. Times in seconds, losses in nats per token, bpb in bits per byte."""
+
+    round: int
+    peer: str
+    digest: str = ""
+    """State digest: of Θ_final once final, of the view at closing before."""
+    set: str = ""
+    final: bool = False
+    contributors: list[str] = field(default_factory=list)
+    train_loss: float | None = None
+    val_bpb: float | None = None
+    steps: int = 0
+    tokens: int = 0
+    payload_bytes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    blob_bytes_up: int = 0
+    blob_payload_up: int = 0
+    train_s: float = 0.0
+    encode_s: float = 0.0
+    wait_s: float = 0.0
+    """From the end of our own training of this round to the start of the next one."""
+
+
+class RoundLog:
+    """Owns the rows and the two files."""
+
+    def __init__(self, folder: Path, peer: PeerId, wall: Callable[[], float]) -> None:
+        """`wall`: seconds since 1970, for people's logs only."""
+        self._peer, self._wall = peer, wall
+        self.rows: dict[int, RoundRow] = {}
+        self._trained_at: tuple[int, float] | None = None
+        self._moved = (0, 0, 0, 0)
+        path = folder / "rounds.jsonl"
+        self._load(path)
+        self._rows_file: TextIO = path.open("a", encoding="utf-8")
+        self._events_file: TextIO = (folder / "events.jsonl").open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._rows_file.close()
+        self._events_file.close()
+
+    def event(self, name: str, **facts: Any) -> None:
+        """One line in the journal: a stable snake_case name and its facts."""
+        line = json.dumps({"time": round(self._wall(), 3), "event": name, **facts}, default=str)
+        self._write(self._events_file, line)
+
+    def training(self, number: Round, now: float) -> None:
+        """Training of a round starts: the wait of the one before ends."""
+        if self._trained_at is not None:
+            before, since = self._trained_at
+            self._row(before).wait_s = now - since
+            self._save(before)
+        self.event("training", round=number)
+
+    def trained(self, done: Trained, now: float) -> None:
+        """Our own work of a round is encoded."""
+        row = self._row(done.pending.round)
+        row.train_loss, row.steps, row.tokens = done.pending.loss, done.pending.steps, done.pending.tokens
+        row.train_s, row.encode_s, row.payload_bytes = done.train_s, done.encode_s, done.payload_bytes
+        self._trained_at = (done.pending.round, now)
+        self._save(row.round)
+
+    def closed(
+        self,
+        number: Round,
+        members: Digest,
+        state: Digest,
+        authors: list[PeerId],
+        moved: tuple[int, int, int, int],
+    ) -> None:
+        """The round closed here, or its set grew. `moved`: totals up, down, blob up, blob contents up."""
+        row = self._row(number)
+        if not row.final:
+            row.digest, row.set, row.contributors = state.hex(), members.hex(), sorted(authors)
+        row.bytes_up += moved[0] - self._moved[0]
+        row.bytes_down += moved[1] - self._moved[1]
+        row.blob_bytes_up += moved[2] - self._moved[2]
+        row.blob_payload_up += moved[3] - self._moved[3]
+        self._moved = moved
+        self._save(number)
+        self.event("closed", round=number, state=state.hex()[:16], contributors=len(authors))
+
+    def finalized(self, number: Round, members: Digest, state: Digest, authors: list[PeerId]) -> None:
+        """The round is final here."""
+        row = self._row(number)
+        row.final, row.digest, row.set, row.contributors = True, state.hex(), members.hex(), sorted(authors)
+        self._save(number)
+        self.event("final", round=number, state=state.hex()[:16], contributors=len(authors))
+
+    def evaluated(self, number: Round, val_bpb: float) -> None:
+        """Validation loss of the view after this round."""
+        self._row(number).val_bpb = val_bpb
+        self._save(number)
+        self.event("evaluated", round=number, val_bpb=round(val_bpb, 4))
+
+    def newest(self) -> RoundRow | None:
+        """The row of the highest round."""
+        return self.rows[max(self.rows)] if self.rows else None
+
+    def _row(self, number: int) -> RoundRow:
+        if number not in self.rows:
+            self.rows[number] = RoundRow(number, self._peer)
+            while len(self.rows) > KEEP_ROWS:
+                del self.rows[min(self.rows)]
+        return self.rows[number]
+
+    def _save(self, number: int) -> None:
+        self._write(self._rows_file, json.dumps(asdict(self._row(number))))
+
+    @staticmethod
+    def _write(file: TextIO, line: str) -> None:
+        """Telemetry must never stop a node: a full disk loses lines here, and is reported where it matters."""
+        try:
+            file.write(line + "\n")
+            file.flush()
+        except OSError:
+            return
+
+    def _load(self, path: Path) -> None:
+        if not path.exists():
+            return
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = RoundRow(**json.loads(line))
+            except (ValueError, TypeError):
+                continue
+            self.rows[row.round] = row

@@ -1,0 +1,110 @@
+"""The worker process: torch, data, compression, fold; no sockets. `python -m atoll.node.worker`.
+
+Requests come on stdin, replies go to the original stdout; whatever libraries print goes to stderr (the
+log). While a round is trained, requests are served between two inner steps. The process ends when the
+daemon's end of the pipe does.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+from atoll.node.pipe import Inbox, Outbox
+from atoll.node.session import Session
+from atoll.protocols.errors import AtollError
+from atoll.protocols.worker import Answer, Failed, Progress, Reply, Request, Start, Stop, Stopped, Train, Trained
+
+PROGRESS_EVERY_S = 0.5
+
+
+class Worker:
+    """Serves one daemon. The session exists from the first Start on."""
+
+    def __init__(self, inbox: Inbox, outbox: Outbox) -> None:
+        self._inbox, self._outbox = inbox, outbox
+        self._session: Session | None = None
+        self._training: tuple[int, Iterator[Progress | Trained]] | None = None
+        self._progress_at = 0.0
+
+    def run(self) -> None:
+        """Serve until Stop or until the daemon is gone."""
+        while True:
+            if self._training is None or self._inbox.waiting():
+                request = self._inbox.take()
+                if request is None or not self._serve(request):
+                    return
+            else:
+                self._one_step()
+
+    def _serve(self, request: Request) -> bool:
+        """Answer one request. False after Stop."""
+        if isinstance(request.ask, Stop):
+            self._reply(request.id, Stopped())
+            return False
+        try:
+            answer = self._answer(request)
+        except (AtollError, OSError, MemoryError) as error:
+            answer = failed(error)
+        if answer is not None:
+            self._reply(request.id, answer)
+        return True
+
+    def _answer(self, request: Request) -> Answer | None:
+        match request.ask:
+            case Start():
+                self._session = Session(request.ask)
+                return self._session.started()
+            case Train():
+                self._training = (request.id, self._open().train(request.ask))
+                return None
+            case _:
+                return self._open().answer(request.ask)
+
+    def _open(self) -> Session:
+        if self._session is None:
+            raise AtollError("the first message to a worker is Start")
+        return self._session
+
+    def _one_step(self) -> None:
+        assert self._training is not None
+        number, steps = self._training
+        try:
+            event = next(steps)
+        except (AtollError, OSError, MemoryError) as error:
+            self._training = None
+            self._reply(number, failed(error))
+            return
+        if isinstance(event, Trained):
+            self._training = None
+            self._reply(number, event)
+        elif (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S:
+            self._progress_at = now
+            self._outbox.send(Reply(number, event))
+
+    def _reply(self, number: int, answer: Answer) -> None:
+        self._outbox.send(Reply(number, answer))
+
+
+def failed(error: Exception) -> Failed:
+    """An error as a message: the class decides whose fault it is on the other side."""
+    if isinstance(error, AtollError):
+        return Failed(type(error).__name__, str(error), error.hint)
+    if isinstance(error, MemoryError):
+        return Failed("LocalFault", "out of memory", "use a smaller model, or free memory and start again")
+    return Failed("DiskFault", str(error), "free or repair the disk; the node goes on by itself")
+
+
+def main() -> None:
+    """Take over stdin and stdout, then serve."""
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        Worker(Inbox(0), Outbox(replies)).run()
+    except BrokenPipeError:
+        return
+
+
+if __name__ == "__main__":
+    main()

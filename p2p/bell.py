@@ -1,0 +1,19 @@
+"""A wake-up call for listeners who re-read the state themselves: coalescing, so nothing queues and nothing is lost."""
+
+import asyncio
+
+
+class Bell:
+    """Rings once for any number of changes since its listener last waited. One listener each."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Something changed."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Return after the next ring, or at once if it rang since the last wait. Safe to cancel."""
+        await self._event.wait()
+        self._event.clear()

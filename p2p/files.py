@@ -1,0 +1,83 @@
+"""Files that are written whole or not at all, and the one place where OSError becomes DiskFault."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll.protocols.errors import CorruptFault, DiskFault
+
+_HINTS = {
+    errno.ENOSPC: "free some space; the node goes on by itself",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EFBIG: "a file size limit is in force; raise it (ulimit -f)",
+    errno.EROFS: "the file system is read-only; remount it or choose another --home",
+    errno.EIO: "the disk fails to read or write; check it and choose another --home",
+    errno.EACCES: "check who owns the folder, or choose another --home",
+    errno.EPERM: "check who owns the folder, or choose another --home",
+    errno.ENOENT: "the folder or file was removed under the node; restart it",
+}
+
+
+def disk_fault(error: OSError, path: Path) -> DiskFault:
+    """What the disk refused, with what the user does about it."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    hint = _HINTS.get(error.errno or 0, "check the disk")
+    return DiskFault(f"{path}: {reason}", hint=hint)
+
+
+@contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Map every OSError inside the block to DiskFault."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_fault(error, path) from error
+
+
+def make_folder(path: Path) -> Path:
+    """Create `path` (0700) and its parents. Raises DiskFault."""
+    with disk(path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` by `data`; after a power loss it holds the old bytes or the new. Raises DiskFault."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk(path):
+        try:
+            descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temp, path)
+        except OSError:
+            temp.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
+
+
+def read_whole(path: Path, *, max_bytes: int) -> bytes | None:
+    """The bytes of `path`, None where there is none. Raises DiskFault, CorruptFault above `max_bytes`."""
+    with disk(path):
+        try:
+            with open(path, "rb") as file:
+                data = file.read(max_bytes + 1)
+        except FileNotFoundError:
+            return None
+    if len(data) > max_bytes:
+        raise CorruptFault(f"{path} has more than {max_bytes} bytes", hint="move it away and start again")
+    return data
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names inside `folder` durable. Raises DiskFault."""
+    with disk(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,81 @@
+"""The node's private key on disk: 32 secret bytes in a file that only its owner can read.
+
+Written once, whole or not at all, and never overwritten: the key is the node's name in every run.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from atoll.protocols.errors import ConfigError, DiskFault
+from atoll.protocols.identity import Identity
+
+SEED_BYTES = 32
+
+
+def load_or_create(path: Path) -> Identity:
+    """The identity at `path`; a new one when there is no file.
+
+    Raises ConfigError when others may read the file or it is damaged, DiskFault when the disk refuses.
+    """
+    try:
+        return _load(path)
+    except FileNotFoundError:
+        pass
+    try:
+        _create(path)
+        return _load(path)
+    except OSError as error:
+        raise DiskFault(f"cannot write the key file {path}: {error}") from error
+
+
+def _load(path: Path) -> Identity:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot read the key file {path}: {error}", hint="check its owner and mode") from error
+    with os.fdopen(descriptor, "rb") as file:
+        _require_private(path, os.fstat(file.fileno()))
+        seed = file.read(SEED_BYTES + 1)
+    if len(seed) != SEED_BYTES:
+        raise ConfigError(
+            f"the key file {path} has not {SEED_BYTES} bytes",
+            hint="restore it from a backup, or move it away to get a new identity",
+        )
+    return Identity(seed)
+
+
+def _require_private(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"the key file {path} is not a regular file", hint="move it away")
+    if status.st_mode & 0o077:
+        raise ConfigError(f"others may read the key file {path}", hint=f"chmod 600 {path}")
+
+
+def _create(path: Path) -> None:
+    """A whole file or none: written beside, synced, then linked to a name that must be free."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(os.urandom(SEED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            return  # another process of ours was first: its key counts
+    finally:
+        beside.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,145 @@
+"""The SQLite file under the ledger: opened strictly, written durably, its errors mapped once."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atoll.p2p.files import make_folder, sync_folder
+from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, DiskFault, LocalFault
+from atoll.protocols.ids import RunId, short
+
+FORMAT = 1
+_PAGE_BYTES = 4096
+_REFETCH = "move the file away; the node gets the ledger back from its peers"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS entries (
+    arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+    author TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    id BLOB NOT NULL UNIQUE,
+    round INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    data BLOB NOT NULL,
+    seal BLOB NOT NULL,
+    UNIQUE (author, seq)
+);
+CREATE INDEX IF NOT EXISTS by_round ON entries (round, kind);
+CREATE TABLE IF NOT EXISTS proofs (
+    author TEXT PRIMARY KEY,
+    first BLOB NOT NULL,
+    second BLOB NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+class Database:
+    """One connection, held exclusively, in WAL mode with a sync at every commit."""
+
+    def __init__(self, path: Path, run: RunId, max_bytes: int) -> None:
+        """Open or create. Raises DiskFault, CorruptFault, or ConfigError for the ledger of another run."""
+        self.path = path
+        make_folder(path.parent)
+        with self.errors():
+            self._connection = sqlite3.connect(path, isolation_level=None, timeout=2.0)
+        try:
+            self._prepare(run, max_bytes)
+        except BaseException:
+            self._connection.close()
+            raise
+        sync_folder(path.parent)
+
+    def close(self) -> None:
+        """Give the file back. Idempotent."""
+        with self.errors():
+            self._connection.close()
+
+    def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """All rows of a query. Raises DiskFault or CorruptFault."""
+        with self.errors():
+            return self._connection.execute(statement, values).fetchall()
+
+    def write(self, statement: str, *values: object) -> int:
+        """Execute inside `transaction`; the row id that an insert made."""
+        with self.errors():
+            return self._connection.execute(statement, values).lastrowid or 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is durable when the block ends, or nothing is written."""
+        with self.errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            with self.errors():
+                self._connection.execute("COMMIT")
+        except BaseException:
+            self._undo()
+            raise
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Map sqlite3's errors to ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _fault(error, self.path) from error
+
+    def _undo(self) -> None:
+        # SQLite has already rolled back by itself after a full disk or an I/O error.
+        if self._connection.in_transaction:
+            with self.errors():
+                self._connection.execute("ROLLBACK")
+
+    def _prepare(self, run: RunId, max_bytes: int) -> None:
+        pragmas = (
+            f"page_size={_PAGE_BYTES}",
+            "locking_mode=EXCLUSIVE",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "trusted_schema=OFF",
+            "temp_store=MEMORY",
+            f"max_page_count={max(16, max_bytes // _PAGE_BYTES)}",
+        )
+        with self.errors():
+            for pragma in pragmas:
+                self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        problems = self.rows("PRAGMA quick_check(1)")
+        if problems != [("ok",)]:
+            raise CorruptFault(f"{self.path} is damaged: {problems[0][0]}", hint=_REFETCH)
+        with self.errors():
+            self._connection.executescript(_SCHEMA)
+        self._check_meta("format", str(FORMAT).encode())
+        self._check_meta("run", run)
+
+    def _check_meta(self, name: str, expected: bytes) -> None:
+        found = self.rows("SELECT value FROM meta WHERE name = ?", name)
+        if not found:
+            with self.transaction():
+                self.write("INSERT INTO meta VALUES (?, ?)", name, expected)
+        elif found[0][0] != expected:
+            text = short(found[0][0]) if name == "run" else found[0][0].decode(errors="replace")
+            raise ConfigError(f"{self.path} belongs to {name} {text}", hint="use another --home for this run")
+
+
+def damaged(path: Path, what: str) -> CorruptFault:
+    """A row that does not verify."""
+    return CorruptFault(f"{path} is damaged: {what}", hint=_REFETCH)
+
+
+def _fault(error: sqlite3.Error, path: Path) -> AtollError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    text = f"{path}: {error}"
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
+        return CorruptFault(text, hint=_REFETCH)
+    if code == sqlite3.SQLITE_FULL:
+        return DiskFault(text, hint="free some space or raise the ledger's cap; the node goes on by itself")
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return DiskFault(text, hint="the ledger cannot be written; check the file system and who owns the file")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LocalFault(text, hint="another node runs on this home; stop it or use another --home")
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+        return DiskFault(text, hint="the disk fails to read or write; check it and choose another --home")
+    return LocalFault(text, hint="the ledger's file answered in an unknown way; see the log")

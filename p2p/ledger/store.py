@@ -1,0 +1,302 @@
+"""The ledger of one run on disk: every author's signed, hash-linked feed. Whole-or-nothing, durable.
+
+A method that returns has reached the disk. Other code re-reads with `since(cursor)`: entries arrive in one
+local order that never changes, so that a listener who only hears "something is new" misses nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from atoll.p2p.ledger.database import Database, damaged
+from atoll.protocols import codec
+from atoll.protocols.errors import DecodeError, LocalFault, SignatureFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
+from atoll.protocols.records import ENTRY_MAX_BYTES, Body, Entry, encode_entry, sign_entry
+
+CLOSED = 1 << 40
+"""In a vector: "send nothing of this author"; one above the highest legal sequence number."""
+_SEAL_BYTES = 8
+
+
+class Equivocation(SignatureFault):
+    """`author` signed two different histories. Whoever relays one of them is innocent."""
+
+    def __init__(self, author: PeerId, seq: int) -> None:
+        super().__init__(f"{short(author)} signed two feeds that differ at entry {seq}")
+        self.author = author
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """What the ledger may grow to."""
+
+    authors: int = 1000
+    author_entries: int = 1 << 20
+    author_bytes: int = 256 << 20
+    disk_bytes: int = 8 << 30
+
+
+class Insertion(NamedTuple):
+    """What became of a batch of entries."""
+
+    fresh: tuple[Entry, ...]
+    gap: bool
+    """Some entry came before its predecessor: ask the sender for more."""
+    forks: tuple[Equivocation, ...]
+
+
+class _Feed(NamedTuple):
+    next: int
+    head: bytes
+    size_bytes: int
+
+
+class _Verdict(Enum):
+    FRESH = "fresh"
+    KNOWN = "known"
+    GAP = "gap"
+    FORK = "fork"
+    REFUSED = "refused"
+
+
+_NOTHING = _Feed(0, b"", 0)
+
+
+class Ledger:
+    """All entries of one run. Synchronous; one owner."""
+
+    def __init__(self, path: Path, run: RunId, quota: Quota | None = None) -> None:
+        """Open or create. Raises DiskFault, CorruptFault, LocalFault (held by another), ConfigError."""
+        self.run = run
+        self.quota = quota or Quota()
+        self._db = Database(path, run, self.quota.disk_bytes)
+        try:
+            self._feeds = self._read_feeds()
+            self._forked = {PeerId(author) for (author,) in self._db.rows("SELECT author FROM proofs")}
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        """Give the file back. Idempotent."""
+        self._db.close()
+
+    def append(self, identity: Identity, body: Body) -> Entry:
+        """Our next entry: signed, linked, durable when this returns.
+
+        Raises DiskFault, DecodeError for an illegal body, LocalFault when our own feed has forked or is full.
+        """
+        author = identity.peer_id
+        feed = self._feeds.get(author, _NOTHING)
+        if author in self._forked:
+            raise LocalFault(
+                "this identity has signed two histories (its home was copied, or restored from an old backup)",
+                hint="start with a new identity",
+            )
+        entry = sign_entry(self.run, identity, feed.next, feed.head, body)
+        if self._is_full(feed):
+            raise LocalFault("our own feed is full in this ledger", hint="raise the ledger's quota")
+        with self._db.transaction():
+            after = self._write(entry, feed)
+        self._feeds[author] = after
+        return entry
+
+    def insert(self, entry: Entry) -> bool:
+        """Add a verified entry; False if it is known, out of order, or over quota.
+
+        Raises Equivocation (a SignatureFault) with the proof kept, or DiskFault.
+        """
+        done = self.insert_all([entry])
+        if done.forks:
+            raise done.forks[0]
+        return bool(done.fresh)
+
+    def insert_all(self, entries: Iterable[Entry]) -> Insertion:
+        """Add verified entries in one transaction. Raises DiskFault, and then nothing was added."""
+        feeds: dict[PeerId, _Feed] = {}
+        forked: set[PeerId] = set()
+        fresh: list[Entry] = []
+        forks: list[Equivocation] = []
+        gap = False
+        with self._db.transaction():
+            for entry in entries:
+                feed = feeds.get(entry.author) or self._feeds.get(entry.author, _NOTHING)
+                verdict = _Verdict.REFUSED if entry.author in forked else self._judge(entry, feed)
+                if verdict is _Verdict.FRESH and self._has_room(feed, len(feeds.keys() | self._feeds.keys())):
+                    feeds[entry.author] = self._write(entry, feed)
+                    fresh.append(entry)
+                elif verdict is _Verdict.FORK:
+                    self._keep_proof(entry)
+                    forked.add(entry.author)
+                    forks.append(Equivocation(entry.author, entry.seq))
+                gap = gap or verdict is _Verdict.GAP
+        self._feeds.update(feeds)
+        self._forked |= forked
+        return Insertion(tuple(fresh), gap, tuple(forks))
+
+    def vector(self) -> dict[PeerId, int]:
+        """Next sequence number of every author."""
+        return {author: feed.next for author, feed in self._feeds.items()}
+
+    def wanted(self) -> dict[PeerId, int]:
+        """`vector`, with CLOSED for authors of whom we take no more."""
+        return {
+            author: CLOSED if author in self._forked or self._is_full(feed) else feed.next
+            for author, feed in self._feeds.items()
+        }
+
+    @property
+    def is_closed(self) -> bool:
+        """No new author fits."""
+        return len(self._feeds) >= self.quota.authors
+
+    def missing(self, vector: Mapping[PeerId, int], limit_bytes: int, *, only_known: bool = False) -> list[bytes]:
+        """Entries that the holder of `vector` lacks, each feed in order, up to `limit_bytes`, at least one.
+
+        `only_known`: nothing of authors that the vector does not name.
+        """
+        found: list[bytes] = []
+        size = 0
+        for author, feed in self._feeds.items():
+            if only_known and author not in vector:
+                continue
+            at = max(0, vector.get(author, 0))
+            while at < feed.next:
+                rows = self._select("author = ? AND seq >= ? ORDER BY seq LIMIT 64", author, at)
+                for _, entry_bytes in rows:
+                    size += len(entry_bytes)
+                    if found and size > limit_bytes:
+                        return found
+                    found.append(entry_bytes)
+                at += len(rows)
+        return found
+
+    def entries(
+        self, *, kind: type[Any] | None = None, round: int | None = None, author: PeerId | None = None
+    ) -> list[Entry]:
+        """All entries with this body type, round and author, in arrival order."""
+        filters = {"kind": kind and _kind(kind), "round": round, "author": author}
+        chosen = {name: value for name, value in filters.items() if value is not None}
+        where = " AND ".join(f"{name} = ?" for name in chosen) or "1"
+        return [self._decode(data) for _, data in self._select(f"{where} ORDER BY arrival", *chosen.values())]
+
+    def since(self, cursor: int, limit: int = 256) -> list[tuple[int, Entry]]:
+        """Entries that arrived after `cursor` (0: all), each with the cursor that comes after it."""
+        rows = self._select("arrival > ? ORDER BY arrival LIMIT ?", cursor, limit)
+        return [(arrival, self._decode(data)) for arrival, data in rows]
+
+    def get(self, entry_id: Digest) -> Entry | None:
+        """The entry of this id."""
+        rows = self._select("id = ?", entry_id)
+        return self._decode(rows[0][1]) if rows else None
+
+    def head(self, author: PeerId) -> Entry | None:
+        """The author's newest entry."""
+        rows = self._select("author = ? ORDER BY seq DESC LIMIT 1", author)
+        return self._decode(rows[0][1]) if rows else None
+
+    def equivocators(self) -> frozenset[PeerId]:
+        """Authors who signed two histories; nothing more is taken of them."""
+        return frozenset(self._forked)
+
+    def proof(self, author: PeerId) -> tuple[bytes, bytes] | None:
+        """Two signed entries of `author` that cannot both belong to one feed."""
+        rows = self._db.rows("SELECT first, second FROM proofs WHERE author = ?", author)
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def add_proof(self, first: Entry, second: Entry) -> bool:
+        """Keep a proof that somebody else found; both entries are verified. False if it proves nothing new."""
+        if first.author in self._forked or not contradicts(first, second):
+            return False
+        with self._db.transaction():
+            self._write_proof(first, second)
+        self._forked.add(first.author)
+        return True
+
+    def _read_feeds(self) -> dict[PeerId, _Feed]:
+        rows = self._db.rows(
+            "SELECT author, COUNT(*), MAX(seq), SUM(LENGTH(data)), "
+            "(SELECT id FROM entries h WHERE h.author = e.author ORDER BY seq DESC LIMIT 1) "
+            "FROM entries e GROUP BY author"
+        )
+        for author, count, last, _, _ in rows:
+            if count != last + 1:
+                raise damaged(self._db.path, f"the feed of {short(author)} has gaps")
+        return {PeerId(author): _Feed(count, head, size) for author, count, _, size, head in rows}
+
+    def _judge(self, entry: Entry, feed: _Feed) -> _Verdict:
+        if entry.author in self._forked:
+            return _Verdict.REFUSED
+        if entry.seq > feed.next:
+            return _Verdict.GAP
+        if entry.seq == feed.next:
+            return _Verdict.FRESH if entry.previous == feed.head else _Verdict.FORK
+        known = self._db.rows("SELECT id FROM entries WHERE author = ? AND seq = ?", entry.author, entry.seq)
+        return _Verdict.KNOWN if known and known[0][0] == entry.id else _Verdict.FORK
+
+    def _is_full(self, feed: _Feed) -> bool:
+        return feed.next >= self.quota.author_entries or feed.size_bytes >= self.quota.author_bytes
+
+    def _has_room(self, feed: _Feed, authors: int) -> bool:
+        return not self._is_full(feed) and (feed.next > 0 or authors < self.quota.authors)
+
+    def _write(self, entry: Entry, feed: _Feed) -> _Feed:
+        data = encode_entry(entry)
+        self._db.write(
+            "INSERT INTO entries (author, seq, id, round, kind, data, seal) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            *(entry.author, entry.seq, entry.id, entry.body.round, _kind(type(entry.body)), data, _seal(data)),
+        )
+        return _Feed(entry.seq + 1, entry.id, feed.size_bytes + len(data))
+
+    def _keep_proof(self, entry: Entry) -> None:
+        # An entry whose link does not fit contradicts the entry before it, not one at its own place.
+        at = min(entry.seq, self._last(entry.author))
+        rows = self._select("author = ? AND seq = ?", entry.author, at)
+        if not rows:
+            raise damaged(self._db.path, f"entry {at} of {short(entry.author)} is gone")
+        self._write_proof(self._decode(rows[0][1]), entry)
+
+    def _last(self, author: PeerId) -> int:
+        rows = self._db.rows("SELECT MAX(seq) FROM entries WHERE author = ?", author)
+        return int(rows[0][0])
+
+    def _write_proof(self, first: Entry, second: Entry) -> None:
+        self._db.write(
+            "INSERT OR IGNORE INTO proofs VALUES (?, ?, ?)",
+            *(first.author, encode_entry(first), encode_entry(second)),
+        )
+
+    def _select(self, where: str, *values: object) -> list[tuple[int, bytes]]:
+        rows = self._db.rows(f"SELECT arrival, data, seal FROM entries WHERE {where}", *values)
+        for arrival, data, seal in rows:
+            if _seal(data) != seal:
+                raise damaged(self._db.path, f"entry {arrival} does not verify")
+        return [(arrival, data) for arrival, data, _ in rows]
+
+    def _decode(self, data: bytes) -> Entry:
+        try:
+            return codec.decode(data, Entry, max_bytes=ENTRY_MAX_BYTES)
+        except DecodeError as error:
+            raise damaged(self._db.path, str(error)) from error
+
+
+def contradicts(first: Entry, second: Entry) -> bool:
+    """Do two verified entries prove that their author signed two histories?"""
+    if first.author != second.author:
+        return False
+    if first.seq == second.seq:
+        return first.id != second.id
+    low, high = sorted((first, second), key=lambda entry: entry.seq)
+    return high.seq == low.seq + 1 and high.previous != low.id
+
+
+def _kind(body: type[Any]) -> str:
+    return str(body.__struct_config__.tag)
+
+
+def _seal(data: bytes) -> bytes:
+    return digest(data)[:_SEAL_BYTES]

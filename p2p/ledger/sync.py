@@ -1,0 +1,115 @@
+"""Anti-entropy between two ledgers, over one call that both sides may make: `ledger.sync`.
+
+1. we send our vector (first with no entries)   2. the peer adds our entries, answers with its vector and what
+we lack   3. we add that, and send what it lacks   4. again, until neither side has news for the other
+
+Safe to cancel at any point: inserting is idempotent and every batch is whole.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from atoll.p2p.calls import Calls
+from atoll.p2p.ledger.store import Equivocation, Ledger
+from atoll.protocols.errors import PeerFault
+from atoll.protocols.ids import PeerId
+from atoll.protocols.records import Entry, decode_entry
+
+METHOD = "ledger.sync"
+BATCH_BYTES = 256 * 1024
+MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
+"""A batch, two vectors' worth of authors and a few proofs."""
+_PROOFS = 2
+_VERIFIED_PER_TURN = 32
+"""Signatures checked before other tasks get a turn: about 3 ms."""
+
+OnFresh = Callable[[PeerId, tuple[Entry, ...]], None]
+
+
+class Exchange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one side has and a part of what the other lacks."""
+
+    wanted: dict[PeerId, int]
+    """Next sequence number wanted, by author."""
+    closed: bool
+    """Takes no authors that `wanted` does not name."""
+    forked: tuple[PeerId, ...]
+    """Authors whose equivocation this side can prove."""
+    entries: tuple[bytes, ...]
+    proofs: tuple[tuple[bytes, bytes], ...]
+
+
+class LedgerSync:
+    """Serves and makes exchanges for one ledger."""
+
+    def __init__(
+        self, ledger: Ledger, calls: Calls, on_fresh: OnFresh, on_fault: Callable[[PeerId, PeerFault], None]
+    ) -> None:
+        """`on_fresh(sender, entries)` hears of entries that are durable now."""
+        self._ledger = ledger
+        self._calls = calls
+        self._on_fresh = on_fresh
+        self._on_fault = on_fault
+        calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
+
+    async def exchange(self, peer: PeerId) -> int:
+        """Bring both ledgers to their union; the number of entries that were new to us.
+
+        Raises Unreachable, PeerFault, RunMismatch, DiskFault. The caller owns the deadline.
+        """
+        gained = 0
+        theirs: Exchange | None = None
+        while True:
+            ours = self._state(theirs)
+            before, theirs = theirs, await self._calls.call(peer, METHOD, ours, Exchange, max_bytes=MESSAGE_BYTES)
+            fresh = await self._take(peer, theirs)
+            gained += fresh
+            is_stuck = before is not None and before.wanted == theirs.wanted
+            if not fresh and (is_stuck or not self._has_news_for(theirs)):
+                return gained
+
+    async def _answer(self, peer: PeerId, theirs: Exchange) -> Exchange:
+        await self._take(peer, theirs)
+        return self._state(theirs)
+
+    async def _take(self, peer: PeerId, message: Exchange) -> int:
+        entries = [await self._verified(data, at) for at, data in enumerate(message.entries)]
+        done = self._ledger.insert_all(entries)
+        if done.fresh:
+            self._on_fresh(peer, done.fresh)
+        for fork in done.forks:
+            self._blame(fork)
+        for first, second in message.proofs:
+            self._take_proof(decode_entry(first, self._ledger.run), decode_entry(second, self._ledger.run))
+        return len(done.fresh)
+
+    async def _verified(self, data: bytes, at: int) -> Entry:
+        if at % _VERIFIED_PER_TURN == _VERIFIED_PER_TURN - 1:
+            await asyncio.sleep(0)
+        return decode_entry(data, self._ledger.run)
+
+    def _take_proof(self, first: Entry, second: Entry) -> None:
+        if self._ledger.add_proof(first, second):
+            self._blame(Equivocation(first.author, second.seq))
+
+    def _blame(self, fork: Equivocation) -> None:
+        self._on_fault(fork.author, fork)
+
+    def _state(self, theirs: Exchange | None) -> Exchange:
+        ledger = self._ledger
+        forked = tuple(sorted(ledger.equivocators()))
+        batch: list[bytes] = []
+        proofs: list[tuple[bytes, bytes]] = []
+        if theirs is not None:
+            batch = ledger.missing(theirs.wanted, BATCH_BYTES, only_known=theirs.closed)
+            lacking = [author for author in forked if author not in theirs.forked]
+            proofs = [proof for author in lacking[:_PROOFS] if (proof := ledger.proof(author))]
+        return Exchange(ledger.wanted(), ledger.is_closed, forked, tuple(batch), tuple(proofs))
+
+    def _has_news_for(self, theirs: Exchange) -> bool:
+        return bool(
+            self._ledger.missing(theirs.wanted, 1, only_known=theirs.closed)
+            or self._ledger.equivocators() - frozenset(theirs.forked)
+        )

@@ -1,0 +1,66 @@
+"""Host events to any number of subscribers, each with a bounded queue."""
+
+import asyncio
+import weakref
+from collections import deque
+
+from atoll.p2p.host import HostEvent
+
+_QUEUE_EVENTS = 1024
+
+
+class Subscription:
+    """Events since it was made. A reader that is slower than the queue loses the oldest and can see how many."""
+
+    def __init__(self) -> None:
+        self._events: deque[HostEvent] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+        self.dropped = 0
+
+    def push(self, event: HostEvent) -> None:
+        """Queue an event."""
+        if len(self._events) >= _QUEUE_EVENTS:
+            self._events.popleft()
+            self.dropped += 1
+        self._events.append(event)
+        self._wake.set()
+
+    def end(self) -> None:
+        """No more events will come."""
+        self._ended = True
+        self._wake.set()
+
+    def __aiter__(self) -> "Subscription":
+        return self
+
+    async def __anext__(self) -> HostEvent:
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        return self._events.popleft()
+
+
+class Announcer:
+    """Hands every event to all live subscriptions; one that nobody holds any more is forgotten."""
+
+    def __init__(self) -> None:
+        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+
+    def subscribe(self) -> Subscription:
+        """A new subscription, from now on."""
+        subscription = Subscription()
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def announce(self, event: HostEvent) -> None:
+        """Queue `event` everywhere."""
+        for subscription in tuple(self._subscriptions):
+            subscription.push(event)
+
+    def end(self) -> None:
+        """The host is gone."""
+        for subscription in tuple(self._subscriptions):
+            subscription.end()

@@ -1,0 +1,144 @@
+"""Feed entries: signed, linked, canonical; every number within its bounds."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from atoll.protocols import codec
+from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, RunId
+from atoll.protocols.records import (
+    MAX_SET,
+    Ack,
+    Ballot,
+    Contribution,
+    Entry,
+    Leave,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+    decode_entry,
+    encode_entry,
+    set_digest,
+    sign_entry,
+    unsigned,
+)
+
+AUTHOR = Identity(bytes(range(32)))
+RUN = RunId(b"r" * 32)
+A, B = Digest(b"a" * 32), Digest(b"b" * 32)
+BALLOT = Ballot(3, AUTHOR.peer_id)
+WORK = Contribution(round=4, base=A, payload=B, steps=5, tokens=4096, weight=64, loss=2.5)
+BODIES = [
+    WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
+    Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
+]  # fmt: skip
+
+
+def forged(body, **changes):
+    """An entry that is signed but was never checked."""
+    draft = replace(Entry(1, RUN, AUTHOR.peer_id, 0, b"", body, b""), **changes)
+    return encode_entry(replace(draft, signature=AUTHOR.sign("feed/1", unsigned(draft))))
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("seq", "previous"), [(0, b""), (7, A)])
+def test_round_trip(body, seq, previous):
+    entry = sign_entry(RUN, AUTHOR, seq, previous, body)
+    again = decode_entry(encode_entry(entry), RUN)
+    assert again == entry
+    assert again.id == entry.id
+
+
+def test_golden_entry():
+    entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
+    assert entry.id.hex() == "4575633ad8c234163f9b476c346d086550b9c98c530de547e1019f25ecb01aa3"
+    assert len(encode_entry(entry)) == 299
+
+
+def test_the_name_does_not_depend_on_the_signature():
+    entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
+    assert replace(entry, signature=bytes(64)).id == entry.id
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(replace(WORK, **{key: value}) for key, values in {
+            "round": (-1, 1 << 24, 2**64 - 1), "weight": (0, -1, 256), "steps": (0, -5, 1 << 20),
+            "tokens": (0, -1, 1 << 48), "loss": (-1.0, math.nan, math.inf, -math.inf, 1e6),
+            "base": (b"", b"a" * 31, b"a" * 33), "payload": (b"",),
+        }.items() for value in values),
+        Ack(-1, A, B), Ack(1, A, b""), Ack(1, b"", B),
+        Proposal(1, BALLOT, (), A), Proposal(1, BALLOT, (B, A), A), Proposal(1, BALLOT, (A, A), A),
+        Proposal(1, BALLOT, (A, b"short"), A), Proposal(1, replace(BALLOT, attempt=-1), (A,), A),
+        Proposal(1, BALLOT, tuple(sorted(bytes([i // 256, i % 256]) + bytes(30) for i in range(MAX_SET + 1))), A),
+        Vote(1, BALLOT, b""), Vote(1, Ballot(1 << 20, AUTHOR.peer_id), A), Vote(1, Ballot(0, "somebody"), A),
+        Prepare(1, Ballot(0, "")), Promise(1, BALLOT, (A, B)), Promise(1, BALLOT, (b"",)), Leave(1 << 24),
+    ],
+)  # fmt: skip
+def test_illegal_bodies_are_refused(body):
+    with pytest.raises(DecodeError):
+        decode_entry(forged(body), RUN)
+    with pytest.raises(DecodeError):
+        sign_entry(RUN, AUTHOR, 0, b"", body)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 2},
+        {"seq": -1},
+        {"seq": 1},
+        {"seq": 1 << 40, "previous": A},
+        {"previous": A},
+        {"author": "nobody"},
+    ],
+)
+def test_illegal_envelopes_are_refused(changes):
+    with pytest.raises(DecodeError):
+        decode_entry(forged(WORK, **changes), RUN)
+
+
+def test_another_run_and_another_author_are_refused():
+    data = encode_entry(sign_entry(RUN, AUTHOR, 0, b"", WORK))
+    with pytest.raises(SignatureFault):
+        decode_entry(data, RunId(b"x" * 32))
+    with pytest.raises(SignatureFault):
+        decode_entry(forged(WORK, author=Identity(bytes(32)).peer_id), RUN)
+
+
+def test_the_largest_set_fits_one_entry():
+    names = tuple(sorted(Digest(bytes([i // 256, i % 256]) + bytes(30)) for i in range(MAX_SET)))
+    entry = sign_entry(RUN, AUTHOR, 0, b"", Proposal(1, BALLOT, names, A))
+    assert decode_entry(encode_entry(entry), RUN) == entry
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(BODIES), st.data())
+def test_mutations_raise_peer_faults_only(body, data):
+    whole = encode_entry(sign_entry(RUN, AUTHOR, 7, A, body))
+    raw = bytearray(whole)
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(PeerFault):
+        decode_entry(bytes(raw), RUN)
+    with pytest.raises(PeerFault):
+        decode_entry(whole[: data.draw(st.integers(0, len(whole) - 1))], RUN)
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), max_size=6), st.randoms())
+def test_a_set_has_no_order_and_no_duplicates(names, random):
+    shuffled = names + names[:2]
+    random.shuffle(shuffled)
+    assert set_digest(names) == set_digest(shuffled)
+    assert set_digest(names) != set_digest([*names, b"?" * 32]) or b"?" * 32 in names
+
+
+def test_a_tuple_entry_of_the_wrong_arity_is_refused():
+    with pytest.raises(DecodeError):
+        decode_entry(codec.encode((1, RUN)), RUN)

@@ -1,0 +1,99 @@
+"""RunSpec: signed, canonical, and every number within its bounds."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, SignatureFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.run import SignedRun, Stage, open_run, sign_run
+
+ILLEGAL = [
+    ("name", ""), ("name", "x" * 65), ("name", "a\nb"), ("name", "\x1b[31m"), ("name", "\ud800"),
+    ("seed", -1), ("seed", 2**63), ("seed", 10**400),
+    ("data.source", ""), ("data.source", "x" * 1025), ("data.source", "file:\x1b[2J"), ("data.source", "\ud800"),
+    ("data.tokenizer", "words"), ("data.digest", b"1"), ("data.digest", bytes(33)),
+    ("model.dim", 0), ("model.dim", -40), ("model.dim", 41), ("model.heads", 3), ("model.kv_heads", 3),
+    ("model.layers", 1025), ("model.vocab", 1 << 23), ("model.ffn", 10**400),
+    ("model.rope_theta", math.nan), ("model.rope_theta", math.inf), ("model.rope_theta", 1.0),
+    ("model.norm_eps", math.nan), ("model.norm_eps", 0.0), ("model.norm_eps", -1.0), ("model.norm_eps", 1.0),
+    ("inner.lr", math.nan), ("inner.lr", math.inf), ("inner.lr", -1e-3), ("inner.lr", 0.0),
+    ("inner.beta1", 1.0), ("inner.beta2", math.nan), ("inner.eps", 0.0), ("inner.clip", -math.inf),
+    ("inner.batch", 0), ("inner.total_steps", 10**400), ("inner.warmup_steps", -1),
+    ("outer.rounds", 0), ("outer.rounds", 1 << 25), ("outer.alpha_256", 0), ("outer.alpha_256", 1025),
+    ("outer.floor_256", -1), ("outer.floor_256", 257), ("outer.stages", ()),
+    ("outer.stages", (Stage(1, 5),)), ("outer.stages", (Stage(0, 5), Stage(0, 6))),
+    ("outer.stages", (Stage(0, 0),)), ("outer.stages", (Stage(0, 5), Stage(9, 1), Stage(3, 1))),
+    ("outer.stages", tuple(Stage(at, 1) for at in range(65))),
+    ("compress.codec", "dense"), ("compress.k", 0), ("compress.k", 4097),
+    ("compress.feedback", math.nan), ("compress.feedback", 1.5), ("compress.feedback", -0.1),
+    ("pace.quorum_256", 0), ("pace.quorum_256", 257), ("pace.grace_256", -1), ("pace.lease_s", math.inf),
+    ("pace.min_members", 0), ("pace.min_members", 1025),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), ILLEGAL)
+def test_illegal_values_are_config_errors_here_and_decode_errors_from_outside(changed, owner, key, value):
+    bad = changed(key, value)
+    with pytest.raises(ConfigError):
+        sign_run(bad, owner)
+    try:
+        body = codec.encode(bad)
+    except (UnicodeEncodeError, OverflowError):
+        return  # it cannot even be written
+    with pytest.raises(DecodeError):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+def test_round_trip_and_golden_id(spec, owner):
+    data = sign_run(spec, owner)
+    assert open_run(data) == spec
+    assert open_run(data).id == spec.id
+    assert spec.id.hex() == "74963d3afcf45aa308bcc2a0cc6d8b283d3dd82a01cb5d2f13814026fb46a70e"
+
+
+def test_only_the_owner_signs(spec):
+    with pytest.raises(ConfigError):
+        sign_run(spec, Identity(bytes(32)))
+
+
+def test_anothers_signature_is_refused(spec):
+    body = codec.encode(spec)
+    with pytest.raises(SignatureFault):
+        open_run(codec.encode(SignedRun(body, Identity(bytes(32)).sign("run/1", body))))
+    with pytest.raises(DecodeError):
+        open_run(codec.encode(SignedRun(body, b"")))
+
+
+def test_an_owner_that_is_no_peer_is_refused(changed, owner):
+    body = codec.encode(changed("owner", "me"))
+    with pytest.raises(DecodeError):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+def test_another_version_is_refused(changed, owner):
+    with pytest.raises(DecodeError, match="version 2"):
+        open_run(sign_run(changed("version", 2), owner))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_mutations_raise_peer_faults_only(spec, owner, data):
+    raw = bytearray(sign_run(spec, owner))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.sampled_from([len(raw), len(raw) - 1, len(raw) // 2]))
+    try:
+        assert open_run(bytes(raw[:cut])) == spec  # two flips may cancel
+    except PeerFault:
+        return
+
+
+def test_steps_follow_the_stages(spec):
+    assert [spec.steps(number) for number in (0, 9, 10, 99)] == [5, 5, 15, 15]
+    assert spec.steps_before(0) == 0
+    for number in range(40):
+        assert spec.steps_before(number) == sum(spec.steps(before) for before in range(number))
