@@ -52,7 +52,7 @@ class Network(BlobSource, Protocol):
         """Say what we do."""
 
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
-        """Live leases of others, with the time they were last heard."""
+        """Live leases of others, with their remaining life in seconds."""
 
     def add_blob(self, path: Path) -> Digest:
         """Take a file into the store."""
@@ -60,8 +60,16 @@ class Network(BlobSource, Protocol):
     def sync_soon(self) -> None:
         """Ask a peer for missing entries now."""
 
+    def blame(self, peer: PeerId, error: AtollError) -> None:
+        """What `peer` offered broke the protocol."""
+
     def bytes_moved(self) -> tuple[int, int, int, int]:
         """Totals since the start: up, down, blobs up as sent, blob contents up."""
+
+
+def round_half_s(seconds: float) -> float:
+    """To half seconds: the time a lease was heard must not look new at each look."""
+    return float(int(seconds * 2.0 + 0.5)) / 2.0
 
 
 def snapshot_max_bytes(spec: RunSpec) -> int:
@@ -97,7 +105,7 @@ class Driver:
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         size = payload_bytes(arena_of(spec.model).chunks, spec.compress.k)
         self._payloads = Payloads(net, size, self._verify, self._on_held, self.blame)
-        self._finals = Finals(self)
+        self.finals = Finals(self)
         self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
         self._own: dict[int, Digest] = {}
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
@@ -107,7 +115,6 @@ class Driver:
         self.synced = False
         self.worker_ready = False
         self.progress: w.Progress | None = None
-        self.faults: dict[PeerId, int] = {}
         self.trouble = ""
         self.finished = False
 
@@ -149,7 +156,7 @@ class Driver:
         self.feed_round(rnd.Tick(now))
         self._set_patience()
         self.feed_finality(fin.Tick(now))
-        self._finals.step()
+        self.finals.step()
         if now - self._lease_at > self.spec.pace.lease_s / 3:
             self._put_lease()
 
@@ -185,10 +192,12 @@ class Driver:
         self.post(self._refresh_members)
 
     def _refresh_members(self) -> None:
+        dies = {
+            peer: self.now() + left_s - self.spec.pace.lease_s for peer, (_, left_s) in self._net.leases().items()
+        }
         members = {
-            peer: MemberView(lease.activity, lease.round, heard)
-            for peer, (lease, heard) in self._net.leases().items()
-            if peer != self.me
+            peer: MemberView(lease.activity, lease.round, round_half_s(dies[peer]))
+            for peer, (lease, _) in self._net.leases().items()
         }
         if members != self._members:
             self._members = members
@@ -200,13 +209,14 @@ class Driver:
 
     def _mark_synced(self) -> None:
         self.synced = True
-        self._finals.step()
+        self.feed_finality(fin.Live())
+        self.finals.step()
 
     async def on_started(self, started: w.Started) -> None:
         """A fresh worker tells what it found on disk."""
         self._pending = started.pending
         self.worker_ready = True
-        self.post(lambda: self._finals.worker_started(Round(started.final)))
+        self.post(lambda: self.finals.worker_started(Round(started.final)))
 
     def on_worker_gone(self) -> None:
         """The worker died; asks fail until on_started."""
@@ -229,10 +239,14 @@ class Driver:
         """Go on after a pause."""
         self.post(lambda: self.feed_round(rnd.Resume(self.now())))
 
+    def is_busy(self) -> bool:
+        """Whether a round of ours is under way."""
+        return self.round.phase in (rnd.Phase.TRAIN, rnd.Phase.COLLECT, rnd.Phase.FOLD)
+
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """A peer broke the protocol."""
+        self._net.blame(peer, error)
         if isinstance(error, PeerFault):
-            self.faults[peer] = self.faults.get(peer, 0) + 1
             self.log.event("peer_fault", peer=peer, fault=error.line())
 
     # --- the machines ---------------------------------------------------------------------------
@@ -284,7 +298,7 @@ class Driver:
                 for payload, author in payloads:
                     self._want(payload, author, number)
             case fin.Finalize():
-                self._finals.add(action)
+                self.finals.add(action)
             case fin.ReportDivergence(number, _, proposer, ours, theirs):
                 self.log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
             case fin.ReportEquivocation(number, author, entry, reason):
@@ -356,11 +370,11 @@ class Driver:
 
     def _put_lease(self) -> None:
         activity, number = self._lease
-        offer = self._finals.offer
+        offer = self.finals.offer
         speed = self.progress.tokens_per_s if self.progress else 0.0
         self._lease_at = self.now()
         blob, at = (offer.blob, offer.round) if offer else (b"", -1)
-        lease = Lease(activity, number, self._finals.applied, blob, at, speed)
+        lease = Lease(activity, number, self.finals.applied, blob, at, speed)
         self._net.put_lease(lease, self.spec.pace.lease_s)
 
     # --- for Finals and tasks ---------------------------------------------------------------------
@@ -433,7 +447,7 @@ class Driver:
         now = self.now()
         self.post(lambda: self.feed_round(rnd.PayloadHeld(payload, now)))
         self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
-        self.post(self._finals.step)
+        self.post(self.finals.step)
 
     async def _verify(self, path: Path) -> None:
         await self.ask(w.Verify(str(path)), w.Verified)

@@ -68,6 +68,14 @@ class NotAppended:
 
 
 @dataclass(frozen=True, slots=True)
+class Live:
+    """The own feed is complete as far as anybody can tell: from now on promises and votes may be written.
+
+    Until then entries are only replayed. A node that voted before it knew its own promises would break them.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """`idle`: this node trains no further rounds (done, paused); it does not wait to close another one."""
 
@@ -82,7 +90,7 @@ class Tick:
     now: float
 
 
-Event: TypeAlias = EntrySeen | PayloadHeld | RoundClosed | Checked | Finalized | NotAppended | Idle | Tick
+Event: TypeAlias = EntrySeen | PayloadHeld | RoundClosed | Checked | Finalized | NotAppended | Live | Idle | Tick
 
 
 # --- actions --------------------------------------------------------------------------------------
@@ -168,7 +176,10 @@ class FinalityState:
     applied: int = -1
     """Newest round that the worker made final."""
     closed: int = -1
+    live: bool = False
     idle: bool = False
+    ripe_at: float | None = None
+    """Since when the set of the next round is not expected to grow; None: it is."""
     now: float = 0.0
     since: float = 0.0
     """When the newest ballot of the round was first seen, or the round came up."""

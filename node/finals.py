@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SNAPSHOT_EVERY = 5
 """Final rounds between two snapshots of our own."""
+REMEMBERED = 64
+"""Applied rounds that a worker may have to apply again: it saves a final round with the next trained one."""
 RETRY_S = 5.0
 """Rest before a snapshot that could not be fetched is tried again."""
 
@@ -44,6 +46,7 @@ class Finals:
         self.applied = Round(-1)
         self.offer: SnapshotOffer | None = None
         self._older: SnapshotOffer | None = None
+        self._done: dict[int, fin.Finalize] = {}
         self._busy = False
         self._announced = False
         self._try_after: dict[Digest, float] = {}
@@ -65,6 +68,7 @@ class Finals:
         """A fresh worker holds Θ_final(final)."""
         self._announced = False
         self._advance_to(final)
+        self._queue |= {number: done for number, done in self._done.items() if number > final}
         self.applied = final
         self._driver.feed_finality(fin.Finalized(final))
         self.step()
@@ -126,7 +130,10 @@ class Finals:
     def _advance_to(self, number: Round) -> None:
         self.applied = number
         for at in sorted(at for at in self._queue if at <= number):
-            self._driver.finalized(self._queue.pop(at))
+            self._done[at] = self._queue.pop(at)
+            self._driver.finalized(self._done[at])
+        for at in sorted(self._done)[:-REMEMBERED]:
+            del self._done[at]
 
     async def _snapshot(self, number: Round) -> None:
         path = self._driver.snapshot_path(number)

@@ -20,6 +20,8 @@ STALL_ROUNDS = 8
 """A round without a quorum closes after so many own round times (and a lease): a live but stuck member."""
 
 
+NO_DIGEST = Digest(b"")
+
 # --- events ---------------------------------------------------------------------------------------
 
 
@@ -268,7 +270,7 @@ class RoundState:
     quorum_at: float | None = None
     """When the round at hand reached its quorum."""
     resting: str = ""
-    """Reason of a pause or of a sync; empty when there is none."""
+    """Reason of a pause; empty when there is none."""
     books: Mapping[int, Book] = field(default_factory=dict)
     members: Mapping[PeerId, MemberView] = field(default_factory=dict)
     folding: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
@@ -276,5 +278,14 @@ class RoundState:
     folded: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """What the worker's view holds of each open round."""
     acked: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
-    view: Digest = Digest(b"")
+    view: Digest = NO_DIGEST
     """State digest of the view after the newest fold."""
+    ready: bool = False
+    """The worker has been there at least once."""
+    syncing: str = ""
+    """Reason of Behind, until Ready."""
+    unannounced: Pending | None = None
+    """Work that is not in our feed yet."""
+    announced_at: float = 0.0
+    leased: tuple[Activity, int] | None = None
+    """What our lease says."""

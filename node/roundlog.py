@@ -115,9 +115,23 @@ class RoundLog:
         self._save(number)
         self.event("evaluated", round=number, val_bpb=round(val_bpb, 4))
 
-    def newest(self) -> RoundRow | None:
-        """The row of the highest round."""
-        return self.rows[max(self.rows)] if self.rows else None
+    def newest_closed(self) -> RoundRow | None:
+        """The row of the highest round with a state."""
+        return self._newest(lambda row: bool(row.digest))
+
+    def newest_trained(self) -> RoundRow | None:
+        """The row of the highest round that this node worked in."""
+        return self._newest(lambda row: row.payload_bytes > 0)
+
+    def newest_bpb(self) -> float | None:
+        """The newest validation loss, bits per byte."""
+        row = self._newest(lambda row: row.val_bpb is not None)
+        return row.val_bpb if row else None
+
+    def _newest(self, wanted: Callable[[RoundRow], bool]) -> RoundRow | None:
+        return next(
+            (self.rows[number] for number in sorted(self.rows, reverse=True) if wanted(self.rows[number])), None
+        )
 
     def _row(self, number: int) -> RoundRow:
         if number not in self.rows:

@@ -29,6 +29,7 @@ from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.genesis import genesis
 from atoll.node.outer.fixed import state_digest, to_float
 from atoll.node.outer.fold import Fold, Part
+from atoll.node.outer.padding import clear, padding_of
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
@@ -61,6 +62,7 @@ class Session:
         self._steps_taken = 0
         theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         self._fold = Fold(bridge.gather(theta, self._arena), self._arena, self._load, self._update)
+        self._padding = padding_of(self._arena)
         self._residual_C4096 = torch.zeros((self._arena.chunks, 4096))
         self._pending: tuple[w.Pending, ...] = ()
         self._training: Round | None = None
@@ -145,6 +147,7 @@ class Session:
         payload = feedback.feed(
             self._residual_C4096, delta_C4096, self._spec.compress.feedback, self._spec.compress.k
         )
+        clear(self._residual_C4096, self._padding)
         blob = manifest_of_bytes(payload).id
         path = self._home / "spool" / f"{blob.hex()}.payload"
         try:
@@ -170,7 +173,8 @@ class Session:
 
     def _fold_round(self, number: Round, members: tuple[w.Member, ...]) -> w.Folded:
         began = time.monotonic()
-        self._fold.set_round(number, _parts(members))
+        if number > self._fold.final_round:  # a Finalize may have overtaken this request
+            self._fold.set_round(number, _parts(members))
         return w.Folded(number, self._fold.view_digest(), time.monotonic() - began)
 
     def _finalize(self, number: Round, members: tuple[w.Member, ...]) -> w.Finalized:

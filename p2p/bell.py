@@ -1,4 +1,4 @@
-"""A wake-up call for listeners who re-read the state themselves: coalescing, so nothing queues and nothing is lost."""
+"""A wake-up call for a listener who re-reads the state: rings coalesce, so nothing queues and nothing is lost."""
 
 import asyncio
 

@@ -93,7 +93,11 @@ class Calls:
         *,
         max_bytes: int = MESSAGE_MAX_BYTES,
     ) -> None:
-        """Answer `method`. `max_bytes` caps the request and the reply."""
+        """Answer `method`. `max_bytes` caps the request and the reply.
+
+        A PeerFault that `handler` raises counts against the peer that asked: one that asks a third peer
+        catches that peer's faults itself.
+        """
         self._add(method, _Method(request, handler, max_bytes, one_way=False))
 
     def register_notice(
@@ -124,11 +128,7 @@ class Calls:
         refused the request), DecodeError (the peer sent bad bytes).
         """
         self._calls += 1
-        link = self._link(peer)
-        if not link.opened.done():
-            await asyncio.wait((link.opened,))
-        link.opened.result()
-        body = await link.request(method, codec.encode(request), max_bytes)
+        body = await self._link(peer).request(method, codec.encode(request), max_bytes)
         return codec.decode(body, reply, max_bytes=max_bytes)
 
     def notify(self, peer: PeerId, method: str, message: Any) -> None:
@@ -223,7 +223,8 @@ class Calls:
             tasks: set[asyncio.Task[None]] = {group.create_task(outbox.drain(stream))}
             try:
                 while True:
-                    frame = frames.parse(await read_frame(stream, self._frame_max_bytes))
+                    await outbox.room()
+                    frame = frames.parse(await read_frame(stream, lambda: self._frame_max_bytes))
                     if frame.kind is frames.Kind.CANCEL:
                         if (task := running.get(frame.id)) is not None:
                             task.cancel()

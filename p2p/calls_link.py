@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.p2p import calls_frames as frames
-from atoll.p2p.framing import PREFIX_BYTES, framed, read_frame, write_frame
+from atoll.p2p.framing import framed, read_frame, write_frame
 from atoll.p2p.host import Stream
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -19,7 +19,10 @@ IN_FLIGHT = 64
 NOTICES_QUEUED = 256
 """Notices to one peer that wait; then the oldest is dropped."""
 NOTICES_QUEUED_BYTES = 1024 * 1024
-_WRITE_BYTES = 256 * 1024
+QUEUED_BYTES = 1024 * 1024
+"""Requests or replies of one stream that wait to be written; then nothing more is taken on."""
+_WRITE_BYTES = 64 * 1024
+"""Notices in one write, so that they do not delay replies."""
 _IDS = 1 << 32
 
 
@@ -89,23 +92,38 @@ class NoticeQueue:
 class Outbox:
     """Frames to one stream: everything queued in one turn of the event loop leaves in one write.
 
-    The number of requests and replies is bounded by IN_FLIGHT, that of notices by their queue.
+    Whoever fills it waits for `room` first, so a side that sends but does not read cannot make it grow.
     """
 
     def __init__(self) -> None:
         self._urgent: list[bytes] = []
+        self._urgent_bytes = 0
+        self._finished = False
         self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self.notices = NoticeQueue()
+
+    async def room(self) -> None:
+        """Return when less than QUEUED_BYTES wait."""
+        await self._has_room.wait()
 
     def put(self, frame: bytes) -> None:
         """Queue a request, a reply, a failure or a cancel."""
+        if self._finished:
+            return
         self._urgent.append(framed(frame))
+        self._urgent_bytes += len(frame)
+        if self._urgent_bytes >= QUEUED_BYTES:
+            self._has_room.clear()
         self._wake.set()
 
     def put_notice(self, frame: bytes) -> None:
         """Queue a notice behind everything else."""
         self.notices.put(framed(frame))
         self._wake.set()
+        if self._finished:
+            self.notices.drop_all()
 
     async def drain(self, stream: Stream) -> None:
         """Write until cancelled or until the stream breaks; then the stream is reset."""
@@ -119,12 +137,20 @@ class Outbox:
                 await stream.write(batch[0] if len(batch) == 1 else b"".join(batch))
         except Unreachable:
             stream.reset()
+        finally:
+            self.finish()
+
+    def finish(self) -> None:
+        """The stream is gone: nobody waits any more, nothing is kept. Idempotent."""
+        self._finished = True
+        self._urgent = []
+        self._has_room.set()
+        self.notices.drop_all()
 
     def _take(self) -> Sequence[bytes]:
-        if self._urgent:
-            batch, self._urgent = self._urgent, []
-            return batch
-        return self.notices.take(_WRITE_BYTES)
+        batch, self._urgent, self._urgent_bytes = self._urgent, [], 0
+        self._has_room.set()
+        return batch + self.notices.take(_WRITE_BYTES)
 
 
 @dataclass(slots=True)
@@ -163,18 +189,20 @@ class Link:
         """Everybody who waits gets `error`."""
         self._end = self._end or error
         if not self.opened.done():
-            self.opened.set_exception(self._end)
-            self.opened.exception()  # seen: perhaps nobody waits
+            self.opened.set_result(None)
         for pending in self._pending.values():
             if not pending.reply.done():
                 pending.reply.set_exception(again(self._end))
-                pending.reply.exception()
+                pending.reply.exception()  # seen: perhaps its caller has just been cancelled
         self._pending.clear()
-        self.outbox.notices.drop_all()
+        self.outbox.finish()
 
     async def request(self, method: str, body: bytes, max_bytes: int) -> memoryview:
         """Body of the reply. Raises Unreachable, DecodeError, and what the peer replied."""
+        if not self.opened.done():
+            await asyncio.wait((self.opened,))
         async with self.slots:
+            await self.outbox.room()
             if self._end is not None:
                 raise again(self._end)
             number = self._take_id()
@@ -197,7 +225,7 @@ class Link:
 
     async def _read_replies(self, stream: Stream) -> None:
         while True:
-            frame = frames.parse(await read_frame(stream, self._frame_max_bytes()))
+            frame = frames.parse(await read_frame(stream, self._frame_max_bytes))
             pending = self._pending.pop(frame.id, None)
             if pending is None or pending.reply.done():
                 continue  # its caller gave up
@@ -210,7 +238,7 @@ class Link:
 
     def _frame_max_bytes(self) -> int:
         largest = max((pending.max_bytes for pending in self._pending.values()), default=0)
-        return PREFIX_BYTES + 1 + max(largest, MESSAGE_MAX_BYTES)
+        return frames.HEADER_MAX_BYTES + max(largest, MESSAGE_MAX_BYTES)
 
     def _remote_error(self, body: memoryview) -> AtollError:
         """What the peer says, as our own error.

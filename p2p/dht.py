@@ -9,6 +9,7 @@ import itertools
 import logging
 import random
 import sys
+import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
@@ -170,10 +171,11 @@ class Dht:
 
     async def _run_child(self) -> None:
         """One life of the child. Raises Unreachable at its end."""
-        argument = msgspec.json.encode(self._options()).decode()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "atoll.p2p.dht_child", argument), stdin=PIPE, stdout=PIPE, stderr=PIPE
-        )
+        with tempfile.TemporaryDirectory(prefix="atoll-dht-", ignore_cleanup_errors=True) as folder:
+            options = msgspec.structs.replace(self._options(), folder=folder)
+            await self._talk(await _spawn(options))
+
+    async def _talk(self, process: Process) -> None:
         self._process = process
         self._starts += 1
         try:
@@ -224,6 +226,11 @@ class Dht:
             if process.returncode is None:
                 process.kill()
         await process.wait()
+
+
+async def _spawn(options: ChildOptions) -> Process:
+    command = (sys.executable, "-m", "atoll.p2p.dht_child", msgspec.json.encode(options).decode())
+    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
 
 
 async def _last_words(process: Process) -> str:

@@ -123,6 +123,8 @@ class Child:
             await p2p.shutdown()
 
     async def _open_p2p(self) -> P2P:
+        if self._options.folder:
+            P2P._UNIX_SOCKET_PREFIX = f"/unix{self._options.folder}/"
         if self._options.control_socket:
             return await P2P.replicate(Multiaddr(f"/unix{self._options.control_socket}"))
         return await P2P.create(host_maddrs=list(self._options.listen), nat_port_map=False, auto_nat=False)

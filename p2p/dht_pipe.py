@@ -11,6 +11,8 @@ PREFIX_BYTES = 4
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The child's one argument, as JSON."""
 
+    folder: str = ""
+    """Private folder for sockets; the supervisor fills it in and removes it."""
     control_socket: str = ""
     """Unix socket of a running p2pd to attach to; empty: the child starts its own."""
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)

@@ -86,14 +86,27 @@ class Discovery:
     def on_connected(self, peer: PeerId) -> None:
         """The host has a connection to `peer`."""
         self._connected.add(peer)
-        self.book.connected(peer, self._now())
+        known, now = self.book.get(peer), self._now()
+        if known is not None and known.failures:
+            self._hurry(now)
+        self.book.connected(peer, now)
 
     def on_disconnected(self, peer: PeerId) -> None:
         """The host has lost `peer`; it is dialled again soon, with jitter so that two sides do not collide."""
         self._connected.discard(peer)
-        if known := self.book.get(peer):
-            known.last_seen = self._now()
-            known.next_dial = self._now() + self._rng.uniform(0.0, FIRST_BACKOFF_S)
+        known, now = self.book.get(peer), self._now()
+        if known is not None and self.book.lost(peer, now):
+            known.next_dial = max(known.next_dial, now + self._rng.uniform(0.0, FIRST_BACKOFF_S))
+        elif known is not None:
+            pause_s = backoff_s(known.failures + 1, self._rng)
+            self.book.failed(peer, known.last_error or "hung up soon", max(known.next_dial, now + pause_s))
+        self._wake.ring()
+
+    def _hurry(self, now: float) -> None:
+        # One who was out of reach is back: a healed cut brings back the others that were lost with it.
+        for known in self.book.all():
+            if known.good and known.failures and known.peer not in self._connected:
+                known.next_dial = min(known.next_dial, now + self._rng.uniform(0.0, FIRST_BACKOFF_S))
         self._wake.ring()
 
     def table(self) -> dict[str, str]:
@@ -108,7 +121,7 @@ class Discovery:
         known = self.book.get(peer)
         if known is None or not known.failures:
             return "dialling" if peer in self._dialling else "not tried yet"
-        wait_s = max(0.0, known.next_dial - self._now())
+        wait_s = max(0.0, max(known.next_dial, known.away_until) - self._now())
         return f"{known.last_error} (tried {known.failures} times, again in {wait_s:.0f} s)"
 
     def _choose(self, now: float) -> list[KnownPeer]:
@@ -129,7 +142,7 @@ class Discovery:
 
     def _is_due(self, known: KnownPeer, now: float) -> bool:
         is_busy = known.peer in self._connected or known.peer in self._dialling
-        return bool(known.maddrs) and not is_busy and known.next_dial <= now
+        return bool(known.maddrs) and not is_busy and max(known.next_dial, known.away_until) <= now
 
     async def _dial(self, known: KnownPeer) -> None:
         try:
@@ -141,7 +154,7 @@ class Discovery:
             self._failed(known, error.line())
         else:
             # The host's event may be lost while it restarts; the caller's poll of connections repairs that.
-            known.failures, known.next_dial = 0, self._now() + FIRST_BACKOFF_S
+            known.next_dial = max(known.next_dial, self._now() + FIRST_BACKOFF_S)
         finally:
             self._dialling.discard(known.peer)
             self._wake.ring()

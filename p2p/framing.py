@@ -3,17 +3,23 @@
 The size is compared with the caller's cap before anything is allocated.
 """
 
+from collections.abc import Callable
+
 from atoll.p2p.host import Stream
 from atoll.protocols.errors import DecodeError
 
 PREFIX_BYTES = 4
 
 
-async def read_frame(stream: Stream, max_bytes: int) -> bytes:
-    """Body of the next frame. Raises DecodeError above `max_bytes`, Unreachable when the stream ends."""
+async def read_frame(stream: Stream, max_bytes: int | Callable[[], int]) -> bytes:
+    """Body of the next frame. Raises DecodeError above `max_bytes`, Unreachable when the stream ends.
+
+    A cap that may change while we wait for the frame is a function.
+    """
     size = int.from_bytes(await stream.read_exactly(PREFIX_BYTES), "little")
-    if size > max_bytes:
-        raise DecodeError(f"a frame of {size} bytes where at most {max_bytes} are legal")
+    cap = max_bytes if isinstance(max_bytes, int) else max_bytes()
+    if size > cap:
+        raise DecodeError(f"a frame of {size} bytes where at most {cap} are legal")
     return await stream.read_exactly(size) if size else b""
 
 

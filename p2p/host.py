@@ -1,6 +1,6 @@
 """The network as the rest of atoll sees it: peers, streams and events. Three transports implement it.
 
-Rules that every transport obeys and `tests/p2p/check_host.py` holds:
+Rules that every transport obeys and `tests/p2p/test_host_conformance.py` holds:
 
 - The initiator of a stream closes it; the responder closes after it has seen the initiator's end. A
   transfer is over when the application acknowledged it, never when bytes were written.

@@ -31,14 +31,16 @@ def load_or_create(path: Path) -> Identity:
 
 def _load(path: Path) -> Identity:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError(f"cannot read the key file {path}: {error}", hint="check its owner and mode") from error
-    with os.fdopen(descriptor, "rb") as file:
-        _require_private(path, os.fstat(file.fileno()))
-        seed = file.read(SEED_BYTES + 1)
+    try:
+        _require_private(path, os.fstat(descriptor))
+        seed = os.read(descriptor, SEED_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(seed) != SEED_BYTES:
         raise ConfigError(
             f"the key file {path} has not {SEED_BYTES} bytes",

@@ -18,6 +18,8 @@ MADDRS_PER_PEER = 16
 MAX_PEERS = 2000
 CACHED_PEERS = 64
 CACHE_FORMAT = 1
+LASTING_S = 30.0
+"""A connection that is lost sooner counts as a failed dial: the peer sends us away, or the path is bad."""
 _CACHE_MAX_BYTES = 1 << 20
 _EXAMPLE = "a seed looks like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -71,6 +73,9 @@ class KnownPeer:
     next_dial: float = 0.0
     last_error: str = ""
     last_seen: float | None = None
+    connected_at: float | None = None
+    away_until: float = 0.0
+    """Not dialled before, whatever happens."""
     good: int = 0
     """Rises with each connection in the whole book; 0: never connected."""
 
@@ -115,8 +120,24 @@ class AddressBook:
         known = self._known.get(peer) or self._admit(peer)
         if known is not None:
             self._connections += 1
-            known.good, known.last_seen = self._connections, now
-            known.failures, known.next_dial, known.last_error = 0, now, ""
+            known.good, known.last_seen, known.connected_at = self._connections, now, now
+
+    def lost(self, peer: PeerId, now: float) -> bool:
+        """The connection to `peer` is gone; True if it had lasted, and the peer deserves a quick new dial."""
+        known = self._known.get(peer)
+        if known is None or known.connected_at is None:
+            return True
+        lasted_s = now - known.connected_at
+        known.last_seen, known.connected_at = now, None
+        if lasted_s >= LASTING_S:
+            known.failures, known.last_error = 0, ""
+        return lasted_s >= LASTING_S
+
+    def keep_away(self, peer: PeerId, reason: str, until: float) -> None:
+        """Do not dial `peer` before `until`."""
+        if known := self._known.get(peer):
+            known.failures += 1
+            known.last_error, known.next_dial, known.away_until = reason, until, until
 
     def failed(self, peer: PeerId, reason: str, next_dial: float) -> None:
         """A dial failed; the next may be made at `next_dial`."""

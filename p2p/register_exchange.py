@@ -34,8 +34,9 @@ class RegisterExchange:
     """Serves and makes pulls for one set of registers."""
 
     def __init__(
-        self, registers: Registers, calls: Calls, now: Callable[[], float], on_news: Callable[[], None]
+        self, registers: Registers, calls: Calls, now: Callable[[], float], on_news: Callable[[list[bytes]], None]
     ) -> None:
+        """`on_news(registers)` hears of those that a pull brought."""
         self._registers = registers
         self._calls = calls
         self._now = now
@@ -52,11 +53,11 @@ class RegisterExchange:
             newest = tuple((author, key, *at) for (author, key), at in sorted(self._registers.heard().items()))
             batch = await self._calls.call(peer, METHOD, Heard(newest), Batch, max_bytes=MESSAGE_BYTES)
             now = self._now()
-            news = sum(self._registers.merge(data, now, age_s) for age_s, data in batch.held)
+            news = [data for age_s, data in batch.held if self._registers.merge(data, now, age_s)]
             if not news:
                 break
-            gained += news
-            self._on_news()
+            gained += len(news)
+            self._on_news(news)
         return gained
 
     async def _answer(self, peer: PeerId, heard: Heard) -> Batch:

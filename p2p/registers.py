@@ -4,7 +4,7 @@ Merging is a join: the larger (epoch, seq) of an author wins, whatever the order
 news: an echo of a known register neither lives longer for it nor comes back after its end.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from atoll.protocols.registers import (
 
 MAX_AUTHORS = 1000
 _FLOORS_PER_AUTHOR = 8
+_NEWS = 4096
 V = TypeVar("V", bound=Value)
 Key = tuple[PeerId, str]
 Order = tuple[int, int, bytes]
@@ -49,6 +50,7 @@ class Registers:
         self._max_authors = max_authors
         self._held: dict[Key, Held] = {}
         self._newest: OrderedDict[Key, Order] = OrderedDict()
+        self._news: deque[tuple[PeerId, Value]] = deque(maxlen=_NEWS)
 
     def publish(self, value: Value, ttl_s: float, now: float) -> bytes:
         """Our own next register, merged here; its wire form."""
@@ -73,7 +75,14 @@ class Registers:
             return False
         register = decode_register(data, self._run)
         self._keep(register, data, now + register.ttl_s - min(max(age_s, 0.0), register.ttl_s))
+        self._news.append((register.author, register.value))
         return True
+
+    def take_news(self) -> list[tuple[PeerId, Value]]:
+        """What `merge` took since the last call, the newest few thousand."""
+        news = list(self._news)
+        self._news.clear()
+        return news
 
     def live(self, kind: type[V], now: float) -> dict[PeerId, V]:
         """Current values of one type by author."""

@@ -65,7 +65,9 @@ class Loaded(NamedTuple):
 def save(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
     """Make these tensors and this message the newest generation. Raises DiskFault; then nothing changed."""
     with disk(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            sync_folder(folder.parent)
         _sweep(folder)
         kept = _generations(folder)
         final = folder / f"{int(kept[0].name) + 1 if kept else 1:010d}"

@@ -36,7 +36,9 @@ def read(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise ConfigError(f"no data file at {path}", hint="give the path with --data file:PATH") from error
     except OSError as error:
-        raise ConfigError(f"cannot read data file {path}: {error.strerror}", hint="give a readable file") from error
+        raise ConfigError(
+            f"cannot read data file {path}: {error.strerror}", hint="give a readable file"
+        ) from error
     return b"\n\n".join(_jsonl(path, data)) if path.suffix == ".jsonl" else data
 
 

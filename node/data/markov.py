@@ -31,10 +31,14 @@ class Source(msgspec.Struct, frozen=True):
 def parse(source: str) -> Source:
     """The parameters of `synthetic:markov?seed=1&size=1048576`. Raises ConfigError."""
     try:
-        found = {key: int(value) for key, value in parse_qsl(source.partition("?")[2], strict_parsing="?" in source)}
-        parsed = msgspec.convert(found, type=dict[str, int]) and Source(**found) or Source()
+        found = {
+            key: int(value) for key, value in parse_qsl(source.partition("?")[2], strict_parsing="?" in source)
+        }
+        parsed = (msgspec.convert(found, type=dict[str, int]) and Source(**found)) or Source()
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"unreadable data source {source!r}", hint="use synthetic:markov?seed=1&size=1048576") from error
+        raise ConfigError(
+            f"unreadable data source {source!r}", hint="use synthetic:markov?seed=1&size=1048576"
+        ) from error
     if not (0 <= parsed.seed < 1 << 63 and CHAINS * 8 <= parsed.size <= MAX_BYTES):
         raise ConfigError(f"{source!r} is out of range", hint=f"size must be {CHAINS * 8} … {MAX_BYTES}")
     return parsed

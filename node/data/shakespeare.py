@@ -100,7 +100,9 @@ def _pip_download(scratch: Path) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(backend.parent)}
     hint = "check the network, or see `python -m pip config list`; " + _by_hand(default_cache())
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=FETCH_S, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=FETCH_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unreachable(f"could not fetch {ARCHIVE} with pip: {error}", hint=hint) from error
     if done.returncode != 0:

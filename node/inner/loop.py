@@ -76,7 +76,9 @@ class Inner:
             moments = [state.get(f"{moment}/{name}") for moment in _MOMENTS]
             if "step" not in state or any(m is None or m.shape != parameter.shape for m in moments):
                 raise CorruptFault(f"the saved optimiser state does not fit {name}")
-            copies = {key: m.to(parameter, copy=True) for key, m in zip(_MOMENTS, moments, strict=True) if m is not None}
+            copies = {
+                key: m.to(parameter, copy=True) for key, m in zip(_MOMENTS, moments, strict=True) if m is not None
+            }
             step = state["step"].reshape(()).to(self._device, copy=True)
             self._adam.state[parameter] = {"step": step, **copies}
 

@@ -47,7 +47,7 @@ def bell(key: bytes, count: int, inverse: int) -> NDArray[np.int32]:
     for at in range(0, count, _BLOCK):
         raw = source.random_raw(min(_BLOCK, count - at))
         total = sum((raw >> np.uint64(shift) & np.uint64(_FIELD)).astype(np.int64) for shift in (0, 16, 32, 48))
-        # |total − mean| < 2¹⁷ and scale < 2⁴¹ · 2⁻¹…: below 2⁶³ for every inverse ≥ 1.
+        # |total − mean| < 2¹⁷ and scale < 2⁴⁰ for every inverse ≥ 1: the product is below 2⁵⁷.
         out[at : at + _BLOCK] = ((total - 2 * _FIELD) * scale + (1 << (_SCALE_BITS - 1))) >> _SCALE_BITS
     return out
 

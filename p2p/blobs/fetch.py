@@ -123,7 +123,7 @@ class BlobFetcher:
         await self._say(stream, Ask(job.blob))
         cap = OFFER_OVERHEAD_BYTES + manifest_cap(job.max_bytes)
         data = await self._hear(stream, cap)
-        answer = cast(Offer | Refusal, codec.decode(data, Answer, max_bytes=cap))
+        answer = codec.decode(data, cast(type[Offer | Refusal], Answer), max_bytes=cap)
         if isinstance(answer, Refusal):
             job.reasons[peer] = "".join(letter for letter in answer.reason if letter.isprintable())
             return False

@@ -16,7 +16,7 @@ from atoll.p2p.blobs.frames import (
     Wish,
 )
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.framing import read_frame, write_frame
+from atoll.p2p.framing import PREFIX_BYTES, read_frame, write_frame
 from atoll.p2p.host import Host, Stream
 from atoll.protocols import codec
 from atoll.protocols.blobs import Manifest
@@ -37,6 +37,8 @@ class BlobServer:
         self._idle_s = idle_s
         self._serving: Counter[PeerId] = Counter()
         self.bytes_up: Counter[PeerId] = Counter()
+        self.wire_bytes_up = 0
+        """Chunks, manifests and answers with their frames: all that serving blobs sends."""
         host.set_handler(PROTOCOL, self._handle)
 
     @property
@@ -76,18 +78,21 @@ class BlobServer:
             async with asyncio.timeout(self._idle_s):
                 await write_frame(stream, data)
             self.bytes_up[stream.peer] += len(data)
+            self.wire_bytes_up += PREFIX_BYTES + len(data)
 
     async def _wait_done(self, stream: Stream) -> None:
         if not isinstance(await self._next_wish(stream), Done):
             raise DecodeError("a wish for a blob that was refused")
 
     async def _next_wish(self, stream: Stream) -> Want | Done:
-        return cast(Want | Done, codec.decode(await self._next_frame(stream), Wish, max_bytes=ASK_MAX_BYTES))
+        return codec.decode(await self._next_frame(stream), cast(type[Want | Done], Wish), max_bytes=ASK_MAX_BYTES)
 
     async def _next_frame(self, stream: Stream) -> bytes:
         async with asyncio.timeout(self._idle_s):
             return await read_frame(stream, ASK_MAX_BYTES)
 
     async def _answer(self, stream: Stream, answer: Answer | Done) -> None:
+        data = codec.encode(answer)
+        self.wire_bytes_up += PREFIX_BYTES + len(data)
         async with asyncio.timeout(self._idle_s):
-            await write_frame(stream, codec.encode(answer))
+            await write_frame(stream, data)

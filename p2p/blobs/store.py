@@ -179,7 +179,11 @@ class Partial:
         with disk(part):
             self._file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
             self._file.truncate(manifest.size_bytes)
-        self._have = set(self._resume())
+        try:
+            self._have = set(self._resume())
+        except BaseException:
+            self._file.close()
+            raise
         self._unflushed = 0
         # Threads write chunks; a cancelled download must not close the file under them.
         self._lock = threading.RLock()

@@ -93,10 +93,10 @@ class MemoryStream:
     async def read_exactly(self, size: int) -> bytes:
         """`size` bytes. Raises Unreachable when the stream ends before."""
         self._wanted = size
+        self._partner_changed()  # a read beyond the window makes room for its writer
         try:
             while len(self._unread) < size:
                 self._require_open(reading=True)
-                self._partner_changed()
                 await self._changed.wait()
             if self._ended:
                 raise Unreachable("stream is closed")

@@ -6,13 +6,9 @@ with the same PeerID, the same ports and all handlers.
 
 import asyncio
 import contextlib
-import errno
 import logging
-import socket
 from collections.abc import Callable
 from pathlib import Path
-
-from multiaddr import Multiaddr
 
 from atoll.p2p.host import (
     Connection,
@@ -27,6 +23,7 @@ from atoll.p2p.host import Path as Route
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.handling import Admission, OnFault, log_fault, run_handler
 from atoll.p2p.transports.p2pd_control import BUFFER_BYTES, P2pdControl, Socket, read_message
+from atoll.p2p.transports.p2pd_listen import require_free, with_port
 from atoll.p2p.transports.p2pd_process import (
     CONTROL_SOCKET,
     STREAMS_SOCKET,
@@ -100,12 +97,14 @@ class P2pdHost:
     async def serve(self, ready: Callable[[], None]) -> None:
         """Keep p2pd alive until cancelled. Raises LocalFault when it cannot start the first time."""
         with private_folder() as folder:
-            _require_free(self._listen)
+            require_free(self._listen)
             self._folder = folder
+            # Not started here: that would be a place to be cancelled before we hold the server.
             server = await asyncio.start_unix_server(
-                self._on_inbound, path=folder / STREAMS_SOCKET, limit=BUFFER_BYTES
+                self._on_inbound, path=folder / STREAMS_SOCKET, limit=BUFFER_BYTES, start_serving=False
             )
             try:
+                await server.start_serving()
                 await self._start_first()
                 async with asyncio.TaskGroup() as self._group:
                     self._group.create_task(self._watch_peers())
@@ -114,6 +113,7 @@ class P2pdHost:
                 self._group = None
                 server.close()
                 await self._stop()
+                self._folder = None
                 self._announcer.end()
 
     async def addresses(self) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ class P2pdHost:
         peer, maddrs = await control.identify()
         if peer != self.peer_id:
             raise LocalFault(f"p2pd runs as {peer}, not as {self.peer_id}")
-        self._listen = tuple(_with_port(maddr, maddrs) for maddr in self._listen)
+        self._listen = tuple(with_port(maddr, maddrs) for maddr in self._listen)
         self._control = control
         await self._register(tuple(self._handlers))
 
@@ -299,52 +299,3 @@ class P2pdHost:
 
 def _route(maddr: str) -> Route:
     return Route.RELAYED if "/p2p-circuit" in maddr else Route.DIRECT
-
-
-def _port_of(maddr: str) -> tuple[str, str, str, int] | None:
-    """(ip kind, host, `tcp` or `udp`, port) of a listen multiaddr; None for other kinds."""
-    parts = maddr.split("/")
-    if len(parts) >= 5 and parts[1] in ("ip4", "ip6") and parts[3] in ("tcp", "udp") and parts[4].isdigit():
-        return parts[1], parts[2], parts[3], int(parts[4])
-    return None
-
-
-def _with_port(maddr: str, actual: tuple[str, ...]) -> str:
-    """`maddr` with port 0 replaced by the port that p2pd listens on."""
-    wanted = _port_of(maddr)
-    if wanted is None or wanted[3]:
-        return maddr
-    for found in filter(None, map(_port_of, actual)):
-        if (found[0], found[2]) == (wanted[0], wanted[2]):
-            return maddr.replace(f"/{wanted[2]}/0", f"/{wanted[2]}/{found[3]}")
-    return maddr
-
-
-def _require_free(maddrs: tuple[str, ...]) -> None:
-    """Raise LocalFault when another program listens there.
-
-    go-libp2p sets SO_REUSEPORT: a second p2pd of the same user would start and steal connections.
-    """
-    for maddr in maddrs:
-        try:
-            Multiaddr(maddr)
-        except Exception as error:  # multiaddr raises a dozen kinds
-            raise LocalFault(
-                f"not a listen address: {maddr}", hint="for instance /ip4/0.0.0.0/tcp/4001"
-            ) from error
-        place = _port_of(maddr)
-        if place is None or not place[3]:
-            continue
-        family = socket.AF_INET if place[0] == "ip4" else socket.AF_INET6
-        kind = socket.SOCK_STREAM if place[2] == "tcp" else socket.SOCK_DGRAM
-        with socket.socket(family, kind) as probe:
-            if kind == socket.SOCK_STREAM:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((place[1], place[3]))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise LocalFault(
-                        f"port {place[3]} is in use", hint="choose another port or stop the other program"
-                    ) from error
-                raise LocalFault(f"cannot listen on {maddr}: {error}") from error

@@ -85,7 +85,7 @@ class Lab:
 
             self._group.create_task = remember  # the group's own tasks end with the scenario
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(30 if self.transport == "p2pd" else 3600):
                     await scenario(self)
             finally:
                 for task in started:

@@ -26,7 +26,8 @@ class Box(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 BOXES = st.builds(
     Box,
-    whole=st.integers(-(2**63), 2**64 - 1), text=st.text(), real=st.floats(), many=st.lists(st.integers(0, 9)).map(tuple),
+    whole=st.integers(-(2**63), 2**64 - 1), text=st.text(), real=st.floats(),
+    many=st.lists(st.integers(0, 9)).map(tuple),
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_round_trip(body, seq, previous):
 def test_golden_entry():
     entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
     assert entry.id.hex() == "4575633ad8c234163f9b476c346d086550b9c98c530de547e1019f25ecb01aa3"
-    assert len(encode_entry(entry)) == 299
+    assert len(encode_entry(entry)) == 288
 
 
 def test_the_name_does_not_depend_on_the_signature():

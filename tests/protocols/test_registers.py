@@ -61,7 +61,8 @@ def test_golden_bytes():
             "round": (-1, 1 << 24), "final": (-2, 1 << 24), "snapshot": (b"x",), "snapshot_round": (-2, 1 << 24),
             "tokens_per_s": (-1.0, math.nan, math.inf, 1e12), "activity": ("sleeping",),
         }.items() for value in values),
-        Addresses(("x",) * 17), Addresses(("x" * 257,)), Addresses(("",)), Addresses(("\x1b[31m",)), Addresses(("é",)),
+        Addresses(("x",) * 17), Addresses(("x" * 257,)), Addresses(("",)),
+        Addresses(("\x1b[31m",)), Addresses(("é",)),
     ],
 )  # fmt: skip
 def test_illegal_values_are_refused(value):
@@ -72,8 +73,10 @@ def test_illegal_values_are_refused(value):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2}, {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1}, {"seq": 1 << 48},
-        {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": 3601.0}, {"ttl_s": math.nan}, {"ttl_s": math.inf}, {"author": "x"},
+        {"version": 2}, {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1},
+        {"seq": 1 << 48},
+        {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": 3601.0}, {"ttl_s": math.nan}, {"ttl_s": math.inf},
+        {"author": "x"},
     ],
 )  # fmt: skip
 def test_illegal_envelopes_are_refused(changes):

@@ -1,0 +1,110 @@
+"""What the ledger says about the finality of one round: who may decide, what was proposed, who voted for it.
+
+Pure facts, in the order-independent form: a Book is the same whatever the order in which the entries of
+different authors arrive.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from atoll.protocols.ids import Digest, PeerId, RunId, digest
+from atoll.protocols.records import Ack, Ballot, Body, Contribution, Prepare, Promise, Proposal, Vote
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """All entries about one round. Ballots whose author does not own them never get in (see `owner_of`)."""
+
+    contributions: Mapping[Digest, tuple[PeerId, Contribution]] = field(default_factory=dict)
+    acks: Mapping[PeerId, Digest] = field(default_factory=dict)
+    """Newest set digest that an author acknowledged."""
+    prepares: Mapping[Ballot, Digest] = field(default_factory=dict)
+    promises: Mapping[tuple[PeerId, Ballot], Promise] = field(default_factory=dict)
+    proposals: Mapping[Digest, Proposal] = field(default_factory=dict)
+    votes: Mapping[tuple[PeerId, Ballot], tuple[Digest, Vote]] = field(default_factory=dict)
+    """First vote of an author in a ballot: a second one is equivocation and does not count."""
+
+    def vote_of(self, entry: Digest) -> Vote | None:
+        """The vote with this entry id."""
+        return next((vote for name, vote in self.votes.values() if name == entry), None)
+
+    def highest_vote(self, author: PeerId) -> tuple[Digest, Vote] | None:
+        """An author's vote in its highest ballot."""
+        own = [(ballot, found) for (who, ballot), found in self.votes.items() if who == author]
+        return max(own, key=lambda item: item[0])[1] if own else None
+
+    def promised(self, author: PeerId) -> Ballot | None:
+        """The lowest ballot that an author may still vote in; None: any."""
+        ballots = [b for who, b in self.promises if who == author] + [b for who, b in self.votes if who == author]
+        return max(ballots, default=None)
+
+    def proposal_in(self, ballot: Ballot) -> tuple[Digest, Proposal] | None:
+        """The proposal of a ballot; of two (equivocation) the one with the lower entry id."""
+        found = [(name, proposal) for name, proposal in self.proposals.items() if proposal.ballot == ballot]
+        return min(found, default=None, key=lambda item: item[0])
+
+
+def order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    """Acceptors of a round in the order of their ballots: by BLAKE3(run, round, peer)."""
+
+    def rank(peer: PeerId) -> bytes:
+        return digest(b"atoll/ballot/1\0", run, number.to_bytes(8, "little"), peer.encode())
+
+    return tuple(sorted(set(authors), key=rank))
+
+
+def quorum(count: int) -> int:
+    """⌈2n/3⌉: any two quorums share more than a third."""
+    return -(-2 * count // 3)
+
+
+def owner_of(acceptors: tuple[PeerId, ...], attempt: int) -> PeerId:
+    """Who may open the ballots of this attempt."""
+    return acceptors[attempt % len(acceptors)]
+
+
+def record(book: Book, entry: Digest, author: PeerId, body: Body) -> tuple[Book, str]:
+    """The book with one more entry, and the reason when it does not count."""
+    match body:
+        case Contribution():
+            return replace(book, contributions={**book.contributions, entry: (author, body)}), ""
+        case Ack():
+            return replace(book, acks={**book.acks, author: body.members}), ""
+        case Prepare() if body.ballot.proposer == author:
+            return replace(book, prepares={**book.prepares, body.ballot: entry}), ""
+        case Proposal() if body.ballot.proposer == author:
+            return _propose(book, entry, body)
+        case Promise():
+            return replace(book, promises={**book.promises, (author, body.ballot): body}), ""
+        case Vote():
+            return _vote(book, entry, author, body)
+        case Prepare() | Proposal():
+            return book, "a ballot belongs to the peer that it names"
+    return book, ""
+
+
+def _propose(book: Book, entry: Digest, body: Proposal) -> tuple[Book, str]:
+    other = next((name for name, p in book.proposals.items() if p.ballot == body.ballot and name != entry), None)
+    fault = "two proposals in one ballot" if other is not None else ""
+    return replace(book, proposals={**book.proposals, entry: body}), fault
+
+
+def _vote(book: Book, entry: Digest, author: PeerId, body: Vote) -> tuple[Book, str]:
+    known = book.votes.get((author, body.ballot))
+    if known is not None:
+        return book, "" if known[0] == entry else "two votes in one ballot"
+    above = [b for who, b in book.promises if who == author and b > body.ballot]
+    if above:
+        return book, "a vote below its author's promise"
+    return replace(book, votes={**book.votes, (author, body.ballot): (entry, body)}), ""
+
+
+def decided(book: Book, acceptors: tuple[PeerId, ...]) -> tuple[Digest, Proposal] | None:
+    """The proposal that a quorum of acceptors voted for in its ballot; None while there is none."""
+    for entry, proposal in sorted(book.proposals.items()):
+        if owner_of(acceptors, proposal.ballot.attempt) != proposal.ballot.proposer:
+            continue
+        votes = [book.votes.get((peer, proposal.ballot)) for peer in acceptors]
+        if sum(vote is not None and vote[1].proposal == entry for vote in votes) >= quorum(len(acceptors)):
+            return entry, proposal
+    return None

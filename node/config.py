@@ -1,0 +1,143 @@
+"""NodeConfig: what is mine to choose on this machine. `config.toml` in the home, then flags.
+
+What peers must agree on is in RunSpec and nowhere here. Unknown keys are errors.
+"""
+
+import difflib
+import importlib.metadata
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from atoll.protocols.errors import ConfigError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+MAX_SEEDS = 64
+_MAX_BYTES = 1 << 20
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
+_MADDR = re.compile(r"(/[a-z0-9-]+(/[^/\s]+)?)+")
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Local choices of one node. Every key has a default; the file may be absent."""
+
+    name: str = ""
+    """Shown to the operator; empty: the tail of the PeerID."""
+    listen: str = "/ip4/0.0.0.0/tcp/0"
+    """Multiaddr; port 0 is picked when the node starts."""
+    seeds: tuple[str, ...] = ()
+    """`…/p2p/PEERID` multiaddrs of nodes to dial first."""
+    data: str = ""
+    """Path of the text of a run whose source is `file:`."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`."""
+    threads: int = 0
+    """CPU threads of the worker; 0: one per core."""
+    dht: bool = False
+    """Look for peers in the DHT too, in a child process of its own."""
+    eval_every: int = 1
+    """Rounds from one validation to the next."""
+    log: LogLevel = "info"
+
+    def check(self) -> None:
+        """Raise ConfigError, with the key's name, for values that cannot work."""
+        if len(self.name) > 64 or not (self.name.isprintable()):
+            raise ConfigError("name must have at most 64 printable characters")
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(f"device {self.device!r} is not one of auto, cpu, cuda, cuda:N")
+        if not 0 <= self.threads <= 1024:
+            raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
+        if not 1 <= self.eval_every <= 1 << 20:
+            raise ConfigError(f"eval_every = {self.eval_every} is outside 1 … {1 << 20}")
+        if not _MADDR.fullmatch(self.listen) or "/p2p/" in self.listen:
+            raise ConfigError(
+                f"listen: {self.listen!r} is not a multiaddr", hint="for example /ip4/0.0.0.0/tcp/4710"
+            )
+        if len(self.seeds) > MAX_SEEDS:
+            raise ConfigError(f"seeds: more than {MAX_SEEDS}")
+        for maddr in self.seeds:
+            if not _MADDR.fullmatch(maddr) or not re.search(r"/p2p/[^/]+$", maddr):
+                raise ConfigError(
+                    f"seeds: {maddr!r} does not end in /p2p/PEERID",
+                    hint="for example /ip4/203.0.113.7/tcp/4710/p2p/12D3Koo…",
+                )
+
+
+def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:
+    """The file at `path` (defaults where there is none) with `flags` over it. Raises ConfigError.
+
+    A flag that is None was not given. `auto` and 0 are replaced by what this machine has.
+    """
+    values = _read(path) | {key: value for key, value in (flags or {}).items() if value is not None}
+    try:
+        config = to_struct(values, NodeConfig)
+        config.check()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}" if path.exists() else str(error), hint=error.hint) from error
+    device = config.device if config.device != "auto" else "cuda" if _cuda_here() else "cpu"
+    return msgspec.structs.replace(config, device=device, threads=config.threads or os.cpu_count() or 1)
+
+
+def to_struct(values: dict[str, Any], kind: type[S], *, strict: bool = True) -> S:
+    """`values` as a struct. Raises ConfigError that names the key, with the likely spelling of an unknown one."""
+    try:
+        return msgspec.convert(values, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_readable(str(error)), hint=_suggestion(str(error), kind)) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="check its owner and mode") from error
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"{path} has more than {_MAX_BYTES} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is not TOML: {error}", hint="correct the line, or move the file away"
+        ) from error
+
+
+def _readable(message: str) -> str:
+    """msgspec's message in the words of the file: `$.seeds` is `seeds`."""
+    found = _UNKNOWN.search(message)
+    if found:
+        return f"unknown key {'.'.join(filter(None, (found[2], found[1])))}"
+    text = re.sub(r" - at `\$\.?([^`]*)`", r" (key \1)", message).replace("`", "")
+    return text.removeprefix("Object ").replace("Object missing required field", "missing key")
+
+
+def _suggestion(message: str, kind: type[msgspec.Struct]) -> str:
+    found = _UNKNOWN.search(message)
+    if not found:
+        return ""
+    for part in filter(None, (found[2] or "").split(".")):
+        inner = {f.name: f.type for f in msgspec.structs.fields(kind)}.get(part)
+        if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
+            return ""
+        kind = inner
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    close = difflib.get_close_matches(found[1], names, n=1)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(names)}"
+
+
+def _cuda_here() -> bool:
+    """A driver is loaded and the installed torch is not a CPU build. Does not import torch."""
+    try:
+        build = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return Path("/dev/nvidiactl").exists() and "+cpu" not in build

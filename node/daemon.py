@@ -1,0 +1,134 @@
+"""The daemon: builds everything, runs it under one task group, and takes it down in order.
+
+The end, in order: the worker saves and exits, then driver, network and control socket stop, and p2pd goes
+with its host. A second signal ends at once; kill −9 loses at most the round at hand.
+"""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Callable
+
+from atoll.node.config import NodeConfig
+from atoll.node.control import ControlServer
+from atoll.node.driver import Driver
+from atoll.node.home import Home
+from atoll.node.network import SwarmNetwork
+from atoll.node.operator import DaemonOperator
+from atoll.node.roundlog import RoundLog
+from atoll.node.trainer import Trainer
+from atoll.p2p.dht import Dht
+from atoll.p2p.dht_pipe import ChildOptions
+from atoll.p2p.files import make_folder
+from atoll.p2p.key_file import load_or_create
+from atoll.p2p.peers import parse_seed
+from atoll.p2p.swarm import Swarm, SwarmOptions
+from atoll.p2p.transports.p2pd import P2pdHost
+from atoll.p2p.transports.p2pd_process import P2pdOptions
+from atoll.protocols import codec
+from atoll.protocols.errors import AtollError
+from atoll.protocols.run import open_run
+from atoll.protocols.worker import Start
+
+FINISH_POLL_S = 0.2
+
+
+class _Stopped(Exception):
+    """Ends the task group: the user asked for it."""
+
+
+class Daemon:
+    """One node in one run. The caller holds the home's lock."""
+
+    def __init__(self, home: Home, config: NodeConfig, run_file: bytes) -> None:
+        """Opens identity, ledger and log. Raises ConfigError, DiskFault, CorruptFault, DecodeError."""
+        self.home, self.config = home, config
+        self.spec = open_run(run_file)
+        self.started_at = time.monotonic()
+        self.identity = load_or_create(home.identity)
+        folder = home.run(self.spec.id)
+        make_folder(folder)
+        me = self.identity.peer_id
+        self.host = P2pdHost(self.identity, P2pdOptions(listen=(config.listen,)))
+        seeds = [parse_seed(seed) for seed in config.seeds]
+        options = SwarmOptions(run_file=run_file)
+        dht = Dht(self.identity, self._dht_options, rng=random.Random()) if config.dht else None
+        self.swarm = Swarm(self.host, self.identity, self.spec.id, folder, seeds, options=options, dht=dht)
+        self.log = RoundLog(folder, me, time.time)
+        self.net = SwarmNetwork(self.swarm, self.host, me)
+        self.driver = Driver(self.spec, me, self.net, self.log, folder / "spool", time.monotonic, eval_every=config.eval_every)
+        start = Start(
+            *(codec.encode(self.spec), me, str(folder), config.data),
+            *(config.threads, config.device),
+        )
+        self.trainer = Trainer(start, folder / "worker.log", self.driver.on_started, self.driver.on_progress)
+        self.driver.trainer = self.trainer
+        self.operator = DaemonOperator(self)
+        self.addresses: tuple[str, ...] = ()
+        self._stop = asyncio.Event()
+        self._finish_round = False
+
+    async def run(self, on_up: Callable[[], None] = lambda: None) -> None:
+        """Work until stopped. Raises the AtollError that this machine or its user must mend."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._start(group)
+                on_up()
+                await self._stop.wait()
+                await self._wait_round()
+                self.log.event("stopping")
+                await self.trainer.stop()
+                raise _Stopped
+        except* _Stopped:
+            pass
+        except* AtollError as faults:
+            raise first_fault(faults) from faults
+        finally:
+            await self.trainer.stop()
+            self.log.close()
+
+    def stop(self, *, finish: bool = False) -> None:
+        """End in good order; with `finish`, after the round at hand is closed. Idempotent."""
+        self._finish_round = finish
+        if finish:
+            self.driver.pause("stopping after this round")
+        self._stop.set()
+
+    async def _start(self, group: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        up, answering = asyncio.Event(), asyncio.Event()
+        group.create_task(self.swarm.serve(up.set), name="swarm")
+        await up.wait()
+        self.addresses = await self.host.addresses()
+        control = ControlServer(self.home.control_socket, self.home.log, self.operator)
+        group.create_task(control.serve(answering.set), name="control")
+        await answering.wait()
+        group.create_task(self.driver.serve(), name="driver")
+        await asyncio.sleep(0)
+        group.create_task(self.net.carry(self.driver), name="carry")
+        group.create_task(self.trainer.serve(), name="trainer")
+
+    def _dht_options(self) -> ChildOptions:
+        """The DHT's child speaks through our p2pd. Raises LocalFault while there is none."""
+        return ChildOptions(control_socket=str(self.host.control_socket))
+
+    async def _wait_round(self) -> None:
+        while self._finish_round and self.driver.is_busy():
+            await asyncio.sleep(FINISH_POLL_S)  # noqa: ASYNC110 - the machine has no waiters
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            raise SystemExit(130)
+        self.stop()
+
+
+def first_fault(faults: BaseExceptionGroup[AtollError]) -> AtollError:
+    """The first error of a group of groups."""
+    inner: BaseException = faults
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    assert isinstance(inner, AtollError)
+    return inner

@@ -1,0 +1,330 @@
+"""Finality as a pure state machine: the members agree once per round on its exact set of contributions.
+
+Single-decree Paxos per round (Lamport, "Paxos Made Simple", 2001), one round at a time, with ledger
+entries for messages: a promise or a vote is durable before anybody can see it, and whoever restarts
+replays its own feed first (`Live` ends the replay). Rules in words: docs/rounds.md.
+
+1. The owner of attempt 0 proposes its view of the set.      Proposal
+2. Members that fold it to the same state vote for it.       Vote; ⌈2n/3⌉ of them make it final
+3. When nothing becomes final, the next owner asks first.    Prepare, Promise, then 1 with a higher ballot
+
+A proposer that was promised by a quorum proposes what the highest vote among the promises was for, so
+two different sets can never both become final.
+"""
+
+from dataclasses import replace
+
+from atoll.node.ballots import Book, decided, order, owner_of, quorum, record
+from atoll.node.finality_words import (
+    Action,
+    Append,
+    Checked,
+    CheckRound,
+    EntrySeen,
+    Event,
+    FetchMissing,
+    FinalityState,
+    Finalize,
+    Finalized,
+    Idle,
+    Live,
+    NotAppended,
+    PayloadHeld,
+    ReportDivergence,
+    ReportEquivocation,
+    RoundClosed,
+    Tick,
+)
+from atoll.protocols.ids import Digest, PeerId, Round, RunId
+from atoll.protocols.records import Ballot, Body, Leave, Prepare, Promise, Proposal, Vote, set_digest
+
+Out = tuple[FinalityState, list[Action]]
+
+
+def begin(run: RunId, me: PeerId, rounds: int, owner: PeerId) -> FinalityState:
+    """Before the first entry: round 0 is for the run's owner to decide."""
+    return FinalityState(run, me, rounds, -1, (owner,))
+
+
+def step(state: FinalityState, event: Event) -> Out:
+    """Next state, and what to do about it."""
+    state, actions = _take(state, event)
+    if isinstance(event, NotAppended):
+        return state, actions
+    state, finals = _decide(state)
+    actions += finals
+    if state.live and state.last_final + 1 < state.rounds:
+        for move in (_promise, _vote, _propose, _prepare):
+            state, more = move(state)
+            actions += more
+    return state, actions
+
+
+# --- events become facts ------------------------------------------------------------------------
+
+
+def _take(state: FinalityState, event: Event) -> Out:
+    match event:
+        case EntrySeen():
+            return _entry(state, event)
+        case PayloadHeld(payload):
+            return replace(state, held=state.held | {payload}), []
+        case RoundClosed(number, members):
+            views = {**state.views, number: members}
+            return _ripen(replace(state, views=views, closed=max(state.closed, number))), []
+        case Checked(number, contributions, digest):
+            if number != state.last_final + 1:
+                return state, []
+            checked = {**state.checked, contributions: digest}
+            return replace(state, checked=checked, checking=state.checking - {contributions}), []
+        case Finalized(number):
+            return replace(state, applied=number, checking=frozenset()), []
+        case NotAppended():
+            return replace(state, appending=None), []
+        case Live():
+            return replace(state, live=True), []
+        case Idle(idle, now):
+            return _ripen(replace(state, idle=idle, now=max(state.now, now))), []
+        case Tick(now):
+            return _ripen(replace(state, now=max(state.now, now))), []
+
+
+def _entry(state: FinalityState, event: EntrySeen) -> Out:
+    body = event.body
+    if isinstance(body, Leave) or not state.last_final < body.round < state.rounds:
+        return state, []
+    if event.author == state.me and body == state.appending:
+        state = replace(state, appending=None)
+    book, fault = record(state.books.get(body.round, Book()), event.entry, event.author, body)
+    state = replace(state, books={**state.books, body.round: book})
+    if body.round == state.last_final + 1 and isinstance(body, Prepare | Proposal):
+        state = replace(state, top=max(state.top, body.ballot.attempt), since=state.now)
+    if not fault:
+        return state, []
+    return state, [ReportEquivocation(body.round, event.author, event.entry, fault)]
+
+
+def _ripen(state: FinalityState) -> FinalityState:
+    """Remember since when this node does not expect the set of the next round to grow."""
+    ripe = state.idle or state.closed > state.last_final + 1
+    if not ripe:
+        return replace(state, ripe_at=None)
+    return state if state.ripe_at is not None else replace(state, ripe_at=state.now)
+
+
+# --- deciding -----------------------------------------------------------------------------------
+
+
+def _decide(state: FinalityState) -> Out:
+    """Move over every round that the ledger proves final."""
+    actions: list[Action] = []
+    while state.last_final + 1 < state.rounds:
+        book = _book(state)
+        found = decided(book, state.acceptors)
+        if found is None:
+            break
+        _, proposal = found
+        unknown = tuple(e for e in proposal.contributions if e not in book.contributions)
+        if unknown:
+            state, more = _missing(state, unknown, ())
+            return state, actions + more
+        authors = [book.contributions[entry][0] for entry in proposal.contributions]
+        actions.append(Finalize(proposal.round, proposal.contributions, proposal.state))
+        state = _next_round(state, authors)
+    return state, actions
+
+
+def _next_round(state: FinalityState, authors: list[PeerId]) -> FinalityState:
+    number = state.last_final + 1
+    done = replace(
+        state,
+        last_final=number,
+        acceptors=order(state.run, number + 1, authors),
+        books={at: book for at, book in state.books.items() if at > number},
+        views={at: view for at, view in state.views.items() if at > number},
+        checked={},
+        checking=frozenset(),
+        missing=((), ()),
+        told=frozenset(),
+        top=0,
+        since=state.now,
+        ripe_at=None,
+    )
+    attempts = [p.ballot.attempt for p in _book(done).proposals.values()] + [
+        b.attempt for b in _book(done).prepares
+    ]
+    return _ripen(replace(done, top=max(attempts, default=0)))
+
+
+def _promise(state: FinalityState) -> Out:
+    """Promise the highest ballot that somebody prepared."""
+    book = _book(state)
+    asked = [b for b in book.prepares if owner_of(state.acceptors, b.attempt) == b.proposer]
+    if not asked or not _may_append(state):
+        return state, []
+    ballot, bound = max(asked), book.promised(state.me)
+    if (state.me, ballot) in book.promises or (bound is not None and bound >= ballot):
+        return state, []
+    vote = book.highest_vote(state.me)
+    return _append(state, Promise(_round(state), ballot, () if vote is None else (vote[0],)))
+
+
+def _vote(state: FinalityState) -> Out:
+    """Vote for the proposal of the highest ballot, once its fold gave the same state here."""
+    found = _to_vote_for(state)
+    if found is None:
+        return state, []
+    entry, proposal = found
+    state, ready, actions = _folded_here(state, proposal.contributions)
+    if not ready:
+        return state, actions
+    ours = state.checked[proposal.contributions]
+    if ours == proposal.state:
+        return _append(state, Vote(proposal.round, proposal.ballot, entry))
+    if entry in state.told:
+        return state, []
+    report = ReportDivergence(proposal.round, entry, proposal.ballot.proposer, ours, proposal.state)
+    return replace(state, told=state.told | {entry}), [report]
+
+
+def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
+    book = _book(state)
+    if not _may_append(state):
+        return None
+    legal = [
+        p.ballot
+        for p in book.proposals.values()
+        if owner_of(state.acceptors, p.ballot.attempt) == p.ballot.proposer
+    ]
+    if not legal:
+        return None
+    ballot, bound = max(legal), book.promised(state.me)
+    if (state.me, ballot) in book.votes or (bound is not None and bound > ballot):
+        return None
+    return book.proposal_in(ballot)
+
+
+def _propose(state: FinalityState) -> Out:
+    """Propose in the highest ballot that is ours, if it is time and nothing was proposed in it."""
+    ballot = _own_ballot(state)
+    if ballot is None or not _may_append(state):
+        return state, []
+    value = _value(state, ballot)
+    if value is None:
+        return state, []
+    state, ready, actions = _folded_here(state, value)
+    if not ready:
+        return state, actions
+    return _append(state, Proposal(_round(state), ballot, value, state.checked[value]))
+
+
+def _own_ballot(state: FinalityState) -> Ballot | None:
+    book = _book(state)
+    if state.top == 0 and owner_of(state.acceptors, 0) == state.me:
+        ballot = Ballot(0, state.me)
+    else:
+        ours = [b for b in book.prepares if b.proposer == state.me and b.attempt == state.top]
+        if not ours or owner_of(state.acceptors, ours[0].attempt) != state.me:
+            return None
+        ballot = ours[0]
+    bound = book.promised(state.me)
+    if book.proposal_in(ballot) is not None or (bound is not None and bound > ballot):
+        return None
+    return ballot
+
+
+def _value(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
+    """What to propose in a ballot of ours; None while it is too early."""
+    book, view = _book(state), state.views.get(state.last_final + 1)
+    if ballot.attempt == 0:
+        return view if view and _is_time(state, view) else None
+    promises = [book.promises.get((peer, ballot)) for peer in state.acceptors]
+    given = [promise for promise in promises if promise is not None]
+    if len(given) < quorum(len(state.acceptors)):
+        return None
+    votes = [book.vote_of(entry) for promise in given for entry in promise.voted]
+    bound = [vote for vote in votes if vote is not None and vote.proposal in book.proposals]
+    if bound:
+        return book.proposals[max(bound, key=lambda vote: vote.ballot).proposal].contributions
+    return view or None
+
+
+def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
+    """Ballot 0: a quorum acknowledged our set, or it will hardly grow any more."""
+    name, acks = set_digest(list(view)), _book(state).acks
+    if sum(acks.get(peer) == name for peer in state.acceptors) >= quorum(len(state.acceptors)):
+        return True
+    if state.closed > state.last_final + 1:
+        return True
+    return state.idle and state.ripe_at is not None and state.now - state.ripe_at >= state.patience_s
+
+
+def _prepare(state: FinalityState) -> Out:
+    """Open the next ballot of ours when nothing became final for too long."""
+    if state.ripe_at is None or not _may_append(state) or not state.views.get(state.last_final + 1):
+        return state, []
+    count = len(state.acceptors)
+    attempt = next(
+        a for a in range(state.top + 1, state.top + 1 + count) if owner_of(state.acceptors, a) == state.me
+    )
+    turns = (attempt - state.top) * (1 + state.top / count)
+    if state.now - max(state.since, state.ripe_at) < turns * state.patience_s:
+        return state, []
+    return _append(state, Prepare(_round(state), Ballot(attempt, state.me)))
+
+
+# --- common -------------------------------------------------------------------------------------
+
+
+def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[FinalityState, bool, list[Action]]:
+    """Is the state of this set known? If not: ask for what is missing, or for the check."""
+    if names in state.checked:
+        return state, True, []
+    book = _book(state)
+    known = [(e, *book.contributions[e]) for e in names if e in book.contributions]
+    if len({author for _, author, _ in known}) != len(known):
+        return state, False, []
+    entries = tuple(e for e in names if e not in book.contributions)
+    payloads = tuple((c.payload, author) for _, author, c in known if c.payload not in state.held)
+    if entries or payloads:
+        state, actions = _missing(state, entries, payloads)
+        return state, False, actions
+    if names in state.checking or state.applied != state.last_final:
+        return state, False, []
+    return replace(state, checking=state.checking | {names}), False, [CheckRound(_round(state), names)]
+
+
+def _missing(
+    state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[tuple[Digest, PeerId], ...]
+) -> Out:
+    if (entries, payloads) == state.missing:
+        return state, []
+    return replace(state, missing=(entries, payloads)), [FetchMissing(_round(state), entries, payloads)]
+
+
+def _append(state: FinalityState, body: Proposal | Vote | Prepare | Promise) -> Out:
+    return replace(state, appending=body), [Append(body)]
+
+
+def _may_append(state: FinalityState) -> bool:
+    return state.appending is None and state.me in state.acceptors
+
+
+def _book(state: FinalityState) -> Book:
+    return state.books.get(state.last_final + 1, Book())
+
+
+def _round(state: FinalityState) -> Round:
+    return Round(state.last_final + 1)
+
+
+def certificate(
+    bodies: list[tuple[Digest, PeerId, Body]], number: int, acceptors: tuple[PeerId, ...]
+) -> Proposal | None:
+    """The proposal of round `number` that these entries prove final; None if they prove none."""
+    book = Book()
+    for entry, author, body in bodies:
+        if not isinstance(body, Leave) and body.round == number:
+            book, _ = record(book, entry, author, body)
+    found = decided(book, acceptors)
+    return None if found is None else found[1]

@@ -1,0 +1,123 @@
+"""The swarm as the driver sees it (`driver.Network`), and the tasks that carry its news to the driver."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.node.driver import Driver
+from atoll.p2p.host import Host
+from atoll.p2p.swarm import Swarm
+from atoll.protocols.errors import AtollError, PeerFault
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.records import Body, Contribution, Entry
+from atoll.protocols.registers import Lease
+
+ALONE_S = 8.0
+"""A node that has worked in this run goes on alone when nobody answers for so long after its start."""
+
+
+class SwarmNetwork:
+    """Adapts one Swarm. Synchronous but for downloads."""
+
+    def __init__(self, swarm: Swarm, host: Host, me: PeerId, now: Callable[[], float] = time.monotonic) -> None:
+        self._swarm, self._host, self._me, self._now = swarm, host, me, now
+        self._replayed = 0
+
+    # --- driver.Network -------------------------------------------------------------------------
+
+    def publish(self, body: Body) -> Entry:
+        """See Swarm.publish."""
+        return self._swarm.publish(body)
+
+    def entries(self) -> list[Entry]:
+        """All entries on disk in arrival order (so each author's in order)."""
+        found: list[Entry] = []
+        while batch := self._swarm.ledger.since(self._replayed):
+            found += [entry for _, entry in batch]
+            self._replayed = batch[-1][0]
+        return found
+
+    def put_lease(self, lease: Lease, ttl_s: float) -> None:
+        """See Swarm.lease."""
+        self._swarm.lease(lease, ttl_s)
+
+    def leases(self) -> dict[PeerId, tuple[Lease, float]]:
+        """Live leases of others with their remaining life in seconds."""
+        now, registers = self._now(), self._swarm.registers
+        live = registers.live(Lease, now)
+        return {
+            peer: (lease, registers.expires(peer, Lease, now) or 0.0)
+            for peer, lease in live.items()
+            if peer != self._me
+        }
+
+    def add_blob(self, path: Path) -> Digest:
+        """See BlobStore.add_file."""
+        return self._swarm.blobs.store.add_file(path)
+
+    def has_blob(self, blob: Digest) -> bool:
+        """See BlobStore.has."""
+        return self._swarm.blobs.store.has(blob)
+
+    def blob_path(self, blob: Digest) -> Path:
+        """See BlobStore.path."""
+        return self._swarm.blobs.store.path(blob)
+
+    def delete_blob(self, blob: Digest) -> None:
+        """See BlobStore.delete."""
+        self._swarm.blobs.store.delete(blob)
+
+    def holders(self, first: PeerId) -> list[PeerId]:
+        """The author, then everybody else whom we are connected to."""
+        return [first, *(peer for peer in self._swarm.neighbours() if peer != first)]
+
+    async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
+        """See Swarm.fetch."""
+        return await self._swarm.fetch(blob, holders, max_bytes)
+
+    def sync_soon(self) -> None:
+        """Ask for missing entries now."""
+        self._swarm.repair_soon()
+
+    def blame(self, peer: PeerId, error: AtollError) -> None:
+        """A payload or snapshot of `peer` broke the protocol."""
+        if isinstance(error, PeerFault):
+            self._swarm.standings.blame(peer, error)
+
+    def bytes_moved(self) -> tuple[int, int, int, int]:
+        """Totals since the start: up, down, blobs up as sent, blob contents up."""
+        total, blobs = self._host.statistics(), self._swarm.blobs.statistics()
+        return total.bytes_up, total.bytes_down, blobs.wire_bytes_up, blobs.bytes_up
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    async def carry(self, driver: Driver) -> None:
+        """Bring every entry and every change of leases to the driver, in order, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._carry_entries(driver))
+            group.create_task(self._carry_changes(driver))
+            group.create_task(self._tell_synced(driver))
+
+    async def _carry_entries(self, driver: Driver) -> None:
+        async for _, entry in self._swarm.entries(self._replayed):
+            driver.on_entry(entry)
+
+    async def _carry_changes(self, driver: Driver) -> None:
+        bell = self._swarm.listen()
+        while True:
+            await bell.wait()
+            driver.on_leases()
+
+    async def _tell_synced(self, driver: Driver) -> None:
+        """Synced after one exchange with a peer; a node that knows nobody is synced with everybody."""
+        if self._swarm.discovery.table() or self._swarm.discovery.book.all():
+            worked = any(
+                e.author == self._me and isinstance(e.body, Contribution) for _, e in self._swarm.ledger.since(0)
+            )
+            try:
+                async with asyncio.timeout(ALONE_S if worked else None):
+                    await self._swarm.wait_synced()
+            except TimeoutError:
+                driver.log.event("alone", after_s=ALONE_S)
+        driver.on_synced()

@@ -1,0 +1,142 @@
+"""What the daemon's user may see and do (`control.Operator`): views of the parts, and orders to the driver."""
+
+import importlib.metadata
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from atoll.node import round
+from atoll.node.round_words import Phase
+from atoll.node.roundlog import RoundRow
+from atoll.p2p.swarm import PeerRow
+from atoll.protocols import control as c
+from atoll.protocols.registers import Lease
+
+if TYPE_CHECKING:
+    from atoll.node.daemon import Daemon
+
+
+class DaemonOperator:
+    """Answers the control socket for one daemon."""
+
+    def __init__(self, daemon: "Daemon") -> None:
+        self._daemon = daemon
+        self._version = importlib.metadata.version("atoll")
+
+    def status(self) -> c.Status:
+        """The node now."""
+        d, driver = self._daemon, self._daemon.driver
+        row = d.log.newest_closed()
+        paths = Counter(peer.path for peer in d.swarm.peers() if peer.connected and peer.path)
+        moved, progress = d.host.statistics(), driver.progress
+        training = driver.round.phase is Phase.TRAIN
+        own = d.log.newest_trained()
+        return c.Status(
+            version=self._version,
+            pid=os.getpid(),
+            uptime_s=time.monotonic() - d.started_at,
+            peer=d.identity.peer_id,
+            name=d.config.name or f"…{d.identity.peer_id[-8:]}",
+            addresses=d.addresses,
+            run=d.spec.id.hex(),
+            run_name=d.spec.name,
+            activity=driver.round.phase.value,
+            reason=self._reason(),
+            eta_s=_eta_s(progress, driver.round.train_s) if training else None,
+            round=min(driver.round.round, d.spec.outer.rounds - 1),
+            rounds=d.spec.outer.rounds,
+            step=progress.step if progress and training else 0,
+            steps=d.spec.steps(min(driver.round.round, d.spec.outer.rounds - 1)),
+            final=driver.finals.applied,
+            digest=row.digest if row else "",
+            contributors=tuple(row.contributors) if row else (),
+            members=len(d.swarm.live(Lease)),
+            peers=len(d.swarm.neighbours()),
+            paths=dict(paths),
+            train_loss=progress.loss if progress and training else own.train_loss if own else None,
+            val_bpb=d.log.newest_bpb(),
+            tokens_per_s=progress.tokens_per_s if progress else None,
+            payload_bytes=own.payload_bytes if own else None,
+            bytes_up=moved.bytes_up,
+            bytes_down=moved.bytes_down,
+            train_s=own.train_s if own else None,
+            wait_s=own.wait_s if own else None,
+            device=d.config.device,
+            worker_pid=d.trainer.statistics().pid,
+            worker_restarts=d.trainer.statistics().restarts,
+            host_restarts=moved.restarts,
+            trouble=self._trouble(),
+        )
+
+    async def peers(self) -> Sequence[c.PeerRow]:
+        """All known peers."""
+        leases = self._daemon.net.leases()
+        return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self._daemon.swarm.peers()]
+
+    def rounds(self) -> Sequence[c.RoundRow]:
+        """All rows, oldest first."""
+        return [_control_row(row) for _, row in sorted(self._daemon.log.rows.items())]
+
+    async def stop(self, *, finish: bool) -> str:
+        """Begin to stop."""
+        self._daemon.stop(finish=finish)
+        return "stopping after this round" if finish else "stopping"
+
+    async def pause(self, reason: str) -> str:
+        """Start no further round."""
+        self._daemon.driver.pause(reason)
+        return "the round at hand is finished, then the node pauses"
+
+    async def resume(self) -> str:
+        """Go on."""
+        self._daemon.driver.resume()
+        return "going on at the round where the others are"
+
+    async def evaluate(self) -> c.Evaluation:
+        """Validation loss of the view."""
+        found = await self._daemon.driver.evaluate()
+        row = self._daemon.log.newest_closed()
+        return c.Evaluation(row.round if row else -1, found.val_bpb, found.val_loss)
+
+    def _reason(self) -> str:
+        driver = self._daemon.driver
+        if not driver.worker_ready:
+            return "the worker is starting"
+        text = round.reason(driver.round)
+        if driver.round.phase is not Phase.SYNC:
+            return text
+        table = self._daemon.swarm.discovery_table()
+        return f"{text}: " + "; ".join(f"{seed} {state}" for seed, state in table.items()) if table else text
+
+    def _trouble(self) -> str:
+        fault = self._daemon.swarm.local_fault
+        return self._daemon.driver.trouble or (fault.line() if fault else "")
+
+    def _peer_row(self, row: PeerRow, lease: Lease | None, left_s: float) -> c.PeerRow:
+        return c.PeerRow(
+            peer=row.peer,
+            path=row.path,
+            maddr=row.maddr,
+            rtt_s=row.rtt_s,
+            member=lease is not None,
+            activity=lease.activity if lease else "",
+            round=lease.round if lease else None,
+            final=lease.final if lease else None,
+            tokens_per_s=lease.tokens_per_s if lease else None,
+            heard_s=max(0.0, self._daemon.spec.pace.lease_s - left_s) if lease else None,
+            faults=row.faults,
+        )
+
+
+def _control_row(row: RoundRow) -> c.RoundRow:
+    fields = asdict(row)
+    fields["contributors"] = tuple(fields["contributors"])
+    return c.RoundRow(**fields)
+
+
+def _eta_s(progress: object, train_s: float) -> float | None:
+    step, steps = getattr(progress, "step", 0), getattr(progress, "steps", 0)
+    return max(0.0, train_s * (1.0 - step / steps)) if step and train_s else None

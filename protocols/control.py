@@ -1,0 +1,331 @@
+"""Operator <-> daemon: one JSON object a line over the unix socket in the node's home.
+
+    operator                              daemon
+    {"v":1,"ask":{"type":"status"}}  ->   {"v":1,"answer":{"type":"status",…}}
+    watch, logs with follow          ->   answers until the operator hangs up
+    anything that cannot be done     ->   {"v":1,"answer":{"type":"refused",…}}
+
+A connection carries any number of requests, one at a time. Fields are only ever added; a reader skips
+fields that it does not know. `docs/control.md` prints every answer as the CLI's `--json` shows it.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from atoll.protocols import errors
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.wires import CONTROL
+
+REQUEST_MAX_BYTES = 64 * 1024
+REPLY_MAX_BYTES = 32 * 1024 * 1024
+"""`rounds` of a long run; both ends are the same user."""
+MAX_LINES = 10_000
+"""Log lines that one request may ask for."""
+MAX_ROUNDS = 10_000
+
+
+# --- asks -----------------------------------------------------------------------------------------
+
+
+class GetStatus(msgspec.Struct, frozen=True, tag="status"):
+    """What does the node do now?"""
+
+
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """A Status every `interval_s`, until the operator hangs up."""
+
+    interval_s: float = 1.0
+
+
+class GetPeers(msgspec.Struct, frozen=True, tag="peers"):
+    """Whom does the node know, and over which path?"""
+
+
+class GetRounds(msgspec.Struct, frozen=True, tag="rounds"):
+    """The newest `last` rounds, oldest first."""
+
+    last: int = MAX_ROUNDS
+
+
+class GetLogs(msgspec.Struct, frozen=True, tag="logs"):
+    """The newest `tail` lines of the log, then new ones for as long as `follow` holds."""
+
+    tail: int = 50
+    follow: bool = False
+
+
+class StopNode(msgspec.Struct, frozen=True, tag="stop"):
+    """End the daemon; with `finish`, after the round at hand is announced."""
+
+    finish: bool = False
+
+
+class PauseNode(msgspec.Struct, frozen=True, tag="pause"):
+    """Finish the round at hand and start no other. Rounds of others are still folded."""
+
+    reason: str = "paused by the operator"
+
+
+class ResumeNode(msgspec.Struct, frozen=True, tag="resume"):
+    """Go on after a pause."""
+
+
+class Evaluate(msgspec.Struct, frozen=True, tag="eval"):
+    """Validation loss of the weights as they are now."""
+
+
+Ask: TypeAlias = GetStatus | Watch | GetPeers | GetRounds | GetLogs | StopNode | PauseNode | ResumeNode | Evaluate
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+    """One node now. Unknown numbers are null, never zero."""
+
+    version: str
+    """Of the atoll package."""
+    pid: int
+    uptime_s: float
+    peer: str
+    name: str
+    addresses: tuple[str, ...]
+    """Listen multiaddrs without `/p2p/…`; empty until the network is up."""
+    run: str
+    """Run id, hex."""
+    run_name: str
+    activity: str
+    """`starting`, `syncing`, `training`, `collecting`, … one word for what it does."""
+    reason: str
+    """Why it does not train; empty while it does."""
+    eta_s: float | None
+    """Seconds until the activity is expected to end."""
+    round: int
+    rounds: int
+    """Rounds of the whole run."""
+    step: int
+    """Inner step of the round at hand, of `steps`."""
+    steps: int
+    final: int
+    """Newest final round; -1 before the first."""
+    digest: str
+    """State digest after the newest round that closed here, hex."""
+    contributors: tuple[str, ...]
+    """Authors of the newest closed round's set."""
+    members: int
+    """Live leases, our own included."""
+    peers: int
+    """Live connections."""
+    paths: dict[str, int]
+    """Connections by path: direct, punched, relayed."""
+    train_loss: float | None
+    """Nats per token."""
+    val_bpb: float | None
+    """Validation bits per byte."""
+    tokens_per_s: float | None
+    payload_bytes: int | None
+    """Of our newest contribution."""
+    bytes_up: int
+    bytes_down: int
+    """Totals since the start of the daemon."""
+    train_s: float | None
+    wait_s: float | None
+    """Of the newest round of ours."""
+    device: str
+    worker_pid: int
+    worker_restarts: int
+    host_restarts: int
+    """Times that the network's own process died and came back."""
+    trouble: str = ""
+    """A fault that waits for the operator, with what to do; empty when all is well."""
+
+
+class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer as this node sees it."""
+
+    peer: str
+    path: str
+    """`direct`, `punched`, `relayed`; empty while it is not connected."""
+    maddr: str
+    rtt_s: float | None
+    member: bool
+    """Holds a live lease on the run."""
+    activity: str
+    round: int | None
+    final: int | None
+    tokens_per_s: float | None
+    heard_s: float | None
+    """Seconds since its lease was last heard."""
+    faults: int
+    """Times that it broke the protocol."""
+
+
+class Peers(msgspec.Struct, frozen=True, tag="peers"):
+    """All known peers."""
+
+    peers: tuple[PeerRow, ...]
+
+
+class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One round as this node saw it. Losses in nats per token, bpb in bits per byte."""
+
+    round: int
+    peer: str
+    digest: str
+    """State digest, hex: of Θ_final once final, of the view at closing before."""
+    set: str
+    """Digest of the set of contributions, hex."""
+    final: bool
+    contributors: tuple[str, ...]
+    train_loss: float | None
+    val_bpb: float | None
+    steps: int
+    tokens: int
+    payload_bytes: int
+    bytes_up: int
+    bytes_down: int
+    blob_bytes_up: int
+    blob_payload_up: int
+    train_s: float
+    encode_s: float
+    wait_s: float
+    """From the end of our own training of this round to the start of the next one."""
+
+
+class Rounds(msgspec.Struct, frozen=True, tag="rounds"):
+    """Rows by round, oldest first."""
+
+    rounds: tuple[RoundRow, ...]
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """One line of the node's log."""
+
+    time: str
+    """UTC, ISO 8601 with milliseconds."""
+    level: str
+    logger: str
+    message: str
+
+
+class Logs(msgspec.Struct, frozen=True, tag="logs"):
+    """Lines, oldest first."""
+
+    lines: tuple[LogLine, ...]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The order was taken; `message` says what happens next."""
+
+    message: str
+
+
+class Evaluation(msgspec.Struct, frozen=True, tag="eval"):
+    """Validation loss of the view."""
+
+    round: int
+    """Newest closed round in the view; -1 for the genesis weights."""
+    val_bpb: float
+    val_loss: float
+    """Nats per token."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The request could not be done. `fault` is the error's class name in protocols.errors."""
+
+    fault: str
+    message: str
+    hint: str
+
+
+Answer: TypeAlias = Status | Peers | Rounds | Logs | Done | Evaluation | Refused
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Operator to daemon."""
+
+    v: int
+    ask: Ask
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Daemon to operator."""
+
+    v: int
+    answer: Answer
+
+
+class _Version(msgspec.Struct, frozen=True):
+    v: int
+
+
+_encoder = msgspec.json.Encoder()
+_version = msgspec.json.Decoder(_Version)
+_requests = msgspec.json.Decoder(Request)
+_replies = msgspec.json.Decoder(Reply)
+
+
+def encode_ask(ask: Ask) -> bytes:
+    """One line for the daemon."""
+    return _encoder.encode(Request(CONTROL.newest, ask)) + b"\n"
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """One line for the operator. Non-finite numbers become null."""
+    return _encoder.encode(Reply(CONTROL.newest, answer)) + b"\n"
+
+
+def decode_ask(line: bytes) -> Ask:
+    """The ask on a line, with its numbers in range. Raises DecodeError."""
+    request: Request = _decode(_requests, line, REQUEST_MAX_BYTES)
+    ask = request.ask
+    match ask:
+        case Watch():
+            _within("interval_s", ask.interval_s, 0.05, 3600)
+        case GetRounds():
+            _within("last", ask.last, 1, MAX_ROUNDS)
+        case GetLogs():
+            _within("tail", ask.tail, 0, MAX_LINES)
+        case PauseNode() if not (len(ask.reason) <= 200 and ask.reason.isprintable()):
+            raise DecodeError("reason must have at most 200 printable characters")
+    return ask
+
+
+def decode_answer(line: bytes) -> Answer:
+    """The answer on a line. Raises DecodeError."""
+    reply: Reply = _decode(_replies, line, REPLY_MAX_BYTES)
+    return reply.answer
+
+
+def refusal(error: errors.AtollError) -> Refused:
+    """The answer that carries an error to the operator."""
+    return Refused(type(error).__name__, str(error), error.hint)
+
+
+def fault_of(refused: Refused) -> errors.AtollError:
+    """The error that the daemon meant; LocalFault where this side does not know its name."""
+    kind = getattr(errors, refused.fault, errors.LocalFault)
+    if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):
+        kind = errors.LocalFault
+    return kind(refused.message, hint=refused.hint)
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], line: bytes, max_bytes: int) -> Any:
+    if len(line) > max_bytes:
+        raise DecodeError(f"{len(line)} bytes where at most {max_bytes} are legal")
+    try:
+        version = _version.decode(line).v
+        if not CONTROL.oldest <= version <= CONTROL.newest:
+            raise DecodeError(
+                f"control version {version}; this side speaks {CONTROL.oldest} to {CONTROL.newest}",
+                hint="upgrade atoll and restart the node",
+            )
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        raise DecodeError(f"not a legal control message: {error}") from error
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise DecodeError(f"{name} = {value} is outside {low} … {high}")

@@ -1,0 +1,124 @@
+"""One arm of the calibration of a preset, in one process and one thread; prints JSON lines.
+
+    python tests/bench/calibrate.py sparse --members 4 --stages 0:2,8:8 --rounds 54 --lr 4e-3 --k 128
+
+Arms: `dp` (data-parallel AdamW), `diloco` (Nesterov 0.7/0.9), `average` (plain averaging), `sparse` (the
+product's codec, error feedback, integer aggregation and fixed-point weights, without the network).
+Everything after the arm's name replaces a number of the preset.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+
+import msgspec
+import torch
+
+from atoll.node import presets
+from atoll.node.aggregate.mean import outer_update
+from atoll.node.baselines import AVERAGE, DILOCO, Point, Task, data_parallel, dense_diloco, member_round
+from atoll.node.compress import feedback, sparse2
+from atoll.node.data.cache import default_cache
+from atoll.node.data.dataset import open_data
+from atoll.node.model import bridge
+from atoll.node.outer.fixed import plus, to_fixed, to_float
+from atoll.protocols.arena import arena_of
+from atoll.protocols.ids import peer_id_of
+from atoll.protocols.run import RunSpec, Stage
+
+OWNER = peer_id_of(bytes(range(32)))
+
+
+def sparse(task: Task, present: float) -> Iterator[Point]:
+    """SparseLoCo as the swarm does it. A member misses a round with probability 1 − `present`."""
+    began = time.monotonic()
+    spec, arena = task.spec, arena_of(task.spec.model)
+    theta = to_fixed(task.genesis_C4096())
+    members = [task.inner() for _ in range(task.members)]
+    residuals = [torch.zeros((arena.chunks, 4096)) for _ in members]
+    dice = torch.Generator().manual_seed(spec.seed)
+    for number in range(task.rounds):
+        losses: list[float] = []
+        sent = []
+        for slot, inner in enumerate(members):
+            if float(torch.rand((), generator=dice)) >= present:
+                continue
+            base = to_float(theta)
+            losses += member_round(task, inner, base, number, slot)
+            delta = base - bridge.read(inner.module, arena)
+            payload = feedback.feed(residuals[slot], delta, spec.compress.feedback, spec.compress.k)
+            sent.append((64, *sparse2.decode(payload, arena.chunks, spec.compress.k)))
+        if sent:
+            theta = plus(theta, (1, outer_update(sent, arena.chunks, spec.outer.alpha_256, spec.outer.floor_256)))
+        bridge.fill(members[0].module, to_float(theta), arena)
+        yield task.point(number, losses or [0.0], members[0].module, began)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arm", choices=["dp", "diloco", "average", "sparse"])
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--source", default="builtin:shakespeare")
+    parser.add_argument("--members", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--lr-scale", type=float, default=1.0)
+    parser.add_argument("--present", type=float, default=1.0)
+    parser.add_argument("--stages", default="")
+    for name in ("--lr", "--lr-min", "--beta2", "--feedback"):
+        parser.add_argument(name, type=float)
+    for name in ("--rounds", "--batch", "--warmup-steps", "--alpha", "--floor", "--k", "--layers", "--dim", "--ffn"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--every", type=int, default=10)
+    return parser.parse_args()
+
+
+def spec_of(given: argparse.Namespace) -> RunSpec:
+    def pick(value: msgspec.Struct, **names: str) -> dict[str, object]:
+        return {field: v for field, arg in names.items() if (v := getattr(given, arg)) is not None}
+
+    spec = presets.preset(given.preset, OWNER, given.seed, given.source)
+    outer = msgspec.structs.replace(
+        spec.outer, **pick(spec.outer, alpha_256="alpha", floor_256="floor", rounds="rounds")
+    )
+    if given.stages:
+        pairs = [part.split(":") for part in given.stages.split(",")]
+        outer = msgspec.structs.replace(outer, stages=tuple(Stage(int(a), int(b)) for a, b in pairs))
+    spec = msgspec.structs.replace(
+        spec,
+        outer=outer,
+        model=msgspec.structs.replace(spec.model, **pick(spec.model, layers="layers", dim="dim", ffn="ffn")),
+        compress=msgspec.structs.replace(spec.compress, **pick(spec.compress, k="k", feedback="feedback")),
+    )
+    names = {"lr": "lr", "lr_min": "lr_min", "batch": "batch", "warmup_steps": "warmup_steps", "beta2": "beta2"}
+    inner = msgspec.structs.replace(
+        spec.inner, total_steps=spec.steps_before(outer.rounds), **pick(spec.inner, **names)
+    )
+    spec = msgspec.structs.replace(spec, inner=inner)
+    spec.check()
+    return spec
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(given.threads)
+    spec = spec_of(given)
+    data = open_data(spec.data, spec.model.context, "", default_cache())
+    task = Task(spec, data, given.members, spec.outer.rounds, given.device)
+    arms = {
+        "dp": lambda: data_parallel(task, given.lr_scale),
+        "diloco": lambda: dense_diloco(task, DILOCO),
+        "average": lambda: dense_diloco(task, AVERAGE),
+        "sparse": lambda: sparse(task, given.present),
+    }
+    for point in arms[given.arm]():
+        last = point.round == spec.outer.rounds - 1
+        if last or point.round % given.every == 0:
+            row = {"arm": given.arm, "parameters": spec.model.parameters, "steps": spec.steps_before(point.round + 1)}
+            print(json.dumps({**row, **msgspec.to_builtins(point)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

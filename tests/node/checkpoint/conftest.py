@@ -1,0 +1,28 @@
+"""A small arena with a state, and a digest for it."""
+
+import pytest
+import torch
+
+from atoll.node.checkpoint.snapshot import Snapshot
+from atoll.node.outer.fixed import state_digest
+from atoll.node.outer.padding import clear, padding_of
+from atoll.protocols.arena import Arena, arena_of
+from atoll.protocols.model import ModelSpec
+
+torch.set_num_threads(1)
+MODEL = ModelSpec(
+    dim=40, layers=2, heads=4, kv_heads=2, ffn=100, vocab=70, context=16,
+    tied=False, rope_theta=10000.0, norm_eps=1e-5,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def arena() -> Arena:
+    return arena_of(MODEL)
+
+
+@pytest.fixture(scope="session")
+def snapshot(arena: Arena) -> Snapshot:
+    at = torch.arange(arena.chunks * 4096, dtype=torch.int64).view(arena.chunks, 4096)
+    theta = clear(((at * 2654435761) % 4294967296 - 2147483648).to(torch.int32), padding_of(arena))
+    return Snapshot(theta, 17, state_digest(theta))

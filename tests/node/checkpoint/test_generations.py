@@ -1,0 +1,230 @@
+"""Local state: whole or not at all, through kill -9, full disks and flipped bits."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from atoll.node.checkpoint import generations
+from atoll.node.checkpoint.local import LocalBody, load_local, save_local
+from atoll.protocols.errors import CorruptFault, DiskFault
+from atoll.protocols.ids import Digest, Round, RunId
+from atoll.protocols.worker import Pending
+
+RUN = RunId(b"r" * 32)
+PENDING = Pending(Round(4), Digest(b"b" * 32), Digest(b"p" * 32), "/x", 5, 4096, 64, 2.5)
+BODY = LocalBody(RUN, 3, Digest(b"s" * 32), 20, (PENDING,))
+
+
+def tensors(value=1.0):
+    return {
+        "theta": torch.full((3, 4096), int(value), dtype=torch.int32),
+        "residual": torch.full((3, 4096), value),
+        "adam.m": torch.full((7,), value, dtype=torch.bfloat16),
+        "adam.step": torch.tensor(int(value)),
+        "nothing": torch.empty((0, 4)),
+    }
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def value_of(folder):
+    loaded = generations.load(folder)
+    return loaded and float(loaded.tensors["residual"][0, 0])
+
+
+def test_round_trip(tmp_path):
+    assert load_local(tmp_path / "state", RUN) is None
+    save_local(tmp_path / "state", BODY, tensors())
+    again = load_local(tmp_path / "state", RUN)
+    assert again is not None
+    assert (again.body, again.report) == (BODY, ())
+    assert again.tensors.keys() == tensors().keys()
+    for name, tensor in tensors().items():
+        assert again.tensors[name].dtype == tensor.dtype
+        assert torch.equal(again.tensors[name], tensor)
+
+
+def test_strided_tensors_are_saved_by_value(tmp_path):
+    grid = torch.arange(12.0).view(3, 4).t()
+    generations.save(tmp_path, {"grid": grid}, b"")
+    assert torch.equal(generations.load(tmp_path).tensors["grid"], grid)
+
+
+def test_the_last_two_are_kept_and_leftovers_swept(tmp_path):
+    for value in range(5):
+        (tmp_path / "0000000009.part").mkdir(exist_ok=True)
+        generations.save(tmp_path, tensors(value), b"")
+    assert names(tmp_path) == ["0000000004", "0000000005"]
+    assert value_of(tmp_path) == 4
+
+
+@pytest.mark.parametrize("file", ["manifest", "tensors.safetensors"])
+@pytest.mark.parametrize("what", ["flip", "cut", "empty", "tail", "gone"])
+def test_a_damaged_newest_falls_back_with_a_report(tmp_path, file, what):
+    generations.save(tmp_path, tensors(1), b"one")
+    generations.save(tmp_path, tensors(2), b"two")
+    path = tmp_path / "0000000002" / file
+    raw = bytearray(path.read_bytes())
+    match what:
+        case "flip":
+            raw[len(raw) // 2] ^= 1
+        case "cut":
+            del raw[-1]
+        case "empty":
+            raw.clear()
+        case "tail":
+            raw += b"\0"
+    path.unlink() if what == "gone" else path.write_bytes(raw)
+    loaded = generations.load(tmp_path)
+    assert loaded.body == b"one"
+    assert len(loaded.report) == 1
+    assert "0000000002" in loaded.report[0]
+    assert generations.load(tmp_path).report == ()  # the damaged one was set aside
+    generations.save(tmp_path, tensors(3), b"three")
+    (tmp_path / "0000000002" / file).write_bytes(b"")
+    assert generations.load(tmp_path).body == b"one"  # the good one outlived the damaged one
+
+
+def test_every_flipped_byte_of_a_small_state_is_found(tmp_path):
+    generations.save(tmp_path, {"x": torch.arange(3)}, b"body")
+    for file in (tmp_path / "0000000001").iterdir():
+        raw = file.read_bytes()
+        for at in range(len(raw)):
+            file.write_bytes(raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :])
+            with pytest.raises(CorruptFault):
+                generations.load(tmp_path)
+        file.write_bytes(raw)
+    assert generations.load(tmp_path).body == b"body"
+
+
+def test_both_damaged_is_a_corrupt_fault_every_time(tmp_path):
+    for value in (1, 2):
+        generations.save(tmp_path, tensors(value), b"")
+        (tmp_path / f"{value:010d}" / "manifest").write_bytes(b"x" * 100)
+    for _ in range(2):
+        with pytest.raises(CorruptFault) as fault:
+            generations.load(tmp_path)
+        assert "move" in fault.value.hint
+
+
+def test_another_run_is_a_corrupt_fault(tmp_path):
+    save_local(tmp_path, replace(BODY, run=RunId(b"x" * 32)), tensors())
+    with pytest.raises(CorruptFault, match="another run"):
+        load_local(tmp_path, RUN)
+
+
+def test_a_future_format_is_a_corrupt_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(generations, "FORMAT", 2)
+    generations.save(tmp_path, tensors(), b"")
+    monkeypatch.undo()
+    with pytest.raises(CorruptFault, match="format 2"):
+        generations.load(tmp_path)
+
+
+@pytest.fixture
+def small_files():
+    """No file may grow beyond 20 kB: the disk refuses in the middle of a write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_refused_write_is_a_disk_fault_and_changes_nothing(tmp_path, small_files):
+    small = {"residual": torch.ones((1, 1000))}
+    generations.save(tmp_path, small, b"old")
+    with pytest.raises(DiskFault) as fault:
+        generations.save(tmp_path, tensors(2), b"new")
+    assert "limit" in fault.value.hint
+    assert names(tmp_path) == ["0000000001"]
+    assert generations.load(tmp_path).body == b"old"
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A tmpfs of 128 kB; skipped where we may not mount."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder], capture_output=True)
+    if done.returncode:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_a_disk_fault_and_recovers(tiny_disk):
+    one = {"residual": torch.ones((2, 4096))}  # 32 kB
+    generations.save(tiny_disk, one, b"old")
+    (tiny_disk / "ballast").write_bytes(bytes(70_000))
+    with pytest.raises(DiskFault) as fault:
+        generations.save(tiny_disk, one, b"new")
+    assert "free some space" in fault.value.hint
+    assert names(tiny_disk) == ["0000000001", "ballast"]
+    assert generations.load(tiny_disk).body == b"old"
+    (tiny_disk / "ballast").unlink()
+    generations.save(tiny_disk, one, b"new")
+    assert generations.load(tiny_disk).body == b"new"
+
+
+WRITER = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from atoll.node.checkpoint import generations
+
+def write_forever(folder, first, pipe):
+    value = first
+    while True:
+        tensors = {"a": torch.full((40, 4096), float(value)), "b": torch.tensor(value)}
+        generations.save(folder, tensors, str(value).encode())
+        os.write(pipe, value.to_bytes(8, "little"))
+        value += 1
+
+def one_kill(folder, first, wait_s):
+    # The child is forked before it runs anything but our own single-threaded loop.
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        write_forever(folder, first, writer)
+    os.close(writer)
+    time.sleep(wait_s)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    done = os.read(reader, 1 << 20)
+    os.close(reader)
+    return int.from_bytes(done[-8:], "little") if done else first - 1
+
+folder, rng, last, unfinished = Path(sys.argv[1]), random.Random(1), 0, 0
+for turn in range(30):
+    acknowledged = one_kill(folder, last + 1, rng.uniform(0.001, 0.06))
+    unfinished += any(path.suffix == ".part" for path in folder.iterdir())
+    loaded = generations.load(folder)
+    value = 0 if loaded is None else int(loaded.body)
+    if loaded is not None:
+        assert not loaded.report, loaded.report
+        assert bool((loaded.tensors["a"] == value).all()) and int(loaded.tensors["b"]) == value
+    assert value in (acknowledged, acknowledged + 1), (value, acknowledged)
+    last = value
+print(json.dumps({"saves": last, "unfinished": unfinished}))
+"""
+
+
+def test_thirty_kills_leave_the_old_or_the_new_state(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WRITER, str(tmp_path / "state")], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["saves"] >= 10
+    assert report["unfinished"] >= 1  # some kills did hit a save in the middle

@@ -1,0 +1,62 @@
+"""A small arena, payloads as the network carries them, and a fold over them."""
+
+from functools import partial
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from atoll.node.aggregate.mean import outer_update
+from atoll.node.compress.sparse2 import decode, encode
+from atoll.node.outer.fixed import to_fixed
+from atoll.node.outer.fold import Fold, Part
+from atoll.protocols.arena import Arena, arena_of
+from atoll.protocols.ids import digest
+from atoll.protocols.model import ModelSpec
+
+torch.set_num_threads(1)
+K = 64
+MODEL = ModelSpec(
+    dim=40, layers=1, heads=4, kv_heads=2, ffn=100, vocab=70, context=16,
+    tied=True, rope_theta=10000.0, norm_eps=1e-5,
+)  # fmt: skip
+
+
+def pattern(chunks: int, salt: int) -> torch.Tensor:
+    """Values that no random generator's version can change."""
+    at = torch.arange(chunks * 4096, dtype=torch.int64).view(chunks, 4096) + 977 * salt
+    mixed = (at * 2654435761 + salt * 40503) % 4294967296
+    mixed = (mixed ^ (mixed >> 13)) * 1274126177 % 4294967296
+    return ((mixed % 65536) - 32768).float() / 32768
+
+
+class World:
+    """Payloads by name, and folds that read them."""
+
+    def __init__(self) -> None:
+        self.arena: Arena = arena_of(MODEL)
+        self.theta = to_fixed(pattern(self.arena.chunks, 99) * 0.05)
+        self.update = partial(outer_update, chunks=self.arena.chunks, alpha_256=200, floor_256=64)
+        self.payloads: dict[str, bytes] = {}
+
+    def part(self, salt: int, weight: int = 64) -> Part:
+        source = f"payload-{salt}"
+        if source not in self.payloads:
+            self.payloads[source] = encode(pattern(self.arena.chunks, salt) ** 5 * 0.01, K)
+        return Part(digest(source.encode()), weight, source)
+
+    def load(self, source: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return decode(self.payloads[source], self.arena.chunks, K)
+
+    def fold(self) -> Fold:
+        return Fold(self.theta, self.arena, self.load, self.update)
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(scope="session")
+def flat_arena() -> Arena:
+    return replace(arena_of(MODEL), placements=())

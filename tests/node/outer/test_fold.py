@@ -1,0 +1,254 @@
+"""The laws of the fold: Θ depends on the sets, and on nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.node.outer.fixed import state_digest
+from atoll.node.outer.fold import Fold, Part
+from atoll.node.outer.padding import clear, padding_of
+from atoll.protocols.errors import DecodeError, Divergence
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "trajectory.json"
+SALTS = list(range(6))
+SETS = st.dictionaries(st.integers(0, 2), st.frozensets(st.sampled_from(SALTS), max_size=4), max_size=3)
+LAWS = settings(max_examples=25, deadline=None)
+
+
+def reference(world, sets):
+    """Θ₀ + Σ U_r, recomputed from nothing, in int64."""
+    padding = padding_of(world.arena)
+    theta = clear(world.theta.clone(), padding).to(torch.int64)
+    for salts in sets.values():
+        members = [(part.weight, *world.load(part.source)) for part in (world.part(salt) for salt in salts)]
+        theta += clear(world.update(members), padding)
+    return state_digest(theta.to(torch.int32))
+
+
+def parts(world, salts):
+    return [world.part(salt) for salt in salts]
+
+
+@LAWS
+@given(SETS, st.randoms(use_true_random=False))
+def test_order_duplication_and_grouping_leave_no_trace(world, sets, random):
+    fold = world.fold()
+    steps = [(number, salt) for number, salts in sets.items() for salt in salts]
+    random.shuffle(steps)
+    so_far: dict[int, list[int]] = {}
+    for number, salt in steps:  # one by one, in any order, each delivered twice
+        so_far.setdefault(number, []).extend([salt, salt])
+        fold.set_round(number, parts(world, so_far[number]))
+    at_once = world.fold()
+    for number, salts in sets.items():
+        at_once.set_round(number, parts(world, salts))
+    assert fold.view_digest() == at_once.view_digest() == reference(world, sets)
+    assert fold.state_digest() == world.fold().state_digest()
+
+
+def merged(one, two):
+    return {
+        number: one.get(number, frozenset()) | two.get(number, frozenset()) for number in one.keys() | two.keys()
+    }
+
+
+def view_of(world, sets):
+    fold = world.fold()
+    for number, salts in sets.items():
+        fold.set_round(number, parts(world, salts))
+    return fold.view_digest()
+
+
+@LAWS
+@given(SETS, SETS, SETS)
+def test_merge_is_commutative_associative_and_idempotent(world, one, two, three):
+    assert view_of(world, merged(one, two)) == view_of(world, merged(two, one))
+    left, right = merged(merged(one, two), three), merged(one, merged(two, three))
+    assert view_of(world, left) == view_of(world, right)
+    assert view_of(world, merged(one, one)) == view_of(world, one)
+
+
+@LAWS
+@given(SETS, st.integers(0, 2), st.sampled_from(SALTS))
+def test_removing_restores_exactly_what_was(world, sets, number, salt):
+    fold = world.fold()
+    for each, salts in sets.items():
+        fold.set_round(each, parts(world, salts))
+    before = fold.view_C4096.clone()
+    rest = sets.get(number, frozenset()) - {salt}
+    fold.set_round(number, parts(world, rest))
+    without = fold.view_C4096.clone()
+    fold.set_round(number, parts(world, rest | {salt}))
+    fold.set_round(number, parts(world, rest))
+    assert torch.equal(fold.view_C4096, without)
+    fold.set_round(number, parts(world, sets.get(number, frozenset())))
+    assert torch.equal(fold.view_C4096, before)
+    for each in (0, 1, 2):
+        fold.set_round(each, [])
+    assert torch.equal(fold.view_C4096, fold.final_C4096)
+    assert fold.open_rounds == ()
+
+
+@LAWS
+@given(st.permutations(SALTS), st.integers(0, 6))
+def test_late_is_on_time(world, order, cut):
+    late, on_time = world.fold(), world.fold()
+    late.set_round(0, parts(world, order[:cut]))
+    late.set_round(1, parts(world, [0, 1]))
+    late.set_round(0, parts(world, order))  # the rest of round 0 after round 1
+    assert late.finalize(0, parts(world, order)) == on_time.finalize(0, parts(world, sorted(order)))
+    on_time.set_round(1, parts(world, [1, 0]))
+    assert late.view_digest() == on_time.view_digest()
+
+
+def test_weights_count_and_belong_to_the_set(world):
+    fold = world.fold()
+    fold.set_round(0, [world.part(1, 64), world.part(2, 64)])
+    before = fold.view_digest()
+    fold.set_round(0, [world.part(1, 64), world.part(2, 255)])
+    assert fold.view_digest() != before
+
+
+def test_check_keeps_nothing_and_says_what_finalize_gives(world):
+    fold = world.fold()
+    fold.set_round(0, parts(world, [0, 1]))
+    fold.set_round(1, parts(world, [2]))
+    final, view = fold.state_digest(), fold.view_digest()
+    expected = fold.check(0, parts(world, [1, 3]))
+    assert (fold.state_digest(), fold.view_digest(), fold.open_rounds) == (final, view, (0, 1))
+    assert fold.finalize(0, parts(world, [3, 1])) == expected == fold.state_digest()
+    assert (fold.final_round, fold.open_rounds) == (0, (1,))
+    assert fold.view_digest() == reference(world, {0: [1, 3], 1: [2]})
+
+
+def test_an_empty_round_may_be_final(world):
+    fold = world.fold()
+    before = fold.state_digest()
+    assert fold.finalize(0, []) == before
+    assert fold.final_round == 0
+
+
+def test_rounds_are_final_one_by_one(world):
+    fold = world.fold()
+    for number in (-1, 1, 7):
+        with pytest.raises(Divergence):
+            fold.finalize(number, [])
+        with pytest.raises(Divergence):
+            fold.check(number, [])
+    fold.finalize(0, [])
+    with pytest.raises(Divergence):
+        fold.set_round(0, [])
+
+
+def test_adopt_replaces_everything(world):
+    source, fold = world.fold(), world.fold()
+    source.finalize(0, parts(world, [0, 1]))
+    fold.set_round(0, parts(world, [4]))
+    fold.adopt(source.final_C4096, 0)
+    source.final_C4096[0, 0] += 1  # a copy, not a reference
+    assert fold.final_round == 0
+    assert fold.open_rounds == ()
+    assert fold.view_digest() == fold.state_digest() == reference(world, {0: [0, 1]})
+    with pytest.raises(Divergence):
+        fold.adopt(fold.final_C4096[:1], 3)
+
+
+def test_a_bad_payload_leaves_the_state_alone(world):
+    fold = world.fold()
+    fold.set_round(0, parts(world, [0]))
+    before = fold.view_digest()
+    world.payloads["bad"] = b"x"
+    bad = [world.part(0), Part(b"bad", 64, "bad")]
+    for ask in (fold.set_round, fold.check, fold.finalize):
+        with pytest.raises(DecodeError):
+            ask(0, bad)
+    assert (fold.view_digest(), fold.final_round) == (before, -1)
+    assert fold.finalize(0, parts(world, [0])) == before
+
+
+def test_overflow_is_divergence_and_leaves_the_state_alone(world):
+    top = torch.full_like(world.theta, 2**31 - 1)
+    for sign in (1, -1):
+        fold = Fold(top if sign > 0 else -1 - top, world.arena, world.load, world.update)
+        final, view = fold.state_digest(), fold.view_digest()
+        for ask in (fold.set_round, fold.check, fold.finalize):
+            with pytest.raises(Divergence):
+                ask(0, parts(world, [0, 1, 2]))
+        assert (fold.state_digest(), fold.view_digest(), fold.final_round) == (final, view, -1)
+
+
+def test_nobody_moves_the_padding(world):
+    padding = padding_of(world.arena)
+    inside = torch.zeros((world.arena.chunks, 4096), dtype=torch.bool)
+    inside[padding.chunk_P] = ~padding.real_P4096
+    assert inside.any()
+    everywhere = Fold(
+        world.theta, world.arena, world.load, lambda _: torch.ones((world.arena.chunks, 4096), dtype=torch.int32)
+    )
+    before = everywhere.view_C4096.clone()
+    everywhere.set_round(0, parts(world, [0]))
+    moved = everywhere.view_C4096 != before
+    assert torch.equal(moved, ~inside)
+    assert not everywhere.view_C4096[inside].any()
+
+
+def trajectory(world):
+    """Rounds on time, one contribution late, one taken out again, then everything final."""
+    fold, found = world.fold(), []
+
+    def step(name):
+        found.append({"after": name, "final": fold.state_digest().hex(), "view": fold.view_digest().hex()})
+
+    step("genesis")
+    fold.set_round(0, parts(world, [0, 1]))
+    step("round 0 of two")
+    fold.set_round(1, parts(world, [2, 3]))
+    step("round 1 of two")
+    fold.set_round(0, parts(world, [0, 1, 4]))
+    step("a late one in round 0")
+    fold.set_round(1, parts(world, [3]))
+    step("one removed from round 1")
+    fold.finalize(0, parts(world, [0, 1, 4]))
+    step("round 0 final")
+    fold.set_round(2, [world.part(5, 255), world.part(0, 1)])
+    fold.finalize(1, parts(world, [3]))
+    fold.finalize(2, [world.part(0, 1), world.part(5, 255)])
+    step("round 2 final")
+    return found
+
+
+def test_golden_trajectory(world):
+    found = trajectory(world)
+    if os.environ.get("ATOLL_REWRITE_GOLDEN"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(GOLDEN.read_text())
+    assert found[-1]["final"] == found[-1]["view"]
+
+
+AGAIN = """
+import importlib.util, json, sys
+import torch
+torch.set_num_threads({threads})
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, {folder!r} + "/" + name + ".py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.set_num_threads({threads})
+    return module
+world = load("conftest").World()
+print(json.dumps(load("test_fold").trajectory(world)))
+"""
+
+
+def test_the_trajectory_does_not_depend_on_threads_or_vector_units():
+    text = AGAIN.format(threads=2, folder=str(Path(__file__).parent))
+    env = dict(os.environ) | {"ATEN_CPU_CAPABILITY": "default"}
+    done = subprocess.run([sys.executable, "-c", text], env=env, check=True, capture_output=True)
+    assert json.loads(done.stdout) == json.loads(GOLDEN.read_text())

@@ -1,0 +1,51 @@
+"""Presets: legal, near the size they are named for, and a payload at least 100 times smaller than fp32 weights."""
+
+import pytest
+
+from atoll.node import presets
+from atoll.protocols.arena import arena_of
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import peer_id_of
+from atoll.protocols.payload import payload_bytes
+from atoll.protocols.run import RunSpec
+
+OWNER = peer_id_of(bytes(range(32)))
+SIZES = {"tiny": 1e6, "10m": 10e6, "50m": 50e6, "125m": 125e6, "350m": 350e6, "1b": 1e9}
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_a_preset_is_a_legal_run(name):
+    spec = presets.preset(name, OWNER, 3)
+    assert isinstance(spec, RunSpec)
+    assert (spec.owner, spec.seed, spec.name) == (OWNER, 3, name)
+    assert spec.steps_before(spec.outer.rounds) == spec.inner.total_steps, "the cosine ends with the run"
+    assert spec.inner.warmup_steps < spec.inner.total_steps / 4
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_a_preset_has_the_size_of_its_name(name):
+    assert 0.5 * SIZES[name] < presets.model_of(name).parameters <= 1.05 * SIZES[name]
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_a_payload_is_100_times_smaller_than_the_weights(name):
+    spec = presets.preset(name, OWNER, 3)
+    assert 4 * spec.model.parameters / payload_bytes(arena_of(spec.model).chunks, spec.compress.k) > 100
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_matrices_need_no_padding(name):
+    model = presets.model_of(name)
+    assert all(not (size % 64) for p in arena_of(model).placements if len(p.shape) == 2 for size in p.shape)
+
+
+def test_what_the_caller_chooses():
+    spec = presets.preset("tiny", OWNER, 5, "synthetic:markov", bytes(32))
+    assert (spec.data.source, spec.data.digest, spec.data.tokenizer) == ("synthetic:markov", bytes(32), "bytes")
+    assert presets.preset("50m", OWNER, 5).data.tokenizer == "bpe8k"
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ConfigError) as caught:
+        presets.preset("huge", OWNER, 1)
+    assert "tiny" in caught.value.line()

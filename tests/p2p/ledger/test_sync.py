@@ -1,0 +1,163 @@
+"""Two ledgers become their union over calls, in capped batches, with proofs and without false blame."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from atoll.p2p.calls import Calls
+from atoll.p2p.host import PeerAddress
+from atoll.p2p.ledger.store import Ledger, Quota
+from atoll.p2p.ledger.sync import BATCH_BYTES, METHOD, Exchange, LedgerSync
+from atoll.p2p.transports.memory import MemoryNetwork
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols import codec
+from atoll.protocols.errors import PeerFault, Unreachable
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.records import MAX_SET, Ballot, Entry, Leave, Proposal, encode_entry, sign_entry
+
+RUN = RunId(digest(b"run"))
+AUTHORS = [Identity(bytes([number]) * 32) for number in range(1, 7)]
+
+
+def feed(author: Identity, size: int, first_round: int = 0) -> list[Entry]:
+    entries: list[Entry] = []
+    for seq in range(size):
+        previous = entries[-1].id if entries else b""
+        entries.append(sign_entry(RUN, author, seq, previous, Leave(Round(first_round + seq))))
+    return entries
+
+
+class Side:
+    """A ledger that can sync, on a simulated host."""
+
+    def __init__(self, network: MemoryNetwork, number: int, path: Path, quota: Quota | None = None) -> None:
+        self.host = network.host(Identity(bytes([100 + number]) * 32).peer_id)
+        self.ledger = Ledger(path / f"{number}.sqlite", RUN, quota)
+        self.faults: list[PeerId] = []
+        self.fresh: list[Entry] = []
+        self.calls = Calls(self.host, RUN, on_fault=self.blame)
+        self.sync = LedgerSync(self.ledger, self.calls, lambda _, new: self.fresh.extend(new), self.blame)
+
+    def blame(self, peer: PeerId, fault: PeerFault) -> None:
+        self.faults.append(peer)
+
+
+def run_pair(path: Path, scenario: Callable[[Side, Side], Awaitable[None]], quota: Quota | None = None) -> None:
+    """Run `scenario` with two connected sides, the second with `quota`."""
+
+    async def main() -> None:
+        network = MemoryNetwork(seed=1, latency_s=0.01)
+        sides = [Side(network, 0, path), Side(network, 1, path, quota)]
+        async with asyncio.TaskGroup() as group:
+            tasks = []
+            for side in sides:
+                ready = asyncio.Event()
+                tasks.append(group.create_task(side.host.serve(ready.set)))
+                tasks.append(group.create_task(side.calls.serve()))
+                await ready.wait()
+            await sides[0].host.connect(PeerAddress(sides[1].host.peer_id, (sides[1].host.maddr,)))
+            await asyncio.sleep(1)
+            try:
+                await scenario(sides[0], sides[1])
+            finally:
+                for task in tasks:
+                    task.cancel()
+                for side in sides:
+                    side.ledger.close()
+
+    run_virtual(main())
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(0, 6)), max_size=6))
+def test_one_exchange_makes_the_union(
+    tmp_path_factory: pytest.TempPathFactory, shares: list[tuple[int, int, int]]
+) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        for author, ours, theirs in shares:
+            a.ledger.insert_all(feed(AUTHORS[author], ours))
+            b.ledger.insert_all(feed(AUTHORS[author], theirs))
+        expected = {
+            author: max(a.ledger.vector().get(author, 0), b.ledger.vector().get(author, 0))
+            for author in a.ledger.vector() | b.ledger.vector()
+        }
+        before = a.ledger.vector()
+        assert await a.sync.exchange(b.host.peer_id) == sum(expected.values()) - sum(before.values())
+        assert a.ledger.vector() == b.ledger.vector() == expected
+        assert not a.faults
+        assert await b.sync.exchange(a.host.peer_id) == 0
+
+    run_pair(tmp_path_factory.mktemp("union"), scenario)
+
+
+def test_large_ledgers_travel_in_batches_below_the_cap(tmp_path: Path) -> None:
+    names = tuple(sorted(digest(number.to_bytes(2, "big")) for number in range(MAX_SET)))
+    author = AUTHORS[0]
+    big: list[Entry] = []
+    for seq in range(20):
+        body = Proposal(Round(seq), Ballot(0, author.peer_id), names, digest(b"state"))
+        big.append(sign_entry(RUN, author, seq, big[-1].id if big else b"", body))
+    assert sum(len(encode_entry(entry)) for entry in big) > 2 * BATCH_BYTES
+
+    async def scenario(a: Side, b: Side) -> None:
+        b.ledger.insert_all(big)
+        a.ledger.insert_all(feed(AUTHORS[1], 300))
+        assert await a.sync.exchange(b.host.peer_id) == 20
+        assert a.ledger.vector() == b.ledger.vector() == {author.peer_id: 20, AUTHORS[1].peer_id: 300}
+        assert a.fresh == big
+        assert len(b.fresh) == 300
+
+    run_pair(tmp_path, scenario)
+
+
+def test_a_fork_travels_as_a_proof_and_blames_its_author_only(tmp_path: Path) -> None:
+    liar = AUTHORS[2]
+
+    async def scenario(a: Side, b: Side) -> None:
+        a.ledger.insert_all(feed(liar, 3))
+        b.ledger.insert_all(feed(liar, 2, first_round=50))
+        await a.sync.exchange(b.host.peer_id)
+        assert a.ledger.equivocators() == b.ledger.equivocators() == {liar.peer_id}
+        assert set(a.faults) | set(b.faults) == {liar.peer_id}
+
+    run_pair(tmp_path, scenario)
+
+
+def test_a_full_ledger_ends_the_exchange(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        for author in AUTHORS:
+            a.ledger.insert_all(feed(author, 4))
+        await a.sync.exchange(b.host.peer_id)
+        assert sorted(b.ledger.vector().values()) == [3, 3]
+        calls = a.calls.statistics().calls
+        await a.sync.exchange(b.host.peer_id)
+        assert a.calls.statistics().calls - calls <= 2, "what is refused is not offered again"
+
+    run_pair(tmp_path, scenario, Quota(authors=2, author_entries=3))
+
+
+@pytest.mark.parametrize("spoil", ["signature", "run", "bytes"])
+def test_illegal_entries_are_blamed_on_the_sender_and_not_kept(tmp_path: Path, spoil: str) -> None:
+    good = feed(AUTHORS[0], 1)[0]
+    data = encode_entry(good)
+    if spoil == "signature":
+        data = data[:-1] + bytes([data[-1] ^ 1])
+    elif spoil == "run":
+        data = encode_entry(sign_entry(RunId(digest(b"other")), AUTHORS[0], 0, b"", Leave(Round(0))))
+    else:
+        data = b"\xc1" + data
+
+    async def scenario(a: Side, b: Side) -> None:
+        message = Exchange({}, False, (), (data,), ())
+        with pytest.raises((PeerFault, Unreachable)):
+            await a.calls.call(b.host.peer_id, METHOD, message, Exchange, max_bytes=1 << 20)
+        assert b.faults == [a.host.peer_id]
+        assert not b.ledger.vector()
+        assert len(codec.encode(message)) < 1000
+
+    run_pair(tmp_path, scenario)
