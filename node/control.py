@@ -17,6 +17,7 @@ from typing import Protocol
 from atoll.node.home import socket_address
 from atoll.node.logfile import Tail
 from atoll.protocols import control as c
+from atoll.protocols.control_lines import REQUEST_MAX_BYTES, decode_ask, encode_answer, refusal
 from atoll.protocols.errors import AtollError, DecodeError, LocalFault
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class ControlServer:
                 server = await asyncio.start_unix_server(
                     lambda reader, writer: self._accept(group, reader, writer),
                     sock=listener,
-                    limit=c.REQUEST_MAX_BYTES,
+                    limit=REQUEST_MAX_BYTES,
                 )
                 try:
                     ready()
@@ -111,7 +112,7 @@ class ControlServer:
 
     async def _answers(self, line: bytes) -> AsyncGenerator[c.Answer, None]:
         try:
-            ask = c.decode_ask(line)
+            ask = decode_ask(line)
             match ask:
                 case c.Watch():
                     while True:
@@ -123,10 +124,10 @@ class ControlServer:
                 case _:
                     yield await self._answer(ask)
         except AtollError as error:
-            yield c.refusal(error)
+            yield refusal(error)
         except Exception as error:  # a bug in a report must not end the training
             log.exception("control request failed")
-            yield c.refusal(LocalFault(f"internal error: {error!r}", hint="see `atoll logs`"))
+            yield refusal(LocalFault(f"internal error: {error!r}", hint="see `atoll logs`"))
 
     async def _answer(self, ask: c.Ask) -> c.Answer:
         match ask:
@@ -149,7 +150,7 @@ class ControlServer:
 
 async def _send(writer: asyncio.StreamWriter, answer: c.Answer) -> None:
     async with asyncio.timeout(WRITE_S):
-        writer.write(c.encode_answer(answer))
+        writer.write(encode_answer(answer))
         await writer.drain()
 
 

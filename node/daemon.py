@@ -57,7 +57,9 @@ class Daemon:
         self.swarm = Swarm(self.host, self.identity, self.spec.id, folder, seeds, options=options, dht=dht)
         self.log = RoundLog(folder, me, time.time)
         self.net = SwarmNetwork(self.swarm, self.host, me)
-        self.driver = Driver(self.spec, me, self.net, self.log, folder / "spool", time.monotonic, eval_every=config.eval_every)
+        self.driver = Driver(
+            self.spec, me, self.net, self.log, folder / "spool", time.monotonic, eval_every=config.eval_every
+        )
         start = Start(
             *(codec.encode(self.spec), me, str(folder), config.data),
             *(config.threads, config.device),

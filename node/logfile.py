@@ -3,8 +3,10 @@
 import json
 import logging
 import logging.handlers
+import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -33,15 +35,24 @@ class JsonLines(logging.Formatter):
         )
 
 
+class _PrivateFiles(logging.handlers.RotatingFileHandler):
+    """Files that only their owner may read."""
+
+    def _open(self) -> TextIO:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def log_handler(path: Path) -> logging.Handler:
     """A handler that writes `path` and keeps KEEP_FILES older ones. Raises DiskFault.
 
     A full disk loses lines, never the node: logging swallows what its handlers raise.
     """
     with disk(path):
-        handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=ROTATE_BYTES, backupCount=KEEP_FILES, encoding="utf-8"
-        )
+        handler = _PrivateFiles(path, maxBytes=ROTATE_BYTES, backupCount=KEEP_FILES, encoding="utf-8")
     handler.setFormatter(JsonLines())
     return handler
 

@@ -32,7 +32,7 @@ from atoll.p2p.dht_pipe import (
 from atoll.p2p.dht_records import RUNS_KEY, VALUE_MAX_BYTES, read_addresses, read_runs, run_key, sign_record
 from atoll.p2p.host import PeerAddress
 from atoll.protocols import codec
-from atoll.protocols.errors import Unreachable
+from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, RunId
 from atoll.protocols.registers import Addresses
@@ -95,7 +95,7 @@ class Dht:
             started = time.monotonic()
             try:
                 await self._run_child()
-            except Unreachable as error:
+            except (Unreachable, LocalFault) as error:
                 self._last_error = str(error)
                 log.info("%s; it is started again", error)
             failures = 0 if time.monotonic() - started > _MAX_BACKOFF_S else failures + 1
@@ -230,7 +230,10 @@ class Dht:
 
 async def _spawn(options: ChildOptions) -> Process:
     command = (sys.executable, "-m", "atoll.p2p.dht_child", msgspec.json.encode(options).decode())
-    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    try:
+        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    except OSError as error:
+        raise LocalFault(f"the DHT process does not start: {error}") from error
 
 
 async def _last_words(process: Process) -> str:

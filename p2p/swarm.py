@@ -274,12 +274,12 @@ class Swarm:
         except LocalFault as fault:
             self._on_local_fault(fault)
             return False
-        self.local_fault = None
         for fork in done.forks:
             self._on_fork(sender, fork)
         if done.gap:
             self._repair.ask(sender)
         if done.fresh:
+            self.local_fault = None
             self._ring()
         return bool(done.fresh or done.forks)
 
@@ -314,7 +314,8 @@ class Swarm:
         self._ring()
 
     def _on_local_fault(self, fault: LocalFault) -> None:
-        log.warning("what peers sent was not stored: %s", fault.line())
+        if self.local_fault is None:
+            log.warning("what peers sent was not stored: %s", fault.line())
         self.local_fault = fault
         self._ring()
 

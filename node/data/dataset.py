@@ -45,19 +45,22 @@ class Dataset(msgspec.Struct, frozen=True):
 
 
 def open_data(spec: DataSpec, context: int, path: str, cache: Path) -> Dataset:
-    """Load, tokenize and check a run's text. Raises ConfigError with a hint, Unreachable for a failed first fetch."""
+    """Load, tokenize and check a run's text.
+
+    Raises ConfigError with a hint, Unreachable when a first fetch fails.
+    """
     text = corpus.load(spec.source, path, cache)
     tokens = tokenizer_for(spec.tokenizer, text.train)
     found = corpus.text_digest(text, tokens.identity)
     if spec.digest and found != spec.digest:
         raise ConfigError(
-            f"{spec.source} here is not the text of this run ({found.hex()[:12]}, run has {spec.digest.hex()[:12]})",
+            f"{spec.source} here ({found.hex()[:12]}) is not the text of this run ({spec.digest.hex()[:12]})",
             hint="use the run's file, and the same version of the tokenizers package",
         )
     dataset = Dataset(tokens.encode(text.train), tokens.encode(text.val), tokens.widths(), found, context)
     if dataset.num_windows < MIN_WINDOWS or len(dataset.val_N) <= context:
         raise ConfigError(
-            f"{spec.source} is too short: {len(dataset.train_N)} training and {len(dataset.val_N)} validation tokens",
+            f"{spec.source} is too short: {len(dataset.train_N)} training, {len(dataset.val_N)} validation tokens",
             hint=f"give at least {max(MIN_WINDOWS, 20) * (context + 1)} tokens",
         )
     return dataset
@@ -72,4 +75,5 @@ def digest_of(spec: DataSpec, path: str, cache: Path) -> Digest:
 
 def _cut(tokens_N: NDArray[np.int32], windows_B: NDArray[np.int64], context: int) -> NDArray[np.int64]:
     at_BT1 = windows_B[:, None] * context + np.arange(context + 1)
-    return tokens_N[at_BT1].astype(np.int64)
+    found: NDArray[np.int64] = tokens_N[at_BT1].astype(np.int64)
+    return found

@@ -58,7 +58,7 @@ def weights(source: Source) -> NDArray[np.int64]:
     fields = [(raw >> np.uint64(shift) & np.uint64(0xFFFF)).astype(np.int64) for shift in (0, 16, 32)]
     peaked = ((fields[0] * fields[1] >> 16) * fields[2] >> 16).reshape(_N, _N, _N)
     peaked = (peaked * peaked >> 16) + 1
-    scaled = peaked * (_TOTAL - _N) // peaked.sum(axis=2, keepdims=True) + 1
+    scaled: NDArray[np.int64] = peaked * (_TOTAL - _N) // peaked.sum(axis=2, keepdims=True) + 1
     scaled[:, :, 0] += _TOTAL - scaled.sum(axis=2)
     return scaled
 

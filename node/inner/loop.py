@@ -5,6 +5,7 @@ machine with one thread count the same start gives the same bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +32,9 @@ class Inner:
         self._device = next(iter(self._named.values())).device
         matrices = [p for p in self._named.values() if p.dim() > 1]
         vectors = [p for p in self._named.values() if p.dim() <= 1]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         self._adam = torch.optim.AdamW(
-            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+            groups,
             lr=spec.lr,
             betas=(spec.beta1, spec.beta2),
             eps=spec.eps,

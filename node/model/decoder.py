@@ -16,7 +16,9 @@ from atoll.protocols.model import ModelSpec
 
 def linear(features_in: int, features_out: int) -> nn.Linear:
     """A matrix without bias and without initial values: those come from `genesis` or a snapshot."""
-    made: nn.Linear = nn.utils.skip_init(nn.Linear, features_in, features_out, bias=False)
+    made: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        nn.Linear, features_in, features_out, bias=False
+    )
     return made
 
 
@@ -116,7 +118,9 @@ class Trunk(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.embed_tokens = nn.utils.skip_init(nn.Embedding, model.vocab, model.dim)
+        self.embed_tokens: nn.Embedding = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+            nn.Embedding, model.vocab, model.dim
+        )
         self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers))
         self.norm = Norm(model)
 

@@ -69,7 +69,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stages", default="")
     for name in ("--lr", "--lr-min", "--beta2", "--feedback"):
         parser.add_argument(name, type=float)
-    for name in ("--rounds", "--batch", "--warmup-steps", "--alpha", "--floor", "--k", "--layers", "--dim", "--ffn"):
+    for name in (
+        "--rounds",
+        "--batch",
+        "--warmup-steps",
+        "--alpha",
+        "--floor",
+        "--k",
+        "--layers",
+        "--dim",
+        "--ffn",
+    ):
         parser.add_argument(name, type=int)
     parser.add_argument("--every", type=int, default=10)
     return parser.parse_args()
@@ -116,7 +126,11 @@ def main() -> None:
     for point in arms[given.arm]():
         last = point.round == spec.outer.rounds - 1
         if last or point.round % given.every == 0:
-            row = {"arm": given.arm, "parameters": spec.model.parameters, "steps": spec.steps_before(point.round + 1)}
+            row = {
+                "arm": given.arm,
+                "parameters": spec.model.parameters,
+                "steps": spec.steps_before(point.round + 1),
+            }
             print(json.dumps({**row, **msgspec.to_builtins(point)}), flush=True)
 
 

@@ -1,5 +1,7 @@
 """Baselines: the laws that tie them to each other, on a model of a few thousand parameters."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 import torch
@@ -44,7 +46,7 @@ def test_tokens_are_those_of_all_members(spec, tmp_path):
     points = list(data_parallel(task_of(spec, 3, tmp_path)))
     assert [p.tokens for p in points] == [steps * 3 * 2 * 16 for steps in (1, 2, 5, 8)]
     assert [p.round for p in points] == [0, 1, 2, 3]
-    assert all(a.seconds < b.seconds for a, b in zip(points, points[1:], strict=False))
+    assert all(a.seconds < b.seconds for a, b in pairwise(points))
 
 
 def test_a_baseline_repeats_to_the_bit(spec, tmp_path):

@@ -1,6 +1,7 @@
 """The dial loop never gives up, backs off, keeps a cache, and finds the other half of a split swarm."""
 
 import asyncio
+import itertools
 import random
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_a_dead_seed_is_tried_for_ever_with_back_off_and_a_reason(tmp_path: Path
         await start(group, node)
         await asyncio.sleep(3600)
         times = [at for at, _ in node.host.dials]
-        gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert 40 < len(times) < 150
         assert max(gaps) <= 1.5 * MAX_BACKOFF_S + 2
         assert min(gaps[-20:]) >= 0.5 * MAX_BACKOFF_S - 1
@@ -178,13 +179,12 @@ def test_the_network_that_comes_back_brings_all_peers_back_soon(tmp_path: Path) 
         await asyncio.sleep(1800)
         assert not await node.host.connections()
         network.heal()
-        waited = 0
-        while len(await node.host.connections()) < 4:
+        counts = [0]
+        while counts[-1] < 4:
             await asyncio.sleep(1)
-            waited += 1
-            assert waited < 2 * MAX_BACKOFF_S
-        first = min(at for at, _ in node.host.dials if at > 1860)
-        assert asyncio.get_running_loop().time() - first < MAX_BACKOFF_S + 20
+            counts.append(len(await node.host.connections()))
+            assert len(counts) < 2 * MAX_BACKOFF_S
+        assert len([count for count in counts if 0 < count < 4]) <= 4, "the first brings the others"
 
     run(main, seed=2)
 

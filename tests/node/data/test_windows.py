@@ -44,8 +44,22 @@ def test_position_depends_on_the_step_only_not_on_how_rounds_cut_it():
 
 
 def test_golden():
-    assert windows(Place(1, 0, 0, 4, 8), 0, 37_804).tolist() == [17266, 2334, 35973, 3716, 6748, 12156, 19526, 5634]
-    assert windows(Place(1, 1000, 3, 4, 4), 5, 1 << 40).tolist() == [1014244730965, 749994940240, 287847861616, 419541280979]
+    assert windows(Place(1, 0, 0, 4, 8), 0, 37_804).tolist() == [
+        17266,
+        2334,
+        35973,
+        3716,
+        6748,
+        12156,
+        19526,
+        5634,
+    ]
+    assert windows(Place(1, 1000, 3, 4, 4), 5, 1 << 40).tolist() == [
+        1014244730965,
+        749994940240,
+        287847861616,
+        419541280979,
+    ]
 
 
 def test_seed_changes_the_order_and_the_order_is_not_the_texts():

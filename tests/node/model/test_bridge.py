@@ -65,7 +65,11 @@ def test_vectors_lie_end_to_end_in_the_last_region():
     arena = arena_of(spec)
     named = numbered(spec, torch.float32)
     last = bridge.gather(named, arena)[-1]
-    names = ["model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight", "model.norm.weight"]
+    names = [
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.post_attention_layernorm.weight",
+        "model.norm.weight",
+    ]
     assert torch.equal(last[:192], torch.cat([named[name] for name in names]))
     assert not last[192:].any()
 

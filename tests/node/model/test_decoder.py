@@ -1,4 +1,4 @@
-"""The decoder is a Llama: names, shapes, order, causality, attention and rotary positions against plain formulas."""
+"""The decoder is a Llama: names, shapes, order, causality, attention and rotation against plain formulas."""
 
 import math
 
@@ -14,7 +14,18 @@ from atoll.protocols.model import ModelSpec, atoms
 
 
 def spec_of(**changes):
-    base = dict(dim=64, layers=2, heads=4, kv_heads=2, ffn=96, vocab=50, context=16, tied=True, rope_theta=1e4, norm_eps=1e-5)
+    base = {
+        "dim": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "ffn": 96,
+        "vocab": 50,
+        "context": 16,
+        "tied": True,
+        "rope_theta": 1e4,
+        "norm_eps": 1e-5,
+    }
     return ModelSpec(**{**base, **changes})
 
 

@@ -11,7 +11,16 @@ from atoll.protocols.ids import digest
 from atoll.protocols.model import Atom, ModelSpec, atoms
 
 SPEC = ModelSpec(
-    dim=128, layers=3, heads=4, kv_heads=2, ffn=192, vocab=256, context=32, tied=False, rope_theta=1e4, norm_eps=1e-5
+    dim=128,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    ffn=192,
+    vocab=256,
+    context=32,
+    tied=False,
+    rope_theta=1e4,
+    norm_eps=1e-5,
 )
 
 

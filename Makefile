@@ -1,0 +1,46 @@
+# Each verb sets up what it needs from a bare clone: `make swarm` is the first thing to type.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := .setup-stamp
+# torch first and pinned: what pip finds for this version on this machine (a CPU build beside it, else the
+# CUDA build) then satisfies everybody else's looser wish for torch.
+TORCH := torch==2.13.0
+FOLDERS := protocols p2p node cli
+
+.PHONY: setup test fast check lint swarm clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
+
+$(STAMP): pyproject.toml Makefile
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "atoll needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	mkdir -p .typing/atoll
+	for folder in $(FOLDERS); do ln -sfn ../../$$folder .typing/atoll/$$folder; done
+	$(BIN)/python -m atoll.node.data.shakespeare
+	touch $(STAMP)
+
+test: lint  ## Everything that CI runs; the swarm slice comes last
+	$(BIN)/python -m pytest
+
+fast: $(STAMP)  ## The tests without real swarms
+	$(BIN)/python -m pytest -m 'not swarm'
+
+check: lint  ## Style, types, layout
+	$(BIN)/python -m pytest -q tests/test_layout.py
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+swarm: $(STAMP)  ## Four nodes train together; one is killed and comes back, a fifth joins half way
+	$(BIN)/atoll sim --nodes 4 --kill --late-join
+
+clean:  ## Remove what set-up and the tools made; runs and identities stay
+	rm -rf $(VENV) $(STAMP) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

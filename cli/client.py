@@ -1,0 +1,95 @@
+"""Asks the daemon over its control socket. Plain blocking sockets: `atoll status` must be quick to start."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from atoll.node.home import Home, socket_address
+from atoll.protocols import control as c
+from atoll.protocols.control_lines import REPLY_MAX_BYTES, decode_answer, encode_ask, fault_of
+from atoll.protocols.errors import DecodeError, LocalFault, NotRunning
+
+ANSWER_S = 15.0
+EVALUATE_S = 1800.0
+"""A validation waits for the inner step at hand, on any model and machine."""
+STREAM_S = 60.0
+"""Streams send something at least every few seconds, or the daemon hangs."""
+
+_ASKS: dict[str, c.Ask] = {
+    "status": c.GetStatus(),
+    "peers": c.GetPeers(),
+    "rounds": c.GetRounds(),
+    "resume": c.ResumeNode(),
+    "pause": c.PauseNode(),
+    "stop": c.StopNode(),
+    "eval": c.Evaluate(),
+}
+
+A = TypeVar("A")
+
+
+class NoAnswer(LocalFault):
+    """The daemon is there but did not answer in time."""
+
+    exit_code = 5
+
+
+def ask(root: Path, what: str) -> dict[str, Any]:
+    """The answer to a plain ask (`status`, `peers`, `rounds`, …) of the node in `root`, as `--json` shows it."""
+    answer: dict[str, Any] = msgspec.to_builtins(call(Home(root), _ASKS[what], msgspec.Struct))
+    return answer
+
+
+def call(home: Home, request: c.Ask, kind: type[A]) -> A:
+    """One answer. Raises NotRunning, NoAnswer, or the fault that the daemon named."""
+    wait_s = EVALUATE_S if isinstance(request, c.Evaluate) else ANSWER_S
+    with _connection(home, request, wait_s) as lines:
+        return _next(lines, kind)
+
+
+def stream(home: Home, request: c.Ask, kind: type[A]) -> Iterator[A]:
+    """Answers until the caller stops, or the daemon ends. Raises as `call`."""
+    with _connection(home, request, STREAM_S) as lines:
+        while True:
+            try:
+                yield _next(lines, kind)
+            except NotRunning:
+                return
+
+
+def _next(lines: BinaryIO, kind: type[A]) -> A:
+    try:
+        line = lines.readline(REPLY_MAX_BYTES + 1)
+    except TimeoutError as error:
+        raise NoAnswer("the node does not answer", hint="look at its log with `atoll logs`") from error
+    except OSError as error:
+        raise NotRunning(f"the node ended: {error.strerror}") from error
+    if not line:
+        raise NotRunning("the node ended before it answered", hint="start it with `atoll start`")
+    answer = decode_answer(line)
+    if isinstance(answer, c.Refused):
+        raise fault_of(answer)
+    if not isinstance(answer, kind):
+        raise DecodeError(f"the node answered {type(answer).__name__}")
+    return answer
+
+
+@contextmanager
+def _connection(home: Home, request: c.Ask, wait_s: float) -> Iterator[BinaryIO]:
+    path = home.control_socket
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(wait_s)
+        try:
+            with socket_address(path) as address:
+                link.connect(address)
+            link.sendall(encode_ask(request))
+        except (FileNotFoundError, ConnectionError) as error:
+            raise NotRunning(f"no node runs in {home.root}", hint="start it with `atoll start`") from error
+        except OSError as error:
+            raise LocalFault(f"cannot reach the node at {path}: {error.strerror}", hint="check --home") from error
+        with link.makefile("rb") as lines:
+            yield lines

@@ -1,0 +1,16 @@
+"""The command table: name -> where it lives and its one line. Nothing is imported to print it."""
+
+COMMANDS = {
+    "run": ("atoll.cli.run:run", "Make, list and show runs."),
+    "start": ("atoll.cli.start:start", "Join a run and train until stopped."),
+    "status": ("atoll.cli.status:status", "What the node does now, and why."),
+    "peers": ("atoll.cli.status:peers", "Whom the node knows, and over which path."),
+    "rounds": ("atoll.cli.status:rounds", "What happened in each round."),
+    "logs": ("atoll.cli.logs:logs", "The node's log."),
+    "pause": ("atoll.cli.orders:pause", "Finish the round at hand and start no other."),
+    "resume": ("atoll.cli.orders:resume", "Go on after a pause."),
+    "stop": ("atoll.cli.orders:stop", "Stop the node in good order."),
+    "eval": ("atoll.cli.orders:evaluate", "Validation loss of the weights as they are now."),
+    "id": ("atoll.cli.identity:identity", "The node's identity."),
+    "sim": ("atoll.cli.sim:sim", "A swarm of real processes on this machine."),
+}

@@ -1,0 +1,156 @@
+"""`run new | list | show`: runs are signed files; making one starts nothing."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from atoll.cli.options import home_option, json_option
+from atoll.cli.run_files import FoundRun, file_name, find_run, runs_of
+from atoll.cli.show import number, print_json, print_table, size
+from atoll.node.config import to_struct
+from atoll.node.data.cache import default_cache
+from atoll.node.data.dataset import digest_of
+from atoll.node.home import Home
+from atoll.node.presets import NAMES, preset
+from atoll.p2p.files import write_whole
+from atoll.p2p.key_file import load_or_create
+from atoll.protocols.arena import arena_of
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.payload import payload_bytes
+from atoll.protocols.run import RunSpec, open_run, sign_run
+
+FIXED = ("version", "owner", "name", "data")
+"""What `--set` may not touch: it comes from the program, the key, NAME and --data."""
+
+
+@click.group()
+def run() -> None:
+    """Make, list and show runs."""
+
+
+@run.command()
+@click.argument("name")
+@home_option
+@json_option
+@click.option("--preset", "size_name", default="tiny", type=click.Choice(NAMES), help="Model size and recipe.")
+@click.option("--data", "source", default="builtin:shakespeare", help="builtin:…, synthetic:… or file:PATH.")
+@click.option("--seed", type=click.IntRange(0), help="Of weights and data order; random if absent.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="For example --set outer.rounds=20.")
+def new(
+    name: str, home: Home, as_json: bool, size_name: str, source: str, seed: int | None, changes: tuple[str, ...]
+) -> None:
+    """Write and sign a run; print its id."""
+    home.make()
+    path = home.run_file(file_name(name))
+    if path.exists():
+        raise ConfigError(f"there is a run called {name!r} here", hint=f"choose another name, or move {path} away")
+    owner = load_or_create(home.identity)
+    drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+    spec = preset(size_name, owner.peer_id, drawn, _shared_name(source))
+    spec = with_changes(msgspec.structs.replace(spec, name=name), changes)
+    found = digest_of(spec.data, source.removeprefix("file:"), default_cache())
+    spec = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, digest=found))
+    data = sign_run(spec, owner)
+    write_whole(path, data)
+    _print_run(FoundRun(open_run(data), data, path), as_json)
+    if not as_json and source.startswith("file:"):
+        click.echo(f"start it with --data {source.removeprefix('file:')}; others give their own copy's path")
+
+
+@run.command("list")
+@home_option
+@json_option
+def list_runs(home: Home, as_json: bool) -> None:
+    """Runs known in this home."""
+    known = runs_of(home)
+    if as_json:
+        print_json({"runs": [summary(one) for one in known]})
+        return
+    rows = [
+        (s["name"], s["run"][:16], f"{s['parameters']:,}", s["source"], s["path"]) for s in map(summary, known)
+    ]
+    print_table(("name", "id", "parameters", "data", "file"), rows)
+
+
+@run.command()
+@click.argument("wanted", metavar="NAME|ID|FILE", required=False)
+@home_option
+@json_option
+def show(wanted: str | None, home: Home, as_json: bool) -> None:
+    """What a run trains, who signed it, and what it costs."""
+    _print_run(find_run(home, wanted), as_json)
+
+
+def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
+    """The spec with `key.key=value` set; values are JSON, or else text. Raises ConfigError."""
+    tree: dict[str, Any] = msgspec.to_builtins(spec, builtin_types=(bytes,))
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or key.split(".")[0] in FIXED:
+            raise ConfigError(
+                f"--set {change}: not a KEY=VALUE that can be set", hint=f"{', '.join(FIXED)} are given otherwise"
+            )
+        _put(tree, key.split("."), _value(text))
+    changed = to_struct(tree, RunSpec, strict=False)
+    changed.check()
+    return changed
+
+
+def summary(found: FoundRun) -> dict[str, Any]:
+    """What `--json` shows of a run besides the spec itself."""
+    spec = found.spec
+    return {
+        "run": spec.id.hex(),
+        "name": spec.name,
+        "owner": spec.owner,
+        "path": str(found.path),
+        "parameters": spec.model.parameters,
+        "payload_bytes": payload_bytes(arena_of(spec.model).chunks, spec.compress.k),
+        "rounds": spec.outer.rounds,
+        "source": spec.data.source,
+    }
+
+
+def _shared_name(source: str) -> str:
+    """Each member has the file at a path of its own: the run names only the file."""
+    return f"file:{Path(source.removeprefix('file:')).name}" if source.startswith("file:") else source
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        inner = tree.get(key)
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set: there is no {'.'.join(keys)}", hint=f"known keys: {', '.join(tree)}")
+        tree = inner
+    tree[keys[-1]] = value
+
+
+def _print_run(found: FoundRun, as_json: bool) -> None:
+    about, spec = summary(found), found.spec
+    if as_json:
+        print_json(about | {"spec": spec})
+        return
+    fp32 = 4 * about["parameters"]
+    stages = ", ".join(f"{stage.steps} from round {stage.first}" for stage in spec.outer.stages)
+    lines = (
+        f"run       {spec.name}  {about['run']}",
+        f"signed by {spec.owner}",
+        f"model     {about['parameters']:,} parameters, context {spec.model.context}, {spec.data.tokenizer}",
+        f"data      {spec.data.source}",
+        f"rounds    {spec.outer.rounds}, inner steps {stages}",
+        f"upload    {size(about['payload_bytes'])} a round and copy, "
+        f"{number(fp32 / about['payload_bytes'], 0)} times less than fp32 weights",
+        f"file      {found.path}",
+    )
+    click.echo("\n".join(lines))

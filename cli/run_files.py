@@ -1,0 +1,86 @@
+"""Finds a run by what the user called it: a file, a name in this home, or the start of its id."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from atoll.node.home import Home
+from atoll.p2p.files import read_whole, write_whole
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import ConfigError, PeerFault
+from atoll.protocols.run import RunSpec, open_run
+
+MIN_ID_CHARACTERS = 4
+
+
+class FoundRun(NamedTuple):
+    """A verified run and the signed bytes it came from."""
+
+    spec: RunSpec
+    data: bytes
+    path: Path
+
+
+def read_run(path: Path) -> FoundRun:
+    """The run in a `.run` file. Raises ConfigError."""
+    data = read_whole(path, max_bytes=MESSAGE_MAX_BYTES)
+    if data is None:
+        raise ConfigError(f"there is no run file {path}")
+    try:
+        return FoundRun(open_run(data), data, path)
+    except PeerFault as error:
+        raise ConfigError(f"{path} is not a run that this node can train: {error}", hint=error.hint) from error
+
+
+def runs_of(home: Home) -> list[FoundRun]:
+    """All runs of this home, by name. Raises ConfigError for a file that is none."""
+    return [read_run(path) for path in sorted(home.runs.glob("*.run"))]
+
+
+def find_run(home: Home, wanted: str | None) -> FoundRun:
+    """`wanted`: a path, a name, or the first characters of an id; None: the only run here. Raises ConfigError."""
+    if wanted is None:
+        return _only(runs_of(home))
+    if (named := home.run_file(wanted)).is_file() and "/" not in wanted:
+        return read_run(named)
+    if Path(wanted).is_file():
+        return read_run(Path(wanted))
+    if "/" in wanted or wanted.endswith(".run"):
+        raise ConfigError(f"there is no run file {wanted}")
+    known = runs_of(home)
+    near = [
+        run for run in known if len(wanted) >= MIN_ID_CHARACTERS and run.spec.id.hex().startswith(wanted.lower())
+    ]
+    if len(near) == 1:
+        return near[0]
+    raise ConfigError(f"no run is called {wanted!r} here", hint=_known(known))
+
+
+def keep_run(home: Home, run: FoundRun) -> None:
+    """Remember a run that came as a file, under its own name. Raises ConfigError when another run has it."""
+    path = home.run_file(file_name(run.spec.name))
+    if path.exists() and read_run(path).spec.id != run.spec.id:
+        raise ConfigError(f"another run is called {run.spec.name!r} here", hint=f"move {path} away")
+    if not path.exists():
+        write_whole(path, run.data)
+
+
+def file_name(name: str) -> str:
+    """A run's name where it is a legal file name. Raises ConfigError."""
+    if name.startswith(".") or any(letter in name for letter in '/\\:*?"<>|'):
+        raise ConfigError(f"the run's name {name!r} cannot be a file name")
+    return name
+
+
+def _only(known: list[FoundRun]) -> FoundRun:
+    if len(known) == 1:
+        return known[0]
+    if not known:
+        raise ConfigError(
+            "there is no run in this home", hint="make one with `atoll run new NAME`, or give --run FILE"
+        )
+    raise ConfigError("there is more than one run here", hint=f"say which one: --run NAME; {_known(known)}")
+
+
+def _known(known: list[FoundRun]) -> str:
+    names = ", ".join(run.spec.name for run in known)
+    return f"known runs: {names}" if names else "make one with `atoll run new NAME`, or give --run FILE"

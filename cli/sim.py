@@ -1,0 +1,262 @@
+"""`atoll sim`: a swarm of real processes on loopback, with kills and late joins, judged at the end."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from atoll.cli.sim_nodes import SimNode
+from atoll.cli.sim_report import as_json, print_report
+from atoll.cli.sim_story import Story, plan
+from atoll.node.home import Home
+from atoll.node.presets import NAMES, preset
+from atoll.p2p.files import write_whole
+from atoll.p2p.key_file import load_or_create
+from atoll.protocols.errors import LocalFault
+from atoll.protocols.run import RunSpec, Stage, sign_run
+
+POLL_S = 0.5
+IDLE_S = 6.0
+LEASE_S = 6.0
+"""A killed member is waited for at most so long; loopback peers renew every two seconds."""
+ARMS = ("adamw", "diloco", "average", "unigram")
+
+
+@dataclass
+class Swarm:
+    """The nodes of one simulation and what was seen of them."""
+
+    spec: RunSpec
+    folder: Path
+    run_file: Path
+    story: Story
+    nodes: dict[int, SimNode] = field(default_factory=dict)
+    returned_at: dict[int, int] = field(default_factory=dict)
+    """Round at which a killed or late node was started."""
+    seconds: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    idle_daemon_cpu: float | None = None
+
+
+@click.command("sim")
+@click.option(
+    "-n", "--nodes", default=4, show_default=True, type=click.IntRange(1, 16), help="Nodes from the start."
+)
+@click.option(
+    "--rounds", default=None, type=click.IntRange(2, 10_000), help="Outer rounds; default: the preset's."
+)
+@click.option(
+    "--steps",
+    default=None,
+    type=click.IntRange(1, 1000),
+    help="Inner steps of every round; default: the preset's.",
+)
+@click.option("--seed", default=1, show_default=True, help="Decides data order, victims and times.")
+@click.option("--preset", "preset_name", default="tiny", show_default=True, type=click.Choice(NAMES))
+@click.option("--data", default="builtin:shakespeare", show_default=True, help="Data source of the run.")
+@click.option("--kill", is_flag=True, help="SIGKILL one node in the first half; it comes back.")
+@click.option("--late-join", is_flag=True, help="One more node joins half way.")
+@click.option("--baselines", is_flag=True, help="Also train the reference arms at equal tokens.")
+@click.option("--dir", "folder", default=None, type=click.Path(path_type=Path), help="Keep homes and logs here.")
+@click.option("--json", "json_file", default=None, type=click.Path(path_type=Path), help="Write the report here.")
+@click.option("--timeout", "timeout_s", default=900.0, show_default=True, help="Give up after so many seconds.")
+def command(folder: Path | None, json_file: Path | None, timeout_s: float, **options: Any) -> None:
+    """Start a swarm of real nodes on loopback, watch it train, and check its promises.
+
+    Exit status 1 when a promise is broken.
+    """
+    with tempfile.TemporaryDirectory(prefix="atoll-sim-") as temporary:
+        report = simulate(folder or Path(temporary), timeout_s, click.echo, **options)
+        if json_file is not None:
+            write_whole(json_file, json.dumps(report, indent=1).encode())
+        print_report(report, click.echo)
+        if not all(check["ok"] for check in report["checks"]):
+            sys.exit(1)
+
+
+def simulate(folder: Path, timeout_s: float, say: Callable[[str], None], **options: Any) -> dict[str, Any]:
+    """Run one story to its end; the report as docs/control.md describes it. Raises LocalFault."""
+    baselines = options.pop("baselines")
+    swarm = prepare(folder, **options)
+    began = time.monotonic()
+    try:
+        play(swarm, timeout_s, say)
+        swarm.seconds = time.monotonic() - began
+        measure_idle(swarm)
+        rows = {number: node.rounds() for number, node in swarm.nodes.items()}
+    finally:
+        for node in swarm.nodes.values():
+            node.stop()
+    arms = run_arms(swarm, say) if baselines else {}
+    return as_json(swarm, rows, arms)
+
+
+def prepare(
+    folder: Path,
+    *,
+    nodes: int,
+    rounds: int | None,
+    steps: int | None,
+    seed: int,
+    preset_name: str,
+    data: str,
+    kill: bool,
+    late_join: bool,
+) -> Swarm:
+    """The signed run of node 0, and the story."""
+    home = Home(folder / "node-0")
+    home.make()
+    owner = load_or_create(home.identity)
+    spec = preset(preset_name, owner.peer_id, seed, data)
+    outer = msgspec.structs.replace(spec.outer, rounds=rounds or spec.outer.rounds)
+    if steps is not None:
+        outer = msgspec.structs.replace(outer, stages=(Stage(0, steps),))
+    pace = msgspec.structs.replace(spec.pace, min_members=nodes, lease_s=LEASE_S)
+    spec = msgspec.structs.replace(spec, name=f"sim-{seed}", outer=outer, pace=pace)
+    run_file = folder / "sim.run"
+    write_whole(run_file, sign_run(spec, owner))
+    story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)
+    return Swarm(spec, folder, run_file, story)
+
+
+def play(swarm: Swarm, timeout_s: float, say: Callable[[str], None]) -> None:
+    """Start everybody, let the story happen, wait until all rounds are final everywhere."""
+    for number in range(swarm.story.founders):
+        start(swarm, number)
+        if number == 0:
+            swarm.nodes[0].wait_up()
+    for node in swarm.nodes.values():
+        node.wait_up()
+    say(f"{swarm.story.founders} nodes are up in {swarm.folder}")
+    deadline = time.monotonic() + timeout_s
+    pending = list(events(swarm, say))
+    told = -1
+    while True:
+        statuses = {number: node.status() for number, node in swarm.nodes.items()}
+        known = [status for status in statuses.values() if status is not None]
+        reached = max((status["round"] for status in known), default=0)
+        pending = [event for event in pending if not event(reached)]
+        if reached > told and known:
+            told = reached
+            say(line(swarm, known))
+        done = all(s is not None and s["final"] == swarm.spec.outer.rounds - 1 for s in statuses.values())
+        if done and not pending:
+            return
+        check_alive(swarm, statuses, deadline)
+        time.sleep(POLL_S)
+
+
+def start(swarm: Swarm, number: int) -> None:
+    """Start one node; it knows every other running node as a seed, or its own cache."""
+    node = swarm.nodes.setdefault(number, SimNode(number, swarm.folder, swarm.run_file))
+    others = [n.seed() for n in swarm.nodes.values() if n.number != number and n.status() is not None]
+    node.start(others[:2])
+
+
+def events(swarm: Swarm, say: Callable[[str], None]) -> list[Callable[[int], bool]]:
+    """What the story wants done, each as a function of the round reached: True once it has happened."""
+    todo: list[Callable[[int], bool]] = []
+    for one in swarm.story.kills:
+
+        def kill(reached: int, one: Any = one) -> bool:
+            if reached < one.at_round:
+                return False
+            time.sleep(one.delay_s)
+            swarm.nodes[one.node].kill()
+            say(f"node {one.node} killed with SIGKILL at round {reached}")
+            return True
+
+        def back(reached: int, one: Any = one) -> bool:
+            if swarm.nodes[one.node].running or reached < one.back_round:
+                return False
+            start(swarm, one.node)
+            swarm.returned_at[one.node] = reached
+            say(f"node {one.node} started again at round {reached}")
+            return True
+
+        todo += [kill, back]
+    for join in swarm.story.joins:
+
+        def come(reached: int, join: Any = join) -> bool:
+            if reached < join.at_round:
+                return False
+            start(swarm, join.node)
+            swarm.returned_at[join.node] = reached
+            say(f"node {join.node} joins at round {reached}")
+            return True
+
+        todo.append(come)
+    return todo
+
+
+def check_alive(swarm: Swarm, statuses: dict[int, dict[str, Any] | None], deadline: float) -> None:
+    """Raise LocalFault when a node ended by itself or time is up."""
+    for number, node in swarm.nodes.items():
+        expected_dead = node.kills > 0 and number not in swarm.returned_at
+        if not node.running and not expected_dead:
+            raise LocalFault(f"node {number} ended: {node.last_words()}", hint=f"see {node.home}/out.log")
+    if time.monotonic() > deadline:
+        stuck = {number: status and (status["activity"], status["reason"]) for number, status in statuses.items()}
+        raise LocalFault(f"the swarm did not finish in time: {stuck}", hint="give it a longer --timeout")
+
+
+def measure_idle(swarm: Swarm) -> None:
+    """CPU of the daemons (with p2pd) while nothing is trained, as a share of one core per node."""
+    before = {number: node.cpu_s() for number, node in swarm.nodes.items()}
+    time.sleep(IDLE_S)
+    after = {number: node.cpu_s() for number, node in swarm.nodes.items()}
+    spent = [after[number]["daemon"] - before[number]["daemon"] for number in swarm.nodes]
+    swarm.idle_daemon_cpu = sum(spent) / len(spent) / IDLE_S
+    for kind in ("daemon", "worker"):
+        swarm.cpu_s[kind] = sum(one[kind] for one in after.values())
+
+
+def run_arms(swarm: Swarm, say: Callable[[str], None]) -> dict[str, Any]:
+    """The reference arms, two at a time, at the same rounds and members."""
+    say("training the reference arms at equal tokens: " + ", ".join(ARMS))
+    found: dict[str, Any] = {}
+    waiting, running = list(ARMS), {}
+    while waiting or running:
+        while waiting and len(running) < 2:
+            name = waiting.pop(0)
+            running[name] = start_arm(swarm, name)
+        for name, process in list(running.items()):
+            if process.poll() is not None:
+                del running[name]
+                if process.returncode:
+                    raise LocalFault(f"the reference arm {name} failed", hint=f"see {swarm.folder}/arm-{name}.log")
+                found[name] = json.loads((swarm.folder / f"arm-{name}.json").read_text())
+        time.sleep(POLL_S)
+    return found
+
+
+def start_arm(swarm: Swarm, name: str) -> "subprocess.Popen[bytes]":
+    """One arm in its own process."""
+    out = swarm.folder / f"arm-{name}.json"
+    members, rounds = str(swarm.story.founders), str(swarm.spec.outer.rounds)
+    command = [sys.executable, "-m", "atoll.node.reference", name, str(swarm.run_file), members, rounds, str(out)]
+    with (swarm.folder / f"arm-{name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def line(swarm: Swarm, known: list[dict[str, Any]]) -> str:
+    """One line of progress."""
+    best = max(known, key=lambda status: (status["final"], status["round"]))
+    loss = "–" if best["val_bpb"] is None else f"{best['val_bpb']:.3f}"
+    return (
+        f"round {best['round']:>3}/{swarm.spec.outer.rounds}  final {best['final']:>3}  val {loss} bits/byte  "
+        f"{len(best['contributors'])} contributors  digest {best['digest'][:12] or '–'}  {len(known)} nodes"
+    )
+
+
+def story_as_dict(story: Story) -> dict[str, Any]:
+    """For the report."""
+    return asdict(story)

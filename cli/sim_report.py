@@ -1,0 +1,102 @@
+"""The report of `atoll sim`: rows, checks and the reference arms, as JSON and as a table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from atoll.cli import sim_verdict as verdict
+
+if TYPE_CHECKING:
+    from atoll.cli.sim import Swarm
+
+REPORT_VERSION = 1
+ADAMW_LIMIT = 1.10
+DILOCO_LIMIT = 1.00
+IDLE_LIMIT = 0.02
+
+Rows = Mapping[int, Sequence[Mapping[str, Any]]]
+
+
+def as_json(swarm: "Swarm", rows: Rows, arms: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole report; docs/control.md has its schema."""
+    rounds = verdict.by_round(rows)
+    checks = promises(swarm, rows, rounds) + baselines(last_bpb(rows), arms)
+    if swarm.idle_daemon_cpu is not None:
+        share = swarm.idle_daemon_cpu
+        checks.append(
+            verdict.Check("idle daemon CPU", share < IDLE_LIMIT, f"{100 * share:.2f} % of a core per node")
+        )
+    return {
+        "version": REPORT_VERSION,
+        "run": {"id": swarm.spec.id.hex(), "name": swarm.spec.name, "parameters": swarm.spec.model.parameters},
+        "story": asdict(swarm.story),
+        "nodes": {str(number): node.peer for number, node in swarm.nodes.items()},
+        "seconds": swarm.seconds,
+        "cpu_s": swarm.cpu_s,
+        "idle_daemon_cpu": swarm.idle_daemon_cpu,
+        "rounds": rounds,
+        "baseline": dict(arms),
+        "val_bpb": last_bpb(rows),
+        "wait_share": wait_share(rows),
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def promises(swarm: "Swarm", rows: Rows, rounds: list[dict[str, Any]]) -> list[verdict.Check]:
+    """What every run must keep."""
+    total = swarm.spec.outer.rounds
+    flat = [row for of_node in rows.values() for row in of_node]
+    payload = max((row["payload_bytes"] for row in flat), default=0)
+    checks = [
+        verdict.one_digest(rounds, total),
+        verdict.all_finished(rows, total),
+        verdict.wire_overhead(flat),
+        verdict.compression(swarm.spec.model.parameters, payload),
+    ]
+    for number, at in swarm.returned_at.items():
+        checks.append(verdict.returned(rows[0], swarm.nodes[number].peer, at))
+    return checks
+
+
+def baselines(val_bpb: float | None, arms: Mapping[str, Any]) -> list[verdict.Check]:
+    """Against the reference arms at equal tokens."""
+    if val_bpb is None or not arms:
+        return []
+    checks = [verdict.learned(val_bpb, arms["unigram"]["unigram_bpb"])] if "unigram" in arms else []
+    for name, limit in (("adamw", ADAMW_LIMIT), ("diloco", DILOCO_LIMIT), ("average", DILOCO_LIMIT)):
+        if name in arms:
+            checks.append(verdict.against(name, val_bpb, arms[name]["points"][-1]["val_bpb"], limit))
+    return checks
+
+
+def last_bpb(rows: Rows) -> float | None:
+    """Validation loss after the last round (the same on every node; the first that has it)."""
+    found = [
+        (row["round"], row["val_bpb"])
+        for of_node in rows.values()
+        for row in of_node
+        if row["val_bpb"] is not None
+    ]
+    return max(found)[1] if found else None
+
+
+def wait_share(rows: Rows) -> dict[str, float]:
+    """Per node: time between the end of one round's training and the start of the next, over the whole."""
+    shares = {}
+    for number, of_node in rows.items():
+        train = sum(row["train_s"] for row in of_node)
+        wait = sum(row["wait_s"] for row in of_node)
+        shares[str(number)] = wait / (train + wait) if train + wait else 0.0
+    return shares
+
+
+def print_report(report: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """The report for people."""
+    say("")
+    waits = ", ".join(f"node {node} {100 * share:.0f} %" for node, share in report["wait_share"].items())
+    say(f"{report['run']['name']}: {len(report['rounds'])} rounds in {report['seconds']:.0f} s; waiting: {waits}")
+    for name, arm in report["baseline"].items():
+        if "points" in arm:
+            say(f"  reference {name:<8} {arm['points'][-1]['val_bpb']:.3f} bits per byte at equal tokens")
+    for check in report["checks"]:
+        say(f"  {'ok  ' if check['ok'] else 'FAIL'} {check['name']}: {check['seen']}")

@@ -1,0 +1,53 @@
+"""Run one reference arm in a process of its own: `python -m atoll.node.reference ARM RUN MEMBERS ROUNDS OUT`.
+
+Arms: `adamw` (data-parallel at equal tokens), `diloco` (dense, Nesterov), `average` (dense, plain mean), and
+`unigram` (byte entropy of the validation text). Writes JSON, whole or not at all.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from atoll.node.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
+from atoll.node.data import corpus
+from atoll.node.data.cache import default_cache
+from atoll.node.data.dataset import open_data
+from atoll.p2p.files import write_whole
+from atoll.protocols.errors import AtollError
+from atoll.protocols.run import open_run
+
+
+def arm(name: str, run_file: Path, members: int, rounds: int) -> dict[str, Any]:
+    """The curve of one arm. Raises ConfigError."""
+    torch.set_num_threads(1)
+    spec = open_run(run_file.read_bytes())
+    if name == "unigram":
+        text = corpus.load(spec.data.source, "", default_cache())
+        return {"arm": name, "unigram_bpb": corpus.unigram_bits_per_byte(text.val)}
+    data = open_data(spec.data, spec.model.context, "", default_cache())
+    task = Task(spec, data, members, rounds)
+    if name == "adamw":
+        points = list(data_parallel(task))
+    else:
+        points = list(dense_diloco(task, DILOCO if name == "diloco" else AVERAGE))
+    return {"arm": name, "members": members, "points": [msgspec.structs.asdict(point) for point in points]}
+
+
+def main() -> int:
+    """Write the result; one line on stderr and exit 1 when it cannot be made."""
+    name, run_file, members, rounds, out = sys.argv[1:6]
+    try:
+        found = arm(name, Path(run_file), int(members), int(rounds))
+        write_whole(Path(out), json.dumps(found).encode())
+    except AtollError as error:
+        sys.stderr.write(f"error: {error.line()}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""Whole nodes on virtual time: the real driver, swarm, ledger and blobs; only torch is replaced.
+
+The fake worker obeys protocols/worker.py: it answers the same asks with the same meanings, takes virtual
+time for a round, and its "state" is a hash chain over the final sets, so that equal states mean equal sets.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.node.driver import Driver
+from atoll.node.network import SwarmNetwork
+from atoll.node.roundlog import RoundLog
+from atoll.p2p.host import PeerAddress
+from atoll.p2p.swarm import Swarm, SwarmOptions
+from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
+from atoll.protocols import worker as w
+from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, PeerId, digest
+from atoll.protocols.model import ModelSpec
+from atoll.protocols.records import Ack, Contribution, Proposal, Vote
+from atoll.protocols.run import (
+    CompressSpec,
+    DataSpec,
+    InnerSpec,
+    OuterSpec,
+    PaceSpec,
+    RunSpec,
+    Stage,
+)
+
+PAYLOAD_BYTES = 996
+DEADLINE_S = 4000.0
+
+
+def run_spec(owner: PeerId, rounds: int, members: int) -> RunSpec:
+    return RunSpec(
+        version=1,
+        name="virtual",
+        owner=owner,
+        seed=1,
+        model=ModelSpec(
+            dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16, tied=True, rope_theta=1e4, norm_eps=1e-5
+        ),
+        data=DataSpec(source="synthetic:markov", tokenizer="bytes", digest=b""),
+        inner=InnerSpec(
+            lr=1e-3, lr_min=0.1, warmup_steps=1, total_steps=100, beta1=0.9, beta2=0.95, eps=1e-8,
+            weight_decay=0.0, clip=1.0, batch=1,
+        ),
+        outer=OuterSpec(rounds=rounds, stages=(Stage(0, 5),), alpha_256=256, floor_256=0),
+        compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
+        pace=PaceSpec(quorum_256=128, grace_256=256, lease_s=20.0, min_members=members),
+    )  # fmt: skip
+
+
+def set_state(base: bytes, number: int, members: tuple[w.Member, ...]) -> Digest:
+    return digest(base, number.to_bytes(4, "big"), *sorted(member.entry for member in members))
+
+
+class FakeWorker:
+    """One worker's disk and its answers. `train_s`: virtual seconds of a round."""
+
+    def __init__(self, folder: Path, me: PeerId, train_s: float) -> None:
+        self.folder, self.me, self.train_s = folder, me, train_s
+        self.final, self.state = -1, digest(b"genesis")
+        self.open: dict[int, tuple[w.Member, ...]] = {}
+        self.pending: tuple[w.Pending, ...] = ()
+        self.trained: list[int] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def started(self) -> w.Started:
+        self.open = {}
+        return w.Started(self.final, self.state, self.pending, 1, "cpu")
+
+    def view(self) -> Digest:
+        return digest(self.state, *(set_state(b"", n, self.open[n]) for n in sorted(self.open)))
+
+    async def ask(self, ask: w.Ask, kind: type[Any]) -> Any:
+        answer = await self._answer(ask)
+        assert isinstance(answer, kind), answer
+        return answer
+
+    async def _answer(self, ask: w.Ask) -> w.Answer:
+        await asyncio.sleep(0.01)
+        match ask:
+            case w.Train():
+                return await self._train(ask)
+            case w.Verify(path):
+                if Path(path).stat().st_size != PAYLOAD_BYTES:
+                    raise DecodeError("not a payload")
+                return w.Verified()
+            case w.Fold(number, members):
+                if number > self.final:
+                    self.open[number] = members
+                return w.Folded(number, self.view(), 0.0)
+            case w.Check(number, members):
+                assert number == self.final + 1
+                return w.Checked(number, set_state(self.state, number, members))
+            case w.Finalize(number, members):
+                assert number == self.final + 1
+                assert all(Path(member.path).exists() for member in members)
+                self.state, self.final = set_state(self.state, number, members), number
+                self.open.pop(number, None)
+                self.pending = tuple(p for p in self.pending if p.round > number)
+                return w.Finalized(number, self.state)
+            case w.Snapshot(path):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_bytes(self.final.to_bytes(4, "big") + self.state)
+                return w.Snapshotted(self.final, self.state, path, 36)
+            case w.Adopt(number, path, state):
+                data = Path(path).read_bytes()
+                if data != number.to_bytes(4, "big") + state:
+                    raise DecodeError("another snapshot")
+                self.final, self.state, self.open = number, state, {}
+                return w.Adopted(number, state)
+            case w.Evaluate():
+                return w.Evaluated(1.0, 1.0)
+        raise AssertionError(ask)
+
+    async def _train(self, ask: w.Train) -> w.Trained:
+        base = self.view()
+        await asyncio.sleep(self.train_s)
+        data = random.Random(f"{self.me} {ask.round}").randbytes(PAYLOAD_BYTES)
+        path = self.folder / f"{ask.round}.payload"
+        path.write_bytes(data)
+        pending = w.Pending(ask.round, base, manifest_of_bytes(data).id, str(path), 5, 80, 64, 1.0)
+        self.pending = (*self.pending, pending)
+        self.trained.append(ask.round)
+        return w.Trained(pending, PAYLOAD_BYTES, self.train_s, 0.0)
+
+
+class Node:
+    """A node of the virtual swarm; its worker's disk survives `kill`."""
+
+    def __init__(self, number: int, world: "World", train_s: float) -> None:
+        self.number, self.world = number, world
+        self.identity = Identity(bytes([number + 1]) * 32)
+        self.peer = self.identity.peer_id
+        self.home = world.root / f"n{number}"
+        self.home.mkdir(exist_ok=True)
+        self.worker = FakeWorker(self.home / "spool", self.peer, train_s)
+        self.driver: Driver | None = None
+        self.swarm: Swarm | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    async def live(self) -> None:
+        loop = asyncio.get_running_loop()
+        host = self.world.network.host(self.peer)
+        seeds = [PeerAddress(h.peer_id, (h.maddr,)) for n, h in self.world.hosts.items() if n != self.number][:3]
+        self.world.hosts[self.number] = host
+        swarm = Swarm(
+            host, self.identity, self.world.spec.id, self.home, seeds,
+            options=SwarmOptions(target=8), now=loop.time, rng=random.Random(self.number),
+        )  # fmt: skip
+        log = RoundLog(self.home, self.peer, loop.time)
+        net = SwarmNetwork(swarm, host, self.peer, loop.time)
+        driver = Driver(self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
+        driver.trainer = self.worker  # type: ignore[assignment]
+        self.driver, self.swarm = driver, swarm
+        try:
+            async with asyncio.TaskGroup() as group:
+                up = asyncio.Event()
+                group.create_task(swarm.serve(up.set))
+                await up.wait()
+                group.create_task(driver.serve())
+                await asyncio.sleep(0)
+                group.create_task(net.carry(driver))
+                await driver.on_started(self.worker.started())
+        finally:
+            log.close()
+
+
+class World:
+    """The network, the nodes, and what must hold between them."""
+
+    def __init__(self, root: Path, rounds: int, members: int) -> None:
+        self.root = root
+        self.network = MemoryNetwork(seed=1, latency_s=0.02)
+        self.spec = run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members)
+        self.nodes: dict[int, Node] = {}
+        self.hosts: dict[int, MemoryHost] = {}
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> "World":
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for number in list(self.nodes):
+            await self.kill(number)
+        await self._group.__aexit__(*error)
+
+    def start(self, number: int, train_s: float = 10.0) -> Node:
+        node = self.nodes.get(number) or Node(number, self, train_s)
+        if number in self.nodes:
+            self.network.revive(node.peer)
+        self.nodes[number] = node
+        node.task = self._group.create_task(node.live())
+        return node
+
+    async def kill(self, number: int) -> None:
+        """As kill -9: nothing is said, the disk stays as it is."""
+        node = self.nodes[number]
+        if node.task is not None:
+            self.network.kill(node.peer)
+            node.task.cancel()
+            await asyncio.wait([node.task])
+            node.task = None
+
+    async def until(self, done: Callable[[], bool], limit_s: float = DEADLINE_S) -> float:
+        """Wait for `done`; virtual seconds that took."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not done():
+            assert loop.time() - began < limit_s, self.describe()
+            await asyncio.sleep(0.5)
+        return loop.time() - began
+
+    def all_final(self, number: int | None = None) -> bool:
+        last = self.spec.outer.rounds - 1 if number is None else number
+        return all(node.worker.final >= last for node in self.nodes.values() if node.task is not None)
+
+    def newest(self) -> int:
+        return max((n.driver.round.round for n in self.nodes.values() if n.driver is not None), default=-1)
+
+    def describe(self) -> str:
+        return "\n".join(
+            f"{n.number}: worker {n.worker.final}, known {n.driver.finality.last_final}, {n.driver.round.phase} {n.driver.round.round}, peers {len(n.swarm.neighbours())}, acceptors {len(n.driver.finality.acceptors)}, top {n.driver.finality.top}, applied {n.driver.finals.applied}"
+            for n in self.nodes.values()
+            if n.driver is not None and n.swarm is not None
+        )
+
+    def check_agreement(self) -> None:
+        """One final state per round on all nodes, and nobody contributes, votes or proposes twice."""
+        states: dict[int, set[str]] = {}
+        for node in self.nodes.values():
+            assert node.driver is not None
+            for row in node.driver.log.rows.values():
+                if row.final:
+                    states.setdefault(row.round, set()).add(row.digest)
+        assert {number: len(found) for number, found in states.items() if len(found) > 1} == {}
+
+    async def check_feeds(self) -> None:
+        """One contribution per author and round; one vote per author, round and ballot."""
+        swarm = next(node.swarm for node in self.nodes.values() if node.task is not None)
+        assert swarm is not None
+        seen: set[tuple[object, ...]] = set()
+        for _, entry in swarm.ledger.since(0, 1 << 20):
+            key: tuple[object, ...]
+            match entry.body:
+                case Contribution(number):
+                    key = ("contribution", entry.author, number)
+                case Vote(number, ballot):
+                    key = ("vote", entry.author, number, ballot)
+                case Proposal(number, ballot):
+                    key = ("proposal", entry.author, number, ballot)
+                case Ack():
+                    continue
+                case _:
+                    continue
+            assert key not in seen, key
+            seen.add(key)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Callable[[int, int], World]:
+    return lambda rounds, members: World(tmp_path, rounds, members)
