@@ -68,7 +68,7 @@ class Swarm:
 @click.option("--dir", "folder", default=None, type=click.Path(path_type=Path), help="Keep homes and logs here.")
 @click.option("--json", "json_file", default=None, type=click.Path(path_type=Path), help="Write the report here.")
 @click.option("--timeout", "timeout_s", default=900.0, show_default=True, help="Give up after so many seconds.")
-def command(folder: Path | None, json_file: Path | None, timeout_s: float, **options: Any) -> None:
+def sim(folder: Path | None, json_file: Path | None, timeout_s: float, **options: Any) -> None:
     """Start a swarm of real nodes on loopback, watch it train, and check its promises.
 
     Exit status 1 when a promise is broken.

@@ -5,8 +5,8 @@ import logging
 import logging.handlers
 import os
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
@@ -38,8 +38,8 @@ class JsonLines(logging.Formatter):
 class _PrivateFiles(logging.handlers.RotatingFileHandler):
     """Files that only their owner may read."""
 
-    def _open(self) -> TextIO:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_private)
+    def _open(self) -> TextIOWrapper:
+        return TextIOWrapper(open(self.baseFilename, "ab", opener=_private), encoding="utf-8")
 
 
 def _private(path: str, flags: int) -> int:

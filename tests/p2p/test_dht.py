@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -71,7 +70,6 @@ async def test_two_children_find_each_other_and_survive_a_kill() -> None:
     """One child is attached to our p2pd, the other has its own and bootstraps from ours."""
     host = P2pdHost(ME)
     maddrs = ("/ip4/203.0.113.7/tcp/4001",)
-    started = time.monotonic()
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         up = asyncio.Event()
         tasks = [group.create_task(host.serve(up.set))]
@@ -101,7 +99,6 @@ async def test_two_children_find_each_other_and_survive_a_kill() -> None:
         assert attached.statistics().restarts == 1
         for task in tasks:
             task.cancel()
-    assert time.monotonic() - started < 30
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -6,7 +6,8 @@ time for a round, and its "state" is a hash chain over the final sets, so that e
 
 import asyncio
 import random
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -269,5 +270,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Callable[[int, int], World]:
-    return lambda rounds, members: World(tmp_path, rounds, members)
+def world(tmp_path: Path) -> Iterator[Callable[[int, int], World]]:
+    """Homes in memory where there is a tmpfs: twenty nodes write and fsync a lot."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else tmp_path) as folder:
+        yield lambda rounds, members: World(Path(folder), rounds, members)

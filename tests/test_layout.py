@@ -1,0 +1,264 @@
+"""The rules of the tree, held by reading the source: who imports whom, sizes, handlers, tasks, packages."""
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RANK = {"protocols": 0, "p2p": 1, "node": 2, "cli": 3}
+LEAVES = {"model", "data", "inner", "outer", "compress", "aggregate", "checkpoint"}
+BANNED = {
+    "protocols": {"torch", "hivemind", "asyncio", "socket", "time", "subprocess", "threading", "random", "uvloop"},
+    "p2p": {"torch"},
+}
+TORCH_SIDE = {"worker", "session", "baselines", "reference"}
+"""Modules of node/ that run in the worker, or compare against it."""
+HIVEMIND_ONLY_IN = {"p2p/dht_child.py"}
+LAZY_IMPORTS = {
+    ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
+}
+SWALLOWING_HANDLERS = {
+    ("node/control.py", "_answers"): "a bug in a report must not end the training",
+    ("p2p/calls_answers.py", "_answer"): "a bug in one handler must not end the node",
+    ("p2p/dht_child.py", "_join_often"): "hivemind raises anything; the child tries again",
+    ("p2p/transports/handling.py", "run_handler"): "a bug in one handler must not end the host",
+    ("p2p/transports/p2pd_control.py", "texts_of"): "multiaddr raises a dozen kinds",
+    ("p2p/transports/virtual_time.py", "run_in_executor"): "the future carries the error to who awaits it",
+}
+"""Broad handlers that do not raise again. This table may only shrink."""
+HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
+
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+    for area in RANK
+    for path in sorted((ROOT / area).rglob("*.py"))
+}
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """Every absolute name that is imported anywhere in the module: `a.b` and, for `from a import b`, `a.b` too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def at_run_time(tree: ast.Module) -> ast.Module:
+    """The module without what only type checkers read."""
+    kept = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING"))]
+    return ast.Module(kept, [])
+
+
+def module_name(path: str) -> str:
+    """`node/model/decoder.py` -> `atoll.node.model.decoder`."""
+    return "atoll." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+GRAPH = {
+    module_name(path): {name for name in imports_of(at_run_time(tree)) if name in MODULES} - {module_name(path)}
+    for path, tree in SOURCES.items()
+}
+
+
+def test_there_is_something_to_check():
+    assert len(SOURCES) > 50
+    assert sum(map(len, GRAPH.values())) > 100
+
+
+def test_imports_point_down():
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in SOURCES.items()
+        for name in imports_of(tree)
+        if name.startswith("atoll.") and RANK[name.split(".")[1]] > RANK[path.split("/")[0]]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders_are_never_imported_flat():
+    wrong = [f"{p} imports {n}" for p, tree in SOURCES.items() for n in imports_of(tree) if n.split(".")[0] in RANK]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_banned_imports():
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in SOURCES.items()
+        for name in imports_of(tree)
+        if name.split(".")[0] in BANNED.get(path.split("/")[0], ())
+        or (name.split(".")[0] == "hivemind" and path not in HIVEMIND_ONLY_IN)
+        or name.split(".")[0] in ("pickle", "marshal", "shelve")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_stays_on_the_workers_side():
+    wrong = [
+        path
+        for path, tree in SOURCES.items()
+        if any(name.split(".")[0] == "torch" for name in imports_of(tree))
+        and not (path.startswith("node/") and (path.split("/")[1] in LEAVES or Path(path).stem in TORCH_SIDE))
+    ]
+    assert not wrong, wrong
+
+
+def test_leaves_of_node_do_not_know_each_other():
+    wrong = []
+    for path, tree in SOURCES.items():
+        folder, *rest = path.split("/")
+        if folder == "node" and len(rest) > 1 and rest[0] in LEAVES:
+            own = f"atoll.node.{rest[0]}"
+            for name in imports_of(tree):
+                inside = name.startswith("atoll.") and not name.startswith("atoll.protocols")
+                if inside and name != own and not name.startswith(own + ".") and name != "atoll.node":
+                    wrong.append(f"{path} imports {name}")
+                if name == "atoll.node":
+                    wrong.append(f"{path} imports through atoll.node")
+    # `from atoll.node.data import corpus` yields `atoll.node.data` and `atoll.node.data.corpus`: both are its own
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_cycles():
+    """Peel off modules that import nothing that is left; what cannot be peeled is on a cycle or above one."""
+    left = dict(GRAPH)
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"modules on or above an import cycle: {sorted(left)}"
+
+
+def test_nothing_runs_or_hides_in_init_files():
+    wrong = [path for path, tree in SOURCES.items() if path.endswith("__init__.py") and ast.get_docstring(tree) is None]
+    full = [p for p, tree in SOURCES.items() if p.endswith("__init__.py") and len(tree.body) > 1]
+    assert not [p for p in wrong if SOURCES[p].body]
+    assert not full
+
+
+def functions_of(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_lazy_imports_are_listed():
+    found = {
+        (path, function.name)
+        for path, tree in SOURCES.items()
+        for function in functions_of(tree)
+        if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(function))
+    }
+    assert found == set(LAZY_IMPORTS)
+
+
+def is_broad(handler: ast.ExceptHandler) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")) for kind in kinds)
+
+
+def test_broad_handlers_that_swallow_are_listed():
+    found = set()
+    for path, tree in SOURCES.items():
+        for function in functions_of(tree):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ExceptHandler) and is_broad(node):
+                    if not any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
+                        found.add((path, function.name))
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in ("contextlib.suppress", "suppress"):
+                    if any(ast.unparse(arg) in ("Exception", "BaseException") for arg in node.args):
+                        found.add((path, function.name))
+    assert found == set(SWALLOWING_HANDLERS)
+
+
+def test_every_task_has_an_owner():
+    """`create_task` is a method of a task group, never asyncio's or the loop's."""
+    wrong = []
+    for path, tree in SOURCES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("create_task", "ensure_future")):
+                owner = ast.unparse(node.func).rpartition(".")[0].rpartition(".")[2]
+                if "group" not in owner and owner != "tg":
+                    wrong.append(f"{path}:{node.lineno} {ast.unparse(node.func)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def lines_of(path: str) -> int:
+    return len((ROOT / path).read_text(encoding="utf-8").splitlines())
+
+
+def test_modules_are_pages():
+    sizes = {path: lines_of(path) for path in SOURCES}
+    assert not {path: size for path, size in sizes.items() if size > HARD_LINES}
+    worrying = {path: size for path, size in sizes.items() if size > WORRY_LINES}
+    for path, size in sorted(worrying.items()):
+        print(f"{path} has {size} lines")
+    assert len(worrying) * 20 <= len(sizes), f"more than one module in twenty is long: {worrying}"
+
+
+def test_functions_are_short():
+    wrong = [
+        f"{path}: {function.name} has {function.end_lineno - function.lineno + 1} lines"
+        for path, tree in SOURCES.items()
+        for function in functions_of(tree)
+        if function.end_lineno - function.lineno + 1 > FUNCTION_LINES
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_module_says_its_job():
+    wrong = [p for p, tree in SOURCES.items() if not p.endswith("__init__.py") and not ast.get_docstring(tree)]
+    assert not wrong, wrong
+
+
+def test_package_list_equals_the_tree():
+    """A package that is missing from the list works in the checkout and is missing from the wheel."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {module_name(path) for path in SOURCES if path.endswith("__init__.py")}
+    folders = {module_name(f"{Path(path).parent.as_posix()}/__init__.py") for path in SOURCES}
+    assert folders == there, "a folder without __init__.py"
+    assert sorted(listed) == sorted(there)
+    assert len(listed) == len(set(listed))
+
+
+def test_every_area_is_typed():
+    assert all((ROOT / area / "py.typed").is_file() for area in RANK)
+
+
+def test_no_names_of_hosts_or_machines():
+    """The repository works anywhere: no registry host, no absolute path of a machine of ours."""
+    # spelt in halves, or this file would find itself
+    hosts = ["pypi" + ".org", "pythonhosted" + ".org", "download.pytorch" + ".org", "/wo" + "rk/", "/tmp/" + "exp"]
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    wrong = []
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.is_file() and path.stat().st_size < 1_000_000:
+            text = path.read_bytes().decode("utf-8", errors="replace")
+            wrong += [f"{name}: {host}" for host in hosts if host in text]
+    assert not wrong, "\n".join(wrong)
+
+
+LIGHT = {
+    "atoll.node.daemon": {"torch", "hivemind"},
+    "atoll.cli.start": {"torch", "hivemind"},
+    "atoll.cli.status": {"torch", "hivemind", "numpy", "asyncio", "cryptography"},
+    "atoll.cli.main": {"torch", "hivemind", "numpy", "asyncio", "cryptography", "rich"},
+}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_processes_stay_light(module: str):
+    code = f"import {module}, sys; print(*{LIGHT[module]!r} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=os.sep)
+    assert ran.stdout.split() == []
