@@ -78,6 +78,13 @@ def is_news(now: c.Status, before: c.Status | None, since_s: float) -> bool:
     )
 
 
+def new_addresses(now: c.Status, before: c.Status | None) -> list[str]:
+    """Lines with the addresses that others may give as --seed, when they have changed."""
+    if before is not None and before.addresses == now.addresses:
+        return []
+    return [f"others join with --seed {maddr}/p2p/{now.peer}" for maddr in now.addresses]
+
+
 def _rows(now: c.Status) -> Iterator[tuple[str, str]]:
     yield "loss", f"{number(now.train_loss)} nats per token, validation {number(now.val_bpb)} bits per byte"
     yield "speed", f"{number(now.tokens_per_s, 0)} tokens/s on {now.device}"
@@ -89,8 +96,6 @@ def _rows(now: c.Status) -> Iterator[tuple[str, str]]:
     yield "swarm", f"{now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield "agreed", f"final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
     yield "traffic", f"up {size(now.bytes_up)}, down {size(now.bytes_down)}"
-    if now.addresses:
-        yield "join me", f"--seed {now.addresses[0]}/p2p/{now.peer}"
 
 
 def _statuses(home: Home, ended: threading.Event) -> Iterator[c.Status]:
@@ -114,9 +119,8 @@ def _plain_lines(home: Home, ended: threading.Event) -> None:
     before: c.Status | None = None
     at = 0.0
     for now in _statuses(home, ended):
-        if now.addresses and (before is None or before.addresses != now.addresses):
-            for maddr in now.addresses:
-                click.echo(f"listening on {maddr}/p2p/{now.peer}")
+        for line in new_addresses(now, before):
+            click.echo(line)
         if is_news(now, before, time.monotonic() - at):
             click.echo(one_line(now))
             before, at = now, time.monotonic()
@@ -125,5 +129,9 @@ def _plain_lines(home: Home, ended: threading.Event) -> None:
 def _live_panel(home: Home, ended: threading.Event) -> None:
     with Live(console=Console(), refresh_per_second=4, transient=False) as live:
         live.update("starting …")
+        before: c.Status | None = None
         for now in _statuses(home, ended):
+            for line in new_addresses(now, before):
+                live.console.print(line, soft_wrap=True, highlight=False)  # whole, to be copied
             live.update(render(now))
+            before = now

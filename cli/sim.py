@@ -141,6 +141,9 @@ def play(swarm: Swarm, timeout_s: float, say: Callable[[str], None]) -> None:
     told = -1
     while True:
         statuses = {number: node.status() for number, node in swarm.nodes.items()}
+        for number, status in statuses.items():
+            if status is not None:
+                swarm.nodes[number].peer = status["peer"]
         known = [status for status in statuses.values() if status is not None]
         reached = max((status["round"] for status in known), default=0)
         pending = [event for event in pending if not event(reached)]

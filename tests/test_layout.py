@@ -86,7 +86,9 @@ def test_imports_point_down():
 
 
 def test_folders_are_never_imported_flat():
-    wrong = [f"{p} imports {n}" for p, tree in SOURCES.items() for n in imports_of(tree) if n.split(".")[0] in RANK]
+    wrong = [
+        f"{p} imports {n}" for p, tree in SOURCES.items() for n in imports_of(tree) if n.split(".")[0] in RANK
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -138,7 +140,9 @@ def test_no_import_cycles():
 
 
 def test_nothing_runs_or_hides_in_init_files():
-    wrong = [path for path, tree in SOURCES.items() if path.endswith("__init__.py") and ast.get_docstring(tree) is None]
+    wrong = [
+        path for path, tree in SOURCES.items() if path.endswith("__init__.py") and ast.get_docstring(tree) is None
+    ]
     full = [p for p, tree in SOURCES.items() if p.endswith("__init__.py") and len(tree.body) > 1]
     assert not [p for p in wrong if SOURCES[p].body]
     assert not full
@@ -160,7 +164,10 @@ def test_lazy_imports_are_listed():
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException")) for kind in kinds)
+    return any(
+        kind is None or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException"))
+        for kind in kinds
+    )
 
 
 def test_broad_handlers_that_swallow_are_listed():

@@ -1,0 +1,146 @@
+"""A daemon without a network: the real control server on a thread of its own, over an operator that remembers."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.cli.main import main
+from atoll.node.control import ControlServer
+from atoll.node.home import Home
+from atoll.protocols import control as c
+from atoll.protocols.errors import AtollError, LocalFault
+
+PEER = "12D3KooWByRxyokKmxMNkMYp1SavrjyivNPwMg3K5hmXsCdFk6TW"
+STATUS = c.Status(
+    version="0.1.0", pid=4711, uptime_s=61.5, peer=PEER, name="otter", addresses=("/ip4/127.0.0.1/tcp/4710",),
+    run="ab" * 32, run_name="tiny", activity="collecting", reason="waiting for 1 of 4", eta_s=2.5, round=7, rounds=54,
+    step=0, steps=8, final=5, digest="cd" * 32, contributors=(PEER,), members=4, peers=3, paths={"direct": 3},
+    train_loss=2.5, val_bpb=3.25, tokens_per_s=7164.6, payload_bytes=19722, bytes_up=1_500_000, bytes_down=900,
+    train_s=0.28, wait_s=1.5, device="cpu", worker_pid=4712, worker_restarts=0, host_restarts=0,
+)  # fmt: skip
+PEER_ROW = c.PeerRow(
+    peer=PEER, path="punched", maddr="/ip4/127.0.0.1/udp/4710/quic-v1", rtt_s=0.012, member=True,
+    activity="training", round=7, final=5, tokens_per_s=7000.0, heard_s=0.5, faults=0,
+)  # fmt: skip
+ROUND_ROW = c.RoundRow(
+    round=6, peer=PEER, digest="cd" * 32, set="ef" * 32, final=False, contributors=(PEER,), train_loss=2.5, val_bpb=None,
+    steps=8, tokens=8192, payload_bytes=19722, bytes_up=59166, bytes_down=59166, blob_bytes_up=59200,
+    blob_payload_up=59166, train_s=0.28, encode_s=0.05, wait_s=1.5,
+)  # fmt: skip
+
+
+class FakeOperator:
+    """Obeys node.control.Operator; `fault` makes every order fail."""
+
+    def __init__(self) -> None:
+        self.orders: list[str] = []
+        self.state = STATUS
+        self.rows: Sequence[c.RoundRow] = [ROUND_ROW, msgspec.structs.replace(ROUND_ROW, round=7)]
+        self.fault: AtollError | None = None
+
+    def status(self) -> c.Status:
+        return self.state
+
+    async def peers(self) -> Sequence[c.PeerRow]:
+        return [PEER_ROW]
+
+    def rounds(self) -> Sequence[c.RoundRow]:
+        return self.rows
+
+    async def stop(self, *, finish: bool) -> str:
+        return self._order(f"stop finish={finish}")
+
+    async def pause(self, reason: str) -> str:
+        return self._order(f"pause {reason}")
+
+    async def resume(self) -> str:
+        return self._order("resume")
+
+    async def evaluate(self) -> c.Evaluation:
+        self._order("eval")
+        return c.Evaluation(7, 3.25, 2.25)
+
+    def _order(self, order: str) -> str:
+        if self.fault is not None:
+            raise self.fault
+        self.orders.append(order)
+        return f"taken: {order}"
+
+
+class FakeDaemon:
+    """One home with a served control socket."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = Home(root)
+        self.operator = FakeOperator()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Serve until the block ends."""
+        self.home.make()
+        ready = threading.Event()
+        loop, done = asyncio.new_event_loop(), asyncio.Event()
+        server = ControlServer(self.home.control_socket, self.home.log, self.operator)
+
+        async def serve() -> None:
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                serving = group.create_task(server.serve(ready.set))
+                await done.wait()
+                serving.cancel()
+
+        thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+        thread.start()
+        try:
+            assert ready.wait(10)
+            yield
+        finally:
+            loop.call_soon_threadsafe(done.set)
+            thread.join()
+            loop.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    fake = FakeDaemon(tmp_path / "home")
+    with fake.running():
+        yield fake
+
+
+@pytest.fixture
+def idle_daemon(tmp_path: Path) -> FakeDaemon:
+    """Not started: the test runs it for as long as it likes."""
+    return FakeDaemon(tmp_path / "home")
+
+
+class Ran(msgspec.Struct):
+    """What one command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Atoll = Callable[..., Ran]
+
+
+@pytest.fixture
+def atoll(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Atoll:
+    """Run `atoll --home <tmp>/home ARGS` in this process."""
+
+    def call(*args: str) -> Ran:
+        capsys.readouterr()
+        code = main(["--home", str(tmp_path / "home"), *args])
+        printed = capsys.readouterr()
+        return Ran(code, printed.out, printed.err)
+
+    return call
+
+
+@pytest.fixture
+def fault() -> AtollError:
+    return LocalFault("the worker is starting", hint="try again in a moment")

@@ -1,0 +1,92 @@
+"""The command table, help, exit codes: every failure is one line."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+
+from atoll.cli.commands import COMMANDS
+from atoll.cli.main import cli
+
+
+def test_every_listed_command_exists_with_the_listed_line(atoll):
+    for name, (place, line) in COMMANDS.items():
+        module, attribute = place.split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), name
+        assert command.name == name
+        assert line.endswith(".")
+
+
+def leaf_commands(command: click.Command, ctx: click.Context, path: tuple[str, ...] = ()):
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            yield from leaf_commands(command.get_command(ctx, name), ctx, (*path, name))
+    else:
+        yield path, command
+
+
+def test_every_command_speaks_json_in_a_home():
+    """`sim` has homes of its own and a file for its JSON."""
+    for path, command in leaf_commands(cli, click.Context(cli)):
+        options = {option for param in command.params for option in param.opts}
+        assert "--json" in options, path
+        assert "--home" in options or path == ("sim",), path
+        assert command.help, path
+
+
+def test_help_fits_a_small_screen(atoll):
+    ran = atoll("--help")
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) <= 28
+    assert all(f"  {name} " in ran.out for name in COMMANDS)
+
+
+def test_version(atoll):
+    assert atoll("--version").out.startswith("atoll 0.")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["statsu"], "Did you mean status?"),
+        (["status", "--jsno"], "--json"),
+        (["rounds", "--last", "0"], "range"),
+        (["run", "new"], "NAME"),
+    ],
+)
+def test_wrong_usage_is_exit_2_with_a_hint(atoll, args, said):
+    ran = atoll(*args)
+    assert ran.code == 2
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_home_may_stand_before_or_after_the_command(atoll, tmp_path):
+    other = str(tmp_path / "other")
+    assert other in atoll("status", "--home", other).err
+    assert str(tmp_path / "home") in atoll("status").err
+
+
+def test_home_from_the_environment(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-m", "atoll.cli.main", "status"],
+        env=os.environ | {"ATOLL_HOME": str(tmp_path / "from-env")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert ran.stderr == f"error: no node runs in {tmp_path}/from-env; start it with `atoll start`\n"
+
+
+def test_interrupt_is_exit_130(daemon, tmp_path):
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "atoll.cli.main", "status", "--watch", "--home", str(daemon.home.root)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert watching.stdout.readline().startswith("round 7/54 | collecting")
+    watching.send_signal(2)
+    _, words = watching.communicate(timeout=10)
+    assert watching.returncode == 130
+    assert "Traceback" not in words
