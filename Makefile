@@ -39,7 +39,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 swarm: $(STAMP)  ## Four nodes train together; one is killed and comes back, a fifth joins half way
-	$(BIN)/atoll sim --nodes 4 --kill --late-join
+	$(BIN)/atoll sim --nodes 4 --kill --late-join --baselines
 
 clean:  ## Remove what set-up and the tools made; runs and identities stay
 	rm -rf $(VENV) $(STAMP) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,7 +27,7 @@ POLL_S = 0.5
 IDLE_S = 6.0
 LEASE_S = 6.0
 """A killed member is waited for at most so long; loopback peers renew every two seconds."""
-ARMS = ("adamw", "diloco", "average", "unigram")
+ARMS = ("adamw", "diloco", "unigram")
 
 
 @dataclass

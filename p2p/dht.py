@@ -231,7 +231,9 @@ class Dht:
 async def _spawn(options: ChildOptions) -> Process:
     command = (sys.executable, "-m", "atoll.p2p.dht_child", msgspec.json.encode(options).decode())
     try:
-        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
     except OSError as error:
         raise LocalFault(f"the DHT process does not start: {error}") from error
 

@@ -198,6 +198,7 @@ class P2pdProcess(asyncio.SubprocessProtocol):
                 stdin=None,
                 stderr=asyncio.subprocess.STDOUT,
                 env=environment,
+                start_new_session=True,  # Ctrl-C in the terminal is for the node, which ends p2pd in order
                 preexec_fn=_die_with_parent(os.getpid()),
             )
         except OSError as error:
