@@ -59,9 +59,10 @@ def render(now: c.Status) -> RenderableType:
     if now.eta_s is not None:
         head.append(f"  about {span(now.eta_s)} left", "dim")
     table = Table.grid(padding=(0, 2))
+    table.add_row(Text("step", "dim"), ProgressBar(total=max(1, now.steps), completed=now.step, width=40))
     for label, text in _rows(now):
         table.add_row(Text(label, "dim"), text)
-    parts: list[RenderableType] = [head, ProgressBar(total=max(1, now.steps), completed=now.step, width=40), table]
+    parts: list[RenderableType] = [head, table]
     if now.trouble:
         parts.append(Text(now.trouble, "bold red"))
     title = f"atoll {now.name or tail(now.peer)} · {now.run_name} · round {now.round} of {now.rounds}"

@@ -24,7 +24,7 @@ from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec, open_run, sign_run
 
 FIXED = ("version", "owner", "name", "data")
-"""What `--set` may not touch: it comes from the program, the key, NAME and --data."""
+"""What `--set` may not touch."""
 
 
 @click.group()
@@ -90,9 +90,11 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
     tree: dict[str, Any] = msgspec.to_builtins(spec, builtin_types=(bytes,))
     for change in changes:
         key, equals, text = change.partition("=")
-        if not equals or key.split(".")[0] in FIXED:
+        if not equals:
+            raise ConfigError(f"--set {change}: not a KEY=VALUE", hint="for example --set outer.rounds=20")
+        if key.split(".")[0] in FIXED:
             raise ConfigError(
-                f"--set {change}: not a KEY=VALUE that can be set", hint=f"{', '.join(FIXED)} are given otherwise"
+                f"--set {change}: {key} cannot be set", hint="it comes from NAME, --data and the key"
             )
         _put(tree, key.split("."), _value(text))
     changed = to_struct(tree, RunSpec, strict=False)

@@ -10,6 +10,7 @@ from atoll.protocols.errors import ConfigError, PeerFault
 from atoll.protocols.run import RunSpec, open_run
 
 MIN_ID_CHARACTERS = 4
+_AGAIN = "ask the run's owner for the file again, and copy it whole"
 
 
 class FoundRun(NamedTuple):
@@ -28,7 +29,9 @@ def read_run(path: Path) -> FoundRun:
     try:
         return FoundRun(open_run(data), data, path)
     except PeerFault as error:
-        raise ConfigError(f"{path} is not a run that this node can train: {error}", hint=error.hint) from error
+        raise ConfigError(
+            f"{path} is not a run that this node can train: {error}", hint=error.hint or _AGAIN
+        ) from error
 
 
 def runs_of(home: Home) -> list[FoundRun]:

@@ -16,6 +16,8 @@ import msgspec
 from atoll.cli.sim_nodes import SimNode
 from atoll.cli.sim_report import as_json, print_report
 from atoll.cli.sim_story import Story, plan
+from atoll.node.data.cache import default_cache
+from atoll.node.data.dataset import digest_of
 from atoll.node.home import Home
 from atoll.node.presets import NAMES, preset
 from atoll.p2p.files import write_whole
@@ -27,7 +29,8 @@ POLL_S = 0.5
 IDLE_S = 6.0
 LEASE_S = 6.0
 """A killed member is waited for at most so long; loopback peers renew every two seconds."""
-ARMS = ("adamw", "diloco", "unigram")
+ARMS = ("adamw", "average", "unigram")
+"""Reference arms: of the dense ones plain averaging, which beats Nesterov 0.7/0.9 in short runs (docs/calibration.md)."""
 
 
 @dataclass
@@ -116,11 +119,15 @@ def prepare(
     home.make()
     owner = load_or_create(home.identity)
     spec = preset(preset_name, owner.peer_id, seed, data)
+    digest = digest_of(spec.data, "", default_cache())
+    spec = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, digest=digest))
     outer = msgspec.structs.replace(spec.outer, rounds=rounds or spec.outer.rounds)
     if steps is not None:
         outer = msgspec.structs.replace(outer, stages=(Stage(0, steps),))
     pace = msgspec.structs.replace(spec.pace, min_members=nodes, lease_s=LEASE_S)
     spec = msgspec.structs.replace(spec, name=f"sim-{seed}", outer=outer, pace=pace)
+    inner = msgspec.structs.replace(spec.inner, total_steps=spec.steps_before(outer.rounds))
+    spec = msgspec.structs.replace(spec, inner=inner)
     run_file = folder / "sim.run"
     write_whole(run_file, sign_run(spec, owner))
     story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)
@@ -226,7 +233,8 @@ def run_arms(swarm: Swarm, say: Callable[[str], None]) -> dict[str, Any]:
     """The reference arms, two at a time, at the same rounds and members."""
     say("training the reference arms at equal tokens: " + ", ".join(ARMS))
     found: dict[str, Any] = {}
-    waiting, running = list(ARMS), {}
+    waiting: list[str] = list(ARMS)
+    running: dict[str, subprocess.Popen[bytes]] = {}
     while waiting or running:
         while waiting and len(running) < 2:
             name = waiting.pop(0)

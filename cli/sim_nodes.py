@@ -1,4 +1,4 @@
-"""Real node processes on loopback for `atoll sim`: start, ask, kill, stop. Only pids that we started are signalled."""
+"""Real node processes on loopback for `atoll sim`: start, ask, kill, stop. Signals go to our own pids only."""
 
 import os
 import signal

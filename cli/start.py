@@ -16,6 +16,8 @@ from atoll.node.daemon import Daemon
 from atoll.node.home import Home, hold_lock
 from atoll.node.logfile import log_handler
 
+log = logging.getLogger(__name__)
+
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -42,11 +44,13 @@ def start(home: Home, wanted: str | None, as_json: bool, plain: bool, **flags: A
         keep_run(home, found)
         _begin_log(home, config)
         daemon = Daemon(home, config, found.data)
+        log.info("node starts in run %s (%s), listens on %s", found.spec.name, found.spec.id.hex(), config.listen)
         with (
             shown(home, as_json=as_json, plain=plain),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(daemon.run())
+        log.info("node ended in good order")
 
 
 def _begin_log(home: Home, config: NodeConfig) -> None:

@@ -64,7 +64,10 @@ class Daemon:
             *(codec.encode(self.spec), me, str(folder), config.data),
             *(config.threads, config.device),
         )
-        self.trainer = Trainer(start, folder / "worker.log", self.driver.on_started, self.driver.on_progress)
+        self.trainer = Trainer(
+            *(start, folder / "worker.log", self.driver.on_started, self.driver.on_progress),
+            on_gone=self.driver.on_worker_gone,
+        )
         self.driver.trainer = self.trainer
         self.operator = DaemonOperator(self)
         self.addresses: tuple[str, ...] = ()
@@ -118,8 +121,8 @@ class Daemon:
         return ChildOptions(control_socket=str(self.host.control_socket))
 
     async def _wait_round(self) -> None:
-        while self._finish_round and self.driver.is_busy():
-            await asyncio.sleep(FINISH_POLL_S)  # noqa: ASYNC110 - the machine has no waiters
+        while self._finish_round and self.driver.is_busy():  # noqa: ASYNC110 - the machine has no waiters
+            await asyncio.sleep(FINISH_POLL_S)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -7,6 +7,7 @@ group and end as events. All state that matters is in the machines, the ledger a
 
 import asyncio
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -20,9 +21,10 @@ from atoll.node.membership import Known, MemberView
 from atoll.node.payloads import BlobSource, Payloads
 from atoll.node.roundlog import RoundLog
 from atoll.node.trainer import Trainer, WorkerDied
+from atoll.p2p.files import disk
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
-from atoll.protocols.errors import AtollError, DiskFault, PeerFault
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.model import atoms
 from atoll.protocols.payload import payload_bytes
@@ -31,12 +33,15 @@ from atoll.protocols.registers import Activity, Lease
 from atoll.protocols.run import RunSpec
 
 A = TypeVar("A")
+log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 PATIENCE_ROUNDS = 2.0
 MIN_PATIENCE_S = 3.0
 SNAPSHOT_S = 3600.0
 """Deadline of one snapshot download."""
+DISK_RETRY_S = 2.0
+"""Rest before work that the disk refused is tried again."""
 
 
 class Network(BlobSource, Protocol):
@@ -54,8 +59,11 @@ class Network(BlobSource, Protocol):
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
         """Live leases of others, with their remaining life in seconds."""
 
-    def add_blob(self, path: Path) -> Digest:
-        """Take a file into the store."""
+    def add_blob(self, path: Path, *, move: bool = False) -> Digest:
+        """Take a file into the store; with `move` it may be gone afterwards. Raises DiskFault."""
+
+    def blobs_above(self, size_bytes: int) -> list[Digest]:
+        """All whole blobs that are larger."""
 
     def sync_soon(self) -> None:
         """Ask a peer for missing entries now."""
@@ -104,7 +112,8 @@ class Driver:
         self.round = round.begin(config)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         size = payload_bytes(arena_of(spec.model).chunks, spec.compress.k)
-        self._payloads = Payloads(net, size, self._verify, self._on_held, self.blame)
+        self._payload_bytes = size
+        self._payloads = Payloads(net, size, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self)
         self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
         self._own: dict[int, Digest] = {}
@@ -114,6 +123,8 @@ class Driver:
         self._pending: tuple[w.Pending, ...] = ()
         self.synced = False
         self.worker_ready = False
+        self._lives = 0
+        """Workers that ended: what was asked of one of them is not asked of the next."""
         self.progress: w.Progress | None = None
         self.trouble = ""
         self.finished = False
@@ -124,6 +135,7 @@ class Driver:
         """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
+            self._drop_old_snapshots()
             self._replay()
             group.create_task(self._ticks(), name="ticks")
             while True:
@@ -143,7 +155,7 @@ class Driver:
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` under the driver; a death of the worker inside it is no error: Ready comes again."""
         assert self._group is not None
-        self._group.create_task(_unless_worker_dies(work), name=name)
+        self._group.create_task(_unless_needless(work), name=name)
 
     async def _ticks(self) -> None:
         while True:
@@ -167,8 +179,18 @@ class Driver:
     # --- what happens outside -----------------------------------------------------------------
 
     def _replay(self) -> None:
-        for entry in self._net.entries():
-            self.entry_seen(entry)
+        """Finality first: the round machine need not hear of rounds that the ledger proves final."""
+        entries = self._net.entries()
+        for entry in entries:
+            self._note(entry)
+        for entry in entries:
+            if entry.body.round > self.finality.last_final:
+                self._tell_round(entry)
+
+    def _drop_old_snapshots(self) -> None:
+        """Whatever is larger than a payload: a new one is taken as soon as the worker is there."""
+        for blob in self._net.blobs_above(self._payload_bytes):
+            self.delete_blob(blob)
 
     def on_entry(self, entry: Entry) -> None:
         """The ledger took an entry (ours included)."""
@@ -176,28 +198,34 @@ class Driver:
 
     def entry_seen(self, entry: Entry) -> None:
         """Feed one entry to both machines."""
+        self._note(entry)
+        self._tell_round(entry)
+
+    def _note(self, entry: Entry) -> None:
         body, name = entry.body, entry.id
         if isinstance(body, Contribution):
             self._contributions[name] = (entry.author, body)
             if entry.author == self.me:
                 self._own[body.round] = name
-            held = self._payloads.held(body.payload)
-            self.feed_round(rnd.ContributionSeen(name, entry.author, body, held, self.now()))
-            if held:
-                self.feed_finality(fin.PayloadHeld(body.payload))
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
+        if isinstance(body, Contribution) and self._payloads.held(body.payload):
+            self.feed_finality(fin.PayloadHeld(body.payload))
+
+    def _tell_round(self, entry: Entry) -> None:
+        body = entry.body
+        if isinstance(body, Contribution):
+            held = self._payloads.held(body.payload)
+            self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, held, self.now()))
 
     def on_leases(self) -> None:
         """Some register changed."""
         self.post(self._refresh_members)
 
     def _refresh_members(self) -> None:
-        dies = {
-            peer: self.now() + left_s - self.spec.pace.lease_s for peer, (_, left_s) in self._net.leases().items()
-        }
+        born = self.now() - self.spec.pace.lease_s
         members = {
-            peer: MemberView(lease.activity, lease.round, round_half_s(dies[peer]))
-            for peer, (lease, _) in self._net.leases().items()
+            peer: MemberView(lease.activity, lease.round, round_half_s(born + left_s))
+            for peer, (lease, left_s) in self._net.leases().items()
         }
         if members != self._members:
             self._members = members
@@ -214,13 +242,17 @@ class Driver:
 
     async def on_started(self, started: w.Started) -> None:
         """A fresh worker tells what it found on disk."""
+        self.post(lambda: self._begin_life(started))
+
+    def _begin_life(self, started: w.Started) -> None:
         self._pending = started.pending
         self.worker_ready = True
-        self.post(lambda: self.finals.worker_started(Round(started.final)))
+        self.finals.worker_started(started)
 
     def on_worker_gone(self) -> None:
         """The worker died; asks fail until on_started."""
         self.worker_ready = False
+        self._lives += 1
 
     def on_progress(self, progress: w.Progress) -> None:
         """An inner step was made."""
@@ -310,7 +342,7 @@ class Driver:
         self.progress = None
         self.log.training(action.round, self.now())
         ask = w.Train(action.round, action.slot, action.slots)
-        done = await self.ask(ask, w.Trained)
+        done = await self.ask_until_saved(ask, w.Trained)
         self.log.trained(done, self.now())
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
@@ -320,35 +352,47 @@ class Driver:
         try:
             blob = self._net.add_blob(Path(pending.path))
         except DiskFault as error:
-            self._disk_trouble(error)
+            self.disk_trouble(error)
             return
-        assert blob == pending.payload
+        if blob != pending.payload:  # the disk changed it; its final set will be without it
+            self.log.event("payload_damaged", round=pending.round, path=pending.path)
+            return
         p = pending
         self._publish(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
 
     def _publish(self, body: Body) -> Entry | None:
         try:
-            return self._net.publish(body)
+            entry = self._net.publish(body)
         except DiskFault as error:
-            self._disk_trouble(error)
+            self.disk_trouble(error)
             return None
+        self._disk_works()
+        return entry
 
-    def _disk_trouble(self, error: AtollError) -> None:
+    def disk_trouble(self, error: DiskFault) -> None:
+        """The disk refused: the user is told, and the work is tried again."""
         if self.trouble != error.line():
             self.trouble = error.line()
+            log.warning("%s", error.line())
             self.log.event("trouble", error=error.line())
+
+    def _disk_works(self) -> None:
+        """Something reached the disk."""
+        if self.trouble:
+            self.trouble = ""
+            self.log.event("trouble_over")
 
     def _want(self, payload: Digest, author: PeerId, number: Round) -> None:
         assert self._group is not None
         self._payloads.want(self._group, payload, author, number)
 
     async def _fold(self, action: rnd.FoldRound) -> None:
-        folded = await self.ask(w.Fold(action.round, self.members(action.members)), w.Folded)
+        folded = await self.ask_to_fold(action.members, lambda parts: w.Fold(action.round, parts), w.Folded)
         self.feed_round(rnd.Folded(action.round, folded.state, self.now()))
 
     async def _check(self, action: fin.CheckRound) -> None:
-        members = self.members(self.known(action.contributions))
-        checked = await self.ask(w.Check(action.round, members), w.Checked)
+        known = self.known(action.contributions)
+        checked = await self.ask_to_fold(known, lambda parts: w.Check(action.round, parts), w.Checked)
         self.feed_finality(fin.Checked(action.round, action.contributions, checked.state))
 
     def _closed(self, action: rnd.PublishAck) -> None:
@@ -358,11 +402,13 @@ class Driver:
         self.feed_finality(fin.RoundClosed(action.round, action.members))
         last = self.spec.outer.rounds - 1
         if action.round % self._eval_every == 0 or action.round == last:
-            self.start_task(self._evaluate(action.round), f"evaluate {action.round}")
+            self.start_task(self._evaluate(action), f"evaluate {action.round}")
 
-    async def _evaluate(self, number: Round) -> None:
+    async def _evaluate(self, closed: rnd.PublishAck) -> None:
+        """Loss of the view that this round closed with. A view that was folded meanwhile gets its own number."""
         evaluated = await self.ask(w.Evaluate(), w.Evaluated)
-        self.log.evaluated(number, evaluated.val_bpb)
+        if evaluated.state == closed.state:
+            self.log.evaluated(closed.round, evaluated.val_bpb)
 
     async def evaluate(self) -> w.Evaluated:
         """Validation loss now, for `atoll eval`."""
@@ -380,10 +426,48 @@ class Driver:
     # --- for Finals and tasks ---------------------------------------------------------------------
 
     async def ask(self, ask: w.Ask, kind: type[A]) -> A:
-        """Ask the worker."""
-        if self.trainer is None:
-            raise WorkerDied("the worker is not running")
+        """Ask the worker. Raises WorkerDied while it is not there, and what it answers."""
+        if self.trainer is None or not self.worker_ready:
+            raise WorkerDied("the worker is not running; it is being started")
         return await self.trainer.ask(ask, kind)
+
+    async def ask_until_saved(self, ask: w.Ask, kind: type[A]) -> A:
+        """Ask the worker; while the disk refuses, again and again, until the worker dies or nobody needs it."""
+        life = self._lives
+        while True:
+            try:
+                answer = await self.ask(ask, kind)
+            except DiskFault as error:
+                self.disk_trouble(error)
+                await asyncio.sleep(DISK_RETRY_S)
+                self._check_need(ask, life)
+            else:
+                self._disk_works()
+                return answer
+
+    def _check_need(self, ask: w.Ask, life: int) -> None:
+        """Raise WorkerDied or Superseded for an ask that must not be repeated."""
+        if life != self._lives:
+            raise WorkerDied("the worker that was asked is gone")
+        at_hand = (self.round.phase, self.round.round)
+        if isinstance(ask, w.Train) and at_hand != (rnd.Phase.TRAIN, ask.round):
+            raise Superseded(f"round {ask.round} is not trained any more")
+
+    async def ask_to_fold(
+        self, known: tuple[Known, ...], ask_of: Callable[[tuple[w.Member, ...]], w.Ask], kind: type[A]
+    ) -> A:
+        """Ask for work on payloads; those that the disk has lost or damaged are fetched again first."""
+        life = self._lives
+        while True:
+            if all(self._net.has_blob(one.payload) for one in known):
+                try:
+                    return await self.ask_until_saved(ask_of(self.members(known)), kind)
+                except (DecodeError, CorruptFault) as error:
+                    self.log.event("payload_damaged", error=error.line())
+            for one in known:
+                await self._payloads.mend(one.payload, one.author)
+            if life != self._lives:
+                raise WorkerDied("the worker that was asked is gone")
 
     def known(self, entries: tuple[Digest, ...]) -> tuple[Known, ...]:
         """The contributions of these entries; entries that the ledger lacks are left out."""
@@ -395,7 +479,9 @@ class Driver:
 
     def members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
         """Contributions as the worker wants them."""
-        return tuple(w.Member(k.entry, k.author, k.weight, str(self._net.blob_path(k.payload))) for k in known)
+        return tuple(
+            w.Member(k.entry, k.author, k.weight, k.payload, str(self._net.blob_path(k.payload))) for k in known
+        )
 
     def want_all(self, known: tuple[Known, ...]) -> None:
         """Get what is missing of these."""
@@ -421,10 +507,20 @@ class Driver:
         self.feed_finality(fin.Finalized(action.round))
 
     def drop_payloads(self, before: Round) -> None:
-        """Delete payloads of rounds before `before`: newer snapshots cover them."""
-        for _, body in list(self._contributions.values()):
-            if body.round < before and self._net.has_blob(body.payload):
-                self._net.delete_blob(body.payload)
+        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
+        for entry, (_, body) in list(self._contributions.items()):
+            if body.round < before:
+                del self._contributions[entry]
+                if self._net.has_blob(body.payload):
+                    self.delete_blob(body.payload)
+        self._own = {number: entry for number, entry in self._own.items() if number >= before}
+
+    def delete_blob(self, blob: Digest) -> None:
+        """Forget a blob. A disk that refuses keeps the file, and the user is told."""
+        try:
+            self._net.delete_blob(blob)
+        except DiskFault as error:
+            self.disk_trouble(error)
 
     def snapshot_path(self, number: Round) -> Path:
         """Where the worker writes a snapshot before it becomes a blob."""
@@ -432,16 +528,16 @@ class Driver:
 
     def keep_snapshot(self, path: Path) -> Digest:
         """Take a snapshot into the blob store."""
-        blob = self._net.add_blob(path)
-        path.unlink(missing_ok=True)
+        blob = self._net.add_blob(path, move=True)
+        with disk(path):
+            path.unlink(missing_ok=True)
         return blob
 
     async def fetch_snapshot(self, offer: SnapshotOffer) -> Path:
         """A snapshot from whoever offers it."""
         async with asyncio.timeout(SNAPSHOT_S):
-            return await self._net.fetch_blob(
-                offer.blob, self._net.holders(offer.peer), snapshot_max_bytes(self.spec)
-            )
+            holders = [offer.peer, *(peer for peer in self._net.neighbours() if peer != offer.peer)]
+            return await self._net.fetch_blob(offer.blob, holders, snapshot_max_bytes(self.spec))
 
     def _on_held(self, payload: Digest) -> None:
         now = self.now()
@@ -453,8 +549,8 @@ class Driver:
         await self.ask(w.Verify(str(path)), w.Verified)
 
 
-async def _unless_worker_dies(work: Coroutine[Any, Any, None]) -> None:
+async def _unless_needless(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
-    except WorkerDied:
-        return
+    except (WorkerDied, Superseded) as error:
+        log.debug("given up: %s", error)

@@ -136,11 +136,14 @@ def _decide(state: FinalityState) -> Out:
 
 def _next_round(state: FinalityState, authors: list[PeerId]) -> FinalityState:
     number = state.last_final + 1
+    books = {at: book for at, book in state.books.items() if at > number}
+    needed = {body.payload for book in books.values() for _, body in book.contributions.values()}
     done = replace(
         state,
         last_final=number,
         acceptors=order(state.run, number + 1, authors),
-        books={at: book for at, book in state.books.items() if at > number},
+        books=books,
+        held=state.held & needed,
         views={at: view for at, view in state.views.items() if at > number},
         checked={},
         checking=frozenset(),
@@ -239,14 +242,19 @@ def _value(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
     if ballot.attempt == 0:
         return view if view and _is_time(state, view) else None
     promises = [book.promises.get((peer, ballot)) for peer in state.acceptors]
-    given = [promise for promise in promises if promise is not None]
+    given = [promise for promise in promises if promise is not None and _is_readable(book, promise)]
     if len(given) < quorum(len(state.acceptors)):
         return None
-    votes = [book.vote_of(entry) for promise in given for entry in promise.voted]
-    bound = [vote for vote in votes if vote is not None and vote.proposal in book.proposals]
-    if bound:
-        return book.proposals[max(bound, key=lambda vote: vote.ballot).proposal].contributions
+    votes = [vote for promise in given for entry in promise.voted if (vote := book.vote_of(entry)) is not None]
+    if votes:
+        return book.proposals[max(votes, key=lambda vote: vote.ballot).proposal].contributions
     return view or None
+
+
+def _is_readable(book: Book, promise: Promise) -> bool:
+    """Are the vote that it names and that vote's proposal here? Without them it must not count: it may bind us."""
+    votes = [book.vote_of(entry) for entry in promise.voted]
+    return all(vote is not None and vote.proposal in book.proposals for vote in votes)
 
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
@@ -270,7 +278,26 @@ def _prepare(state: FinalityState) -> Out:
     turns = (attempt - state.top) * (1 + state.top / count)
     if state.now - max(state.since, state.ripe_at) < turns * state.patience_s:
         return state, []
+    state, able, actions = _could_propose(state)
+    if not able:
+        return state, actions
     return _append(state, Prepare(_round(state), Ballot(attempt, state.me)))
+
+
+def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Action]]:
+    """Would we have what a ballot of ours needs? Our own view we have; a set that others voted for perhaps not.
+
+    As long as a quorum may promise without a vote, our view is free to be proposed. Otherwise the set of the
+    highest vote must be folded here first: members that voted for it hold its payloads.
+    """
+    book = _book(state)
+    votes = [(peer, vote) for (peer, _), (_, vote) in book.votes.items() if peer in state.acceptors]
+    if len(state.acceptors) - len({peer for peer, _ in votes}) >= quorum(len(state.acceptors)):
+        return state, True, []
+    proposal = max((vote.ballot, vote.proposal) for _, vote in votes)[1]
+    if proposal not in book.proposals:
+        return state, False, []
+    return _folded_here(state, book.proposals[proposal].contributions)
 
 
 # --- common -------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class EntrySeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A payload is on disk and decodes."""
+    """A payload is on disk and decodes. Send it after the EntrySeen of its contribution."""
 
     payload: Digest
 

@@ -1,9 +1,11 @@
 """Bringing the worker's Θ_final up to the newest final round: payload by payload, or by a snapshot.
 
 Finalize actions queue up here in the order of the rounds (after a restart or for a newcomer: all of them).
-Each is applied when its payloads are held. When they are not and a live member offers a snapshot
-of a round in the queue, the snapshot is fetched instead; its state digest must be the one that the final
-round's certificate names.
+Each is applied when its payloads are held. When they are not and a live member offers a snapshot of a round
+in the queue, the snapshot is fetched instead: at once where nobody keeps the payloads any more, after PATIENCE_S
+where they may still come. Its state digest must be the one that the final round's certificate names.
+
+The two newest snapshots of our own are kept; payloads of rounds before the older one are dropped.
 """
 
 from collections.abc import Coroutine
@@ -13,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
+from atoll.node.membership import Known
 from atoll.protocols import worker as w
-from atoll.protocols.errors import Divergence, PeerFault, Unreachable
+from atoll.protocols.errors import DiskFault, Divergence, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round
 
 if TYPE_CHECKING:
@@ -22,10 +25,12 @@ if TYPE_CHECKING:
 
 SNAPSHOT_EVERY = 5
 """Final rounds between two snapshots of our own."""
-REMEMBERED = 64
+REMEMBERED = 1024
 """Applied rounds that a worker may have to apply again: it saves a final round with the next trained one."""
 RETRY_S = 5.0
 """Rest before a snapshot that could not be fetched is tried again."""
+PATIENCE_S = 20.0
+"""So long payloads that others should still hold are waited for before a whole snapshot is fetched instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Finals:
         self._busy = False
         self._announced = False
         self._try_after: dict[Digest, float] = {}
+        self._waiting: tuple[int, float] = (-1, 0.0)
+        """The round whose payloads are waited for, and since when."""
 
     @property
     def newest(self) -> int:
@@ -64,8 +71,12 @@ class Finals:
         self._queue[action.round] = action
         self.step()
 
-    def worker_started(self, final: Round) -> None:
-        """A fresh worker holds Θ_final(final)."""
+    def worker_started(self, started: w.Started) -> None:
+        """A fresh worker holds Θ_final(started.final). Raises Divergence where that is not the final state."""
+        final = Round(started.final)
+        action = self._queue.get(final) or self._done.get(final)
+        if action is not None and action.state != started.state:
+            raise _divergence(action, started.state)
         self._announced = False
         self._advance_to(final)
         self._queue |= {number: done for number, done in self._done.items() if number > final}
@@ -77,16 +88,16 @@ class Finals:
         """Start whatever can be done next. Harmless at any time."""
         if self._busy or not self._driver.worker_ready or not self._driver.synced:
             return
-        action = self._queue.get(self.applied + 1)
-        if action is None:
+        if not self._queue:
             self._go_on()
             return
-        known = self._driver.known(action.contributions)
-        complete = len(known) == len(action.contributions) and all(one.held for one in known)
-        offer = None if complete else self._best_offer()
-        if complete:
-            self._begin(self._apply(action), f"finalize {action.round}")
-        elif offer is not None:
+        action = self._queue.get(self.applied + 1)
+        known = self._driver.known(action.contributions) if action else ()
+        if action and len(known) == len(action.contributions) and all(one.held for one in known):
+            self._begin(self._apply(action, known), f"finalize {action.round}")
+            return
+        offer = self._best_offer()
+        if offer is not None and self._is_time_for(offer):
             self._begin(self._adopt(offer, self._queue[offer.round].state), f"adopt {offer.round}")
         else:
             self._driver.want_all(known)
@@ -95,13 +106,26 @@ class Finals:
         if not self._announced:
             self._announced = True
             self._driver.ready(self.applied)
+            if self.offer is None and self.applied >= 0:
+                self._begin(self._snapshot(self.applied), f"snapshot {self.applied}")
 
     def _best_offer(self) -> SnapshotOffer | None:
+        """The newest that helps: a member's, or our own where the worker lost more than payloads reach back."""
         now = self._driver.now()
-        for offer in self._driver.offers():
+        ours = [offer for offer in (self.offer, self._older) if offer is not None]
+        offers: list[SnapshotOffer] = [*ours, *self._driver.offers()]
+        for offer in sorted(offers, key=lambda offer: -offer.round):
             if offer.round in self._queue and self._try_after.get(offer.blob, now) <= now:
                 return offer
         return None
+
+    def _is_time_for(self, offer: SnapshotOffer) -> bool:
+        """Payloads are much smaller than a snapshot, but members keep them for SNAPSHOT_EVERY rounds only."""
+        now = self._driver.now()
+        if self._waiting[0] != self.applied + 1:
+            self._waiting = (self.applied + 1, now)
+        are_gone = self.applied + 1 < offer.round - SNAPSHOT_EVERY
+        return are_gone or now - self._waiting[1] >= PATIENCE_S
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._busy = True
@@ -114,15 +138,10 @@ class Finals:
             self._busy = False
         self._driver.post(self.step)
 
-    async def _apply(self, action: fin.Finalize) -> None:
-        members = self._driver.members(self._driver.known(action.contributions))
-        done = await self._driver.ask(w.Finalize(action.round, members), w.Finalized)
+    async def _apply(self, action: fin.Finalize, known: tuple[Known, ...]) -> None:
+        done = await self._driver.ask_to_fold(known, lambda parts: w.Finalize(action.round, parts), w.Finalized)
         if done.state != action.state:
-            raise Divergence(
-                f"round {action.round}: our fold gives {done.state.hex()[:8]}, the final state is "
-                f"{action.state.hex()[:8]}",
-                hint="remove the run's state folder in this home; a new start fetches a snapshot",
-            )
+            raise _divergence(action, done.state)
         self._advance_to(action.round)
         if (action.round + 1) % SNAPSHOT_EVERY == 0:
             await self._snapshot(action.round)
@@ -136,33 +155,62 @@ class Finals:
             del self._done[at]
 
     async def _snapshot(self, number: Round) -> None:
+        """Take one; where the disk refuses, the next comes SNAPSHOT_EVERY rounds later."""
         path = self._driver.snapshot_path(number)
-        done = await self._driver.ask(w.Snapshot(str(path)), w.Snapshotted)
-        blob = self._driver.keep_snapshot(Path(done.path))
-        self._older, self.offer = self.offer, SnapshotOffer(self._driver.me, blob, number)
+        try:
+            done = await self._driver.ask(w.Snapshot(str(path)), w.Snapshotted)
+            blob = self._driver.keep_snapshot(Path(done.path))
+        except DiskFault as error:
+            self._driver.disk_trouble(error)
+            return
+        self._keep(SnapshotOffer(self._driver.me, blob, done.round))
+
+    def _keep(self, offer: SnapshotOffer) -> None:
+        """Offer this one from now on; delete the one before the last."""
+        if self.offer is not None and self.offer.blob == offer.blob:
+            return
+        oldest, self._older, self.offer = self._older, self.offer, offer
+        if oldest is not None and oldest.blob not in (offer.blob, self._older and self._older.blob):
+            self._driver.delete_blob(oldest.blob)
         if self._older is not None:
-            self._driver.drop_payloads(self._older.round)
+            self._driver.drop_payloads(min(self._older.round, offer.round))
 
     async def _adopt(self, offer: SnapshotOffer, state: Digest) -> None:
         driver = self._driver
-        driver.feed_round(
-            rnd.Behind(f"fetching the model of round {offer.round} from …{offer.peer[-8:]}", driver.now())
-        )
         self._announced = False
+        reason = f"fetching the model of round {offer.round} from …{offer.peer[-8:]}"
+        driver.feed_round(rnd.Behind(reason, driver.now()))
         try:
             path = await driver.fetch_snapshot(offer)
-            await driver.ask(w.Adopt(offer.round, str(path), state, self._ours_up_to(offer.round)), w.Adopted)
-        except (Unreachable, PeerFault, TimeoutError) as error:
-            self._try_after[offer.blob] = driver.now() + RETRY_S
-            driver.log.event("snapshot_failed", peer=offer.peer, round=offer.round, error=str(error))
-            if isinstance(error, PeerFault):
-                driver.blame(offer.peer, error)
+            adopt = w.Adopt(offer.round, str(path), state, self._ours_up_to(offer.round))
+            await driver.ask_until_saved(adopt, w.Adopted)
+        except (DiskFault, Unreachable, PeerFault, TimeoutError) as error:
+            self._on_no_snapshot(offer, error)
             return
         self._advance_to(offer.round)
-        self._older, self.offer = self.offer, SnapshotOffer(driver.me, offer.blob, offer.round)
+        self._keep(SnapshotOffer(driver.me, offer.blob, offer.round))
+
+    def _on_no_snapshot(self, offer: SnapshotOffer, error: Exception) -> None:
+        driver = self._driver
+        self._try_after = {blob: at for blob, at in self._try_after.items() if at > driver.now()}
+        self._try_after[offer.blob] = driver.now() + RETRY_S
+        driver.log.event("snapshot_failed", peer=offer.peer, round=offer.round, error=str(error))
+        if isinstance(error, DiskFault):
+            driver.disk_trouble(error)
+        elif isinstance(error, PeerFault):
+            driver.delete_blob(offer.blob)
+            if offer.peer != driver.me:
+                driver.blame(offer.peer, error)
 
     def _ours_up_to(self, number: Round) -> tuple[Digest, ...]:
         """Our payloads in the final sets of the queue up to `number`."""
         sets = (self._queue[at].contributions for at in sorted(self._queue) if at <= number)
         ours = (one for entries in sets for one in self._driver.known(entries) if one.author == self._driver.me)
         return tuple(one.payload for one in ours)
+
+
+def _divergence(action: fin.Finalize, ours: Digest) -> Divergence:
+    return Divergence(
+        f"round {action.round}: our fold gives {ours.hex()[:8]}, the final state is {action.state.hex()[:8]}",
+        hint="remove the run's state folder in this home; a new start fetches a snapshot",
+    )

@@ -41,6 +41,9 @@ class _PrivateFiles(logging.handlers.RotatingFileHandler):
     def _open(self) -> TextIOWrapper:
         return TextIOWrapper(open(self.baseFilename, "ab", opener=_private), encoding="utf-8")
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """The line is lost: a full disk must neither stop the node nor fill its stderr with tracebacks."""
+
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

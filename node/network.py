@@ -10,7 +10,7 @@ from atoll.p2p.host import Host
 from atoll.p2p.swarm import Swarm
 from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.records import Body, Contribution, Entry
+from atoll.protocols.records import Body, Entry
 from atoll.protocols.registers import Lease
 
 ALONE_S = 8.0
@@ -52,9 +52,14 @@ class SwarmNetwork:
             if peer != self._me
         }
 
-    def add_blob(self, path: Path) -> Digest:
+    def add_blob(self, path: Path, *, move: bool = False) -> Digest:
         """See BlobStore.add_file."""
-        return self._swarm.blobs.store.add_file(path)
+        return self._swarm.blobs.store.add_file(path, move=move)
+
+    def blobs_above(self, size_bytes: int) -> list[Digest]:
+        """All whole blobs that are larger."""
+        store = self._swarm.blobs.store
+        return [blob for blob in sorted(store.blobs()) if store.size(blob) > size_bytes]
 
     def has_blob(self, blob: Digest) -> bool:
         """See BlobStore.has."""
@@ -68,9 +73,9 @@ class SwarmNetwork:
         """See BlobStore.delete."""
         self._swarm.blobs.store.delete(blob)
 
-    def holders(self, first: PeerId) -> list[PeerId]:
-        """The author, then everybody else whom we are connected to."""
-        return [first, *(peer for peer in self._swarm.neighbours() if peer != first)]
+    def neighbours(self) -> list[PeerId]:
+        """Everybody whom we are connected to."""
+        return self._swarm.neighbours()
 
     async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
         """See Swarm.fetch."""
@@ -112,9 +117,7 @@ class SwarmNetwork:
     async def _tell_synced(self, driver: Driver) -> None:
         """Synced after one exchange with a peer; a node that knows nobody is synced with everybody."""
         if self._swarm.discovery.table() or self._swarm.discovery.book.all():
-            worked = any(
-                e.author == self._me and isinstance(e.body, Contribution) for _, e in self._swarm.ledger.since(0)
-            )
+            worked = self._me in self._swarm.ledger.vector()
             try:
                 async with asyncio.timeout(ALONE_S if worked else None):
                     await self._swarm.wait_synced()

@@ -5,17 +5,22 @@ but do not decode are void: their author is blamed and they are never held.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from atoll.protocols.errors import AtollError, DecodeError, DiskFault, Unreachable
+from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
+
+log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.3
 LAST_RETRY_S = 10.0
 ATTEMPT_S = 120.0
 PARALLEL = 8
+SMALL_BYTES = 1 << 20
+"""Up to this size the author alone is asked first: a download from many holders costs more than it saves."""
 
 
 class BlobSource(Protocol):
@@ -30,8 +35,8 @@ class BlobSource(Protocol):
     def delete_blob(self, blob: Digest) -> None:
         """Forget a blob."""
 
-    def holders(self, first: PeerId) -> list[PeerId]:
-        """Peers to ask, `first` in front if it is connected."""
+    def neighbours(self) -> list[PeerId]:
+        """Connected peers."""
 
     async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
         """Download and verify. Raises Unreachable, PeerFault or DiskFault."""
@@ -47,11 +52,13 @@ class Payloads:
         verify: Callable[[Path], Awaitable[None]],
         on_held: Callable[[Digest], None],
         on_fault: Callable[[PeerId, AtollError], None],
+        on_disk: Callable[[DiskFault], None],
     ) -> None:
+        """`on_held` hears of each wanted payload once; `on_disk` of a disk that refuses one: it is tried again."""
         self._blobs, self._payload_bytes = blobs, payload_bytes
-        self._verify, self._on_held, self._on_fault = verify, on_held, on_fault
+        self._verify, self._on_held, self._on_fault, self._on_disk = verify, on_held, on_fault, on_disk
         self._wanted: dict[Digest, Round] = {}
-        self._void: set[Digest] = set()
+        self._void: dict[Digest, Round] = {}
         self._slots = asyncio.Semaphore(PARALLEL)
 
     def held(self, payload: Digest) -> bool:
@@ -67,33 +74,75 @@ class Payloads:
 
     def forget(self, final: Round) -> None:
         """Stop getting payloads of rounds up to `final`."""
-        for payload, number in list(self._wanted.items()):
-            if number <= final:
-                del self._wanted[payload]
+        for table in (self._wanted, self._void):
+            for payload, number in list(table.items()):
+                if number <= final:
+                    del table[payload]
+
+    async def mend(self, payload: Digest, author: PeerId) -> None:
+        """Return when a payload that was held is whole: what the disk lost or damaged is fetched again."""
+        attempt = 0
+        while True:
+            try:
+                await self._load(payload, author, attempt)
+                return
+            except DecodeError:
+                self._drop(payload)
+            except DiskFault as error:
+                self._on_disk(error)
+            except (AtollError, TimeoutError) as error:
+                log.debug("payload %s: %s", payload.hex()[:8], error)
+            attempt += 1
+            await asyncio.sleep(pause_s(attempt))
 
     async def _get(self, payload: Digest, author: PeerId) -> None:
-        pause_s = FIRST_RETRY_S
-        while payload in self._wanted:
-            if await self._attempt(payload, author):
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, LAST_RETRY_S)
+        attempt = 0
+        while payload in self._wanted and not await self._attempt(payload, author, attempt):
+            attempt += 1
+            await asyncio.sleep(pause_s(attempt))
 
-    async def _attempt(self, payload: Digest, author: PeerId) -> bool:
+    async def _attempt(self, payload: Digest, author: PeerId, attempt: int) -> bool:
         """One try. True when there is nothing left to do."""
         try:
-            async with self._slots, asyncio.timeout(ATTEMPT_S):
-                if not self._blobs.has_blob(payload):
-                    await self._blobs.fetch_blob(payload, self._blobs.holders(author), self._payload_bytes)
-                await self._verify(self._blobs.blob_path(payload))
+            async with self._slots:
+                await self._load(payload, author, attempt)
         except DecodeError as error:
-            self._void.add(payload)
-            self._wanted.pop(payload, None)
-            self._blobs.delete_blob(payload)
+            if (number := self._wanted.pop(payload, None)) is not None:
+                self._void[payload] = number
+            self._drop(payload)
             self._on_fault(author, error)
             return True
-        except (Unreachable, DiskFault, TimeoutError, AtollError):
+        except DiskFault as error:
+            self._on_disk(error)
+            return False
+        except (AtollError, TimeoutError) as error:
+            log.debug("payload %s: %s", payload.hex()[:8], error)
             return False
         if self._wanted.pop(payload, None) is not None:
             self._on_held(payload)
         return True
+
+    async def _load(self, payload: Digest, author: PeerId, attempt: int) -> None:
+        async with asyncio.timeout(ATTEMPT_S):
+            if not self._blobs.has_blob(payload):
+                await self._blobs.fetch_blob(payload, self._whom(author, attempt), self._payload_bytes)
+            await self._verify(self._blobs.blob_path(payload))
+
+    def _drop(self, payload: Digest) -> None:
+        try:
+            self._blobs.delete_blob(payload)
+        except DiskFault as error:
+            self._on_disk(error)
+
+    def _whom(self, author: PeerId, attempt: int) -> list[PeerId]:
+        """The author alone, then everybody. An author who is not connected is dialled at every other try."""
+        near = self._blobs.neighbours()
+        others = [peer for peer in near if peer != author]
+        if author in near:
+            return [author] if attempt == 0 and self._payload_bytes <= SMALL_BYTES else [author, *others]
+        return [author, *others] if attempt % 2 or not others else others
+
+
+def pause_s(attempt: int) -> float:
+    """Rest before this try (from 1)."""
+    return min(FIRST_RETRY_S * 2.0 ** min(attempt - 1, 16), LAST_RETRY_S)

@@ -84,11 +84,11 @@ def preset(
 
 _TINY = (
     InnerSpec(
-        lr=4e-3, lr_min=0.1, warmup_steps=20, total_steps=384,
+        lr=3e-3, lr_min=0.1, warmup_steps=20, total_steps=384,
         beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=8,
     ),
-    OuterSpec(rounds=54, stages=(Stage(0, 2), Stage(8, 8)), alpha_256=256, floor_256=0),
-    CompressSpec(codec="sparse2", k=128, feedback=0.95),
+    OuterSpec(rounds=54, stages=(Stage(0, 2), Stage(8, 8)), alpha_256=256, floor_256=64),
+    CompressSpec(codec="sparse2", k=128, feedback=0.5),
 )  # fmt: skip
 
 _LARGE = {

@@ -13,7 +13,6 @@ from atoll.node.round_words import (
     Action,
     Announce,
     Behind,
-    Book,
     ContributionSeen,
     Discard,
     Event,
@@ -135,20 +134,24 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
 
 
 def _held(state: RoundState, payload: Digest) -> RoundState:
-    def mark(book: Book) -> Book:
-        return {entry: replace(k, held=k.held or k.payload == payload) for entry, k in book.items()}
-
-    return replace(state, books={number: mark(book) for number, book in state.books.items()})
+    books = dict(state.books)
+    for number, book in state.books.items():
+        news = {entry: replace(k, held=True) for entry, k in book.items() if k.payload == payload and not k.held}
+        if news:
+            books[number] = {**book, **news}
+    return replace(state, books=books)
 
 
 def _trained(state: RoundState, event: Trained) -> Out:
-    if state.phase is not Phase.TRAIN or event.round != state.round:
-        return state, []
-    state = replace(state, train_s=event.train_s, quorum_at=None)
+    """Work that ends after the node fell behind (CATCH_UP) is late, and announced all the same."""
+    at_hand = state.phase is Phase.TRAIN and event.round == state.round
+    state = replace(state, train_s=event.train_s)
     if event.round <= state.final:
-        return _enter(state, Phase.FOLD, state.round), [Discard(event.pending)]
+        return (_enter(state, Phase.FOLD, state.round) if at_hand else state), [Discard(event.pending)]
     state = replace(state, unannounced=event.pending, announced_at=state.now)
-    return _enter(state, Phase.COLLECT, state.round), [Announce(event.pending)]
+    if at_hand:
+        state = _enter(replace(state, quorum_at=None), Phase.COLLECT, state.round)
+    return state, [Announce(event.pending)]
 
 
 def _folded(state: RoundState, number: int, digest: Digest) -> RoundState:
@@ -189,7 +192,8 @@ def _leave_sync(state: RoundState) -> Out:
     waiting = any(not k.held for k in _all(state))
     if waiting and state.now - state.since < state.config.lease_s:
         return state, []
-    ours = [number for number in state.books if number > state.closed and _contributed(state, number)]
+    numbers = [*state.books, *([state.unannounced.round] if state.unannounced else [])]
+    ours = [number for number in numbers if number > state.closed and _worked_in(state, number)]
     if ours:
         return _enter(replace(state, quorum_at=None), Phase.COLLECT, max(ours)), []
     return _enter(state, Phase.FOLD, state.round), []
@@ -267,7 +271,7 @@ def _go(state: RoundState, actions: list[Action]) -> Out:
         return _enter(state, Phase.FULL, number), actions
     if number == 0 and not state.books and len(_present(state)) + 1 < state.config.min_members:
         return _enter(state, Phase.GATHER, number), actions
-    if _contributed(state, number):
+    if _worked_in(state, number):
         return _enter(replace(state, quorum_at=None), Phase.COLLECT, number), actions
     slot, slots = slot_of(state.config.me, number, state.members)
     return _enter(state, Phase.TRAIN, number), [*actions, StartTraining(Round(number), slot, slots)]
@@ -297,7 +301,7 @@ def _next(state: RoundState) -> int:
 
 def _left_behind(state: RoundState, number: int) -> bool:
     """Is it too late to take part in round `number`? Yes when half of the others are past it, or we are in it."""
-    if _contributed(state, number):
+    if _worked_in(state, number):
         return False
     others = [view for view in state.members.values() if view.activity in ("training", "done")]
     return 2 * sum(view.round > number for view in others) >= len(others)
@@ -316,6 +320,12 @@ def _present(state: RoundState) -> list[PeerId]:
 
 def _contributed(state: RoundState, number: int) -> bool:
     return any(k.author == state.config.me for k in state.books.get(number, {}).values())
+
+
+def _worked_in(state: RoundState, number: int) -> bool:
+    """Contributed, or about to: the work is saved, and its entry not seen yet."""
+    written = state.unannounced is None or state.unannounced.round != number
+    return not written or _contributed(state, number)
 
 
 def _all(state: RoundState) -> list[Known]:

@@ -4,16 +4,26 @@ Rows live in memory and in `rounds.jsonl` (a line each time a row changed; the l
 counts). Telemetry only: nothing that a run computes is read from here.
 """
 
+import contextlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
+
+from atoll.p2p.files import disk, write_whole
+from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.worker import Trained
 
+log = logging.getLogger(__name__)
+
 KEEP_ROWS = 10_000
+JOURNAL_BYTES = 16 << 20
+"""A longer journal is set aside as `events.1.jsonl` at the next start, in place of the one before."""
 
 
 @dataclass(slots=True)
@@ -46,25 +56,31 @@ class RoundLog:
     """Owns the rows and the two files."""
 
     def __init__(self, folder: Path, peer: PeerId, wall: Callable[[], float]) -> None:
-        """`wall`: seconds since 1970, for people's logs only."""
+        """`wall`: seconds since 1970, for people's logs only. Raises DiskFault."""
         self._peer, self._wall = peer, wall
         self.rows: dict[int, RoundRow] = {}
         self._trained_at: tuple[int, float] | None = None
         self._moved = (0, 0, 0, 0)
         path = folder / "rounds.jsonl"
-        self._load(path)
-        self._rows_file: TextIO = path.open("a", encoding="utf-8")
-        self._events_file: TextIO = (folder / "events.jsonl").open("a", encoding="utf-8")
+        with disk(folder):
+            self._load(path)
+            self._rows_file: TextIO = path.open("a", encoding="utf-8")
+            journal = folder / "events.jsonl"
+            if journal.exists() and journal.stat().st_size > JOURNAL_BYTES:
+                journal.replace(folder / "events.1.jsonl")
+            self._events_file: TextIO = journal.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """Close the files."""
-        self._rows_file.close()
-        self._events_file.close()
+        """Close the files. What a full disk refused is lost."""
+        for file in (self._rows_file, self._events_file):
+            with contextlib.suppress(OSError):
+                file.close()
 
     def event(self, name: str, **facts: Any) -> None:
         """One line in the journal: a stable snake_case name and its facts."""
         line = json.dumps({"time": round(self._wall(), 3), "event": name, **facts}, default=str)
         self._write(self._events_file, line)
+        log.info("%s %s", name, " ".join(f"{key}={value}" for key, value in facts.items()))
 
     def training(self, number: Round, now: float) -> None:
         """Training of a round starts: the wait of the one before ends."""
@@ -103,8 +119,10 @@ class RoundLog:
         self.event("closed", round=number, state=state.hex()[:16], contributors=len(authors))
 
     def finalized(self, number: Round, members: Digest, state: Digest, authors: list[PeerId]) -> None:
-        """The round is final here."""
+        """The round is final here. After a restart it is said again, and written once."""
         row = self._row(number)
+        if row.final and row.digest == state.hex():
+            return
         row.final, row.digest, row.set, row.contributors = True, state.hex(), members.hex(), sorted(authors)
         self._save(number)
         self.event("final", round=number, state=state.hex()[:16], contributors=len(authors))
@@ -153,11 +171,19 @@ class RoundLog:
             return
 
     def _load(self, path: Path) -> None:
+        """Read the rows. A file that is mostly rows written again later is written anew."""
         if not path.exists():
             return
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
             try:
-                row = RoundRow(**json.loads(line))
-            except (ValueError, TypeError):
+                row = msgspec.json.decode(line, type=RoundRow)
+            except msgspec.MsgspecError:
                 continue
             self.rows[row.round] = row
+        for number in sorted(self.rows)[:-KEEP_ROWS]:
+            del self.rows[number]
+        if len(lines) > 100 + 2 * len(self.rows):
+            kept = "".join(f"{json.dumps(asdict(self.rows[number]))}\n" for number in sorted(self.rows))
+            with contextlib.suppress(DiskFault):
+                write_whole(path, kept.encode())

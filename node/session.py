@@ -4,10 +4,12 @@ Holds 4 bytes per value each for Θ_final, the view, the error feedback and the 
 Everything but the view is saved in one generation (`state/`), whole or not at all, after each trained
 round. A Finalize that comes while a round is trained is saved with that round: were it lost, the
 daemon would ask for it again, and it gives the same bits.
+
+Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +36,7 @@ from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import AtollError, DecodeError
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.payload import payload_bytes
 from atoll.protocols.records import MAX_WEIGHT
@@ -66,7 +68,8 @@ class Session:
         self._residual_C4096 = torch.zeros((self._arena.chunks, 4096))
         self._pending: tuple[w.Pending, ...] = ()
         self._training: Round | None = None
-        self._unsaved: w.Trained | None = None
+        self._unsaved: tuple[w.Trained, bytes] | None = None
+        """A trained round that the disk has not taken yet, with its payload until that is a file."""
         self._restore()
 
     def started(self) -> w.Started:
@@ -101,18 +104,20 @@ class Session:
 
     # --- training -------------------------------------------------------------------------------
 
-    def train(self, ask: w.Train) -> Iterator[w.Progress | w.Trained]:
+    def train(self, ask: w.Train) -> Generator[w.Progress | w.Trained, None, None]:
         """The round's inner steps, one at a time, then the encoded and saved result."""
-        if self._unsaved is not None and self._unsaved.pending.round == ask.round:
-            yield self._saved(self._unsaved)
-            return
+        if self._unsaved is not None:
+            trained = self._save_trained()
+            if trained.pending.round == ask.round:
+                yield trained
+                return
         self._training = ask.round
         try:
             yield from self._steps(ask)
         finally:
             self._training = None
 
-    def _steps(self, ask: w.Train) -> Iterator[w.Progress | w.Trained]:
+    def _steps(self, ask: w.Train) -> Generator[w.Progress | w.Trained, None, None]:
         began = time.monotonic()
         base_C4096 = self._fold.view_C4096
         base = self._fold.view_digest()
@@ -126,8 +131,10 @@ class Session:
             speed = (step + 1) * self._step_tokens / max(1e-9, time.monotonic() - began)
             yield w.Progress(ask.round, step + 1, total, loss, speed)
         train_s = time.monotonic() - began
-        done = self._encode(ask.round, base_C4096, base, losses)
-        yield self._saved(w.Trained(done, self._payload_bytes, train_s, time.monotonic() - began - train_s))
+        done, payload = self._encode(ask.round, base_C4096, base, losses)
+        trained = w.Trained(done, self._payload_bytes, train_s, time.monotonic() - began - train_s)
+        self._unsaved = (trained, payload)
+        yield self._save_trained()
 
     def _batch(self, place: Place, step: int) -> NDArray[np.int64]:
         return self._data.batch(windows(place, step, self._data.num_windows))
@@ -140,31 +147,30 @@ class Session:
     def _payload_bytes(self) -> int:
         return payload_bytes(self._arena.chunks, self._spec.compress.k)
 
-    def _encode(self, number: Round, base_C4096: Tensor, base: Digest, losses: list[float]) -> w.Pending:
+    def _encode(
+        self, number: Round, base_C4096: Tensor, base: Digest, losses: list[float]
+    ) -> tuple[w.Pending, bytes]:
         """Payload of β·e + (θ_base − θ_local); what it could not say stays in e."""
         delta_C4096 = to_float(base_C4096) - bridge.read(self._model, self._arena).cpu()
-        before = self._residual_C4096.clone()
         payload = feedback.feed(
             self._residual_C4096, delta_C4096, self._spec.compress.feedback, self._spec.compress.k
         )
         clear(self._residual_C4096, self._padding)
         blob = manifest_of_bytes(payload).id
         path = self._home / "spool" / f"{blob.hex()}.payload"
-        try:
-            write_file(path, [payload])
-        except AtollError:
-            self._residual_C4096 = before
-            raise
         tokens = len(losses) * self._step_tokens
         weight = weight_of(tokens, self._spec.steps(number) * self._step_tokens)
         loss = sum(losses) / len(losses)
-        return w.Pending(number, base, blob, str(path), len(losses), tokens, weight, loss)
+        return w.Pending(number, base, blob, str(path), len(losses), tokens, weight, loss), payload
 
-    def _saved(self, trained: w.Trained) -> w.Trained:
+    def _save_trained(self) -> w.Trained:
         """Keep the result. After a full disk the same round is asked again, and only saved again."""
-        if self._unsaved is None:
+        assert self._unsaved is not None
+        trained, payload = self._unsaved
+        if payload:
+            write_file(Path(trained.pending.path), [payload])
             self._pending = (*self._pending, trained.pending)
-            self._unsaved = trained
+            self._unsaved = (trained, b"")
         self._save()
         self._unsaved = None
         return trained
@@ -178,29 +184,36 @@ class Session:
         return w.Folded(number, self._fold.view_digest(), time.monotonic() - began)
 
     def _finalize(self, number: Round, members: tuple[w.Member, ...]) -> w.Finalized:
-        state = self._fold.finalize(number, _parts(members))
-        ours = any(member.author == self._start.peer for member in members)
-        self._settle(number, {p.payload for p in self._pending if ours and p.round == number})
+        if number != self._fold.final_round:  # else: it was done, but could not be saved
+            settle = self._settling(number, {m.payload for m in members if m.author == self._start.peer})
+            self._fold.finalize(number, _parts(members))
+            self._settle(number, settle)
         if self._training is None:
             self._save()
-        return w.Finalized(number, state)
+        return w.Finalized(number, self._fold.state_digest())
 
-    def _settle(self, number: int, included: set[Digest]) -> None:
+    def _settling(self, number: int, included: set[Digest]) -> list[bytes]:
+        """Payloads of ours up to round `number` that missed their final sets. Raises DiskFault."""
+        missed = [Path(p.path) for p in self._pending if p.round <= number and p.payload not in included]
+        with disk(self._home):
+            return [path.read_bytes() for path in missed if path.exists()]
+
+    def _settle(self, number: int, missed: list[bytes]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
-        for pending in self._pending:
-            path = Path(pending.path)
-            if pending.round <= number and pending.payload not in included and path.exists():
-                feedback.give_back(self._residual_C4096, path.read_bytes(), self._spec.compress.k)
+        for payload in missed:
+            feedback.give_back(self._residual_C4096, payload, self._spec.compress.k)
         self._pending = tuple(p for p in self._pending if p.round > number)
 
     def _adopt(self, ask: w.Adopt) -> w.Adopted:
-        found = snapshot.read_snapshot(Path(ask.path), self._arena, state_digest)
-        if found.round != ask.round or found.state != ask.state:
-            raise DecodeError(
-                f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
-            )
-        self._fold.adopt(found.theta_C4096, ask.round)
-        self._settle(ask.round, set(ask.included))
+        if ask.round != self._fold.final_round:  # else: it was done, but could not be saved
+            found = snapshot.read_snapshot(Path(ask.path), self._arena, state_digest)
+            if found.round != ask.round or found.state != ask.state:
+                raise DecodeError(
+                    f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
+                )
+            settle = self._settling(ask.round, set(ask.included))
+            self._fold.adopt(found.theta_C4096, ask.round)
+            self._settle(ask.round, settle)
         self._save()
         return w.Adopted(ask.round, ask.state)
 
@@ -219,11 +232,14 @@ class Session:
         found = evaluate(self._model, loss_of, val_WT1, self._data.bytes_of(val_WT1))
         if self._training is not None:
             bridge.fill(self._model, kept, self._arena)
-        return w.Evaluated(found.val_bpb, found.val_loss)
+        return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss)
 
     def _load(self, path: str) -> tuple[Tensor, Tensor]:
         with disk(Path(path)):
-            data = Path(path).read_bytes()
+            try:
+                data = Path(path).read_bytes()
+            except FileNotFoundError as error:
+                raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
         index_Ck, q_Ck = sparse2.decode(data, self._arena.chunks, self._spec.compress.k)
         return index_Ck, q_Ck
 
@@ -256,7 +272,7 @@ class Session:
         self._residual_C4096 = found.tensors["residual"].clone()
         self._steps_taken = found.body.steps
         self._inner.load({name: t for name, t in found.tensors.items() if name not in ("final", "residual")})
-        self._pending = found.body.pending
+        self._pending = tuple(filter(_is_whole, found.body.pending))
 
     def _sweep(self) -> None:
         """Delete spooled payloads that nobody waits for; the blob store has its own copies."""
@@ -270,6 +286,13 @@ class Session:
 def weight_of(tokens: int, nominal_tokens: int) -> int:
     """1 … 255: the share of the round's nominal tokens, in 64ths, rounded to the nearest."""
     return max(1, min(MAX_WEIGHT, (2 * tokens * WEIGHT_UNIT + nominal_tokens) // (2 * nominal_tokens)))
+
+
+def _is_whole(pending: w.Pending) -> bool:
+    """Whether the payload still lies in the spool. An older generation may name one that was swept."""
+    path = Path(pending.path)
+    with disk(path):
+        return path.exists() and manifest_of_bytes(path.read_bytes()).id == pending.payload
 
 
 def _parts(members: tuple[w.Member, ...]) -> list[Part]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from atoll.node.pipe import HEADER, body_bytes, frame
+from atoll.p2p.files import disk
 from atoll.protocols import codec, errors
 from atoll.protocols.worker import (
     FRAME_MAX_BYTES,
@@ -27,6 +28,7 @@ from atoll.protocols.worker import (
     Start,
     Started,
     Stop,
+    Trained,
 )
 
 A = TypeVar("A")
@@ -37,7 +39,8 @@ STOP_S = 20.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 GIVE_UP_AFTER = 5
-"""Deaths in a row without one answered request after the start: the fault is ours, not the weather's."""
+"""Deaths in a row without a trained round or an hour of life: the fault is ours, not the weather's."""
+HEALTHY_S = 3600.0
 
 
 class WorkerDied(errors.LocalFault):
@@ -62,16 +65,19 @@ class Trainer:
         log: Path,
         on_started: Callable[[Started], Awaitable[None]],
         on_progress: Callable[[Progress], None],
+        on_gone: Callable[[], None] = lambda: None,
     ) -> None:
         self._start = start
         self._log = log
         self._on_started = on_started
         self._on_progress = on_progress
+        self._on_gone = on_gone
         self._process: asyncio.subprocess.Process | None = None
         self._pending: dict[int, asyncio.Future[Answer]] = {}
         self._next_id = 0
         self._restarts = 0
         self._deaths_in_a_row = 0
+        self._is_started = False
         self._stopping = False
 
     def statistics(self) -> TrainerStatistics:
@@ -81,23 +87,31 @@ class Trainer:
 
     async def serve(self) -> None:
         """Keep a worker running until `stop`. Raises LocalFault when it cannot be kept alive."""
-        backoff_s = FIRST_BACKOFF_S
+        loop = asyncio.get_running_loop()
         while not self._stopping:
+            began = loop.time()
             await self._run_once()
             if self._stopping:
                 return
             self._restarts += 1
-            self._deaths_in_a_row += 1
+            self._deaths_in_a_row = 1 if loop.time() - began > HEALTHY_S else self._deaths_in_a_row + 1
             if self._deaths_in_a_row >= GIVE_UP_AFTER:
                 raise errors.LocalFault(
                     f"the worker died {self._deaths_in_a_row} times in a row",
                     hint=f"its last words are in {self._log}",
                 )
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S) if self._deaths_in_a_row > 1 else FIRST_BACKOFF_S
+            await asyncio.sleep(min(FIRST_BACKOFF_S * 2.0 ** (self._deaths_in_a_row - 1), MAX_BACKOFF_S))
 
     async def ask(self, ask: Ask, kind: type[A]) -> A:
-        """The worker's answer. Raises WorkerDied, or the fault that the worker named."""
+        """The worker's answer. Raises WorkerDied (it is not there, or died), or the fault that the worker named."""
+        if not self._is_started:
+            raise WorkerDied("the worker is not running")
+        answer = await self._ask(ask, kind)
+        if kind is Trained:
+            self._deaths_in_a_row = 0
+        return answer
+
+    async def _ask(self, ask: Ask, kind: type[A]) -> A:
         if self._process is None or self._process.stdin is None:
             raise WorkerDied("the worker is not running")
         self._next_id += 1
@@ -105,7 +119,7 @@ class Trainer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         try:
-            self._process.stdin.write(frame(Request(number, ask)))
+            self._process.stdin.write(frame(Request(number, ask)))  # few asks at a time: no drain needed
             answer = await future
         finally:
             self._pending.pop(number, None)
@@ -113,8 +127,6 @@ class Trainer:
             raise _fault(answer)
         if not isinstance(answer, kind):
             raise errors.LocalFault(f"the worker answered {type(answer).__name__} to {type(ask).__name__}")
-        if kind is not Started:
-            self._deaths_in_a_row = 0
         return answer
 
     async def stop(self) -> None:
@@ -133,7 +145,9 @@ class Trainer:
             await process.wait()
 
     async def _run_once(self) -> None:
-        with self._log.open("ab") as log:
+        with disk(self._log):
+            log = self._log.open("ab")
+        with log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "atoll.node.worker",
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
@@ -141,6 +155,8 @@ class Trainer:
             )  # fmt: skip
         self._process = process
         try:
+            if self._stopping:
+                return
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(process))
                 group.create_task(self._announce())
@@ -148,7 +164,9 @@ class Trainer:
             pass
         finally:
             self._process = None
+            self._is_started = False
             self._fail_pending()
+            self._on_gone()
             if process.returncode is None:
                 _kill(process)
                 await process.wait()
@@ -156,9 +174,15 @@ class Trainer:
     async def _announce(self) -> None:
         try:
             async with asyncio.timeout(START_S):
-                started = await self.ask(self._start, Started)
+                started = await self._ask(self._start, Started)
         except TimeoutError as error:
             raise WorkerDied(f"the worker did not start within {START_S:.0f} s") from error
+        except errors.DiskFault as error:
+            if not self._restarts:
+                raise
+            self._deaths_in_a_row = 0  # a disk that filled up while we ran may have room again
+            raise WorkerDied(error.line()) from error
+        self._is_started = True
         await self._on_started(started)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
@@ -170,8 +194,7 @@ class Trainer:
                     codec.decode(await process.stdout.readexactly(size), Reply, max_bytes=FRAME_MAX_BYTES)
                 )
         except (asyncio.IncompleteReadError, ConnectionError, errors.DecodeError) as error:
-            if not self._stopping:
-                raise WorkerDied(f"the worker ended: {error}") from error
+            raise WorkerDied(f"the worker ended: {error}") from error
 
     def _deliver(self, reply: Reply) -> None:
         if isinstance(reply.answer, Progress):

@@ -8,11 +8,11 @@ daemon's end of the pipe does.
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from atoll.node.pipe import Inbox, Outbox
 from atoll.node.session import Session
-from atoll.protocols.errors import AtollError
+from atoll.protocols.errors import AtollError, Superseded
 from atoll.protocols.worker import Answer, Failed, Progress, Reply, Request, Start, Stop, Stopped, Train, Trained
 
 PROGRESS_EVERY_S = 0.5
@@ -24,7 +24,7 @@ class Worker:
     def __init__(self, inbox: Inbox, outbox: Outbox) -> None:
         self._inbox, self._outbox = inbox, outbox
         self._session: Session | None = None
-        self._training: tuple[int, Iterator[Progress | Trained]] | None = None
+        self._training: tuple[int, Generator[Progress | Trained, None, None]] | None = None
         self._progress_at = 0.0
 
     def run(self) -> None:
@@ -56,10 +56,17 @@ class Worker:
                 self._session = Session(request.ask)
                 return self._session.started()
             case Train():
-                self._training = (request.id, self._open().train(request.ask))
+                self._begin(request.id, self._open().train(request.ask))
                 return None
             case _:
                 return self._open().answer(request.ask)
+
+    def _begin(self, number: int, steps: Generator[Progress | Trained, None, None]) -> None:
+        if self._training is not None:
+            before, old = self._training
+            old.close()
+            self._reply(before, failed(Superseded("another round took the place of this one")))
+        self._training = (number, steps)
 
     def _open(self) -> Session:
         if self._session is None:

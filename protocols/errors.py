@@ -4,7 +4,8 @@
     ├── ConfigError      the user wrote something we cannot use            exit 78
     ├── LocalFault       this machine: disk full, port in use, corruption  exit 1
     │   ├── DiskFault
-    │   └── CorruptFault a file of ours does not verify
+    │   ├── CorruptFault a file of ours does not verify
+    │   └── Superseded   a newer request took the place of this one
     ├── PeerFault        a peer broke the protocol; only these move a score
     │   ├── DecodeError  bytes that are not a legal value
     │   ├── SignatureFault
@@ -47,6 +48,10 @@ class DiskFault(LocalFault):
 
 class CorruptFault(LocalFault):
     """A file of ours does not verify."""
+
+
+class Superseded(LocalFault):
+    """A newer request took the place of this one; nobody needs its result."""
 
 
 class NotRunning(LocalFault):

@@ -33,6 +33,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     entry: Digest
     author: PeerId
     weight: int
+    payload: Digest
     path: str
 
 
@@ -51,7 +52,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
-    """Take the round's inner steps from the current view, then encode."""
+    """Take the round's inner steps from the current view, then encode.
+
+    A Train that is still at work is given up for it, and answered with Failed(Superseded).
+    """
 
     round: Round
     slot: int
@@ -201,6 +205,8 @@ class Snapshotted(msgspec.Struct, frozen=True, array_like=True, tag="snapshotted
 class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
     """Validation bits per byte of the view."""
 
+    state: Digest
+    """State digest of the view that was evaluated: folds may have happened since it was asked for."""
     val_bpb: float
     val_loss: float
     """Nats per token."""

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -170,17 +171,22 @@ def is_broad(handler: ast.ExceptHandler) -> bool:
     )
 
 
+def swallows(node: ast.AST) -> bool:
+    """A broad handler without a raise, or `suppress(Exception)`."""
+    if isinstance(node, ast.ExceptHandler):
+        return is_broad(node) and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+        return any(ast.unparse(arg) in ("Exception", "BaseException") for arg in node.args)
+    return False
+
+
 def test_broad_handlers_that_swallow_are_listed():
-    found = set()
-    for path, tree in SOURCES.items():
-        for function in functions_of(tree):
-            for node in ast.walk(function):
-                if isinstance(node, ast.ExceptHandler) and is_broad(node):
-                    if not any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
-                        found.add((path, function.name))
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in ("contextlib.suppress", "suppress"):
-                    if any(ast.unparse(arg) in ("Exception", "BaseException") for arg in node.args):
-                        found.add((path, function.name))
+    found = {
+        (path, function.name)
+        for path, tree in SOURCES.items()
+        for function in functions_of(tree)
+        if any(map(swallows, ast.walk(function)))
+    }
     assert found == set(SWALLOWING_HANDLERS)
 
 
@@ -232,6 +238,24 @@ def test_package_list_equals_the_tree():
     assert folders == there, "a folder without __init__.py"
     assert sorted(listed) == sorted(there)
     assert len(listed) == len(set(listed))
+
+
+IMPORT_NAMES = {"protobuf": "google"}
+NOT_IMPORTED = {
+    "libp2p": "tests/p2p holds that both libp2p implementations can share an environment and a network",
+    "safetensors": "our files are read back with it in tests/node/checkpoint",
+}
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=!~ ]", wish)[0] for wish in project["dependencies"]}
+    imported = {name.split(".")[0] for tree in SOURCES.values() for name in imports_of(tree)}
+    imported -= {*sys.stdlib_module_names, "atoll", ""}
+    expected = {IMPORT_NAMES.get(name, name) for name in declared - set(NOT_IMPORTED)}
+    assert imported == expected
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(declared) if f"| {name} |" not in page] == []
 
 
 def test_every_area_is_typed():

@@ -34,7 +34,7 @@ def read(path: Path) -> bytes:
             raise ConfigError(f"data file {path} is above {MAX_BYTES >> 30} GiB", hint="split it")
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise ConfigError(f"no data file at {path}", hint="give the path with --data file:PATH") from error
+        raise ConfigError(f"no data file at {path}", hint="give the path of your copy with --data") from error
     except OSError as error:
         raise ConfigError(
             f"cannot read data file {path}: {error.strerror}", hint="give a readable file"

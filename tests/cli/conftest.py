@@ -18,18 +18,19 @@ from atoll.protocols.errors import AtollError, LocalFault
 PEER = "12D3KooWByRxyokKmxMNkMYp1SavrjyivNPwMg3K5hmXsCdFk6TW"
 STATUS = c.Status(
     version="0.1.0", pid=4711, uptime_s=61.5, peer=PEER, name="otter", addresses=("/ip4/127.0.0.1/tcp/4710",),
-    run="ab" * 32, run_name="tiny", activity="collecting", reason="waiting for 1 of 4", eta_s=2.5, round=7, rounds=54,
-    step=0, steps=8, final=5, digest="cd" * 32, contributors=(PEER,), members=4, peers=3, paths={"direct": 3},
-    train_loss=2.5, val_bpb=3.25, tokens_per_s=7164.6, payload_bytes=19722, bytes_up=1_500_000, bytes_down=900,
-    train_s=0.28, wait_s=1.5, device="cpu", worker_pid=4712, worker_restarts=0, host_restarts=0,
+    run="ab" * 32, run_name="tiny", activity="collecting", reason="waiting for 1 of 4", eta_s=2.5, round=7,
+    rounds=54, step=0, steps=8, final=5, digest="cd" * 32, contributors=(PEER,), members=4, peers=3,
+    paths={"direct": 3}, train_loss=2.5, val_bpb=3.25, tokens_per_s=7164.6, payload_bytes=19722,
+    bytes_up=1_500_000, bytes_down=900, train_s=0.28, wait_s=1.5, device="cpu", worker_pid=4712,
+    worker_restarts=0, host_restarts=0,
 )  # fmt: skip
 PEER_ROW = c.PeerRow(
     peer=PEER, path="punched", maddr="/ip4/127.0.0.1/udp/4710/quic-v1", rtt_s=0.012, member=True,
     activity="training", round=7, final=5, tokens_per_s=7000.0, heard_s=0.5, faults=0,
 )  # fmt: skip
 ROUND_ROW = c.RoundRow(
-    round=6, peer=PEER, digest="cd" * 32, set="ef" * 32, final=False, contributors=(PEER,), train_loss=2.5, val_bpb=None,
-    steps=8, tokens=8192, payload_bytes=19722, bytes_up=59166, bytes_down=59166, blob_bytes_up=59200,
+    round=6, peer=PEER, digest="cd" * 32, set="ef" * 32, final=False, contributors=(PEER,), train_loss=2.5,
+    val_bpb=None, steps=8, tokens=8192, payload_bytes=19722, bytes_up=59166, bytes_down=59166, blob_bytes_up=59200,
     blob_payload_up=59166, train_s=0.28, encode_s=0.05, wait_s=1.5,
 )  # fmt: skip
 

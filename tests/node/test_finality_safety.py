@@ -7,6 +7,7 @@ be lost, doubled or late. A crash forgets the machine; the ledger stays, as SQLi
 import random
 
 import pytest
+
 from atoll.node import finality
 from atoll.node.ballots import owner_of, quorum
 from atoll.node.finality_words import (
@@ -74,7 +75,11 @@ class Node:
                 raise AssertionError("honest nodes never diverge")
 
     def write(self, body: object) -> None:
-        entry = (digest(self.peer.encode(), len(self.ledger).to_bytes(4, "big"), repr(body).encode()), self.peer, body)
+        entry = (
+            digest(self.peer.encode(), len(self.ledger).to_bytes(4, "big"), repr(body).encode()),
+            self.peer,
+            body,
+        )
         self.hear(entry)
         self.outbox.append(entry)
 
@@ -122,7 +127,12 @@ class World:
         self.collect()
 
     def close(self, number: int) -> None:
-        names = [e for feed in self.feeds.values() for e, _, b in feed if isinstance(b, Contribution) and b.round == number]
+        names = [
+            e
+            for feed in self.feeds.values()
+            for e, _, b in feed
+            if isinstance(b, Contribution) and b.round == number
+        ]
         for node in self.nodes:
             known = {e for e, _, _ in node.ledger}
             view = tuple(sorted(e for e in names if e in known))

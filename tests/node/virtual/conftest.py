@@ -47,7 +47,8 @@ def run_spec(owner: PeerId, rounds: int, members: int) -> RunSpec:
         owner=owner,
         seed=1,
         model=ModelSpec(
-            dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16, tied=True, rope_theta=1e4, norm_eps=1e-5
+            dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256,
+            context=16, tied=True, rope_theta=1e4, norm_eps=1e-5,
         ),
         data=DataSpec(source="synthetic:markov", tokenizer="bytes", digest=b""),
         inner=InnerSpec(
@@ -121,7 +122,7 @@ class FakeWorker:
                 self.final, self.state, self.open = number, state, {}
                 return w.Adopted(number, state)
             case w.Evaluate():
-                return w.Evaluated(1.0, 1.0)
+                return w.Evaluated(self.view(), 1.0, 1.0)
         raise AssertionError(ask)
 
     async def _train(self, ask: w.Train) -> w.Trained:
@@ -231,10 +232,12 @@ class World:
         return max((n.driver.round.round for n in self.nodes.values() if n.driver is not None), default=-1)
 
     def describe(self) -> str:
+        """Where everybody is, for a test that waited in vain."""
         return "\n".join(
-            f"{n.number}: worker {n.worker.final}, known {n.driver.finality.last_final}, {n.driver.round.phase} {n.driver.round.round}, peers {len(n.swarm.neighbours())}, acceptors {len(n.driver.finality.acceptors)}, top {n.driver.finality.top}, applied {n.driver.finals.applied}"
+            f"{n.number}: final {n.worker.final}, known final {n.driver.finality.last_final}, "
+            f"{n.driver.round.phase} {n.driver.round.round}, acceptors {len(n.driver.finality.acceptors)}, top {n.driver.finality.top}"
             for n in self.nodes.values()
-            if n.driver is not None and n.swarm is not None
+            if n.driver is not None
         )
 
     def check_agreement(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+
 from atoll.p2p.transports.virtual_time import run_virtual
 
 Worlds = Callable[[int, int], object]

@@ -1,0 +1,65 @@
+"""The story and the verdict of `atoll sim`: pure parts. The verdict must be able to say no."""
+
+import pytest
+
+from atoll.cli import sim_verdict as verdict
+from atoll.cli.sim_story import plan
+
+
+def row(
+    number: int, digest: str = "aa", *, final: bool = True, contributors: tuple[str, ...] = ("p",)
+) -> dict[str, object]:
+    return {"round": number, "digest": digest, "final": final, "contributors": list(contributors)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_story_fits_its_rounds(seed):
+    story = plan(4, 20, seed, kill=True, late_join=True)
+    (kill,) = story.kills
+    (join,) = story.joins
+    assert 1 <= kill.at_round < kill.back_round <= 18
+    assert 0 <= kill.node < 4
+    assert (join.node, join.at_round) == (4, 10)
+    assert story == plan(4, 20, seed, kill=True, late_join=True)
+
+
+def test_seeds_choose_different_victims():
+    assert {plan(4, 20, seed, kill=True, late_join=False).kills[0].node for seed in range(40)} == {0, 1, 2, 3}
+
+
+def test_a_fork_is_seen():
+    rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb")]}
+    assert not verdict.one_digest(verdict.by_round(rows), 2).ok
+
+
+def test_equal_digests_pass_and_open_rounds_do_not_count_as_forks():
+    rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb", final=False)]}
+    assert verdict.one_digest(verdict.by_round(rows), 2).ok
+
+
+def test_a_round_that_nobody_made_final_is_seen():
+    assert not verdict.one_digest(verdict.by_round({0: [row(0)]}), 2).ok
+
+
+def test_a_node_that_stayed_behind_is_seen():
+    assert not verdict.all_finished({0: [row(0), row(1)], 1: [row(0)]}, 2).ok
+
+
+def test_a_node_that_never_contributed_again_is_seen():
+    rows = [row(0, contributors=("p", "q")), row(1), row(2)]
+    assert verdict.returned(rows, "q", 0).ok
+    assert not verdict.returned(rows, "q", 1).ok
+
+
+@pytest.mark.parametrize(("sent", "ok"), [(1000, True), (1049, True), (1060, False), (0, False)])
+def test_bytes_on_the_wire_are_held_against_the_payloads(sent, ok):
+    assert verdict.wire_overhead([{"blob_bytes_up": sent, "blob_payload_up": 1000}]).ok is ok
+
+
+def test_limits_of_learning():
+    assert verdict.compression(1_000_000, 40_000).ok
+    assert not verdict.compression(1_000_000, 40_001).ok
+    assert verdict.learned(3.0, 4.8).ok
+    assert not verdict.learned(4.0, 4.8).ok
+    assert verdict.against("adamw", 1.09, 1.0, 1.10).ok
+    assert not verdict.against("adamw", 1.11, 1.0, 1.10).ok

@@ -1,0 +1,383 @@
+"""The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
+
+import pytest
+
+from atoll.node import round
+from atoll.node.membership import MemberView
+from atoll.node.round_words import (
+    STALL_ROUNDS,
+    Announce,
+    Behind,
+    ContributionSeen,
+    Discard,
+    FetchPayload,
+    Finalized,
+    Finish,
+    Folded,
+    FoldRound,
+    LeasesChanged,
+    Pause,
+    PayloadHeld,
+    Phase,
+    PublishAck,
+    PublishLease,
+    Ready,
+    Resume,
+    RoundConfig,
+    StartTraining,
+    Tick,
+    Trained,
+)
+from atoll.protocols.ids import Digest, PeerId, Round, digest
+from atoll.protocols.records import Contribution, set_digest
+from atoll.protocols.worker import Pending
+
+ME, A, B, C = (PeerId(name) for name in ("me", "peer-a", "peer-b", "peer-c"))
+TRAIN_S = 10.0
+LEASE_S = 20.0
+
+
+def entry_of(author: PeerId, number: int) -> Digest:
+    return digest(b"entry", author.encode(), bytes([number]))
+
+
+def payload_of(author: PeerId, number: int) -> Digest:
+    return digest(b"payload", author.encode(), bytes([number]))
+
+
+def pending_of(number: int) -> Pending:
+    return Pending(Round(number), digest(b"base"), payload_of(ME, number), "path", 1, 1, 64, 1.0)
+
+
+class Node:
+    """Drives one machine; every action of the newest event is in `said`, all of them in `log`."""
+
+    def __init__(self, rounds: int = 8, quorum_256: int = 192, grace_256: int = 128, min_members: int = 1, **more):
+        self.state = round.begin(RoundConfig(ME, rounds, quorum_256, grace_256, LEASE_S, min_members, **more))
+        self.now = 0.0
+        self.said: list[object] = []
+        self.log: list[object] = []
+
+    def feed(self, event) -> "Node":
+        before = self.state
+        self.state, self.said = round.step(before, event)
+        assert round.step(before, event) == (self.state, self.said), "not a function"
+        self.log += self.said
+        return self
+
+    def find(self, kind):
+        return [action for action in self.said if isinstance(action, kind)]
+
+    def ready(self, final: int = -1, *pending: Pending) -> "Node":
+        return self.feed(Ready(final, pending, self.now))
+
+    def seen(self, author: PeerId, number: int, *, held: bool = True) -> "Node":
+        body = Contribution(Round(number), digest(b"base"), payload_of(author, number), 1, 1, 64, 1.0)
+        return self.feed(ContributionSeen(entry_of(author, number), author, body, held, self.now))
+
+    def leases(self, **at) -> "Node":
+        """`a=3` trains round 3; `b=("done", 8)` says more."""
+        peers = {"a": A, "b": B, "c": C}
+        views = {
+            peers[name]: MemberView(*(what if isinstance(what, tuple) else ("training", what)), self.now)
+            for name, what in at.items()
+        }
+        return self.feed(LeasesChanged(views, self.now))
+
+    def tick(self, seconds: float) -> "Node":
+        self.now += seconds
+        return self.feed(Tick(self.now))
+
+    def trained(self, number: int, train_s: float = TRAIN_S) -> "Node":
+        self.now += train_s
+        return self.feed(Trained(Round(number), pending_of(number), train_s, self.now))
+
+    def train(self, number: int) -> "Node":
+        """Train, announce and see our own contribution in the ledger."""
+        assert self.state.phase is Phase.TRAIN
+        assert self.state.round == number
+        return self.trained(number).seen(ME, number)
+
+    def fold(self) -> "Node":
+        """The worker answers every open fold."""
+        while self.state.folding:
+            number = min(self.state.folding)
+            self.feed(Folded(Round(number), digest(b"view", *self.state.folding[number]), self.now))
+        return self
+
+
+def test_a_round_of_one_node_from_ready_to_the_next():
+    node = Node().ready()
+    assert node.find(StartTraining) == [StartTraining(Round(0), 0, 1)]
+    node.trained(0)
+    assert node.find(Announce) == [Announce(pending_of(0))]
+    node.seen(ME, 0)
+    assert [(f.round, [m.author for m in f.members]) for f in node.find(FoldRound)] == [(0, [ME])]
+    node.fold()
+    names = (entry_of(ME, 0),)
+    assert node.find(PublishAck) == [PublishAck(Round(0), names, set_digest(list(names)), digest(b"view", *names))]
+    assert node.find(StartTraining) == [StartTraining(Round(1), 0, 1)]
+    assert node.find(PublishLease) == [PublishLease("training", Round(1))]
+
+
+def test_nothing_starts_before_ready():
+    node = Node().leases(a=0).seen(A, 0, held=False).tick(99.0)
+    assert node.state.phase is Phase.SYNC
+    assert not any(isinstance(action, StartTraining | FetchPayload) for action in node.log)
+
+
+def test_round_zero_waits_for_its_members():
+    node = Node(min_members=3).ready()
+    assert node.state.phase is Phase.GATHER
+    assert "1 of 3" in round.reason(node.state)
+    node.leases(a=0, b=("syncing", 0))
+    assert node.state.phase is Phase.GATHER
+    node.leases(a=0, b=0)
+    assert node.find(StartTraining) == [StartTraining(Round(0), 0, 3)]
+
+
+def test_nobody_gathers_once_the_run_has_begun():
+    assert Node(min_members=3).seen(A, 0).ready().state.phase is Phase.TRAIN
+    assert Node(min_members=3).ready(4).state.phase is Phase.TRAIN
+
+
+def test_a_round_closes_when_everybody_expected_is_held():
+    node = Node().ready().leases(a=0, b=0).train(0)
+    assert node.state.phase is Phase.COLLECT
+    node.seen(A, 0).seen(B, 0, held=False)
+    assert node.find(FetchPayload) == [FetchPayload(payload_of(B, 0), B, Round(0))]
+    assert node.state.phase is Phase.COLLECT
+    node.feed(PayloadHeld(payload_of(B, 0), node.now))
+    assert len(node.find(FoldRound)[0].members) == 3
+
+
+def test_grace_counts_from_the_quorum_in_own_round_times():
+    node = Node(quorum_256=128).ready().leases(a=0, b=0, c=0).train(0)
+    node.tick(30.0).seen(A, 0)
+    node.tick(TRAIN_S / 2 - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_grace_never_begins_before_own_training_is_done():
+    node = Node(quorum_256=128).ready().leases(a=0, b=0, c=0).seen(A, 0).seen(B, 0)
+    node.tick(100.0).train(0)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(TRAIN_S / 2)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_a_member_whose_lease_expired_is_not_waited_for():
+    node = Node(quorum_256=256).ready().leases(a=0, b=0).train(0).seen(A, 0)
+    assert node.state.phase is Phase.COLLECT
+    node.leases(a=0)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_a_member_that_lives_but_is_stuck_is_not_waited_for_for_ever():
+    node = Node(quorum_256=256).ready().leases(a=0).train(0)
+    node.tick(STALL_ROUNDS * TRAIN_S + LEASE_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_waiting_explains_itself():
+    node = Node(quorum_256=256).ready().leases(a=0, b=0).train(0).seen(B, 0).tick(4.0)
+    text = round.reason(node.state)
+    assert text.startswith("waiting for 1 of 3: …peer-a (training round 0, heard 14 s ago)")
+    assert "goes on in 96 s at the latest" in text
+
+
+def test_a_late_contribution_is_folded_and_acknowledged_at_the_next_close():
+    node = Node().ready().train(0).fold()
+    node.seen(A, 0)
+    assert node.said == []
+    node.train(1).fold()
+    acked = [action.round for action in node.log if isinstance(action, PublishAck)]
+    assert acked == [0, 0, 1]
+
+
+def test_what_came_twice_changes_nothing():
+    node = Node().ready().leases(a=0).train(0).seen(A, 0)
+    state = node.fold().state
+    for author in (A, ME):
+        node.seen(author, 0)
+        assert node.said == []
+        node.feed(PayloadHeld(payload_of(author, 0), node.now))
+        assert node.said == []
+    node.feed(Folded(Round(0), digest(b"old"), node.now))
+    assert node.said == []
+    assert node.state == state
+
+
+def test_contributions_to_final_rounds_are_ignored():
+    node = Node().ready(3)
+    node.seen(A, 3, held=False)
+    assert node.said == []
+    assert 3 not in node.state.books
+
+
+def test_who_is_behind_goes_where_the_others_are():
+    """Half of the others contributed to rounds 0 … 4 and train round 5 by now."""
+    node = Node().leases(a=5, b=5, c=1)
+    for number in range(5):
+        node.seen(A, number).seen(B, number)
+    node.ready()
+    assert sorted(action.round for action in node.find(FoldRound)) == list(range(5))
+    node.fold()
+    assert node.find(StartTraining) == [StartTraining(Round(5), 0, 3)]
+
+
+def test_who_is_a_little_late_still_takes_part():
+    """The others contributed to round 1 but still collect it: it is not too late."""
+    node = Node().leases(a=1, b=1)
+    for number in range(2):
+        node.seen(A, number).seen(B, number)
+    node.ready().fold()
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_a_node_never_contributes_twice_to_a_round():
+    node = Node().seen(ME, 0).seen(ME, 1).leases(a=1)
+    node.ready()
+    assert node.state.phase is Phase.COLLECT
+    assert node.state.round == 1
+    node.seen(A, 1).fold()
+    assert [action.round for action in node.log if isinstance(action, StartTraining)] == [2]
+
+
+def test_saved_work_is_announced_after_a_restart_once():
+    node = Node().ready(-1, pending_of(0))
+    assert node.find(Announce) == [Announce(pending_of(0))]
+    node = Node().seen(ME, 0)
+    assert not node.ready(-1, pending_of(0)).find(Announce)
+    assert Node().ready(0, pending_of(0)).find(Discard) == [Discard(pending_of(0))]
+
+
+def test_an_announcement_that_the_disk_refused_is_offered_again():
+    node = Node().ready().leases(a=0).trained(0)
+    node.tick(1.0)
+    assert not node.find(Announce)
+    node.tick(round.ANNOUNCE_AGAIN_S)
+    assert node.find(Announce) == [Announce(pending_of(0))]
+    node.seen(ME, 0).tick(round.ANNOUNCE_AGAIN_S)
+    assert not node.find(Announce)
+
+
+def test_work_for_a_round_that_became_final_is_discarded():
+    node = Node().ready().leases(a=1).seen(A, 0).feed(Finalized(Round(0), 1.0))
+    node.trained(0)
+    assert node.find(Discard) == [Discard(pending_of(0))]
+    assert not node.find(Announce)
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_collecting_a_round_that_became_final_ends():
+    node = Node(quorum_256=256).ready().leases(a=0).train(0)
+    node.feed(Finalized(Round(0), node.now))
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_open_payloads_are_waited_for_at_the_start_but_not_for_ever():
+    node = Node().leases(a=1).seen(A, 0, held=False)
+    node.ready()
+    assert node.find(FetchPayload) == [FetchPayload(payload_of(A, 0), A, Round(0))]
+    assert node.state.phase is Phase.CATCH_UP
+    assert node.tick(LEASE_S).state.phase is Phase.TRAIN
+
+
+def test_a_fresh_worker_folds_everything_again():
+    node = Node().ready().train(0).fold()
+    node.ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    node.fold()
+    assert node.find(StartTraining)[0].round == 1
+    assert not node.find(PublishAck), "the set is the acknowledged one"
+
+
+def test_a_pause_ends_the_round_at_hand_first():
+    node = Node().ready().leases(a=0).feed(Pause("by the user", 1.0))
+    assert node.said == []
+    node.train(0).seen(A, 0).fold()
+    assert node.state.phase is Phase.PAUSED
+    assert PublishLease("paused", Round(1)) in node.said
+    assert "by the user" in round.reason(node.state)
+    assert node.tick(50.0).said == []
+    node.feed(Resume(node.now))
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_late_contributions_are_folded_during_a_pause():
+    node = Node().ready().feed(Pause("by the user", 1.0)).train(0).fold()
+    node.seen(A, 0)
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert [action.round for action in node.fold().find(PublishAck)] == [0]
+
+
+@pytest.mark.xfail(reason="_rest goes to _go without a fold of the rounds that it skips", strict=True)
+def test_who_resumes_folds_the_rounds_of_the_others_before_it_trains():
+    node = Node().ready().feed(Pause("by the user", 1.0)).train(0).fold().leases(a=4)
+    for number in range(4):
+        node.seen(A, number)
+    node.fold().feed(Resume(node.now))
+    node.fold()
+    started = [action.round for action in node.log if isinstance(action, StartTraining)]
+    assert started == [0, 4]
+    assert sorted(node.state.folded) == [0, 1, 2, 3]
+
+
+def test_behind_stops_everything_until_ready():
+    node = Node().ready().train(0).fold().feed(Behind("fetching the model of round 5", node_now := 11.0))
+    assert node.find(PublishLease) == [PublishLease("syncing", Round(1))]
+    assert round.reason(node.state) == "fetching the model of round 5"
+    assert node.tick(node_now + LEASE_S).said == []
+    node.ready(5)
+    assert node.find(StartTraining)[0].round == 6
+
+
+def test_open_rounds_are_bounded_and_the_node_says_why_it_waits():
+    node = Node(max_open_rounds=3).ready()
+    for number in range(3):
+        node.train(number).fold()
+    assert node.state.phase is Phase.FULL
+    assert round.reason(node.state).startswith("waiting for finality: 3 rounds are open")
+    assert PublishLease("paused", Round(3)) in node.log
+    node.feed(Finalized(Round(0), node.now))
+    assert node.find(StartTraining)[0].round == 3
+
+
+def test_the_end_waits_for_finality_and_finishes_once():
+    node = Node(rounds=1).ready().train(0).fold()
+    assert node.state.phase is Phase.DONE
+    assert PublishLease("done", Round(1)) in node.log
+    node.seen(A, 0)
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    node.fold().feed(Finalized(Round(0), node.now))
+    assert node.find(Finish) == [Finish()]
+    assert not node.tick(1.0).find(Finish)
+
+
+def test_who_comes_when_all_is_final_finishes_at_once():
+    assert Node(rounds=4).ready(3).find(Finish) == [Finish()]
+
+
+def test_a_slow_node_goes_to_the_end_when_the_others_are_done():
+    node = Node(rounds=4).leases(a=("done", 4))
+    for number in range(4):
+        node.seen(A, number)
+    node.ready().fold()
+    assert node.state.phase is Phase.DONE
+
+
+def test_foreign_rounds_beyond_the_run_are_ignored():
+    assert Node(rounds=4).ready().seen(A, 4, held=False).said == []
+
+
+@pytest.mark.xfail(
+    reason="payloads of far rounds are fetched at once: disk is bounded by the ledger only", strict=True
+)
+def test_payloads_beyond_the_open_window_are_not_fetched():
+    node = Node(rounds=200, max_open_rounds=3).ready()
+    assert not node.seen(A, 100, held=False).find(FetchPayload)

@@ -1,0 +1,53 @@
+"""A slice of `make swarm`: real daemons, p2pds and workers on loopback, with a kill and a late join."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+FIELDS = {
+    "peer", "digest", "contributors", "train_loss", "val_bpb", "payload_bytes", "bytes_up", "bytes_down",
+    "train_s", "wait_s",
+}  # fmt: skip
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(300)
+def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
+    report_file = tmp_path / "report.json"
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "atoll.cli.main",
+            "sim",
+            "-n",
+            "3",
+            "--rounds",
+            "14",
+            "--steps",
+            "4",
+            "--seed",
+            "5",
+        ),
+        *("--data", "synthetic:markov", "--kill", "--late-join", "--timeout", "240"),
+        *("--dir", str(tmp_path / "swarm"), "--json", str(report_file)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert report_file.exists(), done.stdout + done.stderr
+    report = json.loads(report_file.read_text())
+    by_name = {check["name"]: check for check in report["checks"]}
+    assert by_name["one digest per round"]["ok"], by_name
+    assert by_name["all nodes at the last round"]["ok"], by_name
+    assert by_name["bytes per payload copy"]["ok"], by_name
+    assert by_name["payload smaller than fp32"]["ok"], by_name
+    assert len(report["nodes"]) == 4
+    assert [entry["round"] for entry in report["rounds"]] == list(range(14))
+    assert all(set(node) >= FIELDS for entry in report["rounds"] for node in entry["nodes"])
+    assert "Traceback" not in done.stdout + done.stderr
+    for home in (tmp_path / "swarm").glob("node-*"):
+        assert "Traceback" not in (home / "out.log").read_text(), home
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
