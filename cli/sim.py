@@ -30,7 +30,7 @@ IDLE_S = 6.0
 LEASE_S = 6.0
 """A killed member is waited for at most so long; loopback peers renew every two seconds."""
 ARMS = ("adamw", "average", "unigram")
-"""Reference arms: of the dense ones plain averaging, which beats Nesterov 0.7/0.9 in short runs (docs/calibration.md)."""
+"""Reference arms. Of the dense ones plain averaging: in short runs it beats Nesterov (docs/calibration.md)."""
 
 
 @dataclass

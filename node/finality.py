@@ -91,17 +91,30 @@ def _take(state: FinalityState, event: Event) -> Out:
 
 def _entry(state: FinalityState, event: EntrySeen) -> Out:
     body = event.body
-    if isinstance(body, Leave) or not state.last_final < body.round < state.rounds:
-        return state, []
     if event.author == state.me and body == state.appending:
         state = replace(state, appending=None)
+    if isinstance(body, Leave) or not state.last_final < body.round < state.rounds:
+        return state, []
     book, fault = record(state.books.get(body.round, Book()), event.entry, event.author, body)
     state = replace(state, books={**state.books, body.round: book})
-    if body.round == state.last_final + 1 and isinstance(body, Prepare | Proposal):
+    if body.round == state.last_final + 1 and isinstance(body, Prepare | Proposal) and _owns(state, event):
         state = replace(state, top=max(state.top, body.ballot.attempt), since=state.now)
     if not fault:
         return state, []
     return state, [ReportEquivocation(body.round, event.author, event.entry, fault)]
+
+
+def _owns(state: FinalityState, event: EntrySeen) -> bool:
+    """May this author open this ballot now? Ballots of others, and leaps into the far, must not delay ours."""
+    assert isinstance(event.body, Prepare | Proposal)
+    attempt = event.body.ballot.attempt
+    near = attempt <= state.top + len(state.acceptors)
+    return near and owner_of(state.acceptors, attempt) == event.body.ballot.proposer == event.author
+
+
+def _counts(state: FinalityState, ballot: Ballot) -> bool:
+    """Is the ballot its owner's, and not ahead of all attempts that were seen in turn?"""
+    return ballot.attempt <= state.top and owner_of(state.acceptors, ballot.attempt) == ballot.proposer
 
 
 def _ripen(state: FinalityState) -> FinalityState:
@@ -153,16 +166,21 @@ def _next_round(state: FinalityState, authors: list[PeerId]) -> FinalityState:
         since=state.now,
         ripe_at=None,
     )
-    attempts = [p.ballot.attempt for p in _book(done).proposals.values()] + [
-        b.attempt for b in _book(done).prepares
-    ]
-    return _ripen(replace(done, top=max(attempts, default=0)))
+    ballots = sorted({*(p.ballot for p in _book(done).proposals.values()), *_book(done).prepares})
+    top = 0
+    for ballot in ballots:
+        if (
+            ballot.attempt <= top + len(done.acceptors)
+            and owner_of(done.acceptors, ballot.attempt) == ballot.proposer
+        ):
+            top = ballot.attempt
+    return _ripen(replace(done, top=top))
 
 
 def _promise(state: FinalityState) -> Out:
     """Promise the highest ballot that somebody prepared."""
     book = _book(state)
-    asked = [b for b in book.prepares if owner_of(state.acceptors, b.attempt) == b.proposer]
+    asked = [b for b in book.prepares if _counts(state, b)]
     if not asked or not _may_append(state):
         return state, []
     ballot, bound = max(asked), book.promised(state.me)
@@ -194,11 +212,7 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
     book = _book(state)
     if not _may_append(state):
         return None
-    legal = [
-        p.ballot
-        for p in book.proposals.values()
-        if owner_of(state.acceptors, p.ballot.attempt) == p.ballot.proposer
-    ]
+    legal = [p.ballot for p in book.proposals.values() if _counts(state, p.ballot)]
     if not legal:
         return None
     ballot, bound = max(legal), book.promised(state.me)

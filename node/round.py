@@ -67,7 +67,7 @@ def begin(config: RoundConfig) -> RoundState:
 def step(state: RoundState, event: Event) -> Out:
     """Next state, and what to do about it."""
     state, actions = _take(replace(state, now=max(state.now, event.now)), event)
-    for move in (_leave_sync, _close, _refold, _after_fold, _rest):
+    for move in (_leave_sync, _close, _refold, _after_fold, _rest, _refold, _after_fold):
         state, more = move(state)
         actions += more
     return _lease(state, actions)
@@ -91,7 +91,8 @@ def _take(state: RoundState, event: Event) -> Out:
         case Folded(number, digest):
             return _folded(state, number, digest), []
         case Finalized(number):
-            return _finalized(state, number), []
+            after = _finalized(state, number)
+            return after, _wanted(after, newest=state.final + state.config.max_open_rounds)
         case Pause(reason):
             return replace(state, resting=reason), []
         case Resume():
@@ -111,8 +112,8 @@ def _ready(state: RoundState, event: Ready) -> Out:
         elif not _contributed(state, pending.round):
             actions.append(Announce(pending))
             state = replace(state, unannounced=pending)
-    actions += [FetchPayload(k.payload, k.author, k.round) for k in _all(state) if not k.held]
     state = replace(state, folding={}, folded={}, syncing="", ready=True)
+    actions += _wanted(state, newest=-1)
     return _enter(state, Phase.CATCH_UP, state.round), actions
 
 
@@ -128,9 +129,19 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     state = replace(state, books={**state.books, body.round: book})
     if event.author == state.config.me and state.unannounced and state.unannounced.round == body.round:
         state = replace(state, unannounced=None)
-    if event.held or not state.ready:
+    near = body.round <= state.final + state.config.max_open_rounds
+    if event.held or not state.ready or not near:
         return state, []
     return state, [FetchPayload(body.payload, event.author, body.round)]
+
+
+def _wanted(state: RoundState, newest: int) -> list[Action]:
+    """What is missing of the rounds above `newest` that may be open: disk is bounded by the open window."""
+    if not state.ready:
+        return []
+    last = state.final + state.config.max_open_rounds
+    missing = [k for k in _all(state) if not k.held and newest < k.round <= last]
+    return [FetchPayload(k.payload, k.author, k.round) for k in missing]
 
 
 def _held(state: RoundState, payload: Digest) -> RoundState:
@@ -189,7 +200,7 @@ def _leave_sync(state: RoundState) -> Out:
     """After Ready: wait for the payloads of open rounds, but not for ever; then go where the others are."""
     if state.phase is not Phase.CATCH_UP or not state.ready or state.syncing:
         return state, []
-    waiting = any(not k.held for k in _all(state))
+    waiting = any(not k.held for k in _all(state))  # far rounds too: they say that finality is far ahead
     if waiting and state.now - state.since < state.config.lease_s:
         return state, []
     numbers = [*state.books, *([state.unannounced.round] if state.unannounced else [])]
@@ -283,8 +294,10 @@ def _rest(state: RoundState) -> Out:
         return _enter(state, Phase.FINISHED, state.round), [Finish()]
     if state.folding or state.phase not in (Phase.GATHER, Phase.PAUSED, Phase.FULL):
         return state, []
-    after, actions = _go(state, [])
-    return (after, actions) if after.phase is not state.phase else (state, [])
+    after, _ = _go(state, [])
+    if after.phase is state.phase:
+        return state, []
+    return _enter(state, Phase.FOLD, state.round), []  # what was skipped is folded first
 
 
 # --- what the facts say -------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The daemon's side of the worker: spawn it, ask it, and start it again when it dies.
 
-The worker is a spawned child, never a fork. It dies with the daemon (its stdin ends). When it dies
-by itself (out of memory, a CUDA error), pending asks raise WorkerDied, and `on_started` tells the
-driver what the fresh one found on disk.
+The worker is a spawned child, never a fork. It dies with the daemon: its stdin ends, and on Linux the
+kernel kills it. When it dies by itself (out of memory, a CUDA error), pending asks raise WorkerDied, and
+`on_started` tells the driver what the fresh one found on disk.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from atoll.node.pipe import HEADER, body_bytes, frame
+from atoll.p2p.children import die_with_parent
 from atoll.p2p.files import disk
 from atoll.protocols import codec, errors
 from atoll.protocols.worker import (
@@ -103,7 +104,7 @@ class Trainer:
             await asyncio.sleep(min(FIRST_BACKOFF_S * 2.0 ** (self._deaths_in_a_row - 1), MAX_BACKOFF_S))
 
     async def ask(self, ask: Ask, kind: type[A]) -> A:
-        """The worker's answer. Raises WorkerDied (it is not there, or died), or the fault that the worker named."""
+        """The answer. Raises WorkerDied (it is not there, or died), or the fault that the worker named."""
         if not self._is_started:
             raise WorkerDied("the worker is not running")
         answer = await self._ask(ask, kind)
@@ -152,6 +153,7 @@ class Trainer:
                 sys.executable, "-m", "atoll.node.worker",
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 start_new_session=True, limit=FRAME_MAX_BYTES + HEADER.size,
+                preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
         self._process = process
         try:

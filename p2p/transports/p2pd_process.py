@@ -6,19 +6,18 @@ the kernel sends SIGKILL when our process is gone (Linux), which also covers a p
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
+from atoll.p2p.children import die_with_parent
 from atoll.p2p.transports.p2pd_schema import binary
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
@@ -29,8 +28,6 @@ _START_S: Final = 30.0
 _STOP_S: Final = 3.0
 _FRESH_S: Final = 60.0
 _TAIL_BYTES: Final = 4096
-_PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +196,7 @@ class P2pdProcess(asyncio.SubprocessProtocol):
                 stderr=asyncio.subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal is for the node, which ends p2pd in order
-                preexec_fn=_die_with_parent(os.getpid()),
+                preexec_fn=die_with_parent(os.getpid()),
             )
         except OSError as error:
             raise LocalFault(f"cannot run p2pd: {error}") from error
@@ -214,17 +211,3 @@ def _write_key(path: Path, identity: Identity) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(identity.libp2p_private_key())
-
-
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """What the child does between fork and exec, on Linux."""
-    if _libc is None:
-        return None
-    prctl, getppid, leave = _libc.prctl, os.getppid, os._exit
-
-    def ask_kernel() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if getppid() != parent:  # it died before the kernel knew
-            leave(1)
-
-    return ask_kernel

@@ -18,7 +18,8 @@ from atoll.protocols.errors import AtollError
 
 LOCAL = "/ip4/127.0.0.1/tcp/0"
 SMALL = ("outer.rounds=400", "outer.stages=[[0,1]]", "inner.batch=2", "pace.lease_s=4")
-QUICK_S = 30.0
+QUICK_S = 60.0
+"""Much more than a quiet machine needs."""
 
 
 def poll(what: str, true: Callable[[], Any], limit_s: float = QUICK_S) -> Any:
@@ -227,11 +228,11 @@ def node(nodes) -> Node:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with 24 MiB, to be filled. Fails (and says why) where none can be mounted."""
+    """A file system of its own with 64 MiB, to be filled. Fails (and says why) where none can be mounted."""
     place = tmp_path / "disk"
     place.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", str(place)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs", str(place)], capture_output=True, text=True
     )
     if done.returncode:
         pytest.fail(f"CAPABILITY MISSING: tests of a full disk must mount a tmpfs (run as root): {done.stderr}")

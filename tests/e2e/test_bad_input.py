@@ -107,7 +107,11 @@ def test_damaged_state_and_ledger(node, tmp_path, until):
     node.goes_on(1)
     node.stop()
     folder, key = node.run_folder, node.home.identity.read_bytes()
-    final = max(row["round"] for row in map(msgspec.json.decode, (folder / "rounds.jsonl").open()) if row["final"])
+    final = max(
+        row["round"]
+        for row in map(msgspec.json.decode, (folder / "rounds.jsonl").read_text().splitlines())
+        if row["final"]
+    )
 
     newest = sorted(folder.glob("state/" + "[0-9]" * 10))[-1]
     flip(newest / "tensors.safetensors")

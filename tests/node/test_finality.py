@@ -302,7 +302,6 @@ def test_nothing_is_decided_after_the_last_round():
     assert node.feed(Idle(True, 1.0)).feed(Tick(1e6)).said == []
 
 
-@pytest.mark.xfail(reason="_entry ignores the echo of a final round before it clears `appending`", strict=True)
 def test_a_vote_that_becomes_final_before_its_echo_does_not_block_the_next_one():
     """Our vote is on its way to the ledger while the votes of the others decide."""
     node = Node(SECOND)
@@ -456,7 +455,6 @@ def test_two_proposals_in_a_ballot_are_reported_and_one_vote_is_cast():
     assert len([body for body in node.appends() if isinstance(body, Vote)]) == 1
 
 
-@pytest.mark.xfail(reason="`top` rises with ballots that their author does not own", strict=True)
 @pytest.mark.parametrize("author", [PeerId("stranger"), SECOND])
 def test_a_far_ballot_of_somebody_who_does_not_own_it_delays_nothing(author):
     """SECOND owns the attempts 1, 5, 9, …; a stranger owns none."""

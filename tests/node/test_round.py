@@ -316,7 +316,6 @@ def test_late_contributions_are_folded_during_a_pause():
     assert [action.round for action in node.fold().find(PublishAck)] == [0]
 
 
-@pytest.mark.xfail(reason="_rest goes to _go without a fold of the rounds that it skips", strict=True)
 def test_who_resumes_folds_the_rounds_of_the_others_before_it_trains():
     node = Node().ready().feed(Pause("by the user", 1.0)).train(0).fold().leases(a=4)
     for number in range(4):
@@ -375,9 +374,6 @@ def test_foreign_rounds_beyond_the_run_are_ignored():
     assert Node(rounds=4).ready().seen(A, 4, held=False).said == []
 
 
-@pytest.mark.xfail(
-    reason="payloads of far rounds are fetched at once: disk is bounded by the ledger only", strict=True
-)
 def test_payloads_beyond_the_open_window_are_not_fetched():
     node = Node(rounds=200, max_open_rounds=3).ready()
     assert not node.seen(A, 100, held=False).find(FetchPayload)

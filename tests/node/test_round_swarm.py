@@ -8,7 +8,7 @@ A crash forgets both machines and the worker's view; ledger, payloads, Θ_final 
 import heapq
 import random
 from collections.abc import Callable
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -284,7 +284,7 @@ class World:
 
     def longest_gap_s(self) -> float:
         times = [self.started[number] for number in sorted(self.started)]
-        return max(after - before for before, after in zip(times, times[1:], strict=False))
+        return max(after - before for before, after in pairwise(times))
 
 
 @pytest.mark.parametrize("seed", range(3))
