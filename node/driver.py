@@ -11,22 +11,21 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node import finality, round
-from atoll.node.finals import Finals, SnapshotOffer
+from atoll.node.finals import Finals
 from atoll.node.membership import Known, MemberView
-from atoll.node.payloads import BlobSource, Payloads
+from atoll.node.needs import Network, round_half_s
+from atoll.node.payloads import Payloads
 from atoll.node.roundlog import RoundLog
 from atoll.node.trainer import Trainer, WorkerDied
-from atoll.p2p.files import disk
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.model import atoms
 from atoll.protocols.payload import payload_bytes
 from atoll.protocols.records import Ack, Body, Contribution, Entry, set_digest
 from atoll.protocols.registers import Activity, Lease
@@ -38,51 +37,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 PATIENCE_ROUNDS = 2.0
 MIN_PATIENCE_S = 3.0
-SNAPSHOT_S = 3600.0
-"""Deadline of one snapshot download."""
 DISK_RETRY_S = 2.0
 """Rest before work that the disk refused is tried again."""
-
-
-class Network(BlobSource, Protocol):
-    """What the driver needs of the swarm."""
-
-    def publish(self, body: Body) -> Entry:
-        """Append to our feed, durably, and spread. The entry also arrives as any other. Raises DiskFault."""
-
-    def entries(self) -> list[Entry]:
-        """All entries on disk, each author's in order."""
-
-    def put_lease(self, lease: Lease, ttl_s: float) -> None:
-        """Say what we do."""
-
-    def leases(self) -> dict[PeerId, tuple[Lease, float]]:
-        """Live leases of others, with their remaining life in seconds."""
-
-    def add_blob(self, path: Path, *, move: bool = False) -> Digest:
-        """Take a file into the store; with `move` it may be gone afterwards. Raises DiskFault."""
-
-    def blobs_above(self, size_bytes: int) -> list[Digest]:
-        """All whole blobs that are larger."""
-
-    def sync_soon(self) -> None:
-        """Ask a peer for missing entries now."""
-
-    def blame(self, peer: PeerId, error: AtollError) -> None:
-        """What `peer` offered broke the protocol."""
-
-    def bytes_moved(self) -> tuple[int, int, int, int]:
-        """Totals since the start: up, down, blobs up as sent, blob contents up."""
-
-
-def round_half_s(seconds: float) -> float:
-    """To half seconds: the time a lease was heard must not look new at each look."""
-    return float(int(seconds * 2.0 + 0.5)) / 2.0
-
-
-def snapshot_max_bytes(spec: RunSpec) -> int:
-    """More than any snapshot of this run needs: 4 bytes a value and a header entry per atom."""
-    return 4 * spec.model.parameters + 512 * len(atoms(spec.model)) + 4096
 
 
 class Driver:
@@ -114,7 +70,7 @@ class Driver:
         size = payload_bytes(arena_of(spec.model).chunks, spec.compress.k)
         self._payload_bytes = size
         self._payloads = Payloads(net, size, self._verify, self._on_held, self.blame, self.disk_trouble)
-        self.finals = Finals(self)
+        self.finals = Finals(self, net, spool)
         self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
         self._own: dict[int, Digest] = {}
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
@@ -489,15 +445,6 @@ class Driver:
             if not one.held:
                 self._want(one.payload, one.author, one.round)
 
-    def offers(self) -> list[SnapshotOffer]:
-        """Snapshots that live members offer, newest first."""
-        found = [
-            SnapshotOffer(peer, Digest(lease.snapshot), Round(lease.snapshot_round))
-            for peer, (lease, _) in self._net.leases().items()
-            if lease.snapshot and lease.snapshot_round >= 0
-        ]
-        return sorted(found, key=lambda offer: -offer.round)
-
     def finalized(self, action: fin.Finalize) -> None:
         """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
         authors = [self._contributions[e][0] for e in action.contributions if e in self._contributions]
@@ -521,23 +468,6 @@ class Driver:
             self._net.delete_blob(blob)
         except DiskFault as error:
             self.disk_trouble(error)
-
-    def snapshot_path(self, number: Round) -> Path:
-        """Where the worker writes a snapshot before it becomes a blob."""
-        return self._spool / f"snapshot-{number}.safetensors"
-
-    def keep_snapshot(self, path: Path) -> Digest:
-        """Take a snapshot into the blob store."""
-        blob = self._net.add_blob(path, move=True)
-        with disk(path):
-            path.unlink(missing_ok=True)
-        return blob
-
-    async def fetch_snapshot(self, offer: SnapshotOffer) -> Path:
-        """A snapshot from whoever offers it."""
-        async with asyncio.timeout(SNAPSHOT_S):
-            holders = [offer.peer, *(peer for peer in self._net.neighbours() if peer != offer.peer)]
-            return await self._net.fetch_blob(offer.blob, holders, snapshot_max_bytes(self.spec))
 
     def _on_held(self, payload: Digest) -> None:
         now = self.now()

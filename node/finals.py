@@ -8,6 +8,7 @@ where they may still come. Its state digest must be the one that the final round
 The two newest snapshots of our own are kept; payloads of rounds before the older one are dropped.
 """
 
+import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node.membership import Known
+from atoll.node.needs import Network, snapshot_max_bytes
+from atoll.p2p.files import disk
 from atoll.protocols import worker as w
 from atoll.protocols.errors import DiskFault, Divergence, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -27,6 +30,8 @@ SNAPSHOT_EVERY = 5
 """Final rounds between two snapshots of our own."""
 REMEMBERED = 1024
 """Applied rounds that a worker may have to apply again: it saves a final round with the next trained one."""
+SNAPSHOT_S = 3600.0
+"""Deadline of one snapshot download."""
 RETRY_S = 5.0
 """Rest before a snapshot that could not be fetched is tried again."""
 PATIENCE_S = 20.0
@@ -45,8 +50,9 @@ class SnapshotOffer:
 class Finals:
     """Applies final rounds in order. All of its work goes on in one task at a time."""
 
-    def __init__(self, driver: "Driver") -> None:
-        self._driver = driver
+    def __init__(self, driver: "Driver", net: Network, spool: Path) -> None:
+        """`spool`: where the worker writes snapshots before they become blobs."""
+        self._driver, self._net, self._spool = driver, net, spool
         self._queue: dict[int, fin.Finalize] = {}
         self.applied = Round(-1)
         self.offer: SnapshotOffer | None = None
@@ -113,7 +119,7 @@ class Finals:
         """The newest that helps: a member's, or our own where the worker lost more than payloads reach back."""
         now = self._driver.now()
         ours = [offer for offer in (self.offer, self._older) if offer is not None]
-        offers: list[SnapshotOffer] = [*ours, *self._driver.offers()]
+        offers: list[SnapshotOffer] = [*ours, *self._offers()]
         for offer in sorted(offers, key=lambda offer: -offer.round):
             if offer.round in self._queue and self._try_after.get(offer.blob, now) <= now:
                 return offer
@@ -156,10 +162,10 @@ class Finals:
 
     async def _snapshot(self, number: Round) -> None:
         """Take one; where the disk refuses, the next comes SNAPSHOT_EVERY rounds later."""
-        path = self._driver.snapshot_path(number)
+        path = self._snapshot_path(number)
         try:
             done = await self._driver.ask(w.Snapshot(str(path)), w.Snapshotted)
-            blob = self._driver.keep_snapshot(Path(done.path))
+            blob = self._keep_snapshot(Path(done.path))
         except DiskFault as error:
             self._driver.disk_trouble(error)
             return
@@ -181,7 +187,7 @@ class Finals:
         reason = f"fetching the model of round {offer.round} from …{offer.peer[-8:]}"
         driver.feed_round(rnd.Behind(reason, driver.now()))
         try:
-            path = await driver.fetch_snapshot(offer)
+            path = await self._fetch_snapshot(offer)
             adopt = w.Adopt(offer.round, str(path), state, self._ours_up_to(offer.round))
             await driver.ask_until_saved(adopt, w.Adopted)
         except (DiskFault, Unreachable, PeerFault, TimeoutError) as error:
@@ -207,6 +213,32 @@ class Finals:
         sets = (self._queue[at].contributions for at in sorted(self._queue) if at <= number)
         ours = (one for entries in sets for one in self._driver.known(entries) if one.author == self._driver.me)
         return tuple(one.payload for one in ours)
+
+    def _offers(self) -> list[SnapshotOffer]:
+        """Snapshots that live members offer, newest first."""
+        found = [
+            SnapshotOffer(peer, Digest(lease.snapshot), Round(lease.snapshot_round))
+            for peer, (lease, _) in self._net.leases().items()
+            if lease.snapshot and lease.snapshot_round >= 0
+        ]
+        return sorted(found, key=lambda offer: -offer.round)
+
+    def _snapshot_path(self, number: Round) -> Path:
+        """Where the worker writes a snapshot before it becomes a blob."""
+        return self._spool / f"snapshot-{number}.safetensors"
+
+    def _keep_snapshot(self, path: Path) -> Digest:
+        """Take a snapshot into the blob store."""
+        blob = self._net.add_blob(path, move=True)
+        with disk(path):
+            path.unlink(missing_ok=True)
+        return blob
+
+    async def _fetch_snapshot(self, offer: SnapshotOffer) -> Path:
+        """A snapshot from whoever offers it."""
+        async with asyncio.timeout(SNAPSHOT_S):
+            holders = [offer.peer, *(peer for peer in self._net.neighbours() if peer != offer.peer)]
+            return await self._net.fetch_blob(offer.blob, holders, snapshot_max_bytes(self._driver.spec))
 
 
 def _divergence(action: fin.Finalize, ours: Digest) -> Divergence:

@@ -1,4 +1,4 @@
-"""The swarm as the driver sees it (`driver.Network`), and the tasks that carry its news to the driver."""
+"""The swarm as the driver sees it (`needs.Network`), and the tasks that carry its news to the driver."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ class SwarmNetwork:
         self._swarm, self._host, self._me, self._now = swarm, host, me, now
         self._replayed = 0
 
-    # --- driver.Network -------------------------------------------------------------------------
+    # --- needs.Network -------------------------------------------------------------------------
 
     def publish(self, body: Body) -> Entry:
         """See Swarm.publish."""

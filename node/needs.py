@@ -1,0 +1,53 @@
+"""What the driver needs of the network, as an interface that `SwarmNetwork` meets; and two bounds beside it."""
+
+from pathlib import Path
+from typing import Protocol
+
+from atoll.node.payloads import BlobSource
+from atoll.protocols.errors import AtollError
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.model import atoms
+from atoll.protocols.records import Body, Entry
+from atoll.protocols.registers import Lease
+from atoll.protocols.run import RunSpec
+
+
+class Network(BlobSource, Protocol):
+    """What the driver needs of the swarm."""
+
+    def publish(self, body: Body) -> Entry:
+        """Append to our feed, durably, and spread. The entry also arrives as any other. Raises DiskFault."""
+
+    def entries(self) -> list[Entry]:
+        """All entries on disk, each author's in order."""
+
+    def put_lease(self, lease: Lease, ttl_s: float) -> None:
+        """Say what we do."""
+
+    def leases(self) -> dict[PeerId, tuple[Lease, float]]:
+        """Live leases of others, with their remaining life in seconds."""
+
+    def add_blob(self, path: Path, *, move: bool = False) -> Digest:
+        """Take a file into the store; with `move` it may be gone afterwards. Raises DiskFault."""
+
+    def blobs_above(self, size_bytes: int) -> list[Digest]:
+        """All whole blobs that are larger."""
+
+    def sync_soon(self) -> None:
+        """Ask a peer for missing entries now."""
+
+    def blame(self, peer: PeerId, error: AtollError) -> None:
+        """What `peer` offered broke the protocol."""
+
+    def bytes_moved(self) -> tuple[int, int, int, int]:
+        """Totals since the start: up, down, blobs up as sent, blob contents up."""
+
+
+def round_half_s(seconds: float) -> float:
+    """To half seconds: the time a lease was heard must not look new at each look."""
+    return float(int(seconds * 2.0 + 0.5)) / 2.0
+
+
+def snapshot_max_bytes(spec: RunSpec) -> int:
+    """More than any snapshot of this run needs: 4 bytes a value and a header entry per atom."""
+    return 4 * spec.model.parameters + 512 * len(atoms(spec.model)) + 4096

@@ -1,0 +1,285 @@
+"""The worker's session: a restart at any stage gives the same state, a full disk loses nothing, and work that
+missed its final set returns to the error feedback exactly once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.node.checkpoint.local import load_local
+from atoll.node.compress import feedback
+from atoll.node.session import Session, weight_of
+from atoll.protocols import codec
+from atoll.protocols import worker as w
+from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, Round, digest
+from atoll.protocols.model import ModelSpec
+from atoll.protocols.run import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+
+ME, OTHER = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
+K = 64
+SPEC = RunSpec(
+    version=1, name="session", owner=ME, seed=1,
+    model=ModelSpec(
+        dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
+        tied=True, rope_theta=1e4, norm_eps=1e-5,
+    ),
+    data=DataSpec(source="synthetic:markov?size=65536", tokenizer="bytes", digest=b""),
+    inner=InnerSpec(
+        lr=1e-2, lr_min=0.1, warmup_steps=1, total_steps=100, beta1=0.9, beta2=0.95, eps=1e-8,
+        weight_decay=0.0, clip=1.0, batch=2,
+    ),
+    outer=OuterSpec(rounds=50, stages=(Stage(0, 2),), alpha_256=256, floor_256=0),
+    compress=CompressSpec(codec="sparse2", k=K, feedback=0.95),
+    pace=PaceSpec(quorum_256=128, grace_256=256, lease_s=20.0, min_members=1),
+)  # fmt: skip
+
+
+class Home:
+    """One node's disk, and the session on it."""
+
+    def __init__(self, path: Path, peer: str = ME) -> None:
+        self.path = path
+        self.start = w.Start(codec.encode(SPEC), peer, str(path), "", 1, "cpu")
+        self.session = Session(self.start)
+
+    def restart(self) -> w.Started:
+        self.session = Session(self.start)
+        return self.session.started()
+
+    def train(self, number: int) -> w.Trained:
+        slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
+        *progress, trained = self.session.train(w.Train(Round(number), slot, slots))
+        assert isinstance(trained, w.Trained)
+        self.steps = len(progress)
+        return trained
+
+    def ask(self, ask: w.Ask) -> w.Answer:
+        return self.session.answer(ask)
+
+    def residual(self) -> torch.Tensor:
+        """As it is on disk."""
+        found = load_local(self.path / "state", SPEC.id)
+        assert found is not None
+        return found.tensors["residual"]
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> Callable[[str], Home]:
+    return lambda name, peer=ME: Home(tmp_path / name, peer)
+
+
+def member(pending: w.Pending, author: str = ME) -> w.Member:
+    return w.Member(digest(author.encode(), pending.payload), author, pending.weight, pending.payload, pending.path)
+
+
+def said(pending: w.Pending, like: torch.Tensor) -> torch.Tensor:
+    """The values of a payload."""
+    value = torch.zeros_like(like)
+    feedback.give_back(value, Path(pending.path).read_bytes(), K)
+    return value
+
+
+def blocked(path: Path) -> Callable[[], None]:
+    """Put a file where a folder must be; returns what takes it away again. Even root cannot write below it."""
+    aside = path.with_name(path.name + ".aside")
+    if path.exists():
+        path.rename(aside)
+    path.write_bytes(b"")
+
+    def mend() -> None:
+        path.unlink()
+        if aside.exists():
+            aside.rename(path)
+
+    return mend
+
+
+def test_a_restart_at_every_stage_gives_the_state_of_a_node_that_never_stopped(homes):
+    other = homes("other", OTHER)
+    steady, shaken = homes("steady"), homes("shaken")
+    for number in range(3):
+        theirs = member(other.train(number).pending, OTHER)
+        views, finals = [], []
+        for node in (steady, shaken):
+            pending = node.train(number).pending
+            if node is shaken:
+                started = node.restart()
+                assert [p.payload for p in started.pending] == [pending.payload]
+                assert started.final == number - 1
+            members = (member(pending), theirs)
+            views.append(node.ask(w.Fold(Round(number), members)).state)
+            if node is shaken:
+                node.restart()
+                assert node.ask(w.Fold(Round(number), members)).state == views[-1]
+            check = node.ask(w.Check(Round(number), members)).state
+            finals.append(node.ask(w.Finalize(Round(number), members)).state)
+            assert check == finals[-1] == views[-1]
+            if node is shaken:
+                started = node.restart()
+                assert (started.final, started.state, started.pending) == (number, finals[-1], ())
+        assert views[0] == views[1]
+        assert finals[0] == finals[1]
+        other.ask(w.Finalize(Round(number), (theirs,)))
+    assert torch.equal(steady.residual(), shaken.residual())
+
+
+def test_work_in_the_final_set_is_sent_and_work_outside_it_returns_once(homes):
+    node, other = homes("a"), homes("b", OTHER)
+    kept, missed = node.train(0).pending, node.train(1).pending
+    before, payload = node.residual(), said(missed, node.residual())
+    theirs = member(other.train(1).pending, OTHER)
+    node.ask(w.Finalize(Round(0), (member(kept),)))
+    assert torch.equal(node.residual(), before)
+    node.ask(w.Finalize(Round(1), (theirs,)))
+    assert torch.equal(node.residual(), before + payload)
+    assert node.restart().pending == ()
+    assert torch.equal(node.residual(), before + payload)
+
+
+def test_another_payload_of_the_same_round_does_not_count_as_sent(homes):
+    """After an older generation was loaded a round may have been trained twice; one of them was announced."""
+    node, other = homes("a"), homes("b", OTHER)
+    mine = node.train(0).pending
+    before, payload = node.residual(), said(mine, node.residual())
+    node.ask(w.Finalize(Round(0), (member(other.train(0).pending, ME),)))
+    assert torch.equal(node.residual(), before + payload)
+
+
+def test_what_is_sent_and_what_is_kept_add_up_over_many_rounds(homes):
+    """e' + payload = β·e + Δ each round: with Δ measured from outside, nothing is lost or said twice."""
+    node, other = homes("a"), homes("b", OTHER)
+    for number in range(6):
+        old = node.residual() if number else None
+        pending = node.train(number).pending
+        payload = said(pending, node.residual())
+        total = node.residual() + payload
+        theirs = member(other.train(number).pending, OTHER)
+        is_in = number % 2 == 0
+        node.ask(w.Finalize(Round(number), (member(pending), theirs) if is_in else (theirs,)))
+        kept = node.residual()
+        assert torch.equal(kept + payload if is_in else kept, total)
+        if old is not None:
+            assert not torch.equal(kept, old)
+        other.ask(w.Finalize(Round(number), (member(pending), theirs) if is_in else (theirs,)))
+
+
+@pytest.mark.parametrize("part", ["spool", "state"])
+def test_a_full_disk_after_training_repeats_the_saving_only(homes, part):
+    node, twin = homes("a"), homes("b")
+    mend = blocked(node.path / part)
+    for _ in range(2):
+        with pytest.raises(DiskFault):
+            node.train(0)
+    mend()
+    trained = node.train(0)
+    assert node.steps == 0, "the steps were not taken again"
+    assert trained.pending.payload == twin.train(0).pending.payload
+    assert torch.equal(node.residual(), twin.residual())
+    assert len(node.restart().pending) == 1
+
+
+def test_a_round_that_became_final_while_the_disk_was_full_is_given_back_once(homes):
+    node, other = homes("a"), homes("b", OTHER)
+    node.train(0)
+    mend = blocked(node.path / "state")
+    with pytest.raises(DiskFault):
+        node.train(1)
+    theirs = [member(other.train(number).pending, OTHER) for number in range(3)]
+    for number in (0, 1):
+        for _ in range(2):
+            with pytest.raises(DiskFault):
+                node.ask(w.Finalize(Round(number), (theirs[number],)))
+    mend()
+    late = node.train(1).pending
+    node.ask(w.Finalize(Round(2), (theirs[2],)))
+    twin = homes("c")
+    first, second = twin.train(0).pending, twin.train(1).pending
+    assert late.payload == second.payload
+    expected = twin.residual() + said(first, twin.residual()) + said(second, twin.residual())
+    assert torch.allclose(node.residual(), expected, atol=1e-7)
+
+
+def test_a_finalize_that_could_not_be_saved_is_asked_again(homes):
+    node = homes("a")
+    members = (member(node.train(0).pending),)
+    state = node.ask(w.Check(Round(0), members)).state
+    mend = blocked(node.path / "state")
+    for _ in range(2):
+        with pytest.raises(DiskFault):
+            node.ask(w.Finalize(Round(0), members))
+    mend()
+    assert node.ask(w.Finalize(Round(0), members)).state == state
+    assert node.restart().final == 0
+
+
+def test_a_finalize_during_training_is_saved_with_the_round(homes):
+    node = homes("a")
+    first = member(node.train(0).pending)
+    node.ask(w.Fold(Round(0), (first,)))
+    steps = node.session.train(w.Train(Round(1), 0, 1))
+    next(steps)
+    node.ask(w.Finalize(Round(0), (first,)))
+    assert load_local(node.path / "state", SPEC.id).body.final == -1
+    (*_, trained) = steps
+    assert load_local(node.path / "state", SPEC.id).body.final == 0
+    assert node.restart().pending == (trained.pending,)
+
+
+def test_adopting_a_snapshot_settles_each_payload_once(homes):
+    ahead, node = homes("a", OTHER), homes("b")
+    pendings = [node.train(number).pending for number in range(2)]
+    before, lost = node.residual(), said(pendings[1], node.residual())
+    states: list[Digest] = []
+    for number in range(3):
+        members = [member(ahead.train(number).pending, OTHER)] + ([member(pendings[0])] if number == 0 else [])
+        states.append(ahead.ask(w.Finalize(Round(number), tuple(members))).state)
+    made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
+    adopt = w.Adopt(Round(2), made.path, states[2], (pendings[0].payload,))
+    mend = blocked(node.path / "state")
+    for _ in range(2):
+        with pytest.raises(DiskFault):
+            node.ask(adopt)
+    mend()
+    node.ask(adopt)
+    assert torch.equal(node.residual(), before + lost)
+    assert (node.restart().final, node.session.started().state) == (2, states[2])
+
+
+def test_a_snapshot_with_another_state_is_refused(homes):
+    ahead, node = homes("a", OTHER), homes("b")
+    ahead.ask(w.Finalize(Round(0), (member(ahead.train(0).pending, OTHER),)))
+    made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
+    with pytest.raises(DecodeError):
+        node.ask(w.Adopt(Round(0), made.path, digest(b"another"), ()))
+    assert node.session.started().final == -1
+
+
+def test_an_evaluation_names_the_view_that_it_measured(homes):
+    node = homes("a")
+    folded = node.ask(w.Fold(Round(0), (member(node.train(0).pending),)))
+    steps = node.session.train(w.Train(Round(1), 0, 1))
+    next(steps)
+    found = node.ask(w.Evaluate())
+    assert found.state == folded.state
+    assert found.val_bpb > 0
+    (*_, trained) = steps
+    twin = homes("b")
+    twin.ask(w.Fold(Round(0), (member(twin.train(0).pending),)))
+    assert trained.pending.payload == twin.train(1).pending.payload, "an evaluation leaves training as it was"
+
+
+def test_a_payload_that_vanished_is_a_fault_of_ours(homes):
+    node = homes("a")
+    pending = node.train(0).pending
+    Path(pending.path).unlink()
+    with pytest.raises(CorruptFault):
+        node.ask(w.Fold(Round(0), (member(pending),)))
+    assert node.restart().pending == (), "it is not offered again"
+
+
+@pytest.mark.parametrize(("tokens", "weight"), [(0, 1), (1, 1), (50, 32), (100, 64), (1000, 255)])
+def test_the_weight_is_the_share_of_the_nominal_tokens(tokens, weight):
+    assert weight_of(tokens, 100) == weight
