@@ -76,6 +76,7 @@ class Driver:
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._lease_at = -1e9
         self._members: dict[PeerId, MemberView] = {}
+        self._members_at = -1e9
         self._pending: tuple[w.Pending, ...] = ()
         self.synced = False
         self.worker_ready = False
@@ -174,11 +175,13 @@ class Driver:
             self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, held, self.now()))
 
     def on_leases(self) -> None:
-        """Some register changed."""
-        self.post(self._refresh_members)
+        """Something changed, a lease perhaps. What comes shortly after another change waits for the tick."""
+        if self.now() - self._members_at >= TICK_S:
+            self.post(self._refresh_members)
 
     def _refresh_members(self) -> None:
-        born = self.now() - self.spec.pace.lease_s
+        self._members_at = self.now()
+        born = self._members_at - self.spec.pace.lease_s
         members = {
             peer: MemberView(lease.activity, lease.round, round_half_s(born + left_s))
             for peer, (lease, left_s) in self._net.leases().items()

@@ -20,7 +20,8 @@ LAST_RETRY_S = 10.0
 ATTEMPT_S = 120.0
 PARALLEL = 8
 SMALL_BYTES = 1 << 20
-"""Up to this size the author alone is asked first: a download from many holders costs more than it saves."""
+"""Up to this size few peers are asked, the author first: many holders cost more than they save."""
+FEW = 3
 
 
 class BlobSource(Protocol):
@@ -135,9 +136,15 @@ class Payloads:
             self._on_disk(error)
 
     def _whom(self, author: PeerId, attempt: int) -> list[PeerId]:
-        """The author alone, then everybody. An author who is not connected is dialled at every other try."""
+        """The author; for what is large, or on a second try, others too, in turn.
+
+        An author who is not connected is dialled at every other try.
+        """
         near = self._blobs.neighbours()
         others = [peer for peer in near if peer != author]
+        if self._payload_bytes <= SMALL_BYTES:
+            first = FEW * attempt % max(1, len(others))
+            others = (others[first:] + others[:first])[:FEW]
         if author in near:
             return [author] if attempt == 0 and self._payload_bytes <= SMALL_BYTES else [author, *others]
         return [author, *others] if attempt % 2 or not others else others

@@ -78,6 +78,9 @@ class MemoryStream:
         self._wanted = 0
         self._unacknowledged = 0
         self._changed = Signal()
+        """Bytes came, or an end: what readers wait for."""
+        self._eased = Signal()
+        """The other side reads, or an end: what writers wait for."""
         self.partner: MemoryStream | None = None
 
     @property
@@ -113,7 +116,7 @@ class MemoryStream:
             part = bytes(view[start : start + PART_BYTES])
             while self._room() <= 0:
                 self._require_open(reading=False)
-                await self._changed.wait()
+                await self._eased.wait()
             self._require_open(reading=False)
             self._unacknowledged += len(part)
             self._traffic.up += len(part)
@@ -143,7 +146,7 @@ class MemoryStream:
         if not self._ended:
             self._ended = True
             self._on_end(self)
-            self._changed.fire()
+            self._wake_all()
 
     def deliver(self, part: bytes) -> None:
         """Bytes arrive."""
@@ -154,7 +157,11 @@ class MemoryStream:
     def hear_end(self) -> None:
         """The other side ended or reset; what it wrote before can still be read."""
         self._partner_ended = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         self._changed.fire()
+        self._eased.fire()
 
     def _post(self, part: bytes) -> None:
         partner = self.partner
@@ -174,7 +181,7 @@ class MemoryStream:
 
     def _partner_changed(self) -> None:
         if self.partner is not None:
-            self.partner._changed.fire()
+            self.partner._eased.fire()
 
     def _require_open(self, *, reading: bool) -> None:
         if self._ended:

@@ -1,7 +1,5 @@
 """The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
 
-import pytest
-
 from atoll.node import round
 from atoll.node.membership import MemberView
 from atoll.node.round_words import (

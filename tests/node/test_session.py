@@ -72,7 +72,9 @@ def homes(tmp_path: Path) -> Callable[[str], Home]:
 
 
 def member(pending: w.Pending, author: str = ME) -> w.Member:
-    return w.Member(digest(author.encode(), pending.payload), author, pending.weight, pending.payload, pending.path)
+    return w.Member(
+        digest(author.encode(), pending.payload), author, pending.weight, pending.payload, pending.path
+    )
 
 
 def said(pending: w.Pending, like: torch.Tensor) -> torch.Tensor:
@@ -163,7 +165,7 @@ def test_what_is_sent_and_what_is_kept_add_up_over_many_rounds(homes):
         assert torch.equal(kept + payload if is_in else kept, total)
         if old is not None:
             assert not torch.equal(kept, old)
-        other.ask(w.Finalize(Round(number), (member(pending), theirs) if is_in else (theirs,)))
+        other.ask(w.Finalize(Round(number), (theirs,)))
 
 
 @pytest.mark.parametrize("part", ["spool", "state"])

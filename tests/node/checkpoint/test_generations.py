@@ -222,7 +222,7 @@ print(json.dumps({"saves": last, "unfinished": unfinished}))
 
 def test_thirty_kills_leave_the_old_or_the_new_state(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", WRITER, str(tmp_path / "state")], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", WRITER, str(tmp_path / "state")], capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
