@@ -97,19 +97,26 @@ def _entry(state: FinalityState, event: EntrySeen) -> Out:
         return state, []
     book, fault = record(state.books.get(body.round, Book()), event.entry, event.author, body)
     state = replace(state, books={**state.books, body.round: book})
-    if body.round == state.last_final + 1 and isinstance(body, Prepare | Proposal) and _owns(state, event):
-        state = replace(state, top=max(state.top, body.ballot.attempt), since=state.now)
+    if body.round == state.last_final + 1 and isinstance(body, Prepare | Proposal):
+        state = replace(state, top=_top(book, state.acceptors))
+        if body.ballot.proposer == event.author and _counts(state, body.ballot):
+            state = replace(state, since=state.now)
     if not fault:
         return state, []
     return state, [ReportEquivocation(body.round, event.author, event.entry, fault)]
 
 
-def _owns(state: FinalityState, event: EntrySeen) -> bool:
-    """May this author open this ballot now? Ballots of others, and leaps into the far, must not delay ours."""
-    assert isinstance(event.body, Prepare | Proposal)
-    attempt = event.body.ballot.attempt
-    near = attempt <= state.top + len(state.acceptors)
-    return near and owner_of(state.acceptors, attempt) == event.body.ballot.proposer == event.author
+def _top(book: Book, acceptors: tuple[PeerId, ...]) -> int:
+    """Highest attempt that its owner opened in turn.
+
+    Ballots of others, and leaps into the far, must not delay ours. A leap over ballots that come later counts
+    as soon as they are here: the order of arrival makes no difference.
+    """
+    top = 0
+    for ballot in sorted({*(proposal.ballot for proposal in book.proposals.values()), *book.prepares}):
+        if ballot.attempt <= top + len(acceptors) and owner_of(acceptors, ballot.attempt) == ballot.proposer:
+            top = max(top, ballot.attempt)
+    return top
 
 
 def _counts(state: FinalityState, ballot: Ballot) -> bool:
@@ -166,15 +173,7 @@ def _next_round(state: FinalityState, authors: list[PeerId]) -> FinalityState:
         since=state.now,
         ripe_at=None,
     )
-    ballots = sorted({*(p.ballot for p in _book(done).proposals.values()), *_book(done).prepares})
-    top = 0
-    for ballot in ballots:
-        if (
-            ballot.attempt <= top + len(done.acceptors)
-            and owner_of(done.acceptors, ballot.attempt) == ballot.proposer
-        ):
-            top = ballot.attempt
-    return _ripen(replace(done, top=top))
+    return _ripen(replace(done, top=_top(_book(done), done.acceptors)))
 
 
 def _promise(state: FinalityState) -> Out:

@@ -500,3 +500,44 @@ def test_a_ballot_of_another_never_decides():
     for peer in ORDER:
         book, _ = record(book, digest(peer.encode()), peer, vote_for(entry, Ballot(0, SECOND)))
     assert decided(book, ORDER) is None
+
+
+@pytest.mark.parametrize("late_first", [True, False])
+def test_a_ballot_that_came_before_those_it_follows_counts_once_they_are_here(late_first):
+    """Feeds of different authors arrive in any order: a lagging member must promise in the end all the same."""
+    far, between = Prepare(Round(1), Ballot(8, FIRST)), Prepare(Round(1), Ballot(5, SECOND))
+    near = Prepare(Round(1), Ballot(4, FIRST))
+    node = Node(THIRD)
+    entries = [(FIRST, near), (FIRST, far), (SECOND, between)] if late_first else [(FIRST, far), (SECOND, between)]
+    for author, body in entries if late_first else [*entries, (FIRST, near)]:
+        node.hear(author, body)
+    while isinstance(node.appends()[-1], Promise) and node.state.appending is not None:
+        node.echo()
+    assert node.appends()[-1].ballot == Ballot(8, FIRST)
+
+
+def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():
+    """Two of four voted: any quorum names their set, so a ballot without its payloads would be opened in vain."""
+    node = Node(SECOND, knows=(FIRST, SECOND)).learn(THIRD, held=False)
+    two, three = names(FIRST, SECOND), names(FIRST, SECOND, THIRD)
+    node.feed(RoundClosed(Round(1), two)).feed(RoundClosed(Round(2), two))
+    entry = node.hear(FIRST, proposal(contributions=three))
+    assert node.find(FetchMissing)
+    for voter in (FIRST, THIRD):
+        node.hear(voter, vote_for(entry, Ballot(0, FIRST)))
+    for turn in range(1, 8):
+        node.feed(Tick(turn * PATIENCE_S))
+    assert node.appends() == []
+    node.feed(PayloadHeld(contribution(THIRD)[1].payload)).check(three)
+    assert node.appends() == [vote_for(entry, Ballot(0, FIRST))]
+
+
+def test_one_vote_that_a_quorum_can_do_without_does_not_hold_the_next_owner_back():
+    """The proposer died with the only copy of a payload that it had proposed: the others go on without it."""
+    node = Node(SECOND, knows=(SECOND, THIRD, FOURTH)).learn(FIRST, held=False)
+    rest = names(SECOND, THIRD, FOURTH)
+    node.feed(RoundClosed(Round(1), rest)).feed(RoundClosed(Round(2), rest))
+    entry = node.hear(FIRST, proposal())
+    node.hear(FIRST, vote_for(entry, Ballot(0, FIRST)))
+    node.feed(Tick(PATIENCE_S))
+    assert node.appends() == [Prepare(Round(1), Ballot(1, SECOND))]

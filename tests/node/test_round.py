@@ -375,3 +375,21 @@ def test_foreign_rounds_beyond_the_run_are_ignored():
 def test_payloads_beyond_the_open_window_are_not_fetched():
     node = Node(rounds=200, max_open_rounds=3).ready()
     assert not node.seen(A, 100, held=False).find(FetchPayload)
+
+
+def test_saved_work_is_not_trained_again_while_its_entry_is_on_the_way():
+    node = Node().ready(-1, pending_of(0))
+    assert node.state.phase is Phase.COLLECT
+    assert not node.find(StartTraining)
+    node.seen(ME, 0).fold()
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_work_that_ends_after_the_node_fell_behind_is_announced_late():
+    node = Node().ready().train(0).fold()
+    node.feed(Behind("fetching the model of round 5", node.now))
+    node.trained(1)
+    assert node.said == [Announce(pending_of(1))]
+    assert node.state.phase is Phase.CATCH_UP
+    node.ready(0)
+    assert (node.state.phase, node.state.round) == (Phase.COLLECT, 1), "it is not trained again"
