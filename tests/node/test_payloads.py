@@ -1,6 +1,7 @@
 """Getting payloads: from the author, else from others, again and again until they are held or not needed."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -166,7 +167,7 @@ def test_it_is_tried_for_ever_but_not_without_rest_until_its_round_is_final(play
 
     rig = play(story)
     times = [at for at, _ in rig.shelf.asked]
-    gaps = [round(b - a, 6) for a, b in zip(times, times[1:], strict=False)]
+    gaps = [round(b - a, 6) for a, b in itertools.pairwise(times)]
     assert gaps == sorted(gaps)
     assert LAST_RETRY_S <= gaps[-1] <= LAST_RETRY_S + 1
     assert rig.held == []
