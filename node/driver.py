@@ -209,9 +209,14 @@ class Driver:
         self.finals.worker_started(started)
 
     def on_worker_gone(self) -> None:
-        """The worker died; asks fail until on_started."""
+        """The worker died; asks fail until on_started, and the round waits: a fresh one may hold older rounds."""
         self.worker_ready = False
         self._lives += 1
+        self.post(self._end_life)
+
+    def _end_life(self) -> None:
+        if self.round.ready:
+            self.feed_round(rnd.Behind("the worker died and is being started again", self.now()))
 
     def on_progress(self, progress: w.Progress) -> None:
         """An inner step was made."""
@@ -273,8 +278,9 @@ class Driver:
                 self._put_lease()
                 self.feed_finality(fin.Idle(activity != "training", self.now()))
             case rnd.Finish():
+                if not self.finished:
+                    self.log.event("finished", rounds=self.spec.outer.rounds)
                 self.finished = True
-                self.log.event("finished", rounds=self.spec.outer.rounds)
 
     def _do_finality(self, action: fin.Action) -> None:
         match action:
@@ -317,7 +323,9 @@ class Driver:
             self.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
         p = pending
-        self._publish(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
+        entry = self._publish(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
+        if entry is not None:  # its echo may come after the next look
+            self._own[p.round] = entry.id
 
     def _publish(self, body: Body) -> Entry | None:
         try:

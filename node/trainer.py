@@ -42,6 +42,7 @@ MAX_BACKOFF_S = 30.0
 GIVE_UP_AFTER = 5
 """Deaths in a row without a trained round or an hour of life: the fault is ours, not the weather's."""
 HEALTHY_S = 3600.0
+WORKER = (sys.executable, "-m", "atoll.node.worker")
 
 
 class WorkerDied(errors.LocalFault):
@@ -67,7 +68,11 @@ class Trainer:
         on_started: Callable[[Started], Awaitable[None]],
         on_progress: Callable[[Progress], None],
         on_gone: Callable[[], None] = lambda: None,
+        *,
+        command: tuple[str, ...] = WORKER,
     ) -> None:
+        """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works."""
+        self._command = command
         self._start = start
         self._log = log
         self._on_started = on_started
@@ -150,7 +155,7 @@ class Trainer:
             log = self._log.open("ab")
         with log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "atoll.node.worker",
+                *self._command,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 start_new_session=True, limit=FRAME_MAX_BYTES + HEADER.size,
                 preexec_fn=die_with_parent(os.getpid()),
