@@ -266,7 +266,8 @@ class Driver:
             case rnd.Announce(pending):
                 self._announce(pending)
             case rnd.Discard(pending):
-                self.log.event("discarded", round=pending.round)
+                if pending.round not in self._own:
+                    self.log.event("discarded", round=pending.round)
             case rnd.FetchPayload(payload, author, number):
                 self._want(payload, author, number)
             case rnd.FoldRound():

@@ -16,12 +16,13 @@ import pytest
 from atoll.node.driver import Driver
 from atoll.node.network import SwarmNetwork
 from atoll.node.roundlog import RoundLog
+from atoll.node.trainer import WorkerDied
 from atoll.p2p.host import PeerAddress
 from atoll.p2p.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
 from atoll.protocols import worker as w
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import DecodeError
+from atoll.protocols.errors import AtollError, DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, digest
 from atoll.protocols.model import ModelSpec
@@ -74,6 +75,9 @@ class FakeWorker:
         self.open: dict[int, tuple[w.Member, ...]] = {}
         self.pending: tuple[w.Pending, ...] = ()
         self.trained: list[int] = []
+        self.lives = 0
+        self.refuses: AtollError | None = None
+        """Raised instead of every answer that needs the disk."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def started(self) -> w.Started:
@@ -84,12 +88,20 @@ class FakeWorker:
         return digest(self.state, *(set_state(b"", n, self.open[n]) for n in sorted(self.open)))
 
     async def ask(self, ask: w.Ask, kind: type[Any]) -> Any:
+        life = self.lives
         answer = await self._answer(ask)
+        if life != self.lives:
+            raise WorkerDied("the worker process ended")
         assert isinstance(answer, kind), answer
         return answer
 
     async def _answer(self, ask: w.Ask) -> w.Answer:
+        life = self.lives
         await asyncio.sleep(0.01)
+        if life != self.lives:
+            raise WorkerDied("the worker process ended")
+        if self.refuses is not None and not isinstance(ask, w.Evaluate):
+            raise self.refuses
         match ask:
             case w.Train():
                 return await self._train(ask)
@@ -97,6 +109,10 @@ class FakeWorker:
                 if Path(path).stat().st_size != PAYLOAD_BYTES:
                     raise DecodeError("not a payload")
                 return w.Verified()
+            case w.Fold(number, members) | w.Check(number, members) | w.Finalize(number, members) if any(
+                Path(member.path).stat().st_size != PAYLOAD_BYTES for member in members
+            ):
+                raise DecodeError("not a payload")
             case w.Fold(number, members):
                 if number > self.final:
                     self.open[number] = members
@@ -126,8 +142,10 @@ class FakeWorker:
         raise AssertionError(ask)
 
     async def _train(self, ask: w.Train) -> w.Trained:
-        base = self.view()
+        base, life = self.view(), self.lives
         await asyncio.sleep(self.train_s)
+        if life != self.lives:
+            raise WorkerDied("the worker process ended")
         data = random.Random(f"{self.me} {ask.round}").randbytes(PAYLOAD_BYTES)
         path = self.folder / f"{ask.round}.payload"
         path.write_bytes(data)
@@ -150,6 +168,14 @@ class Node:
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None
+
+    async def crash_worker(self, down_s: float) -> None:
+        """The worker dies now and is back after a while, as after an out-of-memory kill."""
+        assert self.driver is not None
+        self.worker.lives += 1
+        self.driver.on_worker_gone()
+        await asyncio.sleep(down_s)
+        await self.driver.on_started(self.worker.started())
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()

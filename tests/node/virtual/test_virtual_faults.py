@@ -1,0 +1,134 @@
+"""Whole nodes with faults of their own machine: workers that die, disks that fill up, payloads that rot."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from atoll.node.finals import SNAPSHOT_EVERY
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.errors import DiskFault, LocalFault
+
+Worlds = Callable[[int, int], object]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_worker_may_die_at_any_point(world, seed):
+    async def story() -> None:
+        luck = random.Random(seed)
+        async with world(10, 3) as w:
+            for number in range(3):
+                w.start(number)
+            await asyncio.sleep(1.0)
+            for _ in range(12):
+                await asyncio.sleep(luck.uniform(0.0, 14.0))
+                await w.nodes[luck.randrange(3)].crash_worker(luck.choice([0.0, 0.3, 3.0]))
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            for node in w.nodes.values():
+                assert len(node.worker.trained) == len(set(node.worker.trained)), "no round is trained twice"
+                assert len(node.worker.trained) >= 5
+
+    run_virtual(story())
+
+
+def test_a_disk_that_fills_up_is_told_and_waited_out(world):
+    async def story() -> None:
+        async with world(10, 3) as w:
+            for number in range(3):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 2)
+            sick = w.nodes[1]
+            sick.worker.refuses = DiskFault("no space left", hint="free some space")
+            await asyncio.sleep(120.0)
+            assert sick.task is not None
+            assert not sick.task.done(), "a full disk does not end a node"
+            assert sick.driver.trouble == "no space left; free some space"
+            assert w.nodes[0].worker.final > sick.worker.final, "the others go on"
+            sick.worker.refuses = None
+            await w.until(lambda: not sick.driver.trouble, 60.0)
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+
+    run_virtual(story())
+
+
+def test_a_payload_that_rots_is_fetched_again(world):
+    async def story() -> None:
+        async with world(8, 3) as w:
+            for number in range(3):
+                w.start(number)
+            node = w.nodes[2]
+
+            def held() -> list[Path]:
+                """Payloads of others in a round that was not folded yet."""
+                books = node.driver.round.books.values()
+                others = [known for book in books for known in book.values() if known.author != node.peer]
+                return [node.swarm.blobs.store.path(known.payload) for known in others if known.held]
+
+            await w.until(lambda: w.newest() >= 2)
+            await w.until(held)
+            for path in held():
+                path.write_bytes(b"rotten")
+            await w.until(w.all_final)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_payloads_and_snapshots_on_disk_stay_bounded(world):
+    async def story() -> None:
+        async with world(6 * SNAPSHOT_EVERY, 3) as w:
+            for number in range(3):
+                w.start(number)
+            await w.until(w.all_final)
+            for node in w.nodes.values():
+                store = node.swarm.blobs.store
+                snapshots = [blob for blob in store.blobs() if store.size(blob) < 100]
+                assert len(snapshots) == 2
+                assert len(store.blobs()) <= 2 + 3 * (2 * SNAPSHOT_EVERY)
+
+    run_virtual(story())
+
+
+def test_a_node_that_restarts_offers_a_snapshot_at_once(world):
+    """The run is over and everybody restarts: a newcomer must find the model."""
+
+    async def story() -> None:
+        async with world(2 * SNAPSHOT_EVERY + 2, 2) as w:
+            for number in range(2):
+                w.start(number)
+            await w.until(w.all_final)
+            for number in range(2):
+                await w.kill(number)
+                w.start(number)
+            late = w.start(7)
+            await w.until(w.all_final, 300.0)
+            assert late.worker.final == 2 * SNAPSHOT_EVERY + 1
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_state_that_is_not_the_final_one_ends_the_node_with_advice(world):
+    async def story() -> None:
+        async with world(4, 1) as w:
+            node = w.start(0)
+            await w.until(w.all_final)
+            await w.kill(0)
+            node.worker.state = bytes(32)
+            w.start(0)
+            await asyncio.wait([node.task])
+            fault = node.task.exception()
+            while isinstance(fault, BaseExceptionGroup):
+                fault = fault.exceptions[0]
+            assert "our fold gives 00000000" in str(fault)
+            assert "fetches a snapshot" in fault.hint
+            assert not isinstance(fault, LocalFault)
+
+    with pytest.raises(BaseExceptionGroup):
+        run_virtual(story())
