@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -266,8 +266,3 @@ def line(swarm: Swarm, known: list[dict[str, Any]]) -> str:
         f"round {best['round']:>3}/{swarm.spec.outer.rounds}  final {best['final']:>3}  val {loss} bits/byte  "
         f"{len(best['contributors'])} contributors  digest {best['digest'][:12] or '–'}  {len(known)} nodes"
     )
-
-
-def story_as_dict(story: Story) -> dict[str, Any]:
-    """For the report."""
-    return asdict(story)

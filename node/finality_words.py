@@ -85,7 +85,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. Needed at `wake_at(state)`; harmless at any time."""
+    """Time passed. The driver says so a few times a second; harmless at any time."""
 
     now: float
 
