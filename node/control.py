@@ -63,6 +63,7 @@ class ControlServer:
     def __init__(self, socket_path: Path, log_path: Path, operator: Operator) -> None:
         self._socket_path, self._log_path, self._operator = socket_path, log_path, operator
         self._open = 0
+        self._group: asyncio.TaskGroup | None = None
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `ready` is called once when the socket answers. Raises LocalFault.
@@ -71,28 +72,23 @@ class ControlServer:
         """
         listener = _bind(self._socket_path)
         try:
-            async with asyncio.TaskGroup() as group:
-                server = await asyncio.start_unix_server(
-                    lambda reader, writer: self._accept(group, reader, writer),
-                    sock=listener,
-                    limit=REQUEST_MAX_BYTES,
-                )
+            async with asyncio.TaskGroup() as self._group:
+                server = await asyncio.start_unix_server(self._accept, sock=listener, limit=REQUEST_MAX_BYTES)
                 try:
                     ready()
                     await asyncio.Event().wait()
                 finally:
+                    self._group = None  # a group that ends takes no task, and a connection may still arrive
                     server.close()
         finally:
             self._socket_path.unlink(missing_ok=True)
 
-    def _accept(
-        self, group: asyncio.TaskGroup, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        if self._open >= MAX_CONNECTIONS or not _same_user(writer):
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._group is None or self._open >= MAX_CONNECTIONS or not _same_user(writer):
             writer.transport.abort()
             return
         self._open += 1
-        group.create_task(self._session(reader, writer), name="control")
+        self._group.create_task(self._session(reader, writer), name="control")
 
     async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

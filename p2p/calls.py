@@ -87,11 +87,11 @@ class Calls:
 
     async def serve(self) -> None:
         """Own all streams that we open, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as self._group:
+        async with asyncio.TaskGroup() as self._group:
+            try:
                 await asyncio.get_running_loop().create_future()
-        finally:
-            self._group = None
+            finally:
+                self._group = None  # a group that ends takes no task
 
     async def call(
         self, peer: PeerId, method: str, request: Any, reply: type[Reply], *, max_bytes: int = MESSAGE_MAX_BYTES

@@ -108,9 +108,11 @@ class P2pdHost:
                 await self._start_first()
                 async with asyncio.TaskGroup() as self._group:
                     self._group.create_task(self._watch_peers())
-                    await self._supervise(ready)
+                    try:
+                        await self._supervise(ready)
+                    finally:
+                        self._group = None  # a group that ends takes no task, and streams may still arrive
             finally:
-                self._group = None
                 server.close()
                 await self._stop()
                 self._folder = None

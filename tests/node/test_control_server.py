@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -177,3 +178,24 @@ async def test_an_operator_that_does_not_read_is_dropped(tmp_path, monkeypatch):
 async def test_a_folder_that_is_gone_is_a_local_fault(tmp_path):
     with pytest.raises(LocalFault, match="cannot open the control socket"):
         await ControlServer(tmp_path / "no" / "control.sock", tmp_path / "log", Operator()).serve()
+
+
+async def test_a_connection_that_comes_while_the_server_ends_is_hung_up(tmp_path):
+    server, ready = ControlServer(tmp_path / "c.sock", tmp_path / "node.log", Operator()), asyncio.Event()
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=theirs)
+    operator_asks = b'{"v":1,"ask":{"type":"eval"}}\n'
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve(ready.set))
+        await ready.wait()
+        busy, session = await asyncio.open_unix_connection(str(tmp_path / "c.sock"))
+        session.write(operator_asks)
+        await asyncio.sleep(0.05)  # until the request is being served
+        serving.cancel()
+        await asyncio.sleep(0)  # the group ends, its session is still there
+        assert not serving.done()
+        server._accept(reader, writer)
+        assert writer.transport.is_closing()
+        assert not await busy.read()
+    session.close()
+    ours.close()
