@@ -3,18 +3,24 @@
 import asyncio
 import logging
 import sys
+import time
 from typing import Any
 
 import click
 import uvloop
 
+from atoll.cli.join import invited_run, keep, link_from, with_seeds
+from atoll.cli.network_options import network_options
 from atoll.cli.options import home_option
 from atoll.cli.panel import shown
-from atoll.cli.run_files import find_run, keep_run
+from atoll.cli.run_files import FoundRun, find_run
 from atoll.node.config import NodeConfig, load_config
 from atoll.node.daemon import Daemon
 from atoll.node.home import Home, hold_lock
+from atoll.node.invites import check_admission, kept_invite
 from atoll.node.logfile import log_handler
+from atoll.p2p.key_file import load_or_create
+from atoll.protocols.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -22,35 +28,57 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command()
+@click.argument("invite", required=False)
 @home_option
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
-@click.option("--seed", "seeds", multiple=True, metavar="MADDR", help="…/p2p/PEERID of a node to dial first.")
-@click.option("--listen", metavar="MADDR", help="For example /ip4/0.0.0.0/tcp/4710.")
+@network_options
 @click.option("--name", help="Shown in status.")
 @click.option("--data", metavar="PATH", help="The text of a run whose source is file:.")
 @click.option("--device", help="auto, cpu, cuda, cuda:N.")
 @click.option("--threads", type=int, help="CPU threads of the worker; 0: one per core.")
 @click.option("--eval-every", type=int, help="Rounds from one validation to the next.")
-@click.option("--dht/--no-dht", default=None, help="Look for peers in the DHT too.")
 @click.option("--log", type=click.Choice(LEVELS), help="What goes to the log file.")
+@click.option("--yes", is_flag=True, help="Join INVITE without asking; needed where stdin is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="A status a line, as JSON.")
 @click.option("--plain", is_flag=True, help="Plain lines on a terminal too.")
-def start(home: Home, wanted: str | None, as_json: bool, plain: bool, **flags: Any) -> None:
-    """Join a run and train until stopped. Ctrl-C stops in good order, twice at once."""
-    flags["seeds"] = list(flags["seeds"]) or None
+def start(
+    home: Home, invite: str | None, wanted: str | None, yes: bool, as_json: bool, plain: bool, **flags: Any
+) -> None:
+    """Join a run and train until stopped. Ctrl-C stops in good order, twice at once.
+
+    With INVITE (`atoll:…`, or - for stdin) it shows first what the run costs, and asks.
+    """
     config = load_config(home.config_toml, flags)
+    link = _link(invite, wanted)
+    found = find_run(home, wanted) if link is None else invited_run(home, config, link, yes=yes)
     with hold_lock(home):
-        found = find_run(home, wanted)
-        keep_run(home, found)
+        keep(home, found, link)
+        config = with_seeds(home, found, config)
+        _check_admitted(home, found)
         _begin_log(home, config)
         daemon = Daemon(home, config, found.data)
-        log.info("node starts in run %s (%s), listens on %s", found.spec.name, found.spec.id.hex(), config.listen)
+        log.info("node starts in run %s (%s)", found.spec.name, found.spec.id.hex())
         with (
             shown(home, as_json=as_json, plain=plain),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(daemon.run())
         log.info("node ended in good order")
+
+
+def _link(invite: str | None, wanted: str | None) -> str | None:
+    if invite is None:
+        return None
+    if wanted is not None:
+        raise ConfigError("an invite names its run", hint="drop --run")
+    return link_from(invite)
+
+
+def _check_admitted(home: Home, found: FoundRun) -> None:
+    """Refuse at once what peers would refuse. Who worked in the run before has shown its permit already."""
+    if not (home.run(found.spec.id) / "ledger.sqlite").exists():
+        me = load_or_create(home.identity).peer_id
+        check_admission(found.spec, me, kept_invite(home, found.spec.id), time.time())
 
 
 def _begin_log(home: Home, config: NodeConfig) -> None:

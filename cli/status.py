@@ -90,8 +90,17 @@ def facts(now: c.Status) -> Iterator[str]:
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
+    yield f"reach     {now.reachability}" + (f": {now.reachability_why}" if now.reachability_why else "")
+    if now.relay is not None:
+        yield f"relay     {relaying(now.relay)}"
     for maddr in now.addresses:
         yield f"address   {maddr}/p2p/{now.peer}"
+
+
+def relaying(use: c.RelayUse) -> str:
+    """What the node relays for others."""
+    today = f"{size(use.bytes_today)} of {size(use.bytes_per_day)} today"
+    return f"{use.circuits} circuits open, {use.circuits_served} served, {today}, {use.refused} refused"
 
 
 def _peer_cells(row: c.PeerRow) -> tuple[str, ...]:

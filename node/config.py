@@ -17,6 +17,7 @@ from atoll.protocols.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 MAX_SEEDS = 64
+MAX_PLACES = 8
 _MAX_BYTES = 1 << 20
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
@@ -30,8 +31,23 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     name: str = ""
     """Shown to the operator; empty: the tail of the PeerID."""
-    listen: str = "/ip4/0.0.0.0/tcp/0"
-    """Multiaddr; port 0 is picked when the node starts."""
+    listen: tuple[str, ...] = ()
+    """Multiaddrs; empty: every interface at `port`, by TCP and QUIC."""
+    port: int = 0
+    """0: picked at the first start and kept."""
+    announce: tuple[str, ...] = ()
+    """Multiaddrs that others are told instead of what the node finds out: for port forwards."""
+    port_map: bool = True
+    """Ask the router for a port by UPnP and NAT-PMP."""
+    relay: bool = False
+    """Relay for nodes behind routers that cannot be punched."""
+    relay_circuits: int = 256
+    """Streams relayed at once."""
+    relay_bytes_per_day: int = 20_000_000_000
+    relay_rate_bytes_s: float = 0.0
+    """Over all circuits; 0: no cap but those of the node."""
+    relay_only: bool = False
+    """Be reached through relays only: dial nobody but seeds, tell nobody where we are."""
     seeds: tuple[str, ...] = ()
     """`…/p2p/PEERID` multiaddrs of nodes to dial first."""
     data: str = ""
@@ -56,10 +72,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
         if not 1 <= self.eval_every <= 1 << 20:
             raise ConfigError(f"eval_every = {self.eval_every} is outside 1 … {1 << 20}")
-        if not _MADDR.fullmatch(self.listen) or "/p2p/" in self.listen:
-            raise ConfigError(
-                f"listen: {self.listen!r} is not a multiaddr", hint="for example /ip4/0.0.0.0/tcp/4710"
-            )
+        self._check_places()
         if len(self.seeds) > MAX_SEEDS:
             raise ConfigError(f"seeds: more than {MAX_SEEDS}")
         for maddr in self.seeds:
@@ -69,13 +82,31 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                     hint="for example /ip4/203.0.113.7/tcp/4710/p2p/12D3Koo…",
                 )
 
+    def _check_places(self) -> None:
+        for key, maddrs in (("listen", self.listen), ("announce", self.announce)):
+            for maddr in maddrs:
+                if not _MADDR.fullmatch(maddr) or "/p2p/" in maddr:
+                    raise ConfigError(
+                        f"{key}: {maddr!r} is not a multiaddr", hint="for example /ip4/0.0.0.0/tcp/4710"
+                    )
+            if len(maddrs) > MAX_PLACES:
+                raise ConfigError(f"{key}: more than {MAX_PLACES}")
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port = {self.port} is outside 0 … 65535")
+        if not (0 < self.relay_circuits <= 1 << 16 and self.relay_bytes_per_day >= 0):
+            raise ConfigError(f"relay_circuits = {self.relay_circuits} is outside 1 … {1 << 16}, or bytes < 0")
+        if not 0 <= self.relay_rate_bytes_s < 1e12:
+            raise ConfigError(f"relay_rate_bytes_s = {self.relay_rate_bytes_s} is outside 0 … 1e12")
+        if self.relay_only and (self.relay or self.announce):
+            raise ConfigError("relay_only cannot go with relay or announce", hint="drop one of them")
+
 
 def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:
     """The file at `path` (defaults where there is none) with `flags` over it. Raises ConfigError.
 
     A flag that is None was not given. `auto` and 0 are replaced by what this machine has.
     """
-    values = _read(path) | {key: value for key, value in (flags or {}).items() if value is not None}
+    values = _read(path) | {key: value for key, value in (flags or {}).items() if value not in (None, (), [])}
     try:
         config = to_struct(values, NodeConfig)
         config.check()

@@ -5,6 +5,7 @@ with its host. A second signal ends at once; kill −9 loses at most the round a
 """
 
 import asyncio
+import contextlib
 import random
 import signal
 import time
@@ -18,20 +19,22 @@ from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
 from atoll.node.roundlog import RoundLog
 from atoll.node.trainer import Trainer
+from atoll.node.transport import p2pd_host, route_host
 from atoll.p2p.dht import Dht
 from atoll.p2p.dht_pipe import ChildOptions
 from atoll.p2p.files import make_folder
 from atoll.p2p.key_file import load_or_create
 from atoll.p2p.peers import parse_seed
 from atoll.p2p.swarm import Swarm, SwarmOptions
-from atoll.p2p.transports.p2pd import P2pdHost
-from atoll.p2p.transports.p2pd_process import P2pdOptions
 from atoll.protocols import codec
-from atoll.protocols.errors import AtollError
+from atoll.protocols.errors import AtollError, PeerFault, Unreachable
+from atoll.protocols.ids import PeerId
 from atoll.protocols.run import open_run
 from atoll.protocols.worker import Start
 
 FINISH_POLL_S = 0.2
+ADDRESSES_S = 2.0
+"""Addresses in the status are refreshed so often."""
 
 
 class _Stopped(Exception):
@@ -50,8 +53,9 @@ class Daemon:
         folder = home.run(self.spec.id)
         make_folder(folder)
         me = self.identity.peer_id
-        self.host = P2pdHost(self.identity, P2pdOptions(listen=(config.listen,)))
         seeds = [parse_seed(seed) for seed in config.seeds]
+        self.base = p2pd_host(home, config, self.identity)
+        self.host = route_host(self.base, config, self.identity, self.spec.id, seeds, self._blame)
         options = SwarmOptions(run_file=run_file)
         dht = Dht(self.identity, self._dht_options, rng=random.Random()) if config.dht else None
         self.swarm = Swarm(self.host, self.identity, self.spec.id, folder, seeds, options=options, dht=dht)
@@ -111,6 +115,7 @@ class Daemon:
         control = ControlServer(self.home.control_socket, self.home.log, self.operator)
         group.create_task(control.serve(answering.set), name="control")
         await answering.wait()
+        group.create_task(self._watch_addresses(), name="addresses")
         group.create_task(self.driver.serve(), name="driver")
         await asyncio.sleep(0)
         group.create_task(self.net.carry(self.driver), name="carry")
@@ -118,7 +123,16 @@ class Daemon:
 
     def _dht_options(self) -> ChildOptions:
         """The DHT's child speaks through our p2pd. Raises LocalFault while there is none."""
-        return ChildOptions(control_socket=str(self.host.control_socket))
+        return ChildOptions(control_socket=str(self.base.control_socket))
+
+    def _blame(self, peer: PeerId, fault: PeerFault) -> None:
+        self.swarm.blame(peer, fault)
+
+    async def _watch_addresses(self) -> None:
+        while True:
+            with contextlib.suppress(Unreachable):  # p2pd restarts; the old ones come back
+                self.addresses = await self.host.addresses()
+            await asyncio.sleep(ADDRESSES_S)
 
     async def _wait_round(self) -> None:
         while self._finish_round and self.driver.is_busy():  # noqa: ASYNC110 - the machine has no waiters

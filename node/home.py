@@ -60,6 +60,11 @@ class Home:
         return self.root / "peers.json"
 
     @property
+    def port(self) -> Path:
+        """The port that was picked."""
+        return self.root / "port"
+
+    @property
     def runs(self) -> Path:
         """`NAME.run` files and one folder per run."""
         return self.root / "runs"

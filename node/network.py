@@ -88,7 +88,7 @@ class SwarmNetwork:
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """A payload or snapshot of `peer` broke the protocol."""
         if isinstance(error, PeerFault):
-            self._swarm.standings.blame(peer, error)
+            self._swarm.blame(peer, error)
 
     def bytes_moved(self) -> tuple[int, int, int, int]:
         """Totals since the start: up, down, blobs up as sent, blob contents up."""

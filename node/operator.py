@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atoll.node import round
 from atoll.node.round_words import Phase
@@ -69,7 +69,22 @@ class DaemonOperator:
             worker_restarts=d.trainer.statistics().restarts,
             host_restarts=moved.restarts,
             trouble=self._trouble(),
+            **self._network(),
         )
+
+    def _network(self) -> dict[str, Any]:
+        """How others reach us, and whom we relay for."""
+        routes = self._daemon.host.routes()
+        relay = routes.relay
+        return {
+            "reachability": routes.reach,
+            "reachability_why": routes.why,
+            "observed": routes.observed,
+            "relaying": relay is not None,
+            "relay": c.RelayUse(**asdict(relay)) if relay else None,
+            "clock_ahead_s": routes.clock_ahead_s,
+            "seeds": self._daemon.swarm.discovery_table(),
+        }
 
     async def peers(self) -> Sequence[c.PeerRow]:
         """All known peers."""

@@ -32,6 +32,7 @@ from atoll.p2p.host import (
 )
 from atoll.p2p.ledger.store import Equivocation, Ledger, Quota
 from atoll.p2p.ledger.sync import LedgerSync
+from atoll.p2p.pulse import Pulse
 from atoll.p2p.register_exchange import RegisterExchange
 from atoll.p2p.registers import Registers, next_epoch
 from atoll.p2p.repair import Repair
@@ -53,7 +54,7 @@ _PASSED_ON = 64
 _DHT_FIND_S = 60.0
 _DHT_ANNOUNCE_S = 200.0
 _DHT_DEADLINE_S = 60.0
-_PROBE_S = 15.0
+_CONNECT_S = 15.0
 
 
 class SwarmOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,25 +116,25 @@ class Swarm:
         self._dht = dht
         self._bells: list[Bell] = []
         self._connections: dict[PeerId, Connection | None] = {}
-        self._rtt_s: dict[PeerId, float] = {}
+        self._group: asyncio.TaskGroup | None = None
         self.local_fault: LocalFault | None = None
         """Newest failure to store what peers sent; None when the last attempt worked."""
         self.standings = Standings(now)
         self.ledger = Ledger(home / "ledger.sqlite", run, self._options.quota)
         self.registers = Registers(run, identity, next_epoch(home / "epoch"))
-        self.calls = Calls(host, run, agent=self._options.agent, on_fault=self._blame)
-        self.blobs = Blobs(host, BlobStore(home / "blobs"), self._blame)
+        self.calls = Calls(host, run, agent=self._options.agent, on_fault=self.blame)
+        self.blobs = Blobs(host, BlobStore(home / "blobs"), self.blame)
         self.gossip = Gossip(self.calls, self.neighbours, now, self._rng)
         self.gossip.join("entry", self._hear_entry, max_bytes=ENTRY_MAX_BYTES)
         self.gossip.join("register", self._hear_register, max_bytes=REGISTER_MAX_BYTES)
         self.discovery = Discovery(
             *(host, seeds, home / "peers.json"), now=now, rng=self._rng, target=self._options.target
         )
-        self.calls.register("ping", bytes, bytes, _pong, max_bytes=64)
+        self.pulse = Pulse(self.calls, self.neighbours, now, self.blame, self._on_silent)
         self._repair = Repair(
-            LedgerSync(self.ledger, self.calls, self._on_fresh, self._blame),
+            LedgerSync(self.ledger, self.calls, self._on_fresh, self.blame),
             RegisterExchange(self.registers, self.calls, now, self._on_pulled),
-            *(self.neighbours, self._rng, self._blame, self._on_local_fault),
+            *(self.neighbours, self._rng, self.blame, self._on_local_fault),
         )
 
     async def serve(self, ready: Callable[[], None]) -> None:
@@ -147,6 +148,7 @@ class Swarm:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._host.serve(up.set))
                 await up.wait()
+                self._group = group
                 group.create_task(self.calls.serve())
                 group.create_task(self._follow(events))
                 group.create_task(self._repair.serve())
@@ -154,13 +156,17 @@ class Swarm:
                 group.create_task(self._tell_addresses())
                 group.create_task(self._expire())
                 group.create_task(self._poll_connections())
-                group.create_task(self._probe())
+                group.create_task(self.pulse.serve())
                 if self._dht is not None:
                     group.create_task(self._dht.serve())
                     group.create_task(self._announce_in_dht(self._dht))
                     group.create_task(self._find_in_dht(self._dht))
                 await asyncio.sleep(0)
                 ready()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    self._group = None  # a group that ends takes no task
         finally:
             self.ledger.close()
 
@@ -255,7 +261,7 @@ class Swarm:
             connection.maddr if connection else "".join(best),
             tuple(sorted(set(known.maddrs.values()))) if known else (),
             0.0 if is_connected else None if seen is None else self._now() - seen,
-            self._rtt_s.get(peer),
+            self.pulse.rtt_s.get(peer),
             *self.blobs.bytes_of(peer),
             standing.faults,
             standing.last or (known.last_error if known else ""),
@@ -284,7 +290,7 @@ class Swarm:
         return bool(done.fresh or done.forks)
 
     def _on_fork(self, sender: PeerId, fork: Equivocation) -> None:
-        self._blame(fork.author, fork)
+        self.blame(fork.author, fork)
         # The proof travels by exchange; the sender is the one who may not have it.
         self._repair.ask(sender)
 
@@ -319,7 +325,8 @@ class Swarm:
         self.local_fault = fault
         self._ring()
 
-    def _blame(self, peer: PeerId, fault: PeerFault) -> None:
+    def blame(self, peer: PeerId, fault: PeerFault) -> None:
+        """A peer broke the protocol."""
         log.warning("peer %s: %s", short(peer), fault.line())
         if self.standings.blame(peer, fault):
             self._ring()
@@ -351,7 +358,7 @@ class Swarm:
         if peer not in self._connections:
             return
         del self._connections[peer]
-        self._rtt_s.pop(peer, None)
+        self.pulse.forget(peer)
         self.gossip.forget(peer)
         self.discovery.on_disconnected(peer)
         self._ring()
@@ -379,20 +386,16 @@ class Swarm:
             log.debug("%s: %s", short(peer), error)
         self.discovery.book.keep_away(peer, standing.last, standing.away_until)
 
-    async def _probe(self) -> None:
-        """Round-trip times, one peer after the other."""
-        while True:
-            for peer in self.neighbours():
-                started = self._now()
-                try:
-                    async with asyncio.timeout(_PROBE_S):
-                        await self.calls.call(peer, "ping", b"", bytes, max_bytes=64)
-                    self._rtt_s[peer] = self._now() - started
-                except PeerFault as fault:
-                    self._blame(peer, fault)
-                except (Unreachable, TimeoutError):
-                    self._rtt_s.pop(peer, None)
-            await asyncio.sleep(_PROBE_S)
+    def _on_silent(self, peer: PeerId) -> None:
+        if self._group is not None:
+            self._group.create_task(self._hang_up(peer))
+
+    async def _hang_up(self, peer: PeerId) -> None:
+        try:
+            await self._host.disconnect(peer)
+        except Unreachable as error:
+            log.debug("%s: %s", short(peer), error)
+        self._went(peer)
 
     async def _tell_addresses(self) -> None:
         """Publish our own addresses when they change, and before they die."""
@@ -419,7 +422,7 @@ class Swarm:
         if known is None or not known.maddrs:
             return
         try:
-            async with asyncio.timeout(_PROBE_S):
+            async with asyncio.timeout(_CONNECT_S):
                 await self._host.connect(known.address)
         except (Unreachable, TimeoutError) as error:
             log.debug("%s: %s", short(peer), error)
@@ -445,7 +448,3 @@ class Swarm:
                 log.debug("nothing found in the DHT: %s", error)
             lonely = not self._connections
             await asyncio.sleep((_POLL_S if lonely else _DHT_FIND_S) * self._rng.uniform(0.5, 1.5))
-
-
-async def _pong(peer: PeerId, request: bytes) -> bytes:
-    return request

@@ -74,6 +74,21 @@ Ask: TypeAlias = GetStatus | Watch | GetPeers | GetRounds | GetLogs | StopNode |
 # --- answers --------------------------------------------------------------------------------------
 
 
+class RelayUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node relays for others."""
+
+    circuits: int
+    """Open now."""
+    circuits_served: int
+    bytes_relayed: int
+    """Since the start of the daemon."""
+    bytes_today: int
+    bytes_per_day: int
+    """The cap of `bytes_today`."""
+    refused: int
+    """Circuits that a cap or an absent target refused."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """One node now. Unknown numbers are null, never zero."""
 
@@ -132,6 +147,18 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Times that the network's own process died and came back."""
     trouble: str = ""
     """A fault that waits for the operator, with what to do; empty when all is well."""
+    reachability: str = "unknown"
+    """`public`, `punchable`, `relay-only`, `unknown`."""
+    reachability_why: str = ""
+    observed: tuple[str, ...] = ()
+    """Where peers see our connections come from."""
+    relaying: bool = False
+    """This node relays for others."""
+    relay: RelayUse | None = None
+    clock_ahead_s: float | None = None
+    """Median of how far peers' clocks are ahead of ours."""
+    seeds: dict[str, str] = {}
+    """Each seed, and the DHT, with its state."""
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,14 @@ REGISTER = Wire("register", newest=1, oldest=1)
 """Format of ephemeral registers. 1: first."""
 PAYLOAD = Wire("payload", newest=1, oldest=1)
 """Format of pseudo-gradient payloads. 1: first."""
+NAT = Wire("nat", newest=1, oldest=1)
+"""Observed addresses, dial-back, punching through a rendezvous. 1: first."""
+RELAY = Wire("relay", newest=1, oldest=1)
+"""A peer asks a relay for a circuit to another. 1: first."""
+CIRCUIT = Wire("circuit", newest=1, oldest=1)
+"""A relay brings a circuit to its target; TLS between the two ends. 1: first."""
+RUN = Wire("run", newest=1, oldest=1)
+"""The signed RunSpec of a run id, for peers that are no members yet. 1: first."""
 WORKER = Wire("worker", newest=1, oldest=1)
 """Daemon <-> worker pipe. 1: first."""
 CONTROL = Wire("control", newest=1, oldest=1)

@@ -13,6 +13,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Collection
+from typing import Literal
 
 from atoll.p2p.host import PeerAddress
 from atoll.p2p.transports.handling import OnFault, log_fault
@@ -22,6 +23,10 @@ from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import PeerId, short
 
 __all__ = ["MemoryHost", "MemoryNetwork", "Quality"]
+
+Router = Literal["port-keeping", "symmetric"]
+HOLE_S = 30.0
+"""A router forgets a hole through which nothing passed for so long."""
 
 
 class MemoryNetwork:
@@ -44,6 +49,8 @@ class MemoryNetwork:
         self._by_address: dict[str, MemoryHost] = {}
         self._ways: dict[tuple[PeerId, PeerId], Way] = {}
         self._numbers = itertools.count(1)
+        self._routers: dict[PeerId, Router] = {}
+        self._knocks: dict[tuple[PeerId, PeerId], float] = {}
 
     def host(self, peer: PeerId, *, on_fault: OnFault = log_fault) -> MemoryHost:
         """A new host; one that served under the same PeerID before is replaced. Raises LocalFault if it lives."""
@@ -57,6 +64,29 @@ class MemoryNetwork:
     def set_link(self, a: PeerId, b: PeerId, quality: Quality) -> None:
         """Both directions between `a` and `b`, from now on."""
         self.way(a, b).quality = self.way(b, a).quality = quality
+
+    def put_behind(self, peer: PeerId, router: Router) -> None:
+        """From now on `peer` is behind a router of its own."""
+        self._routers[peer] = router
+
+    def knock(self, source: PeerId, target: PeerId) -> bool:
+        """`source` sends a first packet to `target`; whether the routers let it in.
+
+        A port-keeping router lets a stranger in while its host has sent something to that stranger; a symmetric
+        one shows each stranger another port, so that nobody can answer but those whom its host dialled.
+        """
+        now = asyncio.get_running_loop().time()
+        self._knocks[source, target] = now
+        router = self._routers.get(target)
+        if router is None:
+            return True
+        is_open = now - self._knocks.get((target, source), -math.inf) <= HOLE_S
+        return is_open and "symmetric" not in (router, self._routers.get(source))
+
+    def is_public(self, maddr: str) -> bool:
+        """Whether a stranger's first packet to this address is answered."""
+        host = self._by_address.get(maddr)
+        return host is not None and host.alive and host.peer_id not in self._routers
 
     def cut(self, side: Collection[PeerId], other: Collection[PeerId]) -> None:
         """Nothing passes between the two sides; after `silence_s` their connections break."""

@@ -20,6 +20,8 @@ from atoll.p2p.transports.memory_stream import MemoryStream, Traffic
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, short
 
+RESEND_S = 0.25
+
 
 class Network(Protocol):
     """What a host asks of the network around it; `MemoryNetwork` is one."""
@@ -31,6 +33,9 @@ class Network(Protocol):
 
     def find(self, address: PeerAddress) -> "MemoryHost | None":
         """The living host that answers there under that name."""
+
+    def knock(self, source: PeerId, target: PeerId) -> bool:
+        """`source` sends a first packet to `target`; whether the routers between them let it in."""
 
     def living(self, peer: PeerId) -> "MemoryHost | None":
         """The host named `peer`, unless it is dead."""
@@ -96,6 +101,8 @@ class MemoryHost:
         if address.peer == self._peer:
             raise Unreachable("dial to self")
 
+        await self._get_in(address.peer)
+
         def greet() -> bool:
             target = self._network.find(address)
             if target is not None:
@@ -113,6 +120,15 @@ class MemoryHost:
                 self._tell_loss(address.peer)
             raise
         self.gain(address.peer)
+
+    async def _get_in(self, peer: PeerId) -> None:
+        """Send first packets until the other side's router lets one in. Raises Unreachable."""
+        try:
+            async with asyncio.timeout(self._network.silence_s):
+                while not self._network.knock(self._peer, peer) and peer not in self._links:
+                    await asyncio.sleep(RESEND_S)
+        except TimeoutError as error:
+            raise Unreachable(f"{short(peer)} does not answer") from error
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to a peer."""

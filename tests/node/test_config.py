@@ -23,7 +23,7 @@ def write(tmp_path: Path):
 
 def test_no_file_is_all_defaults(tmp_path):
     config = load_config(tmp_path / "config.toml")
-    assert config.listen == "/ip4/0.0.0.0/tcp/0"
+    assert config.listen == ()
     assert config.seeds == ()
     assert config.device in ("cpu", "cuda"), "auto is decided"
     assert config.threads >= 1, "0 is replaced by the cores"
@@ -43,8 +43,8 @@ def test_flags_win_over_the_file_and_absent_flags_do_not(write):
         ('threads = "two"', "(key threads)"),
         ("threads = -1", "threads = -1 is outside 0"),
         ("eval_every = 0", "eval_every = 0 is outside 1"),
-        ('listen = "0.0.0.0:4710"', "is not a multiaddr"),
-        ('listen = "/ip4/1.2.3.4/tcp/1/p2p/12D3KooW"', "is not a multiaddr"),
+        ('listen = ["0.0.0.0:4710"]', "is not a multiaddr"),
+        ('listen = ["/ip4/1.2.3.4/tcp/1/p2p/12D3KooW"]', "is not a multiaddr"),
         ('seeds = ["/ip4/1.2.3.4/tcp/1"]', "does not end in /p2p/PEERID"),
         ('device = "tpu"', "device 'tpu' is not one of"),
         ('log = "loud"', "(key log)"),

@@ -1,0 +1,26 @@
+"""Options of `start` about the network, shared so that they read the same wherever they are needed."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--seed", "seeds", multiple=True, metavar="MADDR", help="…/p2p/PEERID of a node to dial first."),
+    click.option("--port", type=int, help="Listen here by TCP and QUIC; 0: pick one, and keep it."),
+    click.option("--listen", multiple=True, metavar="MADDR", help="Instead of --port: /ip4/0.0.0.0/tcp/4710."),
+    click.option("--announce", multiple=True, metavar="MADDR", help="Tell others this, after a port forward."),
+    click.option("--port-map/--no-port-map", default=None, help="Ask the router for a port (UPnP, NAT-PMP)."),
+    click.option("--relay/--no-relay", default=None, help="Relay for nodes that nobody reaches otherwise."),
+    click.option("--relay-only/--no-relay-only", default=None, help="Through relays only; hide the address."),
+    click.option("--dht/--no-dht", default=None, help="Look for peers in the DHT too."),
+)
+
+
+def network_options(command: F) -> F:
+    """All of them; the command receives their values by the names of NodeConfig's keys."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,79 @@
+"""Does a libp2p node answer at this address? A fresh socket of ours asks, as a stranger would.
+
+TCP: the multistream-select header. QUIC: a long-header packet of a version that nobody speaks is answered with
+Version Negotiation (RFC 9000 §6), which costs the other side nothing. No identity is proved: whoever dials later
+checks that.
+"""
+
+import asyncio
+import os
+import socket
+from typing import Final
+
+from atoll.p2p.nat.reach import Endpoint, endpoint_of
+from atoll.protocols.errors import Unreachable
+
+PROBE_S: Final = 4.0
+_UDP_TRIES: Final = 3
+_MULTISTREAM: Final = b"\x13/multistream/1.0.0\n"
+_GREASE_VERSION: Final = bytes.fromhex("1a2a3a4a")
+_MIN_INITIAL_BYTES: Final = 1200
+
+
+async def answers(maddr: str) -> bool:
+    """Whether somebody speaks libp2p at `maddr`; a kind of address that we cannot ask counts as no."""
+    endpoint = endpoint_of(maddr)
+    if endpoint is None:
+        return False
+    try:
+        async with asyncio.timeout(PROBE_S):
+            return await (_tcp(endpoint) if endpoint.transport == "tcp" else _quic(endpoint))
+    except (OSError, TimeoutError, Unreachable, asyncio.IncompleteReadError):
+        return False
+
+
+async def _tcp(endpoint: Endpoint) -> bool:
+    reader, writer = await asyncio.open_connection(endpoint.ip, endpoint.port)
+    try:
+        writer.write(_MULTISTREAM)
+        return await reader.readexactly(len(_MULTISTREAM)) == _MULTISTREAM
+    finally:
+        writer.transport.abort()
+
+
+class _Echo(asyncio.DatagramProtocol):
+    def __init__(self) -> None:
+        self.heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        if not self.heard.done():
+            self.heard.set_result(data)
+
+    def error_received(self, exc: Exception) -> None:
+        if not self.heard.done():
+            self.heard.set_exception(Unreachable(str(exc)))
+
+
+async def _quic(endpoint: Endpoint) -> bool:
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in endpoint.ip else socket.AF_INET
+    transport, echo = await loop.create_datagram_endpoint(
+        _Echo, remote_addr=(endpoint.ip, endpoint.port), family=family
+    )
+    ids = os.urandom(16)
+    head = b"\xc0" + _GREASE_VERSION + b"\x08" + ids[:8] + b"\x08" + ids[8:]
+    try:
+        for _ in range(_UDP_TRIES):
+            transport.sendto(head + bytes(_MIN_INITIAL_BYTES - len(head)))
+            done, _ = await asyncio.wait((echo.heard,), timeout=PROBE_S / (_UDP_TRIES + 1))
+            if done:
+                return _is_version_negotiation(echo.heard.result(), ids)
+        return False
+    finally:
+        transport.close()
+
+
+def _is_version_negotiation(data: bytes, ids: bytes) -> bool:
+    """Version 0, and our connection ids the other way round."""
+    swapped = b"\x08" + ids[8:] + b"\x08" + ids[:8]
+    return len(data) >= 23 and data[0] & 0x80 == 0x80 and data[1:5] == bytes(4) and data[5:23] == swapped

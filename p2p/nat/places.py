@@ -1,0 +1,55 @@
+"""Multiaddrs of a peer sorted by what they are good for, and our own in the order in which others should try."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.p2p.nat.reach import endpoint_of, is_global
+from atoll.protocols.ids import PeerId
+
+PUBLISHED = 16
+CIRCUITS = 4
+_CIRCUIT = "/p2p-circuit"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a peer may be met."""
+
+    direct: tuple[str, ...]
+    through: Mapping[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    """Peer that it is connected to -> where that one may be dialled; empty where it is not said."""
+
+
+def split(maddrs: Sequence[str]) -> Places:
+    """Direct addresses and circuits (`…/p2p/RELAY/p2p-circuit`) apart."""
+    direct = []
+    through: dict[PeerId, tuple[str, ...]] = {}
+    for maddr in maddrs:
+        if not maddr.endswith(_CIRCUIT):
+            direct.append(maddr)
+            continue
+        where, _, relay = maddr.removesuffix(_CIRCUIT).rpartition("/p2p/")
+        known = through.get(PeerId(relay), ())
+        through[PeerId(relay)] = (*known, where) if where and where not in known else known
+    return Places(tuple(direct), through)
+
+
+def circuits_through(dialled: Mapping[PeerId, str]) -> tuple[str, ...]:
+    """Circuit addresses of ours through public peers that we dialled there."""
+    return tuple(f"{maddr}/p2p/{peer}{_CIRCUIT}" for peer, maddr in list(dialled.items())[:CIRCUITS])
+
+
+def publishable(listen: Sequence[str], reached: Sequence[str], circuits: Sequence[str]) -> tuple[str, ...]:
+    """Confirmed addresses first, then circuits, then those of our own network; loopback only where all is.
+
+    A global listen address that no peer could dial back stays in: a firewall may let others through.
+    """
+    far = [maddr for maddr in listen if not _is_loopback(maddr)]
+    own = far or listen
+    ordered = (*reached, *filter(is_global, own), *circuits, *own)
+    return tuple(dict.fromkeys(ordered))[:PUBLISHED]
+
+
+def _is_loopback(maddr: str) -> bool:
+    endpoint = endpoint_of(maddr)
+    return endpoint is not None and (endpoint.ip.startswith("127.") or endpoint.ip == "::1")

@@ -1,0 +1,430 @@
+"""A host that reaches peers behind NATs: direct, else through a punched hole, else through a relay.
+
+It wraps any host and is one itself, so that nothing above it knows the difference. A peer is connected while a
+direct connection or a held circuit exists; new streams take the direct one as soon as there is one, and relayed
+peers are punched again now and then.
+"""
+
+import asyncio
+import logging
+import random
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from atoll.p2p.host import (
+    Connection,
+    Handler,
+    Host,
+    HostEvent,
+    HostRestarted,
+    HostStatistics,
+    Path,
+    PeerAddress,
+    PeerConnected,
+    PeerDisconnected,
+    Stream,
+)
+from atoll.p2p.nat import dialback
+from atoll.p2p.nat.asks import Answers, Clocks, Probe
+from atoll.p2p.nat.circuit import CircuitEnd, open_circuit
+from atoll.p2p.nat.holds import HOLD_PROTOCOL, Holds
+from atoll.p2p.nat.places import Places, circuits_through, publishable, split
+from atoll.p2p.nat.punch import Puncher
+from atoll.p2p.nat.race import first
+from atoll.p2p.nat.reach import is_global
+from atoll.p2p.nat.relay import Relay, RelayLimits, RelayStatistics
+from atoll.p2p.nat.secure import SecureStream
+from atoll.p2p.nat.survey import Survey
+from atoll.p2p.nat.tls import Credentials
+from atoll.p2p.transports.events import Announcer, Subscription
+from atoll.p2p.transports.handling import OnFault, log_fault
+from atoll.protocols import nat as n
+from atoll.protocols.errors import Unreachable
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId, RunId, short
+
+log = logging.getLogger(__name__)
+
+RELAY_AFTER_S = 1.5
+"""Direct dials and punches get this head start; a relay is asked at once when they have failed."""
+RELAY_S = 8.0
+FIRST_UPGRADE_S = 3.0
+MAX_UPGRADE_S = 600.0
+GRACE_S = 20.0
+"""After an upgrade, relayed streams may end by themselves for so long."""
+RENDEZVOUS = 3
+_TICK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOptions:
+    """Local choices."""
+
+    announce: tuple[str, ...] = ()
+    """Published instead of everything that we find out; for hosts behind a port forward that nobody can probe."""
+    relay: RelayLimits | None = None
+    """Relay for others inside these limits; None: do not."""
+    relay_only: bool = False
+    """Dial nobody but `trusted` peers, announce no address, punch no holes."""
+    trusted: frozenset[PeerId] = frozenset()
+    """Seeds: dialled directly even with `relay_only`."""
+    is_outside: Callable[[str], bool] = is_global
+    """Whether an address could be dialled from anywhere; simulations have their own."""
+    probe: Probe = dialback.answers
+
+
+@dataclass(frozen=True, slots=True)
+class RouteStatistics:
+    """For the status page."""
+
+    reach: n.Reach
+    why: str
+    observed: tuple[str, ...]
+    relay: RelayStatistics | None
+    clock_ahead_s: float | None
+    """Median of how far peers' clocks are ahead of ours."""
+
+
+class RouteHost:
+    """See `atoll.p2p.host.Host`."""
+
+    def __init__(
+        self,
+        base: Host,
+        identity: Identity,
+        run: RunId,
+        options: RouteOptions | None = None,
+        *,
+        clocks: Clocks | None = None,
+        rng: random.Random | None = None,
+        on_fault: OnFault = log_fault,
+    ) -> None:
+        """`base`: the transport; this wrapper owns its `serve`."""
+        self._base, self._run = base, run
+        self._options = options or RouteOptions()
+        self._clocks = clocks or Clocks()
+        self._rng = rng or random.SystemRandom()
+        self._handlers: dict[str, Handler] = {}
+        self._announcer = Announcer()
+        self._group: asyncio.TaskGroup | None = None
+        self._direct: set[PeerId] = set()
+        self._punched: set[PeerId] = set()
+        self._connected: set[PeerId] = set()
+        self._dialled: dict[PeerId, str] = {}
+        """Peers that we dialled at an outside address: relays and rendezvous for those who want us."""
+        self._upgrades: dict[PeerId, tuple[float, float]] = {}
+        self._circuits: weakref.WeakSet[SecureStream] = weakref.WeakSet()
+        self._credentials = Credentials(identity)
+        self.survey = Survey(
+            *(base, run, lambda: self._direct, self._clocks),
+            relay_only=self._options.relay_only,
+            is_outside=self._options.is_outside,
+        )
+        self._puncher = Puncher(base, run, identity, self.claims, self._rng)
+        self._holds = Holds(base, run, self._credentials, self._clocks.now, self._on_hold)
+        self._relay = Relay(base, run, self._options.relay, self._clocks.now) if self._options.relay else None
+        Answers(base, run, self, self._options.probe, self._clocks)
+        CircuitEnd(base, run, self._credentials, self._handlers, on_fault)
+        self._handlers[HOLD_PROTOCOL] = self._holds.answer
+
+    # --- Host ---------------------------------------------------------------------------------------
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our PeerID."""
+        return self._base.peer_id
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Serve the base, and everything that keeps routes good, until cancelled."""
+        events = self._base.events()
+        up = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._base.serve(up.set))
+                await up.wait()
+                self._group = group
+                group.create_task(self._follow(events))
+                group.create_task(self.survey.serve())
+                group.create_task(self._upgrade())
+                ready()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    self._group = None  # a group that ends takes no task
+        finally:
+            self._announcer.end()
+
+    async def addresses(self) -> tuple[str, ...]:
+        """What others may dial: our own addresses, and circuits through public peers. Raises Unreachable."""
+        if self._options.announce:
+            return self._options.announce
+        through = {} if self.survey.verdict.reach == "public" else self._dialled
+        circuits = circuits_through(through)
+        if self._options.relay_only:
+            return circuits
+        return publishable(await self._base.addresses(), self.survey.reached(), circuits)
+
+    async def connect(self, address: PeerAddress) -> None:
+        """Connect by the best way that works. Raises Unreachable with what failed on each way."""
+        if address.peer in self._direct:
+            return
+        places = split(address.maddrs)
+        ways: dict[str, tuple[float, Callable[[], Awaitable[None]]]] = {}
+        may_dial = not self._options.relay_only or address.peer in self._options.trusted
+        if places.direct and may_dial:
+            ways["direct"] = (0.0, lambda: self._dial(address.peer, places.direct))
+        helpers = self._helpers(places)
+        if helpers and not self._options.relay_only:
+            ways["punched"] = (0.0, lambda: self._punch(address.peer, places))
+        if helpers and address.peer not in self._connected:
+            ways["relayed"] = (RELAY_AFTER_S, lambda: self._relayed(address.peer, places))
+        await first(ways)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections and circuits to a peer."""
+        self._holds.drop(peer)
+        self._end_circuits(peer)
+        await self._base.disconnect(peer)
+
+    async def connections(self) -> tuple[Connection, ...]:
+        """All live connections, relayed ones too."""
+        live = await self._base.connections()
+        direct = {connection.peer for connection in live}
+        for peer in direct ^ self._direct:
+            self._on_direct(peer, here=peer in direct)
+        found = [self._named(connection) for connection in live]
+        for peer in self._holds.peers():
+            if peer not in direct:
+                hold = self._holds.of(peer)[0]
+                found.append(Connection(peer, f"/p2p/{hold.relay}/p2p-circuit", Path.RELAYED))
+        return tuple(found)
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """Open a stream by the best way that is open now. Raises Unreachable."""
+        if peer in self._direct:
+            return await self._base.open_stream(peer, protocol)
+        reasons = [f"not connected to {short(peer)}"]
+        for hold in self._holds.of(peer):
+            try:
+                stream = await open_circuit(
+                    *(self._base, self._run, self._credentials, hold.relay, peer, protocol)
+                )
+            except Unreachable as error:
+                reasons.append(str(error))
+            else:
+                self._circuits.add(stream)
+                return stream
+        raise Unreachable("; ".join(reasons[1:] or reasons))
+
+    def set_handler(self, protocol: str, handler: Handler) -> None:
+        """Serve `protocol`, on direct streams and in circuits."""
+        self._handlers[protocol] = handler
+        self._base.set_handler(protocol, handler)
+
+    def events(self) -> Subscription:
+        """All events from now on."""
+        return self._announcer.subscribe()
+
+    def statistics(self) -> HostStatistics:
+        """The base's: circuits are streams of the base too."""
+        return self._base.statistics()
+
+    # --- asks.Node ----------------------------------------------------------------------------------
+
+    def reach(self) -> n.Reach:
+        """How we may be reached."""
+        return self.survey.verdict.reach
+
+    def relays(self) -> bool:
+        """Whether we relay for others."""
+        return self._relay is not None
+
+    def claims(self) -> tuple[str, ...]:
+        """Addresses at which anybody may dial us."""
+        if self._options.relay_only:
+            return ()
+        return self._options.announce or self.survey.reached()
+
+    def dial_soon(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
+        """Our half of a punch that `peer` asked for. Raises Unreachable when we do not want to."""
+        if self._options.relay_only:
+            raise Unreachable("this node is reached through relays only")
+        if not maddrs:
+            raise Unreachable("no address that can be punched")
+        if self._group is None:
+            raise Unreachable("this node is stopping")
+        if peer not in self._direct:
+            self._group.create_task(self._summoned(peer, maddrs, is_hole=is_hole), name="punch")
+
+    # --- for the status page ------------------------------------------------------------------------
+
+    def routes(self) -> RouteStatistics:
+        """A snapshot."""
+        verdict, survey = self.survey.verdict, self.survey
+        ahead = sorted(survey.clock_ahead_s.values())
+        observed = dict.fromkeys(maddr for seen in survey.looks.values() for maddr in seen.maddrs)
+        return RouteStatistics(
+            *(verdict.reach, verdict.why, tuple(observed)),
+            self._relay.statistics() if self._relay else None,
+            ahead[len(ahead) // 2] if ahead else None,
+        )
+
+    # --- ways ---------------------------------------------------------------------------------------
+
+    async def _dial(self, peer: PeerId, maddrs: Sequence[str]) -> None:
+        await self._base.connect(PeerAddress(peer, tuple(maddrs)))
+        self._on_direct(peer, here=True)
+        for connection in await self._base.connections():
+            if (
+                connection.peer == peer
+                and self._options.is_outside(connection.maddr)
+                and peer not in self._punched
+            ):
+                self._dialled[peer] = connection.maddr
+
+    def _helpers(self, places: Places) -> list[PeerId]:
+        """Who may bring us together: those the peer names, then public peers of ours."""
+        own = [peer for peer in self._dialled if peer in self._direct]
+        named = [peer for peer in places.through if peer != self.peer_id]
+        return list(dict.fromkeys((*named, *own)))[: 2 * RENDEZVOUS]
+
+    async def _punch(self, peer: PeerId, places: Places) -> None:
+        helpers = [helper for helper in self._helpers(places) if await self._is_here(helper, places)]
+        try:
+            is_punched = await self._puncher.punch(peer, helpers[:RENDEZVOUS])
+        except Unreachable:
+            if helpers:
+                self.survey.on_punch(worked=False)
+            raise
+        if is_punched:
+            self._punched.add(peer)
+            self.survey.on_punch(worked=True)
+        self._on_direct(peer, here=True)
+
+    async def _summoned(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
+        try:
+            await self._puncher.dial(peer, maddrs)
+        except Unreachable as error:
+            log.debug("%s", error)
+            return
+        if is_hole:
+            self._punched.add(peer)
+            self.survey.on_punch(worked=True)
+        self._on_direct(peer, here=True)
+
+    async def _relayed(self, peer: PeerId, places: Places) -> None:
+        reasons = []
+        for helper in self._helpers(places):
+            try:
+                async with asyncio.timeout(RELAY_S):
+                    if not await self._is_here(helper, places):
+                        raise Unreachable(f"relay {short(helper)} is out of reach")
+                    stream = await self._holds.open(peer, helper)
+            except (Unreachable, TimeoutError) as error:
+                reasons.append(str(error) or f"relay {short(helper)} is silent")
+                continue
+            if self._group is None:
+                stream.reset()
+                raise Unreachable("this node is stopping")
+            self._group.create_task(self._holds.keep(stream), name="hold")
+            await asyncio.sleep(0)  # let the hold begin
+            return
+        raise Unreachable("; ".join(reasons))
+
+    async def _is_here(self, helper: PeerId, places: Places) -> bool:
+        """Whether we are connected to a helper, dialling it where the peer says that it is."""
+        if helper in self._direct:
+            return True
+        maddrs = places.through.get(helper, ())
+        if not maddrs:
+            return False
+        try:
+            async with asyncio.timeout(RELAY_S / 2):
+                await self._dial(helper, maddrs)
+        except (Unreachable, TimeoutError):
+            return False
+        return True
+
+    # --- reactions ----------------------------------------------------------------------------------
+
+    async def _follow(self, events: AsyncIterator[HostEvent]) -> None:
+        async for event in events:
+            match event:
+                case PeerConnected(peer):
+                    self._on_direct(peer, here=True)
+                case PeerDisconnected(peer):
+                    self._on_direct(peer, here=False)
+                case HostRestarted():
+                    self.survey.soon()
+                    self._announcer.announce(event)
+
+    def _on_direct(self, peer: PeerId, *, here: bool) -> None:
+        if here == (peer in self._direct):
+            return
+        if here:
+            self._direct.add(peer)
+        else:
+            self._direct.discard(peer)
+            self._punched.discard(peer)
+            self._dialled.pop(peer, None)
+        self.survey.soon()
+        self._tell(peer)
+
+    def _on_hold(self, peer: PeerId) -> None:
+        if self._holds.of(peer):
+            self._upgrades[peer] = (self._clocks.now() + FIRST_UPGRADE_S, FIRST_UPGRADE_S)
+        self._tell(peer)
+
+    def _tell(self, peer: PeerId) -> None:
+        """Announce what changed for those who look at us from above."""
+        is_here = peer in self._direct or bool(self._holds.of(peer))
+        if is_here == (peer in self._connected):
+            return
+        if is_here:
+            self._connected.add(peer)
+            self._announcer.announce(PeerConnected(peer))
+        else:
+            self._connected.discard(peer)
+            self._upgrades.pop(peer, None)
+            self._announcer.announce(PeerDisconnected(peer))
+
+    def _named(self, connection: Connection) -> Connection:
+        if connection.peer in self._punched:
+            return replace(connection, path=Path.PUNCHED)
+        return connection
+
+    def _end_circuits(self, peer: PeerId) -> None:
+        for stream in tuple(self._circuits):
+            if stream.peer == peer:
+                stream.reset()
+
+    # --- better ways for relayed peers --------------------------------------------------------------
+
+    async def _upgrade(self) -> None:
+        """Punch relayed peers again, ever more rarely; end circuits that a direct connection has replaced."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(_TICK_S)
+                now = self._clocks.now()
+                for peer in self._holds.peers():
+                    due, pause_s = self._upgrades.get(peer, (now, FIRST_UPGRADE_S))
+                    if now < due:
+                        continue
+                    if peer in self._direct:
+                        self._holds.drop(peer)
+                        self._end_circuits(peer)
+                    elif any(hold.is_ours for hold in self._holds.of(peer)) and not self._options.relay_only:
+                        pause_s = min(MAX_UPGRADE_S, 3.0 * pause_s)
+                        self._upgrades[peer] = (now + pause_s * self._rng.uniform(0.8, 1.2), pause_s)
+                        group.create_task(self._try_upgrade(peer))
+
+    async def _try_upgrade(self, peer: PeerId) -> None:
+        relays = {hold.relay: () for hold in self._holds.of(peer)}
+        try:
+            await self._punch(peer, Places((), dict(relays)))
+        except Unreachable as error:
+            log.debug("still relayed: %s", error)
+            return
+        log.info("the relayed connection to %s is direct now", short(peer))
+        self._upgrades[peer] = (self._clocks.now() + GRACE_S, GRACE_S)
