@@ -1,8 +1,8 @@
 """Are the peers that we are connected to still there? Ping them all, and hang up on those that stay silent.
 
 A router that restarts, a new address, a laptop that slept: the transport finds out after half a minute or never.
-Two pings without an answer do it in some ten seconds; then the peer is dialled anew. A machine that was itself
-too busy to listen blames nobody.
+Two pings without an answer do it in less than ten seconds; then the peer is dialled anew. A machine that was
+itself too busy to listen blames nobody.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from atoll.protocols.ids import PeerId, short
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 3.0
-SILENCE_S = 4.0
+EVERY_S = 2.5
+SILENCE_S = 3.0
 """A ping is lost when its answer has not come by then; the next is sent at once."""
 STRIKES = 2
 TICK_S = 0.5
@@ -36,11 +36,12 @@ class Pulse:
         on_fault: Callable[[PeerId, PeerFault], None],
         on_silent: Callable[[PeerId], None],
     ) -> None:
-        """`on_silent`: a peer did not answer for some ten seconds."""
+        """`on_silent`: a peer did not answer for two pings."""
         self._calls, self._neighbours, self._now = calls, neighbours, now
         self._on_fault, self._on_silent = on_fault, on_silent
         self._due: dict[PeerId, float] = {}
         self._busy: set[PeerId] = set()
+        self._silent: set[PeerId] = set()
         self.rtt_s: dict[PeerId, float] = {}
         calls.register("ping", bytes, bytes, _pong, max_bytes=PING_BYTES)
 
@@ -59,18 +60,28 @@ class Pulse:
     def forget(self, peer: PeerId) -> None:
         """The connection is gone."""
         self.rtt_s.pop(peer, None)
+        self._silent.discard(peer)
 
     async def _check(self, peer: PeerId) -> None:
         try:
-            for _ in range(STRIKES):
+            for strike in range(1, STRIKES + 1):
                 if await self._answers(peer) or peer not in self._neighbours():
+                    self._silent.discard(peer)
                     return
+                self._silent.add(peer)
+                if strike < STRIKES and self._is_our_own_end():
+                    break
         finally:
             self._busy.discard(peer)
             self._due[peer] = self._now() + EVERY_S
         log.info("%s is silent: hanging up", short(peer))
         self.forget(peer)
         self._on_silent(peer)
+
+    def _is_our_own_end(self) -> bool:
+        """Most neighbours fell silent together: it is our router or our address, and waiting does not help."""
+        silent = sum(1 for peer in self._neighbours() if peer in self._silent)
+        return silent >= max(2, len(self._neighbours()) / 2)
 
     async def _answers(self, peer: PeerId) -> bool:
         began = self._now()

@@ -25,7 +25,7 @@ from atoll.protocols.wires import NAT
 log = logging.getLogger(__name__)
 
 PROTOCOL = NAT.protocol(1)
-ASK_S = 6.0
+ASK_S = 5.0
 """An ask whose answer does not come by then has failed; a dial-back takes most of it."""
 ASKS_PER_MINUTE = 60
 """Asks of one peer that are answered; more are refused."""

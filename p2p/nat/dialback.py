@@ -13,7 +13,7 @@ from typing import Final
 from atoll.p2p.nat.reach import Endpoint, endpoint_of
 from atoll.protocols.errors import Unreachable
 
-PROBE_S: Final = 4.0
+PROBE_S: Final = 3.0
 _UDP_TRIES: Final = 3
 _MULTISTREAM: Final = b"\x13/multistream/1.0.0\n"
 _GREASE_VERSION: Final = bytes.fromhex("1a2a3a4a")

@@ -18,8 +18,8 @@ from atoll.protocols.ids import PeerId, RunId, short
 log = logging.getLogger(__name__)
 
 HOLD_PROTOCOL = "/atoll/hold/1"
-BEAT_S = 4.0
-SILENCE_S = 6.0
+BEAT_S = 2.5
+SILENCE_S = 3.5
 """A beat unanswered for so long ends the hold: the relay, or the peer, is gone."""
 _BEAT = b"\x01"
 

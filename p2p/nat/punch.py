@@ -8,9 +8,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from atoll.p2p.host import Host, PeerAddress
 from atoll.p2p.nat.asks import ask, meeting_places
+from atoll.p2p.nat.race import first
 from atoll.protocols import nat as n
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
@@ -23,10 +25,10 @@ DIAL_S = 3.5
 BACKOFF_S = 5.2
 """libp2p refuses to dial an address again within 5 s of a failure."""
 TRIES = 2
-
-
-class _DialFailed(Unreachable):
-    """The rendezvous worked, the hole did not open."""
+STAGGER_S = 0.7
+"""The next rendezvous is asked when the one before has not brought us together by then."""
+_DIAL_FAILED = "punched dial failed"
+"""The rendezvous worked, the hole did not open: worth another try after the back-off."""
 
 
 class Puncher:
@@ -43,21 +45,18 @@ class Puncher:
 
         True if both sides are behind NATs: the connection is a punched one.
         """
-        reasons = []
         for attempt in range(TRIES):
-            for helper in rendezvous:
-                try:
-                    return await self._once(target, helper)
-                except _DialFailed as error:
-                    reasons.append(str(error))
-                    break  # the helper did its part: another would not do better before the back-off is over
-                except Unreachable as error:
-                    reasons.append(str(error))
-            else:
-                break
-            if attempt + 1 < TRIES:
-                await asyncio.sleep(BACKOFF_S + self._rng.uniform(0.0, 0.5))
-        raise Unreachable("; ".join(dict.fromkeys(reasons)) or "no rendezvous")
+            ways = {
+                short(helper): (index * STAGGER_S, partial(self._once, target, helper))
+                for index, helper in enumerate(rendezvous)
+            }
+            try:
+                return await first(ways)
+            except Unreachable as error:
+                if attempt + 1 == TRIES or _DIAL_FAILED not in str(error):
+                    raise
+            await asyncio.sleep(BACKOFF_S + self._rng.uniform(0.0, 0.5))
+        raise Unreachable("no rendezvous")
 
     async def _once(self, target: PeerId, helper: PeerId) -> bool:
         claims = self._claims()
@@ -75,4 +74,4 @@ class Puncher:
             async with asyncio.timeout(DIAL_S):
                 await self._host.connect(PeerAddress(target, tuple(maddrs)))
         except (Unreachable, TimeoutError) as error:
-            raise _DialFailed(f"punched dial of {short(target)} failed: {error or 'no answer'}") from error
+            raise Unreachable(f"{_DIAL_FAILED} of {short(target)}: {error or 'no answer'}") from error

@@ -11,6 +11,7 @@ import random
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from atoll.p2p.host import (
     Connection,
@@ -30,7 +31,7 @@ from atoll.p2p.nat.asks import Answers, Clocks, Probe
 from atoll.p2p.nat.circuit import CircuitEnd, open_circuit
 from atoll.p2p.nat.holds import HOLD_PROTOCOL, Holds
 from atoll.p2p.nat.places import Places, circuits_through, publishable, split
-from atoll.p2p.nat.punch import Puncher
+from atoll.p2p.nat.punch import STAGGER_S, Puncher
 from atoll.p2p.nat.race import first
 from atoll.p2p.nat.reach import is_global
 from atoll.p2p.nat.relay import Relay, RelayLimits, RelayStatistics
@@ -54,6 +55,8 @@ MAX_UPGRADE_S = 600.0
 GRACE_S = 20.0
 """After an upgrade, relayed streams may end by themselves for so long."""
 RENDEZVOUS = 3
+HOLDS = 2
+"""Relays that a relayed connection is held through, where there are so many."""
 _TICK_S = 1.0
 
 
@@ -303,34 +306,47 @@ class RouteHost:
         self._on_direct(peer, here=True)
 
     async def _summoned(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
+        if is_hole:
+            self._punched.add(peer)  # now: the other side's packets may get in before ours are answered
         try:
             await self._puncher.dial(peer, maddrs)
         except Unreachable as error:
             log.debug("%s", error)
+            if peer not in self._direct:
+                self._punched.discard(peer)
             return
         if is_hole:
-            self._punched.add(peer)
             self.survey.on_punch(worked=True)
         self._on_direct(peer, here=True)
 
     async def _relayed(self, peer: PeerId, places: Places) -> None:
-        reasons = []
-        for helper in self._helpers(places):
-            try:
-                async with asyncio.timeout(RELAY_S):
-                    if not await self._is_here(helper, places):
-                        raise Unreachable(f"relay {short(helper)} is out of reach")
-                    stream = await self._holds.open(peer, helper)
-            except (Unreachable, TimeoutError) as error:
-                reasons.append(str(error) or f"relay {short(helper)} is silent")
-                continue
-            if self._group is None:
-                stream.reset()
-                raise Unreachable("this node is stopping")
-            self._group.create_task(self._holds.keep(stream), name="hold")
-            await asyncio.sleep(0)  # let the hold begin
-            return
-        raise Unreachable("; ".join(reasons))
+        """Hold a circuit through the first relay that gives one."""
+        held = {hold.relay for hold in self._holds.of(peer)}
+        helpers = [helper for helper in self._helpers(places) if helper not in held]
+        await first(
+            {
+                short(helper): (index * STAGGER_S, partial(self._hold, peer, helper, places))
+                for index, helper in enumerate(helpers)
+            }
+        )
+
+    async def _hold(self, peer: PeerId, relay: PeerId, places: Places) -> None:
+        async with asyncio.timeout(RELAY_S):
+            if not await self._is_here(relay, places):
+                raise Unreachable(f"relay {short(relay)} is out of reach")
+            stream = await self._holds.open(peer, relay)
+        if self._group is None:
+            stream.reset()
+            raise Unreachable("this node is stopping")
+        self._group.create_task(self._keep(stream), name="hold")
+        await asyncio.sleep(0)  # let the hold begin
+
+    async def _keep(self, stream: SecureStream) -> None:
+        await self._holds.keep(stream)
+        # The relay, or the peer, is gone: what else goes that way is dead too.
+        for circuit in tuple(self._circuits):
+            if (circuit.peer, circuit.relay) == (stream.peer, stream.relay):
+                circuit.reset()
 
     async def _is_here(self, helper: PeerId, places: Places) -> bool:
         """Whether we are connected to a helper, dialling it where the peer says that it is."""
@@ -414,15 +430,23 @@ class RouteHost:
                     if peer in self._direct:
                         self._holds.drop(peer)
                         self._end_circuits(peer)
-                    elif any(hold.is_ours for hold in self._holds.of(peer)) and not self._options.relay_only:
+                    elif any(hold.is_ours for hold in self._holds.of(peer)):
                         pause_s = min(MAX_UPGRADE_S, 3.0 * pause_s)
                         self._upgrades[peer] = (now + pause_s * self._rng.uniform(0.8, 1.2), pause_s)
-                        group.create_task(self._try_upgrade(peer))
+                        group.create_task(self._better(peer))
 
-    async def _try_upgrade(self, peer: PeerId) -> None:
-        relays = {hold.relay: () for hold in self._holds.of(peer)}
+    async def _better(self, peer: PeerId) -> None:
+        """A second relay, so that the end of the first is no end of the connection; then a hole."""
+        places = Places((), {hold.relay: () for hold in self._holds.of(peer)})
+        if len(places.through) < HOLDS:
+            try:
+                await self._relayed(peer, places)
+            except (Unreachable, TimeoutError) as error:
+                log.debug("no second relay: %s", error)
+        if self._options.relay_only:
+            return
         try:
-            await self._punch(peer, Places((), dict(relays)))
+            await self._punch(peer, places)
         except Unreachable as error:
             log.debug("still relayed: %s", error)
             return

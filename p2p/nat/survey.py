@@ -66,7 +66,7 @@ class Survey:
         """A punch worked or failed, which is evidence too."""
         self._punched += worked
         self._failed = 0 if worked else self._failed + 1
-        self.verdict = self._judged()
+        self._judge()
 
     def reached(self) -> tuple[str, ...]:
         """Our addresses that were dialled back."""
@@ -103,7 +103,11 @@ class Survey:
         async with asyncio.TaskGroup() as group:
             for peer in observers:
                 group.create_task(self._look(peer))
+        self._judge()
         await self._confirm([peer for peer in observers if peer in self._views])
+        self._judge()
+
+    def _judge(self) -> None:
         before, self.verdict = self.verdict, self._judged()
         if before.reach != self.verdict.reach:
             log.info("reachability: %s (%s)", self.verdict.reach, self.verdict.why)

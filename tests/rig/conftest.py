@@ -1,0 +1,12 @@
+"""Tests of and in the NAT lab: skipped with one loud line where the machine cannot run it."""
+
+import pytest
+
+from tests.rig.capability import missing
+
+
+@pytest.fixture(scope="session")
+def lab_possible() -> None:
+    """Skips, never passes, where the lab cannot run."""
+    if (lack := missing()) is not None:
+        pytest.skip(lack)

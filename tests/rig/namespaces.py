@@ -1,0 +1,134 @@
+"""One Linux network namespace: made, configured, entered and removed."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+CLONE_NEWNET = 0x40000000
+FOLDER = Path("/run/netns")
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class LabError(Exception):
+    """The lab was asked for something impossible, or the kernel refused a step; the message says which."""
+
+
+def command(*words: str, text: str = "") -> str:
+    """Run a program of the system, give back what it printed. Raises LabError with its complaint."""
+    ran = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
+    if ran.returncode != 0:
+        raise LabError(f"{' '.join(words)}: {ran.stderr.strip() or ran.returncode}")
+    return ran.stdout
+
+
+def enter(name: str) -> None:
+    """Move the calling thread into a namespace. Raises OSError. (os.setns is there only from Python 3.12 on.)"""
+    descriptor = os.open(FOLDER / name, os.O_RDONLY)
+    try:
+        if LIBC.setns(descriptor, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {name}")
+    finally:
+        os.close(descriptor)
+
+
+class Namespace:
+    """A network of its own with only a loopback device, until links are plugged in."""
+
+    def __init__(self, name: str) -> None:
+        """Only the name; `make` makes it."""
+        self.name = name
+
+    def make(self) -> None:
+        """Raises LabError."""
+        command("ip", "netns", "add", self.name)
+        self.ip("link set lo up")
+
+    def ip(self, *lines: str) -> None:
+        """Lines of ip(8), without `ip`, in one process. Raises LabError at the first that fails."""
+        command("ip", "-n", self.name, "-batch", "-", text="\n".join(lines) + "\n")
+
+    def nft(self, rules: str) -> None:
+        """Rules of nft(8): all of them or none. Raises LabError."""
+        command("ip", "netns", "exec", self.name, "nft", "-f", "-", text=rules)
+
+    def tc(self, words: str) -> None:
+        """One line of tc(8), without `tc`. Raises LabError."""
+        command("tc", "-n", self.name, *words.split())
+
+    def inside(self, act: Callable[[], T]) -> T:
+        """What `act` gives back when it runs in this network; sockets that it opens stay here for ever.
+
+        It runs in a thread of its own, because a thread that has entered does not come back.
+        """
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                enter(self.name)
+                results.append(act())
+            except BaseException as error:  # handed to the caller below
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name=self.name)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def set_kernel(self, setting: str, value: str) -> None:
+        """A setting below /proc/sys/net of this network. Raises OSError."""
+        self.inside(lambda: Path("/proc/sys/net", setting).write_text(value))
+
+    def remove(self) -> None:
+        """If it is there: ends what runs inside, removes it with its devices and rules. Raises LabError."""
+        if (FOLDER / self.name).exists():
+            end_processes([self])
+            command("ip", "netns", "del", self.name)
+
+
+def processes_of(namespaces: Iterable[Namespace]) -> list[int]:
+    """Processes in these networks, whoever started them, without the caller."""
+    networks = {(FOLDER / namespace.name).stat().st_ino for namespace in namespaces}
+    return [process_id for process_id in process_ids() if network_of(process_id) in networks]
+
+
+def process_ids() -> list[int]:
+    """All processes of the machine but this one."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+
+
+def network_of(process_id: int) -> int | None:
+    """The inode of a process's network, None when the process is gone."""
+    try:
+        return os.stat(f"/proc/{process_id}/ns/net").st_ino
+    except OSError:
+        return None
+
+
+def end_processes(namespaces: Sequence[Namespace], patience_s: float = 1.0) -> None:
+    """Ends what runs in these networks: a request, then force after `patience_s`. Raises LabError if any stays."""
+    for how, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 10.0)):
+        deadline_s = time.monotonic() + wait_s
+        for process_id in processes_of(namespaces):
+            send(process_id, how)
+        while processes_of(namespaces) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    if left := processes_of(namespaces):
+        raise LabError(f"processes that do not end: {left}")
+
+
+def send(process_id: int, how: signal.Signals) -> None:
+    """A signal to a process that may be gone already."""
+    try:
+        os.kill(process_id, how)
+    except ProcessLookupError:
+        return
