@@ -49,6 +49,8 @@ ADDRESSES_TTL_S = 600.0
 _ADDRESSES_EVERY_S = 150.0
 _TICK_S = 1.0
 _POLL_S = 10.0
+_LOOK_S = 2.0
+"""Connections and addresses are compared so often: those who look at the status, and peers who want us, wait."""
 _PASSED_ON = 64
 """So many entries or registers of one exchange are passed on at once; a newcomer's first download is not."""
 _DHT_FIND_S = 60.0
@@ -375,7 +377,7 @@ class Swarm:
                 else:
                     self._came(peer)
                     self._connections[peer] = connection
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_LOOK_S)
 
     async def _send_away(self, peer: PeerId) -> None:
         standing = self.standings.get(peer)
@@ -409,7 +411,7 @@ class Swarm:
             if maddrs and (maddrs != told or self._now() - told_at >= _ADDRESSES_EVERY_S):
                 self.lease(Addresses(maddrs), ADDRESSES_TTL_S)
                 told, told_at = maddrs, self._now()
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_LOOK_S)
 
     async def _expire(self) -> None:
         while True:

@@ -77,7 +77,8 @@ class Tls:
 
     def feed(self, data: bytes) -> None:
         """Bytes that the other side sent."""
-        self._connection.bio_write(data)
+        if data:  # OpenSSL takes an empty write for an error
+            self._connection.bio_write(data)
 
     def outgoing(self) -> bytes:
         """Bytes for the other side; empty if there are none."""
