@@ -13,6 +13,7 @@ _OPTIONS = (
     click.option("--listen", multiple=True, metavar="MADDR", help="Instead of --port: /ip4/0.0.0.0/tcp/4710."),
     click.option("--announce", multiple=True, metavar="MADDR", help="Tell others this, after a port forward."),
     click.option("--port-map/--no-port-map", default=None, help="Ask the router for a port (UPnP, NAT-PMP)."),
+    click.option("--transport", type=click.Choice(("p2pd", "pylibp2p")), help="The libp2p to use."),
     click.option("--relay/--no-relay", default=None, help="Relay for nodes that nobody reaches otherwise."),
     click.option("--relay-only/--no-relay-only", default=None, help="Through relays only; hide the address."),
     click.option("--dht/--no-dht", default=None, help="Look for peers in the DHT too."),

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from atoll.p2p.peers import parse_seed
 from atoll.protocols.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -37,8 +38,10 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """0: picked at the first start and kept."""
     announce: tuple[str, ...] = ()
     """Multiaddrs that others are told instead of what the node finds out: for port forwards."""
-    port_map: bool = True
-    """Ask the router for a port by UPnP and NAT-PMP."""
+    port_map: bool | None = None
+    """Ask the router for a port by UPnP and NAT-PMP; absent: where the transport can."""
+    transport: Literal["p2pd", "pylibp2p"] = "p2pd"
+    """go-libp2p as a child process, or py-libp2p in this one."""
     relay: bool = False
     """Relay for nodes behind routers that cannot be punched."""
     relay_circuits: int = 256
@@ -76,11 +79,10 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if len(self.seeds) > MAX_SEEDS:
             raise ConfigError(f"seeds: more than {MAX_SEEDS}")
         for maddr in self.seeds:
-            if not _MADDR.fullmatch(maddr) or not re.search(r"/p2p/[^/]+$", maddr):
-                raise ConfigError(
-                    f"seeds: {maddr!r} does not end in /p2p/PEERID",
-                    hint="for example /ip4/203.0.113.7/tcp/4710/p2p/12D3Koo…",
-                )
+            try:
+                parse_seed(maddr)
+            except ConfigError as error:
+                raise ConfigError(f"seeds: {error}", hint=error.hint) from error
 
     def _check_places(self) -> None:
         for key, maddrs in (("listen", self.listen), ("announce", self.announce)):

@@ -19,13 +19,14 @@ from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
 from atoll.node.roundlog import RoundLog
 from atoll.node.trainer import Trainer
-from atoll.node.transport import p2pd_host, route_host
+from atoll.node.transport import base_host, route_host
 from atoll.p2p.dht import Dht
 from atoll.p2p.dht_pipe import ChildOptions
 from atoll.p2p.files import make_folder
 from atoll.p2p.key_file import load_or_create
 from atoll.p2p.peers import parse_seed
 from atoll.p2p.swarm import Swarm, SwarmOptions
+from atoll.p2p.transports.p2pd import P2pdHost
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId
@@ -54,7 +55,7 @@ class Daemon:
         make_folder(folder)
         me = self.identity.peer_id
         seeds = [parse_seed(seed) for seed in config.seeds]
-        self.base = p2pd_host(home, config, self.identity)
+        self.base = base_host(home, config, self.identity)
         self.host = route_host(self.base, config, self.identity, self.spec.id, seeds, self._blame)
         options = SwarmOptions(run_file=run_file)
         dht = Dht(self.identity, self._dht_options, rng=random.Random()) if config.dht else None
@@ -123,6 +124,7 @@ class Daemon:
 
     def _dht_options(self) -> ChildOptions:
         """The DHT's child speaks through our p2pd. Raises LocalFault while there is none."""
+        assert isinstance(self.base, P2pdHost), "base_host refuses a DHT over anything else"
         return ChildOptions(control_socket=str(self.base.control_socket))
 
     def _blame(self, peer: PeerId, fault: PeerFault) -> None:

@@ -9,14 +9,34 @@ from atoll.p2p.nat.routes import RouteHost, RouteOptions
 from atoll.p2p.transports.handling import OnFault
 from atoll.p2p.transports.p2pd import P2pdHost
 from atoll.p2p.transports.p2pd_process import P2pdOptions
+from atoll.p2p.transports.pylibp2p_options import PyLibp2pOptions, refused_listen, unsupported
+from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId
 
 
-def p2pd_host(home: Home, config: NodeConfig, identity: Identity) -> P2pdHost:
-    """go-libp2p as a child process. Raises DiskFault, LocalFault."""
+def base_host(home: Home, config: NodeConfig, identity: Identity) -> Host:
+    """The libp2p of this node. Raises ConfigError for what it cannot do, DiskFault, LocalFault."""
+    if config.transport == "pylibp2p":
+        return _pylibp2p_host(home, config, identity)
     listen = listen_maddrs(config.listen, config.port, home.port)
-    return P2pdHost(identity, P2pdOptions(listen=listen, port_map=config.port_map and not is_loopback(listen)))
+    port_map = config.port_map is not False and not is_loopback(listen)
+    return P2pdHost(identity, P2pdOptions(listen=listen, port_map=port_map))
+
+
+def _pylibp2p_host(home: Home, config: NodeConfig, identity: Identity) -> Host:
+    from atoll.p2p.transports.pylibp2p import PyLibp2pHost
+
+    wanted = {"port_map": config.port_map is True}
+    refused = unsupported([name for name, is_wanted in wanted.items() if is_wanted])
+    if config.dht:
+        refused.append("dht: hivemind's DHT speaks through p2pd")
+    refused += refused_listen(config.listen)
+    if refused:
+        raise ConfigError(f"transport pylibp2p cannot do that: {'; '.join(refused)}", hint="use transport p2pd")
+    # QUIC places are ours, not the user's: this transport has none.
+    listen = [maddr for maddr in listen_maddrs(config.listen, config.port, home.port) if "/quic" not in maddr]
+    return PyLibp2pHost(identity, PyLibp2pOptions(listen=tuple(listen)))
 
 
 def route_host(

@@ -1,38 +1,44 @@
 """Find peers and stay connected to enough of them, for ever: seeds, cache, exchange and DHT are only hints.
 
 Every peer that is worth dialling is dialled again and again, with back-off and jitter. No failure ends the loop;
-what failed is in `table`.
+what failed, why, and what to do about it is in `rows`.
 """
 
 import asyncio
+import itertools
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from atoll.p2p.backoff import FIRST_BACKOFF_S, MAX_BACKOFF_S, backoff_s
 from atoll.p2p.bell import Bell
+from atoll.p2p.dial_errors import Trouble, explain
+from atoll.p2p.dns_seeds import DnsSeed
+from atoll.p2p.dnsaddr import Lookup, system_lookup
 from atoll.p2p.host import Host, PeerAddress
-from atoll.p2p.peers import AddressBook, KnownPeer
+from atoll.p2p.peers import AddressBook, KnownPeer, is_dns_seed
+from atoll.p2p.seed_rows import CONNECTED, DIALLING, FAILED, THIS_NODE, WAITING, SeedRow, line, of_name
 from atoll.protocols.errors import DiskFault, Unreachable
 from atoll.protocols.ids import PeerId, short
+
+__all__ = ["FIRST_BACKOFF_S", "MAX_BACKOFF_S", "TARGET", "Discovery", "SeedRow", "backoff_s"]
 
 log = logging.getLogger(__name__)
 
 TARGET = 16
 """Connections that we open by ourselves; peers may open more to us."""
 DIALS_AT_ONCE = 4
+DIALS_MAX = 32
+"""While nobody is connected: dials that hang do not keep the next ones waiting."""
+STAGGER_S = 0.25
+"""While nobody is connected, a dial older than this makes room for another one (as RFC 8305 does)."""
 DIAL_S = 15.0
-FIRST_BACKOFF_S = 1.0
-MAX_BACKOFF_S = 60.0
 EXPLORE_S = 60.0
 """With enough connections, still dial one more peer so often: two full halves of a swarm must find each other."""
 _TICK_S = 1.0
+_FIRST_SAVE_S = 5.0
 _SAVE_S = 30.0
-
-
-def backoff_s(failures: int, rng: random.Random) -> float:
-    """Wait after the `failures`-th failed dial in a row: doubles, capped, with ± 50 % jitter."""
-    return float(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16)) * rng.uniform(0.5, 1.5))
 
 
 class Discovery:
@@ -47,20 +53,27 @@ class Discovery:
         now: Callable[[], float],
         rng: random.Random,
         target: int = TARGET,
+        lookup: Lookup = system_lookup,
+        more_caches: Iterable[Path] = (),
     ) -> None:
-        """`cache`: file of good peers; read now, written while serving. Raises DiskFault."""
+        """`seeds`: as parse_seed gives them. `cache`: file of good peers; read now, written while serving.
+
+        `more_caches`: caches of other nodes of the run, only read. A cache that cannot be read is no cache.
+        """
         self.book = AddressBook(host.peer_id)
         self._host = host
-        self._seeds = tuple(seeds)
+        self._seeds = tuple(seed for seed in seeds if not is_dns_seed(seed))
+        self._names = tuple(DnsSeed(seed, lookup, now=now, rng=rng) for seed in seeds if is_dns_seed(seed))
         self._cache = cache
         self._now = now
         self._rng = rng
         self._target = target
         self._connected: set[PeerId] = set()
-        self._dialling: set[PeerId] = set()
+        self._dialling: dict[PeerId, float] = {}
         self._wake = Bell()
         self._next_explore = now() + EXPLORE_S
-        self.book.load(cache)
+        for path in (*more_caches, cache):
+            self._load(path)
         for seed in self._seeds:
             self.book.add(seed.peer, seed.maddrs, "seed")
 
@@ -68,12 +81,14 @@ class Discovery:
         """Dial until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._save_often())
+            for name in self._names:
+                group.create_task(name.serve(self._on_resolved))
             while True:
                 for known in self._choose(self._now()):
-                    self._dialling.add(known.peer)
+                    self._dialling[known.peer] = self._now()
                     group.create_task(self._dial(known))
                 try:
-                    async with asyncio.timeout(_TICK_S):
+                    async with asyncio.timeout(STAGGER_S if self._is_racing() else _TICK_S):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
@@ -102,6 +117,31 @@ class Discovery:
             self.book.failed(peer, known.last_error or "hung up soon", max(known.next_dial, now + pause_s))
         self._wake.ring()
 
+    def table(self) -> dict[str, str]:
+        """State of every seed on one line: `connected`, `this node`, or why it is not."""
+        return {row.seed: line(row) for row in self.rows() if not row.via}
+
+    def rows(self) -> list[SeedRow]:
+        """State of every seed, with reason and remedy; what a name in DNS stands for follows it."""
+        direct = [self._row(seed) for seed in self._seeds]
+        for name in self._names:
+            found = [self._row(address, via=name.text) for address in name.addresses]
+            direct += [of_name(name, found, self._now()), *found]
+        return direct
+
+    def _row(self, seed: PeerAddress, via: str = "") -> SeedRow:
+        text = f"{seed.maddrs[0]}/p2p/{seed.peer}"
+        known = self.book.get(seed.peer)
+        if seed.peer == self._host.peer_id:
+            return SeedRow(text, THIS_NODE, via=via)
+        if seed.peer in self._connected:
+            return SeedRow(text, CONNECTED, via=via)
+        if known is None or not known.failures:
+            return SeedRow(text, DIALLING if seed.peer in self._dialling else WAITING, via=via)
+        found = explain(known.last_error, seed.maddrs[0])
+        next_s = max(0.0, max(known.next_dial, known.away_until) - self._now())
+        return SeedRow(text, FAILED, found.reason, found.remedy, known.failures, next_s, via)
+
     def _hurry(self, now: float) -> None:
         # One who was out of reach is back: a healed cut brings back the others that were lost with it.
         for known in self.book.all():
@@ -109,40 +149,47 @@ class Discovery:
                 known.next_dial = min(known.next_dial, now + self._rng.uniform(0.0, FIRST_BACKOFF_S))
         self._wake.ring()
 
-    def table(self) -> dict[str, str]:
-        """State of every seed: `connected`, `this node`, or why it is not."""
-        return {f"{seed.maddrs[0]}/p2p/{seed.peer}": self._state_of(seed.peer) for seed in self._seeds}
-
-    def _state_of(self, peer: PeerId) -> str:
-        if peer == self._host.peer_id:
-            return "this node"
-        if peer in self._connected:
-            return "connected"
-        known = self.book.get(peer)
-        if known is None or not known.failures:
-            return "dialling" if peer in self._dialling else "not tried yet"
-        wait_s = max(0.0, max(known.next_dial, known.away_until) - self._now())
-        return f"{known.last_error} (tried {known.failures} times, again in {wait_s:.0f} s)"
+    def _on_resolved(self, addresses: tuple[PeerAddress, ...]) -> None:
+        for address in addresses:
+            self.learn(address.peer, address.maddrs, "dns")
 
     def _choose(self, now: float) -> list[KnownPeer]:
         """Whom to dial now."""
-        room = DIALS_AT_ONCE - len(self._dialling)
+        # While nobody is connected, dials that hang count no more: one that works must not wait behind them.
+        fresh = [peer for peer, since in self._dialling.items() if now - since < STAGGER_S or self._connected]
+        room = min(DIALS_AT_ONCE - len(fresh), DIALS_MAX - len(self._dialling))
         due = [known for known in self.book.all() if self._is_due(known, now)]
         if room <= 0 or not due:
             return []
-        lacking = self._target - len(self._connected) - len(self._dialling)
+        lacking = self._target - len(self._connected) - len(fresh)
         if lacking <= 0 and now >= self._next_explore:
             lacking = 1
         if lacking <= 0:
             return []
         self._next_explore = now + self._rng.uniform(0.5, 1.5) * EXPLORE_S
-        # Those never seen to work come last; among equals chance decides, so that not all dial the same few.
-        due.sort(key=lambda known: (known.failures, self._rng.random()))
-        return due[: min(room, lacking)]
+        return self._in_order(due)[: min(room, lacking)]
+
+    def _in_order(self, due: list[KnownPeer]) -> list[KnownPeer]:
+        """Those never seen to work last; among equals chance decides, so that not all dial the same few.
+
+        While nobody is connected seeds and others take turns: either kind may be dead as a whole.
+        """
+        due.sort(key=lambda known: (known.failures, known.misses, self._rng.random()))
+        if self._connected:
+            return due
+        hinted = {address.peer for name in self._names for address in name.addresses}
+        hinted.update(seed.peer for seed in self._seeds)
+        first = [known for known in due if known.peer in hinted]
+        second = [known for known in due if known.peer not in hinted]
+        turns = itertools.zip_longest(first, second)
+        return [known for pair in turns for known in pair if known is not None]
 
     def _is_due(self, known: KnownPeer, now: float) -> bool:
         is_busy = known.peer in self._connected or known.peer in self._dialling
         return bool(known.maddrs) and not is_busy and max(known.next_dial, known.away_until) <= now
+
+    def _is_racing(self) -> bool:
+        return not self._connected and 0 < len(self._dialling) < DIALS_MAX
 
     async def _dial(self, known: KnownPeer) -> None:
         try:
@@ -156,18 +203,33 @@ class Discovery:
             # The host's event may be lost while it restarts; the caller's poll of connections repairs that.
             known.next_dial = max(known.next_dial, self._now() + FIRST_BACKOFF_S)
         finally:
-            self._dialling.discard(known.peer)
+            self._dialling.pop(known.peer, None)
             self._wake.ring()
 
     def _failed(self, known: KnownPeer, reason: str) -> None:
         log.debug("dial to %s failed: %s", short(known.peer), reason)
-        self.book.failed(known.peer, reason, self._now() + backoff_s(known.failures + 1, self._rng))
+        next_dial = self._now() + backoff_s(known.failures + 1, self._rng)
+        match explain(reason).trouble:
+            case Trouble.LOCAL:  # nobody was dialled: our own network restarts, which says nothing about the peer
+                known.next_dial = next_dial
+            case Trouble.BACKOFF:
+                self.book.postponed(known.peer, reason, next_dial)
+            case _:
+                self.book.failed(known.peer, reason, next_dial)
+
+    def _load(self, path: Path) -> None:
+        try:
+            self.book.load(path)
+        except DiskFault as fault:
+            log.warning("the cache of peers is not read: %s", fault.line())
 
     async def _save_often(self) -> None:
+        pause_s = _FIRST_SAVE_S  # a node that is killed soon has learnt something too
         try:
             while True:
-                await asyncio.sleep(_SAVE_S)
+                await asyncio.sleep(pause_s)
                 self._save()
+                pause_s = _SAVE_S
         finally:
             self._save()
 

@@ -1,4 +1,4 @@
-"""The network as the rest of atoll sees it: peers, streams and events. Three transports implement it.
+"""The network as the rest of atoll sees it: peers, streams and events. Three transports implement it, and two wrappers.
 
 Rules that every transport obeys and `tests/p2p/test_host_conformance.py` holds:
 

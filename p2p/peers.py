@@ -1,7 +1,5 @@
-"""Where peers may be dialled: multiaddr and seed syntax, the address book, and its copy on disk."""
+"""Where peers may be dialled: the syntax of seeds, the address book, and its copy on disk."""
 
-import ipaddress
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,23 +8,34 @@ import msgspec
 
 from atoll.p2p.files import read_whole, write_whole
 from atoll.p2p.host import PeerAddress
-from atoll.protocols.errors import ConfigError, DecodeError
+from atoll.p2p.maddrs import MADDRS_PER_PEER, is_name, legal_maddrs, parse_maddr
+from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError
 from atoll.protocols.ids import PeerId, peer_bytes
 
-MADDR_MAX_CHARACTERS = 256
-MADDRS_PER_PEER = 16
+__all__ = [
+    "MADDRS_PER_PEER", "AddressBook", "KnownPeer", "dns_name", "is_dns_seed", "legal_maddrs", "parse_maddr",
+    "parse_seed",
+]  # fmt: skip
+
 MAX_PEERS = 2000
 CACHED_PEERS = 64
 CACHE_FORMAT = 1
 LASTING_S = 30.0
 """A connection that is lost sooner counts as a failed dial: the peer sends us away, or the path is bad."""
 _CACHE_MAX_BYTES = 1 << 20
-_EXAMPLE = "a seed looks like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
-_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
+_EXAMPLE = "a seed looks like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW… or /dnsaddr/seed.example.org"
+_DNSADDR = "/dnsaddr/"
+_DNS_NAME_MAX = 253 - len("_dnsaddr.")
 
 
 def parse_seed(text: str) -> PeerAddress:
-    """`/ip4/…/tcp/…/p2p/12D3…`, also through a relay (`…/p2p/RELAY/p2p-circuit/p2p/PEER`). Raises ConfigError."""
+    """`/ip4/…/tcp/…/p2p/12D3…`, also through a relay (`…/p2p/RELAY/p2p-circuit/p2p/PEER`), or a name in DNS.
+
+    `/dnsaddr/NAME[/p2p/PEER]` becomes an address with the one multiaddr `/dnsaddr/NAME`, and an empty PeerID
+    where any peer that DNS names will do; Discovery resolves it. Raises ConfigError.
+    """
+    if text.strip().startswith(_DNSADDR):
+        return _parse_dns_seed(text.strip())
     maddr, separator, peer = text.strip().rpartition("/p2p/")
     if not separator or not maddr:
         raise ConfigError(f"seed {text!r} does not end in an address and /p2p/PEERID", hint=_EXAMPLE)
@@ -37,29 +46,28 @@ def parse_seed(text: str) -> PeerAddress:
         raise ConfigError(f"seed {text!r}: {error}", hint=_EXAMPLE) from error
 
 
-def parse_maddr(text: str) -> str:
-    """`text` if it is a multiaddr that a node can dial, without the peer's own /p2p part. Raises DecodeError."""
-    parts = text.split("/")
-    if len(text) > MADDR_MAX_CHARACTERS or len(parts) < 3 or parts[0] != "":
-        raise DecodeError(f"{text[:80]!r} is not a multiaddr")
-    at, previous = 1, ""
-    while at < len(parts):
-        name = parts[at]
-        if previous not in _FOLLOWS.get(name, ()):
-            raise DecodeError(f"{text[:80]!r} is not a multiaddr: {name!r} after {previous or 'nothing'!r}")
-        if name in _CHECKS:
-            at += 1
-            if at >= len(parts) or not _CHECKS[name](parts[at]):
-                raise DecodeError(f"{text[:80]!r} is not a multiaddr: bad value of {name}")
-        at, previous = at + 1, name
-    if previous not in _ENDS:
-        raise DecodeError(f"{text[:80]!r} is not a multiaddr that can be dialled")
-    return text
+def is_dns_seed(seed: PeerAddress) -> bool:
+    """A seed that must be resolved before it can be dialled."""
+    return seed.maddrs[0].startswith(_DNSADDR)
 
 
-def legal_maddrs(maddrs: Iterable[str]) -> tuple[str, ...]:
-    """Those of a peer's claimed addresses that can be dialled."""
-    return tuple(maddr for maddr in maddrs if _is_legal(maddr))[:MADDRS_PER_PEER]
+def dns_name(maddr: str) -> str:
+    """NAME of `/dnsaddr/NAME`. Raises DecodeError."""
+    name = maddr.removeprefix(_DNSADDR)
+    if not maddr.startswith(_DNSADDR) or not is_name(name) or len(name) > _DNS_NAME_MAX:
+        raise DecodeError(f"{maddr[:80]!r} does not name a host in DNS")
+    return name
+
+
+def _parse_dns_seed(text: str) -> PeerAddress:
+    maddr, _, peer = text.partition("/p2p/")
+    try:
+        dns_name(maddr)
+        if peer or text.endswith("/p2p/"):
+            peer_bytes(PeerId(peer))
+    except DecodeError as error:
+        raise ConfigError(f"seed {text!r}: {error}", hint=_EXAMPLE) from error
+    return PeerAddress(PeerId(peer), (maddr,))
 
 
 @dataclass(slots=True)
@@ -68,7 +76,7 @@ class KnownPeer:
 
     peer: PeerId
     maddrs: dict[str, str] = field(default_factory=dict)
-    """Multiaddr -> where we have it from: seed, cache, exchange, dht, dialled."""
+    """Multiaddr -> where we have it from: seed, dns, cache, exchange, dht, dialled."""
     failures: int = 0
     next_dial: float = 0.0
     last_error: str = ""
@@ -78,6 +86,13 @@ class KnownPeer:
     """Not dialled before, whatever happens."""
     good: int = 0
     """Rises with each connection in the whole book; 0: never connected."""
+    misses: int = 0
+    """From the cache: earlier lives in which others answered but this peer did not."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Connected in this life, or in the one that wrote the cache."""
+        return self.good > 0 or "cache" in self.maddrs.values()
 
     @property
     def address(self) -> PeerAddress:
@@ -145,15 +160,32 @@ class AddressBook:
             known.failures += 1
             known.last_error, known.next_dial = reason, next_dial
 
+    def postponed(self, peer: PeerId, reason: str, next_dial: float) -> None:
+        """Nobody really dialled, because the last try was a moment ago; what that one said still holds."""
+        if known := self._known.get(peer):
+            known.failures = max(known.failures, 1)
+            known.last_error, known.next_dial = known.last_error or reason, next_dial
+
     def save(self, path: Path) -> None:
-        """Write the best peers, best first. Raises DiskFault."""
-        good = sorted((known for known in self._known.values() if known.good and known.maddrs), key=_by_good)
-        rows = [_CachedPeer(known.peer, known.address.maddrs) for known in good[:CACHED_PEERS]]
+        """Write the best peers, best first: those of this life, then those of the cache we started with.
+
+        Nothing is written before the first connection: a life without a network knows no better. DiskFault.
+        """
+        if not self._connections:
+            return
+        best = sorted((known for known in self._known.values() if known.is_proven and known.maddrs), key=_by_worth)
+        rows = [_CachedPeer(known.peer, known.address.maddrs, _misses(known)) for known in best[:CACHED_PEERS]]
         write_whole(path, msgspec.json.format(msgspec.json.encode(_Cache(CACHE_FORMAT, rows))) + b"\n")
 
     def load(self, path: Path) -> int:
-        """Learn the peers of an earlier life; how many. A damaged file is no cache. Raises DiskFault."""
-        data = read_whole(path, max_bytes=_CACHE_MAX_BYTES)
+        """Learn the peers of an earlier life, or of another node of the run; how many. Raises DiskFault.
+
+        A damaged file is no cache. Addresses are checked as any peer's claims are.
+        """
+        try:
+            data = read_whole(path, max_bytes=_CACHE_MAX_BYTES)
+        except CorruptFault:
+            return 0
         try:
             cache = msgspec.json.decode(data or b"", type=_Cache, strict=True)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -165,7 +197,9 @@ class AddressBook:
                 peer_bytes(row.peer)
             except DecodeError:
                 continue
-            self.add(row.peer, row.maddrs, "cache")
+            self.add(row.peer, reversed(row.maddrs), "cache")  # the newest is learnt last
+            if known := self._known.get(row.peer):
+                known.misses = max(0, row.misses)
         return len(self._known)
 
     def _admit(self, peer: PeerId) -> KnownPeer | None:
@@ -173,86 +207,26 @@ class AddressBook:
             victims = [known for known in self._known.values() if "seed" not in known.maddrs.values()]
             if not victims:
                 return None
-            worst = min(victims, key=lambda known: (known.good, -known.failures))
+            worst = min(victims, key=lambda known: (known.is_proven, known.good, -known.failures))
             del self._known[worst.peer]
         known = self._known[peer] = KnownPeer(peer)
         return known
 
 
-class _CachedPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CachedPeer(msgspec.Struct, frozen=True):
     peer: PeerId
     maddrs: tuple[str, ...]
+    misses: int = 0
 
 
-class _Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Cache(msgspec.Struct, frozen=True):
     format: int
     peers: list[_CachedPeer]
 
 
-def _by_good(known: KnownPeer) -> int:
-    return -known.good
+def _by_worth(known: KnownPeer) -> tuple[int, int]:
+    return -known.good, _misses(known)
 
 
-def _is_legal(maddr: str) -> bool:
-    try:
-        parse_maddr(maddr)
-    except DecodeError:
-        return False
-    return True
-
-
-def _is_ip4(text: str) -> bool:
-    try:
-        return not ipaddress.IPv4Address(text).is_multicast
-    except ValueError:
-        return False
-
-
-def _is_ip6(text: str) -> bool:
-    try:
-        return not ipaddress.IPv6Address(text).is_multicast and "%" not in text
-    except ValueError:
-        return False
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536
-
-
-def _is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 20
-
-
-def _is_peer(text: str) -> bool:
-    # A relay may have any key type; its PeerID is only passed on.
-    return re.fullmatch(r"[1-9A-HJ-NP-Za-km-z]{40,64}", text) is not None
-
-
-_CHECKS = {
-    "ip4": _is_ip4,
-    "ip6": _is_ip6,
-    "dns": _is_name,
-    "dns4": _is_name,
-    "dns6": _is_name,
-    "tcp": _is_port,
-    "udp": _is_port,
-    "p2p": _is_peer,
-    "memory": _is_number,
-}
-_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
-_TRANSPORTS = ("tcp", "quic-v1", "ws", "wss", "memory")
-_FOLLOWS = {
-    **dict.fromkeys((*_HOSTS, "memory"), ("",)),
-    "tcp": _HOSTS,
-    "udp": _HOSTS,
-    "quic-v1": ("udp",),
-    "ws": ("tcp",),
-    "wss": ("tcp",),
-    "p2p": ("", *_TRANSPORTS),
-    "p2p-circuit": ("p2p",),
-}
-_ENDS = (*_TRANSPORTS, "p2p-circuit")
+def _misses(known: KnownPeer) -> int:
+    return 0 if known.good else known.misses + (known.failures > 0)

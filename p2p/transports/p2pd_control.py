@@ -22,7 +22,7 @@ BUFFER_BYTES = 256 * 1024
 _REPLY_MAX_BYTES = 8 * 1024 * 1024
 _P2PD_DEADLINE_S = 30
 """p2pd gives up a dial that nobody waits for any more after this time."""
-_ERROR_CHARACTERS = 300
+_ERROR_CHARACTERS = 4000
 _UNIX_CODE = b"\x90\x03"  # multicodec 400 as a varint
 
 

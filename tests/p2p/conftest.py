@@ -1,7 +1,7 @@
 """One way to run a scenario on every transport.
 
-`run_lab(scenario)` gives `scenario` a Lab: hosts that serve, on p2pd over loopback in real time or in memory on
-virtual time. Afterwards everything is stopped and the lab checks that nothing is left.
+`run_lab(scenario)` gives `scenario` a Lab: hosts that serve, on p2pd or py-libp2p over loopback in real time or
+in memory on virtual time. Afterwards everything is stopped and the lab checks that nothing is left.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import pytest
 from atoll.p2p.host import Handler, Host, PeerAddress
 from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.p2pd import P2pdHost
+from atoll.p2p.transports.pylibp2p import PyLibp2pHost
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols.errors import PeerFault
 from atoll.protocols.identity import Identity
@@ -47,6 +48,8 @@ class Lab:
 
         if self.transport == "memory":
             return self._network.host(identity.peer_id, on_fault=on_fault)
+        if self.transport == "pylibp2p":
+            return PyLibp2pHost(identity, on_fault=on_fault)
         return P2pdHost(identity, on_fault=on_fault, poll_s=0.1)
 
     async def pair(self, handlers: Mapping[str, Handler] | None = None) -> tuple[Host, Host]:
@@ -68,6 +71,8 @@ class Lab:
         """The transport dies under the host; it comes back by itself."""
         if isinstance(host, P2pdHost):
             os.kill(host.process_id, signal.SIGKILL)
+        elif isinstance(host, PyLibp2pHost):
+            host.spawn(break_down)
         else:
             assert isinstance(host, MemoryHost)
             self._network.kill(host.peer_id)
@@ -85,11 +90,16 @@ class Lab:
 
             self._group.create_task = remember  # the group's own tasks end with the scenario
             try:
-                async with asyncio.timeout(30 if self.transport == "p2pd" else 3600):
+                async with asyncio.timeout(3600 if self.transport == "memory" else 30):
                     await scenario(self)
             finally:
                 for task in started:
                     task.cancel()
+
+
+async def break_down() -> None:
+    """A bug inside the engine of a transport that runs in our own process."""
+    raise RuntimeError("a bug")
 
 
 async def address_of(host: Host) -> PeerAddress:
@@ -103,9 +113,15 @@ def run_real(main: Awaitable[None]) -> None:
         runner.run(main)
 
 
-@pytest.fixture(params=["memory", pytest.param("p2pd", marks=pytest.mark.network)])
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("p2pd", marks=pytest.mark.network),
+        pytest.param("pylibp2p", marks=pytest.mark.network),
+    ]
+)
 def run_lab(request, tmp_path_factory, monkeypatch):
-    """Run a scenario on one transport; both get their turn."""
+    """Run a scenario on one transport; all get their turn."""
     transport = request.param
     folder = tmp_path_factory.mktemp("t")
     monkeypatch.setattr("tempfile.tempdir", str(folder))

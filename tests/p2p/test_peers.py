@@ -116,6 +116,59 @@ def test_the_cache_keeps_the_best_peers(tmp_path: Path) -> None:
     assert again.get(peer(50)) is None
 
 
+def test_a_life_without_a_connection_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    book = AddressBook(P)
+    book.add(Q, [TCP, "/ip4/1.2.3.4/tcp/2"], "exchange")
+    book.connected(Q, 1.0)
+    book.save(path)
+    written = path.read_bytes()
+    offline = AddressBook(P)
+    offline.load(path)
+    offline.failed(Q, "refused", 5.0)
+    offline.save(path)
+    assert path.read_bytes() == written
+
+
+def test_cached_peers_that_fail_sink_but_stay_and_their_addresses_keep_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    book = AddressBook(P)
+    for number in (2, 3, 4):
+        book.add(peer(number), [TCP, f"/ip4/1.2.3.4/tcp/{number}"], "exchange")
+        book.connected(peer(number), 1.0)
+    book.save(path)
+    for life in range(1, 4):
+        book = AddressBook(P)
+        book.load(path)
+        assert [known.peer for known in book.all()] == (
+            [peer(4), peer(3), peer(2)] if life == 1 else [peer(2), peer(3), peer(4)]
+        )
+        book.add(peer(4), ["/ip4/9.9.9.9/tcp/9"], "dht")
+        book.failed(peer(4), "refused", 5.0)
+        book.connected(peer(3), 1.0)
+        book.connected(peer(2), 2.0)
+        book.save(path)
+    last = AddressBook(P)
+    last.load(path)
+    dead = last.get(peer(4))
+    assert dead is not None
+    assert dead.misses == 3
+    assert dead.address.maddrs == ("/ip4/9.9.9.9/tcp/9", "/ip4/1.2.3.4/tcp/4", TCP)
+
+
+def test_hearsay_does_not_push_the_cache_out(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    book = AddressBook(P)
+    book.add(Q, [TCP], "exchange")
+    book.connected(Q, 1.0)
+    book.save(path)
+    book = AddressBook(P, max_peers=3)
+    book.load(path)
+    for number in range(10, 30):
+        book.add(peer(number), [TCP], "exchange")
+    assert book.get(Q) is not None
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"format":2,"peers":[]}', "[" * 100_000, '{"format":1,"peers":[{"peer":"x","maddrs":[]}]}'],

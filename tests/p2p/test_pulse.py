@@ -1,6 +1,7 @@
 """Silent peers are hung up on within ten seconds, and nobody else is."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from atoll.p2p.calls import Calls
@@ -62,10 +63,8 @@ def silences(cut: Callable[[MemoryNetwork, list[PeerId]], None], count: int, for
             pinging.cancel()
             raise asyncio.CancelledError
 
-    try:
+    with contextlib.suppress(asyncio.CancelledError):
         run_virtual(main())
-    except asyncio.CancelledError:
-        pass
     return found
 
 

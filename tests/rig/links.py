@@ -15,9 +15,14 @@ GATEWAY = "169.254.1.1"
 """The core's end of every link. Link-local: nobody takes it for an address of a host."""
 TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x400454CA, 0x0001, 0x1000, 0x4000
 TUNSETOFFLOAD, CHECKSUM_AND_TCP, UDP_TOO = 0x400454D0, 0x07, 0x60
-WHOLE_SEGMENTS, BUNDLED_SEGMENTS = 1, 65_535
+BUNDLES = "gso_max_segs 65535 gso_max_size 65536"
+SINGLE = "gso_max_segs 1 gso_max_size 1515"
+"""A packet with its Ethernet header has at most 1514 bytes. Of bundles that a relay wrote the kernel knows only the
+size, not the count."""
 QUEUE_S = 0.1
 """How long a packet waits at most before a rate limit: a home router's buffer, not a bottomless one."""
+QUEUE_PACKETS = 10_000
+"""Before the relay, which has to wait for its turn on a busy machine: only rate limits may drop."""
 LOSS_STEPS = 100_000
 
 
@@ -68,8 +73,9 @@ class Link:
 
     def configure(self, address: str) -> None:
         """Addresses, routes, rates and loss. Raises LabError."""
-        self.core.ip(f"addr add {GATEWAY}/32 dev {self.port}", f"link set dev {self.port} up")
-        self.machine.ip(f"link set dev {OUTER} up")
+        up = f"txqueuelen {QUEUE_PACKETS} up"
+        self.core.ip(f"addr add {GATEWAY}/32 dev {self.port}", f"link set dev {self.port} {up}")
+        self.machine.ip(f"link set dev {OUTER} {up}")
         for end, device in ((self.core, self.port), (self.machine, OUTER)):
             end.nft(
                 f"table inet lab_{device} {{ chain arriving {{ type filter hook prerouting priority raw\n }}\n }}"
@@ -97,7 +103,7 @@ class Link:
         """Limits from now on, in bits per second; None lifts a limit. Raises LabError."""
         for end, device, bits_s in ((self.machine, OUTER, up_bits_s), (self.core, self.port, down_bits_s)):
             if bits_s is None:
-                end.tc(f"qdisc replace dev {device} root pfifo limit 1000")
+                end.tc(f"qdisc replace dev {device} root pfifo limit {QUEUE_PACKETS}")
             else:
                 burst_bytes = max(16_384, int(bits_s / 8 * 0.005))
                 rate = f"rate {int(bits_s)}bit burst {burst_bytes} latency {int(QUEUE_S * 1000)}ms"
@@ -110,10 +116,9 @@ class Link:
             raise LabError(f"a loss is a share from 0 to 1, not {loss}")
         # The kernel hands over bundles of up to forty packets. With loss each must be on its own, or whole bundles
         # would be lost; it costs much speed.
-        segments = WHOLE_SEGMENTS if loss else BUNDLED_SEGMENTS
         drop = f"numgen random mod {LOSS_STEPS} < {round(loss * LOSS_STEPS)} counter drop"
         for end, device in ((self.core, self.port), (self.machine, OUTER)):
-            end.ip(f"link set dev {device} gso_max_segs {segments}")
+            end.ip(f"link set dev {device} {SINGLE if loss else BUNDLES}")
             rule = f'add rule inet lab_{device} arriving iifname "{device}" {drop}\n' if loss else ""
             end.nft(f"flush chain inet lab_{device} arriving\n{rule}")
         self.spec = replace(self.spec, loss=loss)

@@ -6,6 +6,7 @@ a link, and the end of standard input ends the process. Packets of one direction
 internet comes from queues, and queues do not overtake.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -16,6 +17,8 @@ from collections import deque
 
 EARLY_S = 0.0005
 """epoll rounds up to whole milliseconds; what is due within half of one goes now, so that the mean is right."""
+FIRST = -15
+"""Niceness: it stands for a cable, and cables do not wait for the processor."""
 BATCH = 64
 HELD_MAX_BYTES = 64 << 20
 """Per direction. A longer queue belongs to the rate limit before the relay, not here."""
@@ -31,7 +34,6 @@ class Way:
         self.delay_s, self.jitter_s = delay_s, jitter_s
         self.held: deque[tuple[float, bytes]] = deque()
         self._held_bytes = 0
-        self._last_due_s = 0.0
 
     def take(self, now_s: float) -> None:
         """Read what waits, at most a batch, so that no direction starves the others."""
@@ -43,12 +45,11 @@ class Way:
             if self._held_bytes + len(packet) > HELD_MAX_BYTES:
                 continue
             due_s = now_s + self.delay_s + self.jitter_s * random.uniform(-1, 1)
-            self._last_due_s = max(due_s, self._last_due_s)
             self._held_bytes += len(packet)
-            self.held.append((self._last_due_s, packet))
+            self.held.append((due_s, packet))
 
     def give(self, now_s: float) -> float:
-        """Write what is due; the time of the next packet, or infinity."""
+        """Write what is due, in order of arrival; the time of the next packet, or infinity."""
         held = self.held
         while held and held[0][0] <= now_s + EARLY_S:
             packet = held.popleft()[1]
@@ -70,6 +71,8 @@ def obey(orders: bytes, ways: list[Way]) -> None:
 
 def main(links: list[tuple[int, int, float, float]]) -> None:
     """Carries packets until standard input ends."""
+    with contextlib.suppress(PermissionError):  # some containers forbid it
+        os.nice(FIRST)
     ways = [way for a, b, *times in links for way in (Way(a, b, *times), Way(b, a, *times))]
     poll = select.epoll()
     by_source = {way.source: way for way in ways}

@@ -5,10 +5,8 @@ import os
 import select
 import signal
 import socket
-import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,18 +213,6 @@ def connection(opened: contextlib.ExitStack, server: Host, client: Host) -> tupl
     return opened.enter_context(accepted), called
 
 
-def stream_bits_s(sender: socket.socket, receiver: socket.socket, size: int) -> float:
-    """What a connection carries from its start on."""
-    begin_s = time.monotonic()
-    sending = threading.Thread(target=sender.sendall, args=(bytes(size),))
-    sending.start()
-    received = 0
-    while received < size:
-        received += len(receiver.recv(65536))
-    sending.join()
-    return size * 8 / (time.monotonic() - begin_s)
-
-
 SO_RCVBUFFORCE = 33
 FLOOD_S, PACKET_BYTES, HEADER_BYTES = 0.8, 1372, 28
 PACKET_BITS = (PACKET_BYTES + HEADER_BYTES) * 8
@@ -283,10 +269,11 @@ def shaped() -> Iterator[Lab]:
         yield built
 
 
+# The least of some round trips is taken: a busy machine adds to a delay, nothing takes away from it.
 def test_round_trip(shaped, sockets):
     home, server = udp(sockets, shaped["home"]), udp(sockets, shaped["seed"], PORT)
     times = [round_trip_s(home, server, (shaped["seed"].address, PORT)) for _ in range(9)]
-    assert statistics.median(times) == pytest.approx(0.06, rel=0.2)
+    assert min(times) == pytest.approx(0.06, rel=0.2)
 
 
 @pytest.mark.parametrize(("down", "limit_bits_s"), [(True, 32e6), (False, 8e6)])
@@ -329,7 +316,7 @@ def test_rate_and_delay_change_while_it_runs(shaped, sockets):
     link.set_delay(0.005)
     home, server = udp(sockets, shaped["home"]), udp(sockets, shaped["seed"], PORT)
     times = [round_trip_s(home, server, (shaped["seed"].address, PORT)) for _ in range(9)]
-    assert statistics.median(times) == pytest.approx(0.04, rel=0.2)
+    assert min(times) == pytest.approx(0.04, rel=0.2)
     assert limited_bits_s(home, server, (shaped["seed"].address, PORT), 2e6) == pytest.approx(2e6, rel=0.2)
 
 
@@ -363,12 +350,27 @@ def drained(receiver: socket.socket) -> int:
     return count
 
 
-def test_loss_hits_single_packets_of_a_stream(sockets):
-    """At 1 % and 40 ms TCP finds no pace above a few Mbit/s; were whole bundles lost, or none, it would."""
-    link = LinkSpec(delay_s=0.01, loss=0.005)
-    with Lab(LabSpec({"seed": Public(link), "other": Public(link)})) as lossy:
-        accepted, called = connection(sockets, lossy["seed"], lossy["other"])
-        assert stream_bits_s(accepted, called, 600_000) < 20e6
+SOL_UDP, UDP_SEGMENT = 17, 103
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.001])
+@pytest.mark.parametrize("lossy", ["seed", "other"])
+def test_loss_hits_packets_not_bundles(sockets, delay_s, lossy):
+    """The kernel carries 40 packets at once where it may; were they lost at once, some of 100 bundles would be."""
+    links = {name: LinkSpec(delay_s=delay_s, loss=0.1 * (name == lossy)) for name in ("seed", "other")}
+    with Lab(LabSpec({name: Public(link) for name, link in links.items()})) as built:
+        server, client = udp(sockets, built["other"], PORT), udp(sockets, built["seed"])
+        server.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
+        client.setsockopt(SOL_UDP, UDP_SEGMENT, 100)
+        for index in range(100):
+            client.sendto(bytes([index]) * 4000, (built["other"].address, PORT))
+        arrived = list(iter(lambda: server.recv(2048)[0] if heard_soon(server) else None, None))
+    assert set(arrived) == set(range(100))
+    assert 1 - len(arrived) / 4000 == pytest.approx(0.1, abs=0.02)
+
+
+def heard_soon(receiver: socket.socket) -> bool:
+    return bool(select.select([receiver], [], [], 0.3)[0])
 
 
 def namespaces_of(process_id: int) -> list[str]:

@@ -37,8 +37,16 @@ class World:
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.faults: list[tuple[PeerId, str]] = []
 
-    async def host(self, number: int, router: Router | None = None, *, relay: RelayLimits | None = None,
-                   relay_only: bool = False, trusted: tuple[int, ...] = (), run: RunId = RUN) -> RouteHost:  # fmt: skip
+    async def host(
+        self,
+        number: int,
+        router: Router | None = None,
+        *,
+        relay: RelayLimits | None = None,
+        relay_only: bool = False,
+        trusted: tuple[int, ...] = (),
+        run: RunId = RUN,
+    ) -> RouteHost:
         identity = Identity(bytes([number]) * 32)
         base = self.network.host(identity.peer_id)
         if router:

@@ -1,6 +1,7 @@
 """The NAT wire: golden bytes, and what a peer cannot make us do."""
 
 import asyncio
+import contextlib
 
 import pytest
 from hypothesis import given
@@ -18,15 +19,20 @@ RUN = RunId(bytes(32))
 A, B = Identity(b"a" * 32), Identity(b"b" * 32)
 PUNCH = n.sign_punch(RUN, A, B.peer_id, bytes(16), ("/ip4/5.5.5.5/tcp/1",))
 
+PLACE = "/ip4/5.5.5.5/tcp/1"
+PLACE_HEX = "91b22f6970342f352e352e352e352f7463702f31"
 GOLDEN = {
     "look": (n.Look(RUN), "92a46c6f6f6bc420" + "00" * 32),
-    "seen": (n.Seen(("/ip4/5.5.5.5/tcp/1",), "public", True, 1.5), "95a47365656e91b22f6970342f352e352e352e352f7463702f31a67075626c6963c3cb3ff8000000000000"),
+    "seen": (
+        n.Seen((PLACE,), "public", True, 1.5),
+        "95a47365656e" + PLACE_HEX + "a67075626c6963c3cb3ff8000000000000",
+    ),
     "dial-back": (n.DialBack(RUN, ()), "93a96469616c2d6261636bc420" + "00" * 32 + "90"),
-    "reached": (n.Reached(("/ip4/5.5.5.5/tcp/1",)), "92a77265616368656491b22f6970342f352e352e352e352f7463702f31"),
-    "coming": (n.Coming((), ("/ip4/5.5.5.5/tcp/1",)), "93a6636f6d696e679091b22f6970342f352e352e352e352f7463702f31"),
+    "reached": (n.Reached((PLACE,)), "92a772656163686564" + PLACE_HEX),
+    "coming": (n.Coming((), (PLACE,)), "93a6636f6d696e6790" + PLACE_HEX),
     "refused": (n.Refused("no"), "92a772656675736564a26e6f"),
     "open": (n.Open(), "91a46f70656e"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -44,10 +50,8 @@ def test_golden_punch():
 @given(st.binary(max_size=400))
 def test_decoders_return_or_raise_decode_error(data):
     for decode in (n.decode_ask, n.decode_answer, n.decode_opening):
-        try:
+        with contextlib.suppress(DecodeError):
             decode(data)
-        except DecodeError:
-            pass
 
 
 def test_a_punch_that_was_changed_does_not_verify():
@@ -126,9 +130,14 @@ def test_asks_are_counted(run_world):
         await world.host(2)
         await world.meet(2, 1)
         base, seed = world.hosts[2]._base, world.hosts[1].peer_id
-        with pytest.raises(Unreachable, match="too many asks"):
-            for _ in range(2 * ASKS_PER_MINUTE):
+        answered = 0
+        with contextlib.suppress(Unreachable):
+            while answered < 2 * ASKS_PER_MINUTE:
                 await ask(base, seed, n.Look(world.run), n.Seen)
+                answered += 1
+        assert ASKS_PER_MINUTE / 2 < answered <= ASKS_PER_MINUTE + 10
+        with pytest.raises(Unreachable, match="too many asks"):
+            await ask(base, seed, n.Look(world.run), n.Seen)
         assert not world.faults
 
     run_world(scenario)

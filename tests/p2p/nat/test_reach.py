@@ -62,9 +62,8 @@ def test_no_text_crashes_the_parser(text):
 
 
 def test_circuits_are_told_from_direct_addresses():
-    places = split(
-        ("/ip4/5.5.5.5/tcp/1", "/p2p/R/p2p-circuit", "/ip4/6.6.6.6/tcp/2/p2p/R/p2p-circuit", "/ip4/7.7.7.7/tcp/3/p2p/S/p2p-circuit")
-    )  # fmt: skip
+    through = ("/p2p/R", "/ip4/6.6.6.6/tcp/2/p2p/R", "/ip4/7.7.7.7/tcp/3/p2p/S")
+    places = split(("/ip4/5.5.5.5/tcp/1", *(f"{place}/p2p-circuit" for place in through)))
     assert places.direct == ("/ip4/5.5.5.5/tcp/1",)
     assert places.through == {"R": ("/ip4/6.6.6.6/tcp/2",), "S": ("/ip4/7.7.7.7/tcp/3",)}
 

@@ -87,9 +87,14 @@ def test_a_dead_relay_is_replaced_and_events_tell_the_truth(run_world):
             await world.meet(home, 5)
         events, heard = world.hosts[2].events(), []
 
+        gone_again = asyncio.Event()
+        third = world.hosts[3].peer_id
+
         async def listen():
             async for event in events:
                 heard.append(event)
+                if event == PeerDisconnected(third):
+                    gone_again.set()
 
         listener = world.group.create_task(listen())
         await world.meet(2, 3)
@@ -97,9 +102,7 @@ def test_a_dead_relay_is_replaced_and_events_tell_the_truth(run_world):
         loop = asyncio.get_running_loop()
         gone = loop.time()
         await world.kill(relay)
-        third = world.hosts[3].peer_id
-        while not any(event == PeerDisconnected(third) for event in heard):
-            await asyncio.sleep(0.1)
+        await gone_again.wait()
         await world.meet(2, 3)
         assert loop.time() - gone < 15.0
         assert await world.say(2, 3, b"again") == b"again"

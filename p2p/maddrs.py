@@ -1,0 +1,102 @@
+"""Multiaddrs that a node can dial: which texts are legal."""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+from atoll.protocols.errors import DecodeError
+
+MADDR_MAX_CHARACTERS = 256
+MADDRS_PER_PEER = 16
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def parse_maddr(text: str) -> str:
+    """`text` if it is a multiaddr that a node can dial, without the peer's own /p2p part. Raises DecodeError."""
+    parts = text.split("/")
+    if len(text) > MADDR_MAX_CHARACTERS or len(parts) < 3 or parts[0] != "":
+        raise DecodeError(f"{text[:80]!r} is not a multiaddr")
+    at, previous = 1, ""
+    while at < len(parts):
+        name = parts[at]
+        if previous not in _FOLLOWS.get(name, ()):
+            raise DecodeError(f"{text[:80]!r} is not a multiaddr: {name!r} after {previous or 'nothing'!r}")
+        if name in _CHECKS:
+            at += 1
+            if at >= len(parts) or not _CHECKS[name](parts[at]):
+                raise DecodeError(f"{text[:80]!r} is not a multiaddr: bad value of {name}")
+        at, previous = at + 1, name
+    if previous not in _ENDS:
+        raise DecodeError(f"{text[:80]!r} is not a multiaddr that can be dialled")
+    return text
+
+
+def legal_maddrs(maddrs: Iterable[str]) -> tuple[str, ...]:
+    """Those of a peer's claimed addresses that can be dialled."""
+    return tuple(maddr for maddr in maddrs if _is_legal(maddr))[:MADDRS_PER_PEER]
+
+
+def _is_legal(maddr: str) -> bool:
+    try:
+        parse_maddr(maddr)
+    except DecodeError:
+        return False
+    return True
+
+
+def _is_ip4(text: str) -> bool:
+    try:
+        return not ipaddress.IPv4Address(text).is_multicast
+    except ValueError:
+        return False
+
+
+def _is_ip6(text: str) -> bool:
+    try:
+        return not ipaddress.IPv6Address(text).is_multicast and "%" not in text
+    except ValueError:
+        return False
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536
+
+
+def is_name(text: str) -> bool:
+    """A host name of DNS, ASCII only."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
+def _is_peer(text: str) -> bool:
+    # A relay may have any key type; its PeerID is only passed on.
+    return re.fullmatch(r"[1-9A-HJ-NP-Za-km-z]{40,64}", text) is not None
+
+
+_CHECKS = {
+    "ip4": _is_ip4,
+    "ip6": _is_ip6,
+    "dns": is_name,
+    "dns4": is_name,
+    "dns6": is_name,
+    "tcp": _is_port,
+    "udp": _is_port,
+    "p2p": _is_peer,
+    "memory": _is_number,
+}
+_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
+_TRANSPORTS = ("tcp", "quic-v1", "ws", "wss", "memory")
+_FOLLOWS = {
+    **dict.fromkeys((*_HOSTS, "memory"), ("",)),
+    "tcp": _HOSTS,
+    "udp": _HOSTS,
+    "quic-v1": ("udp",),
+    "ws": ("tcp",),
+    "wss": ("tcp",),
+    "p2p": ("", *_TRANSPORTS),
+    "p2p-circuit": ("p2p",),
+}
+_ENDS = (*_TRANSPORTS, "p2p-circuit")
