@@ -3,6 +3,7 @@
 COMMANDS = {
     "run": ("atoll.cli.run:run", "Make, list and show runs."),
     "start": ("atoll.cli.start:start", "Join a run and train until stopped."),
+    "invite": ("atoll.cli.invite:invite", "A link that lets others join a run."),
     "status": ("atoll.cli.status:status", "What the node does now, and why."),
     "peers": ("atoll.cli.status:peers", "Whom the node knows, and over which path."),
     "rounds": ("atoll.cli.status:rounds", "What happened in each round."),
@@ -12,5 +13,7 @@ COMMANDS = {
     "stop": ("atoll.cli.orders:stop", "Stop the node in good order."),
     "eval": ("atoll.cli.orders:evaluate", "Validation loss of the weights as they are now."),
     "id": ("atoll.cli.identity:identity", "The node's identity."),
+    "doctor": ("atoll.cli.doctor:doctor", "Check machine, network and node; say what to do."),
+    "bench": ("atoll.cli.bench:bench", "The published figures, measured again here."),
     "sim": ("atoll.cli.sim:sim", "A swarm of real processes on this machine."),
 }

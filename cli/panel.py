@@ -31,18 +31,26 @@ JOIN_S = 2.0
 _STYLES = {"training": "green", "done": "green", "finished": "green", "paused": "yellow"}
 
 
+def seed_lines(now: c.Status) -> list[str]:
+    """How others join through this node, without an invite."""
+    return [f"others join with --seed {maddr}/p2p/{now.peer}" for maddr in now.addresses]
+
+
+Words = Callable[[c.Status], list[str]]
+
+
 @contextmanager
-def shown(home: Home, *, as_json: bool, plain: bool) -> Iterator[None]:
-    """Show the node of `home` until the block ends."""
+def shown(home: Home, *, as_json: bool, plain: bool, words: Words = seed_lines) -> Iterator[None]:
+    """Show the node of `home` until the block ends; `words` tell how to join it when its addresses changed."""
     ended = threading.Event()
     console = Console()
     if as_json:
-        show: Callable[[Home, threading.Event], None] = _json_lines
+        show: Callable[[Home, threading.Event, Words], None] = _json_lines
     elif plain or not console.is_terminal:
         show = _plain_lines
     else:
         show = _live_panel
-    thread = threading.Thread(target=show, args=(home, ended), name="panel", daemon=True)
+    thread = threading.Thread(target=show, args=(home, ended, words), name="panel", daemon=True)
     thread.start()
     try:
         yield
@@ -79,11 +87,11 @@ def is_news(now: c.Status, before: c.Status | None, since_s: float) -> bool:
     )
 
 
-def new_addresses(now: c.Status, before: c.Status | None) -> list[str]:
-    """Lines with the addresses that others may give as --seed, when they have changed."""
-    if before is not None and before.addresses == now.addresses:
+def new_addresses(now: c.Status, before: c.Status | None, words: Words = seed_lines) -> list[str]:
+    """Lines about how to join through our addresses, when they have changed."""
+    if not now.addresses or (before is not None and before.addresses == now.addresses):
         return []
-    return [f"others join with --seed {maddr}/p2p/{now.peer}" for maddr in now.addresses]
+    return words(now)
 
 
 def _rows(now: c.Status) -> Iterator[tuple[str, str]]:
@@ -111,28 +119,28 @@ def _statuses(home: Home, ended: threading.Event) -> Iterator[c.Status]:
             ended.wait(RETRY_S)
 
 
-def _json_lines(home: Home, ended: threading.Event) -> None:
+def _json_lines(home: Home, ended: threading.Event, words: Words) -> None:
     for now in _statuses(home, ended):
         print_json(now)
 
 
-def _plain_lines(home: Home, ended: threading.Event) -> None:
+def _plain_lines(home: Home, ended: threading.Event, words: Words) -> None:
     before: c.Status | None = None
     at = 0.0
     for now in _statuses(home, ended):
-        for line in new_addresses(now, before):
+        for line in new_addresses(now, before, words):
             click.echo(line)
         if is_news(now, before, time.monotonic() - at):
             click.echo(one_line(now))
             before, at = now, time.monotonic()
 
 
-def _live_panel(home: Home, ended: threading.Event) -> None:
+def _live_panel(home: Home, ended: threading.Event, words: Words) -> None:
     with Live(console=Console(), refresh_per_second=4, transient=False) as live:
         live.update("starting …")
         before: c.Status | None = None
         for now in _statuses(home, ended):
-            for line in new_addresses(now, before):
+            for line in new_addresses(now, before, words):
                 live.console.print(line, soft_wrap=True, highlight=False)  # whole, to be copied
             live.update(render(now))
             before = now

@@ -18,12 +18,14 @@ from atoll.node.home import Home
 from atoll.node.presets import NAMES, preset
 from atoll.p2p.files import write_whole
 from atoll.p2p.key_file import load_or_create
+from atoll.protocols.admission import MODES, AdmissionSpec, Mode
 from atoll.protocols.arena import arena_of
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import PeerId
 from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec, open_run, sign_run
 
-FIXED = ("version", "owner", "name", "data")
+FIXED = ("version", "owner", "name", "data", "admission")
 """What `--set` may not touch."""
 
 
@@ -39,9 +41,21 @@ def run() -> None:
 @click.option("--preset", "size_name", default="tiny", type=click.Choice(NAMES), help="Model size and recipe.")
 @click.option("--data", "source", default="builtin:shakespeare", help="builtin:…, synthetic:… or file:PATH.")
 @click.option("--seed", type=click.IntRange(0), help="Of weights and data order; random if absent.")
+@click.option("--admission", "mode", default="open", type=click.Choice(MODES), help="Who may join.")
+@click.option(
+    "--member", "members", multiple=True, metavar="PEERID", help="Admitted by name (see `atoll id show`)."
+)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="For example --set outer.rounds=20.")
 def new(
-    name: str, home: Home, as_json: bool, size_name: str, source: str, seed: int | None, changes: tuple[str, ...]
+    name: str,
+    home: Home,
+    as_json: bool,
+    size_name: str,
+    source: str,
+    seed: int | None,
+    mode: Mode,
+    members: tuple[PeerId, ...],
+    changes: tuple[str, ...],
 ) -> None:
     """Write and sign a run; print its id."""
     home.make()
@@ -50,8 +64,9 @@ def new(
         raise ConfigError(f"there is a run called {name!r} here", hint=f"choose another name, or move {path} away")
     owner = load_or_create(home.identity)
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+    admission = AdmissionSpec(mode=mode, members=tuple(sorted(set(members))))
     spec = preset(size_name, owner.peer_id, drawn, _shared_name(source))
-    spec = with_changes(msgspec.structs.replace(spec, name=name), changes)
+    spec = with_changes(msgspec.structs.replace(spec, name=name, admission=admission), changes)
     found = digest_of(spec.data, source.removeprefix("file:"), default_cache())
     spec = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, digest=found))
     data = sign_run(spec, owner)
@@ -94,7 +109,7 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
             raise ConfigError(f"--set {change}: not a KEY=VALUE", hint="for example --set outer.rounds=20")
         if key.split(".")[0] in FIXED:
             raise ConfigError(
-                f"--set {change}: {key} cannot be set", hint="it comes from NAME, --data and the key"
+                f"--set {change}: {key} cannot be set", hint="it comes from NAME, --data, --admission and the key"
             )
         _put(tree, key.split("."), _value(text))
     changed = to_struct(tree, RunSpec, strict=False)
@@ -114,7 +129,17 @@ def summary(found: FoundRun) -> dict[str, Any]:
         "payload_bytes": payload_bytes(arena_of(spec.model).chunks, spec.compress.k),
         "rounds": spec.outer.rounds,
         "source": spec.data.source,
+        "admission": spec.admission.mode,
     }
+
+
+def _who(admission: AdmissionSpec) -> str:
+    listed = f"{len(admission.members)} listed peer{'s' * (len(admission.members) != 1)}"
+    if admission.mode == "open":
+        return "open: anybody"
+    if admission.mode == "allowlist":
+        return f"the owner and {listed}"
+    return f"the owner, {listed} and holders of its invites" if admission.members else "the owner and its invites"
 
 
 def _shared_name(source: str) -> str:
@@ -150,6 +175,7 @@ def _print_run(found: FoundRun, as_json: bool) -> None:
         f"signed by {spec.owner}",
         f"model     {about['parameters']:,} parameters, context {spec.model.context}, {spec.data.tokenizer}",
         f"data      {spec.data.source}",
+        f"admission {_who(spec.admission)}",
         f"rounds    {spec.outer.rounds}, inner steps {stages}",
         f"upload    {size(about['payload_bytes'])} a round and copy, "
         f"{number(fp32 / about['payload_bytes'], 0)} times less than fp32 weights",

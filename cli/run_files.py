@@ -7,6 +7,7 @@ from atoll.node.home import Home
 from atoll.p2p.files import read_whole, write_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, PeerFault
+from atoll.protocols.ids import RunId
 from atoll.protocols.run import RunSpec, open_run
 
 MIN_ID_CHARACTERS = 4
@@ -34,6 +35,20 @@ def read_run(path: Path) -> FoundRun:
         ) from error
 
 
+def run_of(home: Home, data: bytes) -> FoundRun:
+    """The run in these bytes, with the path that it will have here. Raises ConfigError."""
+    try:
+        spec = open_run(data)
+    except PeerFault as error:
+        raise ConfigError(f"this is not a run that this node can train: {error}", hint=error.hint) from error
+    return FoundRun(spec, data, home.run_file(file_name(spec.name)))
+
+
+def with_id(home: Home, run: RunId) -> FoundRun | None:
+    """The run of this home with exactly this id."""
+    return next((found for found in runs_of(home) if found.spec.id == run), None)
+
+
 def runs_of(home: Home) -> list[FoundRun]:
     """All runs of this home, by name. Raises ConfigError for a file that is none."""
     return [read_run(path) for path in sorted(home.runs.glob("*.run"))]
@@ -58,11 +73,17 @@ def find_run(home: Home, wanted: str | None) -> FoundRun:
     raise ConfigError(f"no run is called {wanted!r} here", hint=_known(known))
 
 
-def keep_run(home: Home, run: FoundRun) -> None:
-    """Remember a run that came as a file, under its own name. Raises ConfigError when another run has it."""
+def check_room(home: Home, run: FoundRun) -> Path:
+    """Where this home keeps the run, under its own name. Raises ConfigError when another run has it."""
     path = home.run_file(file_name(run.spec.name))
     if path.exists() and read_run(path).spec.id != run.spec.id:
         raise ConfigError(f"another run is called {run.spec.name!r} here", hint=f"move {path} away")
+    return path
+
+
+def keep_run(home: Home, run: FoundRun) -> None:
+    """Remember a run that came as a file or by invite. Raises ConfigError when another run has its name."""
+    path = check_room(home, run)
     if not path.exists():
         write_whole(path, run.data)
 

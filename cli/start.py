@@ -12,15 +12,17 @@ import uvloop
 from atoll.cli.join import invited_run, keep, link_from, with_seeds
 from atoll.cli.network_options import network_options
 from atoll.cli.options import home_option
-from atoll.cli.panel import shown
+from atoll.cli.panel import Words, seed_lines, shown
 from atoll.cli.run_files import FoundRun, find_run
 from atoll.node.config import NodeConfig, load_config
 from atoll.node.daemon import Daemon
 from atoll.node.home import Home, hold_lock
-from atoll.node.invites import check_admission, kept_invite
+from atoll.node.invites import check_admission, invite_text, kept_invite, own_seeds, reach
 from atoll.node.logfile import log_handler
 from atoll.p2p.key_file import load_or_create
+from atoll.protocols.control import Status
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ def start(
     """
     config = load_config(home.config_toml, flags)
     link = _link(invite, wanted)
-    found = find_run(home, wanted) if link is None else invited_run(home, config, link, yes=yes)
+    found = find_run(home, wanted) if link is None else invited_run(home, config, link, time.time(), yes=yes)
     with hold_lock(home):
         keep(home, found, link)
         config = with_seeds(home, found, config)
@@ -59,7 +61,7 @@ def start(
         daemon = Daemon(home, config, found.data)
         log.info("node starts in run %s (%s)", found.spec.name, found.spec.id.hex())
         with (
-            shown(home, as_json=as_json, plain=plain),
+            shown(home, as_json=as_json, plain=plain, words=_words(found, daemon.identity, config)),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(daemon.run())
@@ -79,6 +81,25 @@ def _check_admitted(home: Home, found: FoundRun) -> None:
     if not (home.run(found.spec.id) / "ledger.sqlite").exists():
         me = load_or_create(home.identity).peer_id
         check_admission(found.spec, me, kept_invite(home, found.spec.id), time.time())
+
+
+def _words(found: FoundRun, me: Identity, config: NodeConfig) -> Words:
+    """An owner is shown a link, where it can lead to a member; others the addresses.
+
+    A link that holds a permit is a secret: it is shown on terminals and stays out of log files.
+    """
+    spec = found.spec
+
+    def words(now: Status) -> list[str]:
+        if spec.owner != me.peer_id:
+            return seed_lines(now)
+        if spec.admission.mode == "invite" and not sys.stdout.isatty():
+            return ["others join with an invite: `atoll invite`"]
+        seeds = own_seeds(now.addresses, me.peer_id, config.seeds)
+        where = ("", "", " in this network", " on this machine")[min(map(reach, seeds))]
+        return [f"others join{where} with: node start {invite_text(spec, me, seeds, time.time())}"]
+
+    return words
 
 
 def _begin_log(home: Home, config: NodeConfig) -> None:

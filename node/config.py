@@ -42,6 +42,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Ask the router for a port by UPnP and NAT-PMP; absent: where the transport can."""
     transport: Literal["p2pd", "pylibp2p"] = "p2pd"
     """go-libp2p as a child process, or py-libp2p in this one."""
+    connections: int = 192
+    """Connections that are kept; above that, the least used are closed."""
     relay: bool = False
     """Relay for nodes behind routers that cannot be punched."""
     relay_circuits: int = 256
@@ -93,6 +95,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                     )
             if len(maddrs) > MAX_PLACES:
                 raise ConfigError(f"{key}: more than {MAX_PLACES}")
+        if not 8 <= self.connections <= 1 << 16:
+            raise ConfigError(f"connections = {self.connections} is outside 8 … {1 << 16}")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port = {self.port} is outside 0 … 65535")
         if not (0 < self.relay_circuits <= 1 << 16 and self.relay_bytes_per_day >= 0):

@@ -15,6 +15,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.control import ControlServer
 from atoll.node.driver import Driver
 from atoll.node.home import Home
+from atoll.node.invites import kept_invite, opening_entry
 from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
 from atoll.node.roundlog import RoundLog
@@ -24,7 +25,9 @@ from atoll.p2p.dht import Dht
 from atoll.p2p.dht_pipe import ChildOptions
 from atoll.p2p.files import make_folder
 from atoll.p2p.key_file import load_or_create
+from atoll.p2p.ledger.gate import Gate
 from atoll.p2p.peers import parse_seed
+from atoll.p2p.run_fetch import serve_run
 from atoll.p2p.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.p2pd import P2pdHost
 from atoll.protocols import codec
@@ -58,10 +61,15 @@ class Daemon:
         self.base = base_host(home, config, self.identity)
         self.host = route_host(self.base, config, self.identity, self.spec.id, seeds, self._blame)
         options = SwarmOptions(run_file=run_file)
+        serve_run(self.host, run_file)
         dht = Dht(self.identity, self._dht_options, rng=random.Random()) if config.dht else None
-        self.swarm = Swarm(self.host, self.identity, self.spec.id, folder, seeds, options=options, dht=dht)
+        gate = Gate(self.spec, me, time.time)
+        self.swarm = Swarm(
+            *(self.host, self.identity, self.spec.id, folder, seeds), options=options, dht=dht, gate=gate
+        )
         self.log = RoundLog(folder, me, time.time)
-        self.net = SwarmNetwork(self.swarm, self.host, me)
+        opening = opening_entry(self.spec, me, kept_invite(home, self.spec.id))
+        self.net = SwarmNetwork(self.swarm, self.host, me, opening=opening)
         self.driver = Driver(
             self.spec, me, self.net, self.log, folder / "spool", time.monotonic, eval_every=config.eval_every
         )

@@ -20,7 +20,16 @@ ALONE_S = 8.0
 class SwarmNetwork:
     """Adapts one Swarm. Synchronous but for downloads."""
 
-    def __init__(self, swarm: Swarm, host: Host, me: PeerId, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        swarm: Swarm,
+        host: Host,
+        me: PeerId,
+        now: Callable[[], float] = time.monotonic,
+        opening: Body | None = None,
+    ) -> None:
+        """`opening`: what our feed must begin with, if it has not begun."""
+        self._opening = opening
         self._swarm, self._host, self._me, self._now = swarm, host, me, now
         self._replayed = 0
 
@@ -123,4 +132,6 @@ class SwarmNetwork:
                     await self._swarm.wait_synced()
             except TimeoutError:
                 driver.log.event("alone", after_s=ALONE_S)
+        if self._opening is not None and self._me not in self._swarm.ledger.vector():
+            self._swarm.publish(self._opening)
         driver.on_synced()

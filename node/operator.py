@@ -127,8 +127,10 @@ class DaemonOperator:
         return f"{text}: " + "; ".join(f"{seed} {state}" for seed, state in table.items()) if table else text
 
     def _trouble(self) -> str:
-        fault = self._daemon.swarm.local_fault
-        return self._daemon.driver.trouble or (fault.line() if fault else "")
+        swarm = self._daemon.swarm
+        refusal = next(iter(swarm.refusals.values()), "")
+        own = self._daemon.driver.trouble or (swarm.local_fault.line() if swarm.local_fault else "")
+        return own or (f"peers do not admit this node: {refusal}" if refusal else "")
 
     def _peer_row(self, row: PeerRow, lease: Lease | None, left_s: float) -> c.PeerRow:
         return c.PeerRow(

@@ -21,7 +21,13 @@ def base_host(home: Home, config: NodeConfig, identity: Identity) -> Host:
         return _pylibp2p_host(home, config, identity)
     listen = listen_maddrs(config.listen, config.port, home.port)
     port_map = config.port_map is not False and not is_loopback(listen)
-    return P2pdHost(identity, P2pdOptions(listen=listen, port_map=port_map))
+    options = P2pdOptions(
+        listen=listen,
+        port_map=port_map,
+        connections_low=config.connections // 2,
+        connections_high=config.connections,
+    )
+    return P2pdHost(identity, options)
 
 
 def _pylibp2p_host(home: Home, config: NodeConfig, identity: Identity) -> Host:
@@ -36,7 +42,7 @@ def _pylibp2p_host(home: Home, config: NodeConfig, identity: Identity) -> Host:
         raise ConfigError(f"transport pylibp2p cannot do that: {'; '.join(refused)}", hint="use transport p2pd")
     # QUIC places are ours, not the user's: this transport has none.
     listen = [maddr for maddr in listen_maddrs(config.listen, config.port, home.port) if "/quic" not in maddr]
-    return PyLibp2pHost(identity, PyLibp2pOptions(listen=tuple(listen)))
+    return PyLibp2pHost(identity, PyLibp2pOptions(listen=tuple(listen), connections_max=config.connections))
 
 
 def route_host(

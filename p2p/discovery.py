@@ -36,6 +36,8 @@ STAGGER_S = 0.25
 DIAL_S = 15.0
 EXPLORE_S = 60.0
 """With enough connections, still dial one more peer so often: two full halves of a swarm must find each other."""
+FRESH_S = 20.0
+"""A transport that refuses to dial, while we know nobody, is started anew so often at most."""
 _TICK_S = 1.0
 _FIRST_SAVE_S = 5.0
 _SAVE_S = 30.0
@@ -72,6 +74,7 @@ class Discovery:
         self._dialling: dict[PeerId, float] = {}
         self._wake = Bell()
         self._next_explore = now() + EXPLORE_S
+        self._held_back, self._next_fresh = False, now() + FRESH_S
         for path in (*more_caches, cache):
             self._load(path)
         for seed in self._seeds:
@@ -84,6 +87,7 @@ class Discovery:
             for name in self._names:
                 group.create_task(name.serve(self._on_resolved))
             while True:
+                await self._forget_failures()
                 for known in self._choose(self._now()):
                     self._dialling[known.peer] = self._now()
                     group.create_task(self._dial(known))
@@ -214,8 +218,16 @@ class Discovery:
                 known.next_dial = next_dial
             case Trouble.BACKOFF:
                 self.book.postponed(known.peer, reason, next_dial)
+                self._held_back = True
             case _:
                 self.book.failed(known.peer, reason, next_dial)
+
+    async def _forget_failures(self) -> None:
+        """The transport refuses to dial, and nobody is connected: a fresh start loses nothing."""
+        now = self._now()
+        if self._held_back and not self._connected and now >= self._next_fresh:
+            self._next_fresh, self._held_back = now + FRESH_S, False
+            await self._host.forget_failures()
 
     def _load(self, path: Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The network as the rest of atoll sees it: peers, streams and events. Three transports implement it, and two wrappers.
+"""The network as the rest of atoll sees it: peers, streams and events. Three transports implement it.
 
 Rules that every transport obeys and `tests/p2p/test_host_conformance.py` holds:
 
@@ -131,6 +131,9 @@ class Host(Protocol):
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """Open a stream to a connected peer. Raises Unreachable."""
+
+    async def forget_failures(self) -> None:
+        """Dials that failed may be tried again at once; for nodes that are connected to nobody."""
 
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`. May be called before `serve`."""

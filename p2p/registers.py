@@ -5,6 +5,7 @@ news: an echo of a known register neither lives longer for it nor comes back aft
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -41,13 +42,25 @@ class Held(NamedTuple):
 class Registers:
     """All live registers. Pure but for memory: `now` is an argument of every method that needs it."""
 
-    def __init__(self, run: RunId, identity: Identity, epoch: int, *, max_authors: int = MAX_AUTHORS) -> None:
-        """`epoch`: rises by one with each start of the node, see `next_epoch`."""
+    def __init__(
+        self,
+        run: RunId,
+        identity: Identity,
+        epoch: int,
+        *,
+        max_authors: int = MAX_AUTHORS,
+        admits: Callable[[PeerId], bool] = lambda peer: True,
+    ) -> None:
+        """`epoch`: rises by one with each start of the node, see `next_epoch`.
+
+        `admits`: whose registers are kept; those of others are no news and no fault, now or later.
+        """
         self._run = run
         self._identity = identity
         self._epoch = epoch
         self._seq = 0
         self._max_authors = max_authors
+        self._admits = admits
         self._held: dict[Key, Held] = {}
         self._newest: OrderedDict[Key, Order] = OrderedDict()
         self._news: deque[tuple[PeerId, Value]] = deque(maxlen=_NEWS)
@@ -71,6 +84,8 @@ class Registers:
             return False
         if draft.author == self._identity.peer_id:
             return self._outrun(decode_register(data, self._run))
+        if not self._admits(draft.author):
+            return False
         if key not in self._held and not self._has_room(draft.author, now):
             return False
         register = decode_register(data, self._run)

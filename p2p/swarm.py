@@ -30,6 +30,7 @@ from atoll.p2p.host import (
     PeerConnected,
     PeerDisconnected,
 )
+from atoll.p2p.ledger.gate import Gate
 from atoll.p2p.ledger.store import Equivocation, Ledger, Quota
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.pulse import Pulse
@@ -104,8 +105,11 @@ class Swarm:
         now: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         dht: Dht | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """Opens what `home` holds. Raises DiskFault, CorruptFault, ConfigError, LocalFault.
+
+        `gate`: whom the run admits; none: everybody.
 
         `now`: monotonic, the running loop's `time` under virtual time.
         """
@@ -122,8 +126,10 @@ class Swarm:
         self.local_fault: LocalFault | None = None
         """Newest failure to store what peers sent; None when the last attempt worked."""
         self.standings = Standings(now)
-        self.ledger = Ledger(home / "ledger.sqlite", run, self._options.quota)
-        self.registers = Registers(run, identity, next_epoch(home / "epoch"))
+        self.ledger = Ledger(home / "ledger.sqlite", run, self._options.quota, gate)
+        self.registers = Registers(run, identity, next_epoch(home / "epoch"), admits=self.ledger.admits)
+        self.refusals: dict[PeerId, str] = {}
+        """Connected peers that do not admit us, each with its reason."""
         self.calls = Calls(host, run, agent=self._options.agent, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / "blobs"), self.blame)
         self.gossip = Gossip(self.calls, self.neighbours, now, self._rng)
@@ -134,7 +140,7 @@ class Swarm:
         )
         self.pulse = Pulse(self.calls, self.neighbours, now, self.blame, self._on_silent)
         self._repair = Repair(
-            LedgerSync(self.ledger, self.calls, self._on_fresh, self.blame),
+            LedgerSync(self.ledger, self.calls, self._on_fresh, self.blame, self._on_refused),
             RegisterExchange(self.registers, self.calls, now, self._on_pulled),
             *(self.neighbours, self._rng, self.blame, self._on_local_fault),
         )
@@ -278,7 +284,7 @@ class Swarm:
     def _hear_entry(self, sender: PeerId, data: bytes) -> bool:
         entry = decode_entry(data, self.run)
         try:
-            done = self.ledger.insert_all([entry])
+            done = self.ledger.insert_all([entry], sender)
         except LocalFault as fault:
             self._on_local_fault(fault)
             return False
@@ -321,6 +327,12 @@ class Swarm:
                 self.discovery.learn(author, value.maddrs, "exchange")
         self._ring()
 
+    def _on_refused(self, peer: PeerId, reason: str) -> None:
+        if reason not in self.refusals.values():
+            log.warning("peer %s stores nothing of ours: %s", short(peer), reason)
+        self.refusals[peer] = reason
+        self._ring()
+
     def _on_local_fault(self, fault: LocalFault) -> None:
         if self.local_fault is None:
             log.warning("what peers sent was not stored: %s", fault.line())
@@ -360,6 +372,7 @@ class Swarm:
         if peer not in self._connections:
             return
         del self._connections[peer]
+        self.refusals.pop(peer, None)
         self.pulse.forget(peer)
         self.gossip.forget(peer)
         self.discovery.on_disconnected(peer)

@@ -4,11 +4,12 @@ Every body is an array-like, tagged msgpack union. A feed entry names the run, t
 in the feed and the hash of the entry before it; the signature covers all of that.
 """
 
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
 from atoll.protocols import codec
+from atoll.protocols.admission import Permit, check_permit
 from atoll.protocols.errors import DecodeError, SignatureFault
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest, public_key_of
@@ -95,7 +96,17 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_un
     round: Round
 
 
-Body: TypeAlias = Contribution | Ack | Proposal | Vote | Prepare | Promise | Leave
+class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_unknown_fields=True):
+    """`author` joins with a permit. Opens a feed: legal at seq 0 only."""
+
+    round: ClassVar[Round] = Round(-1)
+    """Before the first round, so that it concerns none."""
+    permit: Permit
+    proof: bytes
+    """The permit's key over (run, author)."""
+
+
+Body: TypeAlias = Contribution | Ack | Proposal | Vote | Prepare | Promise | Leave | Admit
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -145,6 +156,8 @@ def decode_entry(data: bytes, run: RunId) -> Entry:
         raise DecodeError("entry: illegal signature length or sequence number")
     if len(entry.previous) != (DIGEST_BYTES if entry.seq else 0):
         raise DecodeError("entry: illegal link to the entry before")
+    if isinstance(entry.body, Admit) and entry.seq:
+        raise DecodeError("entry: a permit opens a feed or does not count")
     check_body(entry.body)
     verify(entry.author, _DOMAIN, unsigned(entry), entry.signature)
     return entry
@@ -152,6 +165,11 @@ def decode_entry(data: bytes, run: RunId) -> Entry:
 
 def check_body(body: Body) -> None:
     """Raise DecodeError for numbers and lengths that no honest node writes."""
+    if isinstance(body, Admit):
+        check_permit(body.permit)
+        if len(body.proof) != SIGNATURE_BYTES:
+            raise DecodeError("admit: a proof has 64 bytes")
+        return
     if not 0 <= body.round < 1 << 24:
         raise DecodeError(f"round {body.round} is outside its range")
     match body:

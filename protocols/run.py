@@ -6,6 +6,7 @@ The run id is the BLAKE3 of the canonical bytes. Unknown and missing keys are er
 import msgspec
 
 from atoll.protocols import codec
+from atoll.protocols.admission import AdmissionSpec
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import PeerId, RunId, digest, public_key_of
@@ -104,6 +105,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     outer: OuterSpec
     compress: CompressSpec
     pace: PaceSpec
+    admission: AdmissionSpec = AdmissionSpec()
 
     @property
     def id(self) -> RunId:
@@ -135,6 +137,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _within("pace.grace_256", self.pace.grace_256, 0, 1 << 16)
         _within("pace.lease_s", self.pace.lease_s, 1, 3600)
         _within("pace.min_members", self.pace.min_members, 1, 1024)
+        self.admission.check()
 
 
 class SignedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

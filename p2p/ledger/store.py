@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atoll.p2p.ledger.database import Database, damaged
+from atoll.p2p.ledger.gate import Gate
 from atoll.protocols import codec
-from atoll.protocols.errors import DecodeError, LocalFault, SignatureFault
+from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
-from atoll.protocols.records import ENTRY_MAX_BYTES, Body, Entry, encode_entry, sign_entry
+from atoll.protocols.records import ENTRY_MAX_BYTES, Admit, Body, Entry, encode_entry, sign_entry
 
 CLOSED = 1 << 40
 """In a vector: "send nothing of this author"; one above the highest legal sequence number."""
@@ -47,6 +48,8 @@ class Insertion(NamedTuple):
     gap: bool
     """Some entry came before its predecessor: ask the sender for more."""
     forks: tuple[Equivocation, ...]
+    refused: tuple[tuple[PeerId, str], ...] = ()
+    """Authors that the run does not admit, with the reason, where that is news. Nobody's fault."""
 
 
 class _Feed(NamedTuple):
@@ -69,14 +72,20 @@ _NOTHING = _Feed(0, b"", 0)
 class Ledger:
     """All entries of one run. Synchronous; one owner."""
 
-    def __init__(self, path: Path, run: RunId, quota: Quota | None = None) -> None:
-        """Open or create. Raises DiskFault, CorruptFault, LocalFault (held by another), ConfigError."""
+    def __init__(self, path: Path, run: RunId, quota: Quota | None = None, gate: Gate | None = None) -> None:
+        """Open or create. Raises DiskFault, CorruptFault, LocalFault (held by another), ConfigError.
+
+        `gate`: whose feeds may begin here; none: anybody's.
+        """
         self.run = run
         self.quota = quota or Quota()
+        self._gate = gate
         self._db = Database(path, run, self.quota.disk_bytes)
         try:
             self._feeds = self._read_feeds()
             self._forked = {PeerId(author) for (author,) in self._db.rows("SELECT author FROM proofs")}
+            if gate is not None:
+                gate.begin(self._feeds, [e.body for e in self.entries(kind=Admit) if isinstance(e.body, Admit)])
         except BaseException:
             self._db.close()
             raise
@@ -88,7 +97,8 @@ class Ledger:
     def append(self, identity: Identity, body: Body) -> Entry:
         """Our next entry: signed, linked, durable when this returns.
 
-        Raises DiskFault, DecodeError for an illegal body, LocalFault when our own feed has forked or is full.
+        Raises DiskFault, DecodeError for an illegal body, ConfigError when the run does not admit us, LocalFault
+        when our own feed has forked or is full.
         """
         author = identity.peer_id
         feed = self._feeds.get(author, _NOTHING)
@@ -97,6 +107,8 @@ class Ledger:
                 "this identity has signed two histories (its home was copied, or restored from an old backup)",
                 hint="start with a new identity",
             )
+        if self._gate is not None and not feed.next and (reason := self._gate.own_reason(body)):
+            raise ConfigError(reason, hint="ask the run's owner for an invite")
         entry = sign_entry(self.run, identity, feed.next, feed.head, body)
         if self._is_full(feed):
             raise LocalFault("our own feed is full in this ledger", hint="raise the ledger's quota")
@@ -105,27 +117,33 @@ class Ledger:
         self._feeds[author] = after
         return entry
 
-    def insert(self, entry: Entry) -> bool:
-        """Add a verified entry; False if it is known, out of order, or over quota.
+    def insert(self, entry: Entry, sender: PeerId | None = None) -> bool:
+        """Add a verified entry; False if it is known, out of order, over quota, or its author is not admitted.
 
         Raises Equivocation (a SignatureFault) with the proof kept, or DiskFault.
         """
-        done = self.insert_all([entry])
+        done = self.insert_all([entry], sender)
         if done.forks:
             raise done.forks[0]
         return bool(done.fresh)
 
-    def insert_all(self, entries: Iterable[Entry]) -> Insertion:
-        """Add verified entries in one transaction. Raises DiskFault, and then nothing was added."""
+    def insert_all(self, entries: Iterable[Entry], sender: PeerId | None = None) -> Insertion:
+        """Add verified entries in one transaction. Raises DiskFault, and then nothing was added.
+
+        `sender`: the peer that brought them; its word counts for authors that are new here (see `Gate`).
+        """
         feeds: dict[PeerId, _Feed] = {}
         forked: set[PeerId] = set()
         fresh: list[Entry] = []
         forks: list[Equivocation] = []
+        refused: list[tuple[PeerId, str]] = []
         gap = False
         with self._db.transaction():
             for entry in entries:
                 feed = feeds.get(entry.author) or self._feeds.get(entry.author, _NOTHING)
                 verdict = _Verdict.REFUSED if entry.author in forked else self._judge(entry, feed)
+                if not feed.next and self._is_refused(entry, sender, refused):
+                    verdict = _Verdict.REFUSED
                 if verdict is _Verdict.FRESH and self._has_room(feed, len(feeds.keys() | self._feeds.keys())):
                     feeds[entry.author] = self._write(entry, feed)
                     fresh.append(entry)
@@ -136,7 +154,23 @@ class Ledger:
                 gap = gap or verdict is _Verdict.GAP
         self._feeds.update(feeds)
         self._forked |= forked
-        return Insertion(tuple(fresh), gap, tuple(forks))
+        for entry in fresh:
+            if self._gate is not None and not entry.seq:
+                self._gate.took(entry)
+        return Insertion(tuple(fresh), gap, tuple(forks), tuple(refused))
+
+    def admits(self, peer: PeerId) -> bool:
+        """May `peer` take part? One whose feed has begun here may, and those whom the run names."""
+        return self._gate is None or peer in self._feeds or self._gate.by_name(peer)
+
+    def refusal(self, peer: PeerId) -> str:
+        """Why we store nothing of `peer`, if it tried; else empty."""
+        return "" if self._gate is None or self.admits(peer) else self._gate.reason(peer)
+
+    def settle(self, peer: PeerId) -> None:
+        """A whole exchange with a member is over: from now on strangers must show permits that are good today."""
+        if self._gate is not None and self.admits(peer):
+            self._gate.trusts_all = False
 
     def vector(self) -> dict[PeerId, int]:
         """Next sequence number of every author."""
@@ -210,7 +244,7 @@ class Ledger:
 
     def add_proof(self, first: Entry, second: Entry) -> bool:
         """Keep a proof that somebody else found; both entries are verified. False if it proves nothing new."""
-        if first.author in self._forked or not contradicts(first, second):
+        if first.author in self._forked or not self.admits(first.author) or not contradicts(first, second):
             return False
         with self._db.transaction():
             self._write_proof(first, second)
@@ -237,6 +271,15 @@ class Ledger:
             return _Verdict.FRESH if entry.previous == feed.head else _Verdict.FORK
         known = self._db.rows("SELECT id FROM entries WHERE author = ? AND seq = ?", entry.author, entry.seq)
         return _Verdict.KNOWN if known and known[0][0] == entry.id else _Verdict.FORK
+
+    def _is_refused(self, entry: Entry, sender: PeerId | None, news: list[tuple[PeerId, str]]) -> bool:
+        if self._gate is None:
+            return False
+        vouched = sender is not None and sender != entry.author and self.admits(sender)
+        reason = self._gate.judge(entry, vouched=vouched)
+        if reason and self._gate.refused(entry.author, reason):
+            news.append((entry.author, reason))
+        return bool(reason)
 
     def _is_full(self, feed: _Feed) -> bool:
         return feed.next >= self.quota.author_entries or feed.size_bytes >= self.quota.author_bytes

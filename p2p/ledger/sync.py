@@ -7,21 +7,25 @@ Safe to cancel at any point: inserting is idempotent and every batch is whole.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import msgspec
 
 from atoll.p2p.calls import Calls
 from atoll.p2p.ledger.store import Equivocation, Ledger
-from atoll.protocols.errors import PeerFault
-from atoll.protocols.ids import PeerId
+from atoll.protocols.errors import DecodeError, PeerFault
+from atoll.protocols.ids import PeerId, short
 from atoll.protocols.records import Entry, decode_entry
+
+log = logging.getLogger(__name__)
 
 METHOD = "ledger.sync"
 BATCH_BYTES = 256 * 1024
 MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
 """A batch, two vectors' worth of authors and a few proofs."""
 _PROOFS = 2
+_REASON_MAX_CHARACTERS = 200
 _VERIFIED_PER_TURN = 32
 """Signatures checked before other tasks get a turn: about 3 ms."""
 
@@ -39,19 +43,30 @@ class Exchange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Authors whose equivocation this side can prove."""
     entries: tuple[bytes, ...]
     proofs: tuple[tuple[bytes, bytes], ...]
+    refusal: str = ""
+    """Why this side stores nothing that the other wrote; empty where it does, or the other never tried."""
 
 
 class LedgerSync:
     """Serves and makes exchanges for one ledger."""
 
     def __init__(
-        self, ledger: Ledger, calls: Calls, on_fresh: OnFresh, on_fault: Callable[[PeerId, PeerFault], None]
+        self,
+        ledger: Ledger,
+        calls: Calls,
+        on_fresh: OnFresh,
+        on_fault: Callable[[PeerId, PeerFault], None],
+        on_refused: Callable[[PeerId, str], None] = lambda peer, reason: None,
     ) -> None:
-        """`on_fresh(sender, entries)` hears of entries that are durable now."""
+        """`on_fresh(sender, entries)` hears of entries that are durable now.
+
+        `on_refused(peer, reason)` hears that `peer` does not admit us to the run.
+        """
         self._ledger = ledger
         self._calls = calls
         self._on_fresh = on_fresh
         self._on_fault = on_fault
+        self._on_refused = on_refused
         calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
 
     async def exchange(self, peer: PeerId) -> int:
@@ -62,21 +77,26 @@ class LedgerSync:
         gained = 0
         theirs: Exchange | None = None
         while True:
-            ours = self._state(theirs)
+            ours = self._state(theirs, peer)
             before, theirs = theirs, await self._calls.call(peer, METHOD, ours, Exchange, max_bytes=MESSAGE_BYTES)
             fresh = await self._take(peer, theirs)
             gained += fresh
             is_stuck = before is not None and before.wanted == theirs.wanted
             if not fresh and (is_stuck or not self._has_news_for(theirs)):
+                self._ledger.settle(peer)
                 return gained
 
     async def _answer(self, peer: PeerId, theirs: Exchange) -> Exchange:
         await self._take(peer, theirs)
-        return self._state(theirs)
+        return self._state(theirs, peer)
 
     async def _take(self, peer: PeerId, message: Exchange) -> int:
+        if message.refusal:
+            self._on_refused(peer, _plain(message.refusal))
         entries = [await self._verified(data, at) for at, data in enumerate(message.entries)]
-        done = self._ledger.insert_all(entries)
+        done = self._ledger.insert_all(entries, peer)
+        for author, reason in done.refused:
+            log.info("not stored: %s (from %s)", reason, short(peer) if peer != author else "itself")
         if done.fresh:
             self._on_fresh(peer, done.fresh)
         for fork in done.forks:
@@ -97,7 +117,7 @@ class LedgerSync:
     def _blame(self, fork: Equivocation) -> None:
         self._on_fault(fork.author, fork)
 
-    def _state(self, theirs: Exchange | None) -> Exchange:
+    def _state(self, theirs: Exchange | None, peer: PeerId) -> Exchange:
         ledger = self._ledger
         forked = tuple(sorted(ledger.equivocators()))
         batch: list[bytes] = []
@@ -106,10 +126,18 @@ class LedgerSync:
             batch = ledger.missing(theirs.wanted, BATCH_BYTES, only_known=theirs.closed)
             lacking = [author for author in forked if author not in theirs.forked]
             proofs = [proof for author in lacking[:_PROOFS] if (proof := ledger.proof(author))]
-        return Exchange(ledger.wanted(), ledger.is_closed, forked, tuple(batch), tuple(proofs))
+        refusal = ledger.refusal(peer)
+        return Exchange(ledger.wanted(), ledger.is_closed, forked, tuple(batch), tuple(proofs), refusal)
 
     def _has_news_for(self, theirs: Exchange) -> bool:
         return bool(
             self._ledger.missing(theirs.wanted, 1, only_known=theirs.closed)
             or self._ledger.equivocators() - frozenset(theirs.forked)
         )
+
+
+def _plain(reason: str) -> str:
+    """A peer's words, fit for a terminal. Raises DecodeError."""
+    if len(reason) > _REASON_MAX_CHARACTERS or not reason.isprintable():
+        raise DecodeError("a reason has at most 200 printable characters")
+    return reason

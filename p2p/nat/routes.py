@@ -220,6 +220,10 @@ class RouteHost:
                 return stream
         raise Unreachable("; ".join(reasons[1:] or reasons))
 
+    async def forget_failures(self) -> None:
+        """See the base."""
+        await self._base.forget_failures()
+
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`, on direct streams and in circuits."""
         self._handlers[protocol] = handler

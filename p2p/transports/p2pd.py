@@ -148,6 +148,11 @@ class P2pdHost:
         self._saw(peer)
         return self._adopt(peer, protocol, link, initiator=True)
 
+    async def forget_failures(self) -> None:
+        """Start p2pd anew when it is connected to nobody: only that ends go-libp2p's dial back-off."""
+        if self._process is not None and not self._peers:
+            await self._process.stop()
+
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`, from now on and after every restart."""
         known = protocol in self._handlers

@@ -32,20 +32,12 @@ _TAIL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class P2pdOptions:
-    """What we ask of p2pd. Multiaddrs without `/p2p/…`, relays with it."""
+    """What we ask of p2pd. Punching, relaying and what is announced are ours (`p2p/nat`), not p2pd's."""
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     """Port 0 is chosen once and kept over restarts."""
-    announce: tuple[str, ...] = ()
-    """Replaces ALL announced addresses, relay addresses included; empty: p2pd finds them."""
-    hole_punching: bool = False
-    """AutoNAT and DCUtR; works where four observers on distinct addresses are connected."""
     port_map: bool = False
     """UPnP and NAT-PMP."""
-    relays: tuple[str, ...] = ()
-    """Relays that we may be reached through."""
-    relay_service: bool = False
-    """Offer to relay for others."""
     connections_low: int = 96
     connections_high: int = 192
     idle_exit_s: int = 20
@@ -53,10 +45,6 @@ class P2pdOptions:
 
     def flags(self, listen: Sequence[str], folder: Path) -> tuple[str, ...]:
         """Command line for p2pd; no `-b`: a bootstrap peer that is down would kill p2pd, so we dial."""
-        optional = {
-            "-announceAddrs": self.announce,
-            "-trustedRelays": self.relays,
-        }
         return (
             f"-listen=/unix{folder / CONTROL_SOCKET}",
             f"-id={folder / _KEY_FILE}",
@@ -67,11 +55,10 @@ class P2pdOptions:
             f"-connHi={self.connections_high}",
             "-connGrace=30s",
             "-relayDiscovery=0",
-            f"-relayService={self.relay_service:d}",
-            f"-autoRelay={bool(self.relays):d}",
-            f"-autonat={self.hole_punching:d}",
+            "-relayService=0",
+            "-autoRelay=0",
+            "-autonat=0",
             f"-natPortMap={self.port_map:d}",
-            *(f"{name}={','.join(values)}" for name, values in optional.items() if values),
         )
 
 

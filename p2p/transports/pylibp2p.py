@@ -138,6 +138,9 @@ class PyLibp2pHost:
 
         return await guest.call(open_adopted, within=link.nursery, lost=lambda stream: stream.reset())
 
+    async def forget_failures(self) -> None:
+        """Nothing to do: this transport dials whenever it is asked to."""
+
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`, from now on and after every restart."""
         self._handlers[protocol] = handler

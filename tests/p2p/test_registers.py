@@ -177,3 +177,16 @@ def test_merge_is_associative(a: list[bytes], b: list[bytes], c: list[bytes]) ->
         return [data for _, data in mine.missing({}, 0.0, 1 << 20)]
 
     assert sorted(join(join(a, b), c)) == sorted(join(a, join(b, c)))
+
+
+def test_registers_of_those_who_are_not_admitted_are_kept_once_they_are() -> None:
+    admitted: set[str] = set()
+    mine = Registers(RUN, ME, 1, admits=admitted.__contains__)
+    data = signed(OTHERS[0], 1, 1)
+    assert not mine.merge(data, 0.0)
+    assert not mine.live(Lease, 0.0)
+    assert mine.heard() == {}, "a refusal leaves no trace that could shut out the same register later"
+    mine.publish(lease(1), 10.0, 0.0)
+    assert mine.live(Lease, 0.0).keys() == {ME.peer_id}, "our own are ours to keep"
+    admitted.add(OTHERS[0].peer_id)
+    assert mine.merge(data, 1.0)

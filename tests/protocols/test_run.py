@@ -7,10 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.protocols import codec
+from atoll.protocols.admission import AdmissionSpec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, SignatureFault
 from atoll.protocols.identity import Identity
+from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run import SignedRun, Stage, open_run, sign_run
 
+OWNER_ID = Identity(bytes(range(32))).peer_id
+CROWD = tuple(sorted(peer_id_of(bytes([a, b] * 16)) for a in range(27) for b in range(19)))
 ILLEGAL = [
     ("name", ""), ("name", "x" * 65), ("name", "a\nb"), ("name", "\x1b[31m"), ("name", "\ud800"),
     ("seed", -1), ("seed", 2**63), ("seed", 10**400),
@@ -32,6 +36,10 @@ ILLEGAL = [
     ("compress.feedback", math.nan), ("compress.feedback", 1.5), ("compress.feedback", -0.1),
     ("pace.quorum_256", 0), ("pace.quorum_256", 257), ("pace.grace_256", -1), ("pace.lease_s", math.inf),
     ("pace.min_members", 0), ("pace.min_members", 1025),
+    ("admission.members", (OWNER_ID,)), ("admission", AdmissionSpec(mode="invite", members=(OWNER_ID, OWNER_ID))),
+    ("admission", AdmissionSpec(mode="allowlist", members=("b" * 52,))),
+    ("admission", AdmissionSpec(mode="allowlist", members=CROWD)),
+    ("admission", AdmissionSpec(mode="closed")),
 ]  # fmt: skip
 
 
@@ -52,7 +60,7 @@ def test_round_trip_and_golden_id(spec, owner):
     data = sign_run(spec, owner)
     assert open_run(data) == spec
     assert open_run(data).id == spec.id
-    assert spec.id.hex() == "74963d3afcf45aa308bcc2a0cc6d8b283d3dd82a01cb5d2f13814026fb46a70e"
+    assert spec.id.hex() == "0197b67b45852e23fdea480a989536e89260c4504f4d8ed9462438c18d475b27"
 
 
 def test_only_the_owner_signs(spec):

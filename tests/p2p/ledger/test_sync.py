@@ -4,17 +4,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atoll.node.presets import preset
 from atoll.p2p.calls import Calls
 from atoll.p2p.host import PeerAddress
+from atoll.p2p.ledger.gate import Gate
 from atoll.p2p.ledger.store import Ledger, Quota
 from atoll.p2p.ledger.sync import BATCH_BYTES, METHOD, Exchange, LedgerSync
 from atoll.p2p.transports.memory import MemoryNetwork
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols import codec
+from atoll.protocols.admission import AdmissionSpec
 from atoll.protocols.errors import PeerFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
@@ -35,24 +39,42 @@ def feed(author: Identity, size: int, first_round: int = 0) -> list[Entry]:
 class Side:
     """A ledger that can sync, on a simulated host."""
 
-    def __init__(self, network: MemoryNetwork, number: int, path: Path, quota: Quota | None = None) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        number: int,
+        path: Path,
+        quota: Quota | None = None,
+        run: RunId = RUN,
+        gate: Gate | None = None,
+    ) -> None:
         self.host = network.host(Identity(bytes([100 + number]) * 32).peer_id)
-        self.ledger = Ledger(path / f"{number}.sqlite", RUN, quota)
+        self.ledger = Ledger(path / f"{number}.sqlite", run, quota, gate)
+        self.refusals: list[str] = []
         self.faults: list[PeerId] = []
         self.fresh: list[Entry] = []
-        self.calls = Calls(self.host, RUN, on_fault=self.blame)
-        self.sync = LedgerSync(self.ledger, self.calls, lambda _, new: self.fresh.extend(new), self.blame)
+        self.calls = Calls(self.host, run, on_fault=self.blame)
+        self.sync = LedgerSync(
+            *(self.ledger, self.calls, lambda _, new: self.fresh.extend(new), self.blame),
+            lambda _, reason: self.refusals.append(reason),
+        )
 
     def blame(self, peer: PeerId, fault: PeerFault) -> None:
         self.faults.append(peer)
 
 
-def run_pair(path: Path, scenario: Callable[[Side, Side], Awaitable[None]], quota: Quota | None = None) -> None:
-    """Run `scenario` with two connected sides, the second with `quota`."""
+def run_pair(
+    path: Path,
+    scenario: Callable[[Side, Side], Awaitable[None]],
+    quota: Quota | None = None,
+    run: RunId = RUN,
+    gate: Gate | None = None,
+) -> None:
+    """Run `scenario` with two connected sides, the second with `quota` and `gate`."""
 
     async def main() -> None:
         network = MemoryNetwork(seed=1, latency_s=0.01)
-        sides = [Side(network, 0, path), Side(network, 1, path, quota)]
+        sides = [Side(network, 0, path, run=run), Side(network, 1, path, quota, run, gate)]
         async with asyncio.TaskGroup() as group:
             tasks = []
             for side in sides:
@@ -159,5 +181,39 @@ def test_illegal_entries_are_blamed_on_the_sender_and_not_kept(tmp_path: Path, s
         assert b.faults == [a.host.peer_id]
         assert not b.ledger.vector()
         assert len(codec.encode(message)) < 1000
+
+    run_pair(tmp_path, scenario)
+
+
+def test_a_peer_that_is_not_admitted_hears_why_and_is_not_blamed(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(
+        preset("tiny", AUTHORS[0].peer_id, 1), admission=AdmissionSpec(mode="allowlist", members=())
+    )
+
+    def entry(author: Identity) -> Entry:
+        return sign_entry(spec.id, author, 0, b"", Leave(Round(0)))
+
+    async def scenario(stranger: Side, member: Side) -> None:
+        stranger.ledger.insert_all([entry(Identity(bytes([100]) * 32)), entry(AUTHORS[0])])
+        await stranger.sync.exchange(member.host.peer_id)
+        await stranger.sync.exchange(member.host.peer_id)
+        assert member.ledger.vector().keys() == {AUTHORS[0].peer_id}, "what it brought of others is taken"
+        assert "is not on the list of peers that this run admits" in stranger.refusals[-1]
+        assert (stranger.faults, member.faults, member.refusals) == ([], [], [])
+        before = len(stranger.refusals)
+        await member.sync.exchange(stranger.host.peer_id)
+        assert len(stranger.refusals) > before, "whoever asks"
+
+    run_pair(tmp_path, scenario, run=spec.id, gate=Gate(spec, Identity(bytes([101]) * 32).peer_id, lambda: 0.0))
+
+
+@pytest.mark.parametrize("reason", ["x" * 201, "\x1b[2J", "two\nlines"])
+def test_a_reason_that_could_paint_a_terminal_is_refused(tmp_path: Path, reason: str) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        message = Exchange({}, False, (), (), (), reason)
+        with pytest.raises((PeerFault, Unreachable)):
+            await a.calls.call(b.host.peer_id, METHOD, message, Exchange, max_bytes=1 << 20)
+        assert b.faults == [a.host.peer_id]
+        assert b.refusals == []
 
     run_pair(tmp_path, scenario)

@@ -1,0 +1,147 @@
+"""What joining a run will cost this machine, before it joins: arithmetic from the RunSpec, and what is free here.
+
+The figures of memory were compared with one CPU worker that trained and folded a round (tiny with 8 sequences a
+step, 10m with 2 and 8, 50m with 1 and 4): they are 5 to 11 % above its peak, for tiny 2 %. Those of a GPU follow
+from the tensors that are kept there, and were not measured.
+"""
+
+import contextlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from atoll.protocols.arena import arena_of
+from atoll.protocols.model import ModelSpec
+from atoll.protocols.payload import payload_bytes
+from atoll.protocols.run import RunSpec
+
+MEMBERS = 8
+"""Members that the estimate of traffic assumes, or `min_members` where that is more."""
+THREAD_FLOPS = 20e9
+"""Assumed floating-point operations a second of one CPU thread (measured here: 24e9)."""
+GPU_FLOPS = 20e12
+ROUND_FLOOR_S = 10.0
+"""Assumed least time of a round: connections and finality cost something however small the model."""
+DAY_S = 86400.0
+_CPU_BASE_BYTES = 380 << 20
+_GPU_HOST_BASE_BYTES = 1 << 30
+_GPU_BASE_BYTES = 800 << 20
+_CPU_PARAMETER_BYTES = 40
+"""Weights, gradients and two moments in fp32, integer weights twice, residual, and what a fold needs."""
+_GPU_PARAMETER_BYTES = 16
+_DISK_PARAMETER_BYTES = 40
+"""Two saved states of 16 bytes a value, two snapshots of 4."""
+_OPEN_ROUNDS = 64
+_SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+_SMI_S = 5.0
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What this machine has to offer now."""
+
+    device: str
+    threads: int
+    memory_free_bytes: int
+    disk_free_bytes: int
+    gpu_free_bytes: int | None
+    """None: no GPU is asked for, or nothing tells."""
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """The costs of a run on one machine. Traffic is of one member."""
+
+    parameters: int
+    memory_bytes: int
+    gpu_bytes: int
+    """0 where the worker computes on the CPU."""
+    disk_bytes: int
+    """At most: with 64 rounds open."""
+    join_bytes: int
+    """Downloaded once: a snapshot of the weights."""
+    payload_bytes: int
+    members: int
+    """Assumed."""
+    round_s: float
+    """Assumed."""
+    rounds_day: float
+    """Never more than the run has."""
+    day_up_bytes: int
+    day_down_bytes: int
+    text: str
+    """Name of the file that each member must have; empty where none is needed."""
+
+
+def preview_of(spec: RunSpec, machine: Machine) -> Preview:
+    """Pure."""
+    members = max(MEMBERS, spec.pace.min_members)
+    payload = payload_bytes(arena_of(spec.model).chunks, spec.compress.k)
+    round_s = round_time_s(spec, machine)
+    rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
+    each_way = int(payload * (members - 1) * rounds_day)
+    on_gpu = machine.device != "cpu"
+    return Preview(
+        parameters=spec.model.parameters,
+        memory_bytes=_host_bytes(spec, on_gpu),
+        gpu_bytes=_gpu_bytes(spec) if on_gpu else 0,
+        disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + _OPEN_ROUNDS * members * payload,
+        join_bytes=4 * spec.model.parameters,
+        payload_bytes=payload,
+        members=members,
+        round_s=round_s,
+        rounds_day=rounds_day,
+        day_up_bytes=each_way,
+        day_down_bytes=each_way,
+        text=spec.data.source.removeprefix("file:") if spec.data.source.startswith("file:") else "",
+    )
+
+
+def round_time_s(spec: RunSpec, machine: Machine) -> float:
+    """Assumed seconds of a late round: 6 operations a parameter and token at the assumed speed, or the floor."""
+    tokens = spec.outer.stages[-1].steps * spec.inner.batch * spec.model.context
+    speed = GPU_FLOPS if machine.device != "cpu" else THREAD_FLOPS * machine.threads
+    return max(ROUND_FLOOR_S, 6.0 * spec.model.parameters * tokens / speed)
+
+
+def activation_bytes(model: ModelSpec, sequences: int) -> int:
+    """What the backward pass keeps, in fp32: about 8 widths and 4 ffn widths a layer and token, and the logits."""
+    token = 4 * (model.layers * (8 * model.dim + 4 * model.ffn) + 3 * model.vocab)
+    return token * model.context * sequences
+
+
+def this_machine(folder: Path, device: str, threads: int) -> Machine:
+    """Ask the system. `folder`: where the run would live; it need not exist yet."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    return Machine(
+        device,
+        threads,
+        psutil.virtual_memory().available,
+        shutil.disk_usage(there).free,
+        _gpu_free_bytes(device) if device != "cpu" else None,
+    )
+
+
+def _host_bytes(spec: RunSpec, on_gpu: bool) -> int:
+    if on_gpu:
+        return _GPU_HOST_BASE_BYTES + (_CPU_PARAMETER_BYTES - 12) * spec.model.parameters
+    whole = _CPU_BASE_BYTES + _CPU_PARAMETER_BYTES * spec.model.parameters
+    return whole + activation_bytes(spec.model, spec.inner.batch)
+
+
+def _gpu_bytes(spec: RunSpec) -> int:
+    return (
+        _GPU_BASE_BYTES
+        + _GPU_PARAMETER_BYTES * spec.model.parameters
+        + activation_bytes(spec.model, spec.inner.batch)
+    )
+
+
+def _gpu_free_bytes(device: str) -> int | None:
+    """Free memory of `cuda` or `cuda:N`; None where no tool tells."""
+    number = int(device.partition(":")[2] or 0)
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        ran = subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_S, check=True)
+        return int(ran.stdout.splitlines()[number]) << 20
+    return None
