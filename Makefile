@@ -9,7 +9,7 @@ STAMP := .setup-stamp
 TORCH := torch==2.13.0
 FOLDERS := protocols p2p node cli
 
-.PHONY: setup test fast check lint swarm clean
+.PHONY: setup test fast check lint swarm rig compose-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -40,6 +40,12 @@ lint: $(STAMP)
 
 swarm: $(STAMP)  ## Four nodes train together; one is killed and comes back, a fifth joins half way
 	$(BIN)/atoll sim --nodes 4 --kill --late-join --baselines
+
+rig: $(STAMP)  ## Nodes behind home routers: punched, relayed, rebound (Linux namespaces; root, nftables, iproute2)
+	$(BIN)/python -m tests.rig.cases
+
+bench: $(STAMP)  ## Every published figure that needs no namespaces
+	$(BIN)/atoll bench all
 
 clean:  ## Remove what set-up and the tools made; runs and identities stay
 	rm -rf $(VENV) $(STAMP) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,6 +15,8 @@ _OPTIONS = (
     click.option("--port-map/--no-port-map", default=None, help="Ask the router for a port (UPnP, NAT-PMP)."),
     click.option("--transport", type=click.Choice(("p2pd", "pylibp2p")), help="The libp2p to use."),
     click.option("--relay/--no-relay", default=None, help="Relay for nodes that nobody reaches otherwise."),
+    click.option("--up", metavar="RATE", help="Cap of what is sent, all protocols together: 20mbit, 2.5MB/s."),
+    click.option("--down", metavar="RATE", help="Cap of what is received."),
     click.option("--relay-only/--no-relay-only", default=None, help="Through relays only; hide the address."),
     click.option("--dht/--no-dht", default=None, help="Look for peers in the DHT too."),
 )

@@ -90,11 +90,24 @@ def facts(now: c.Status) -> Iterator[str]:
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
+    if now.limits is not None:
+        yield f"limits    {limits(now.limits)}"
     yield f"reach     {now.reachability}" + (f": {now.reachability_why}" if now.reachability_why else "")
     if now.relay is not None:
         yield f"relay     {relaying(now.relay)}"
     for maddr in now.addresses:
         yield f"address   {maddr}/p2p/{now.peer}"
+
+
+def limits(use: c.LimitUse) -> str:
+    """Caps that hold now, and the month."""
+    rates = [
+        f"{name} {size(rate)}/s" for name, rate in (("up", use.up_bytes_s), ("down", use.down_bytes_s)) if rate
+    ]
+    used = size(use.month_up_bytes + use.month_down_bytes)
+    month = f"{used} of {size(use.month_quota_bytes)}" if use.month_quota_bytes else used
+    text = f"{', '.join(rates) or 'none'}; this month {month}, the next begins {use.month_ends}"
+    return f"{text}; {use.stopped}" if use.stopped else text
 
 
 def relaying(use: c.RelayUse) -> str:

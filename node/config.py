@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.peers import parse_seed
 from atoll.protocols.errors import ConfigError
 
@@ -55,6 +56,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Be reached through relays only: dial nobody but seeds, tell nobody where we are."""
     seeds: tuple[str, ...] = ()
     """`…/p2p/PEERID` multiaddrs of nodes to dial first."""
+    limits: LimitsConfig = LimitsConfig()
+    """How much of the line this node may use, when, and how much a month."""
     data: str = ""
     """Path of the text of a run whose source is `file:`."""
     device: str = "auto"
@@ -78,6 +81,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if not 1 <= self.eval_every <= 1 << 20:
             raise ConfigError(f"eval_every = {self.eval_every} is outside 1 … {1 << 20}")
         self._check_places()
+        read_limits(self.limits)
         if len(self.seeds) > MAX_SEEDS:
             raise ConfigError(f"seeds: more than {MAX_SEEDS}")
         for maddr in self.seeds:
@@ -112,7 +116,11 @@ def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:
 
     A flag that is None was not given. `auto` and 0 are replaced by what this machine has.
     """
-    values = _read(path) | {key: value for key, value in (flags or {}).items() if value not in (None, (), [])}
+    given = {key: value for key, value in (flags or {}).items() if value not in (None, (), [])}
+    rates = {key: given.pop(key) for key in ("up", "down") if key in given}
+    values = _read(path) | given
+    if rates and isinstance(values.setdefault("limits", {}), dict):
+        values["limits"] = values["limits"] | rates
     try:
         config = to_struct(values, NodeConfig)
         config.check()

@@ -26,6 +26,8 @@ from atoll.p2p.dht_pipe import ChildOptions
 from atoll.p2p.files import make_folder
 from atoll.p2p.key_file import load_or_create
 from atoll.p2p.ledger.gate import Gate
+from atoll.p2p.limits.config import read_limits
+from atoll.p2p.limits.limited import LimitedHost
 from atoll.p2p.peers import parse_seed
 from atoll.p2p.run_fetch import serve_run
 from atoll.p2p.swarm import Swarm, SwarmOptions
@@ -59,7 +61,8 @@ class Daemon:
         me = self.identity.peer_id
         seeds = [parse_seed(seed) for seed in config.seeds]
         self.base = base_host(home, config, self.identity)
-        self.host = route_host(self.base, config, self.identity, self.spec.id, seeds, self._blame)
+        self.limited = LimitedHost(self.base, read_limits(config.limits), home.month)
+        self.host = route_host(self.limited, config, self.identity, self.spec.id, seeds, self._blame)
         options = SwarmOptions(run_file=run_file)
         serve_run(self.host, run_file)
         dht = Dht(self.identity, self._dht_options, rng=random.Random()) if config.dht else None

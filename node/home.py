@@ -65,6 +65,11 @@ class Home:
         return self.root / "port"
 
     @property
+    def month(self) -> Path:
+        """Traffic of this month."""
+        return self.root / "month.json"
+
+    @property
     def runs(self) -> Path:
         """`NAME.run` files and one folder per run."""
         return self.root / "runs"

@@ -84,6 +84,7 @@ class DaemonOperator:
             "relay": c.RelayUse(**asdict(relay)) if relay else None,
             "clock_ahead_s": routes.clock_ahead_s,
             "seeds": self._daemon.swarm.discovery_table(),
+            "limits": c.LimitUse(**asdict(self._daemon.limited.limits())),
         }
 
     async def peers(self) -> Sequence[c.PeerRow]:

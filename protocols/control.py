@@ -89,6 +89,20 @@ class RelayUse(msgspec.Struct, frozen=True, kw_only=True):
     """Circuits that a cap or an absent target refused."""
 
 
+class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user's `[limits]` say now, and what the month has used. Null: no limit."""
+
+    up_bytes_s: float | None
+    down_bytes_s: float | None
+    month_up_bytes: int
+    month_down_bytes: int
+    month_quota_bytes: int | None
+    month_ends: str
+    """ISO date on which the next month begins."""
+    stopped: str
+    """Why large transfers stand still; empty: they do not."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """One node now. Unknown numbers are null, never zero."""
 
@@ -155,6 +169,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     relaying: bool = False
     """This node relays for others."""
     relay: RelayUse | None = None
+    limits: LimitUse | None = None
     clock_ahead_s: float | None = None
     """Median of how far peers' clocks are ahead of ours."""
     seeds: dict[str, str] = {}

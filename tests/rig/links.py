@@ -17,8 +17,8 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x400454CA, 0x0001, 0x1000, 0x4000
 TUNSETOFFLOAD, CHECKSUM_AND_TCP, UDP_TOO = 0x400454D0, 0x07, 0x60
 BUNDLES = "gso_max_segs 65535 gso_max_size 65536"
 SINGLE = "gso_max_segs 1 gso_max_size 1515"
-"""A packet with its Ethernet header has at most 1514 bytes. Of bundles that a relay wrote the kernel knows only the
-size, not the count."""
+"""A packet with its Ethernet header has at most 1514 bytes. Of bundles that a relay wrote the kernel knows only
+the size, not the count."""
 QUEUE_S = 0.1
 """How long a packet waits at most before a rate limit: a home router's buffer, not a bottomless one."""
 QUEUE_PACKETS = 10_000

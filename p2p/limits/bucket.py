@@ -1,0 +1,151 @@
+"""Token buckets, and who gets the tokens: control before bulk, peers in equal shares. Pure; time is given.
+
+The law, held by property tests: in any window of T seconds at most `rate * T + burst` bytes are granted.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import IntEnum
+
+BURST_S = 0.25
+BULK_SHARE = 0.85
+"""Bulk leaves room, so that control finds tokens and short queues on the path. Source: DESIGN §5."""
+_BURST_LOWEST_BYTES = 2048
+_PIECE_LARGEST_BYTES = 64 * 1024
+
+
+class Traffic(IntEnum):
+    """Lower goes first."""
+
+    CONTROL = 0
+    BULK = 1
+
+
+class Bucket:
+    """`rate_bytes_s` flow in, at most `burst_bytes` stay. It starts full."""
+
+    def __init__(self, rate_bytes_s: float, burst_bytes: float, now_s: float) -> None:
+        self.rate_bytes_s = rate_bytes_s
+        self.burst_bytes = burst_bytes
+        self._level = burst_bytes
+        self._at_s = now_s
+
+    def level(self, now_s: float) -> float:
+        """Tokens that are there; time never goes back."""
+        if now_s > self._at_s:
+            self._level = min(self.burst_bytes, self._level + (now_s - self._at_s) * self.rate_bytes_s)
+            self._at_s = now_s
+        return self._level
+
+    def take(self, size_bytes: float, now_s: float) -> bool:
+        """Take all of `size_bytes` or nothing."""
+        if self.level(now_s) < size_bytes:
+            return False
+        self._level -= size_bytes
+        return True
+
+    def ready_s(self, size_bytes: float, now_s: float) -> float:
+        """When `size_bytes` will be there, if nobody else takes them. Never earlier than `now_s`."""
+        lacking = min(size_bytes, self.burst_bytes) - self.level(now_s)
+        return now_s + max(0.0, lacking / self.rate_bytes_s)
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A wish for tokens."""
+
+    peer: Hashable
+    traffic: Traffic
+    size_bytes: float
+    is_granted: bool = False
+
+
+class Turns:
+    """Those who wait in one class: the peer that got the fewest bytes is next (start-time fair queueing)."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, deque[Ticket]] = {}
+        self._tags: dict[Hashable, float] = {}
+        self._clock = 0.0
+
+    def add(self, ticket: Ticket) -> None:
+        """At the end of its peer's queue. A peer that was away does not save up turns."""
+        self._queues.setdefault(ticket.peer, deque()).append(ticket)
+        self._tags[ticket.peer] = max(self._tags.get(ticket.peer, 0.0), self._clock)
+
+    def first(self) -> Ticket | None:
+        """Who is next."""
+        peer = min(self._queues, key=self._tags.__getitem__, default=None)
+        return None if peer is None else self._queues[peer][0]
+
+    def pop(self, ticket: Ticket) -> None:
+        """It was granted."""
+        self._clock = self._tags[ticket.peer]
+        self._tags[ticket.peer] += ticket.size_bytes
+        self.drop(ticket)
+        for peer in [peer for peer, tag in self._tags.items() if tag <= self._clock and peer not in self._queues]:
+            del self._tags[peer]
+
+    def drop(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more."""
+        queue = self._queues.get(ticket.peer, deque())
+        if ticket in queue:
+            queue.remove(ticket)
+        if not queue:
+            self._queues.pop(ticket.peer, None)
+
+
+class FairBucket:
+    """One direction over all protocols: a bucket of `rate_bytes_s`, of which bulk gets BULK_SHARE at most."""
+
+    def __init__(self, rate_bytes_s: float, now_s: float) -> None:
+        burst = max(_BURST_LOWEST_BYTES, rate_bytes_s * BURST_S)
+        self.rate_bytes_s = rate_bytes_s
+        self.piece_bytes = int(min(_PIECE_LARGEST_BYTES, burst / 4))
+        """The largest wish; small enough that a wish of control waits for at most one of bulk."""
+        self._all = Bucket(rate_bytes_s, burst, now_s)
+        self._bulk = Bucket(rate_bytes_s * BULK_SHARE, burst / 2, now_s)
+        self._turns = {traffic: Turns() for traffic in Traffic}
+
+    def ask(self, peer: Hashable, traffic: Traffic, size_bytes: float) -> Ticket:
+        """Queue a wish of at most `piece_bytes` (more is granted like that much)."""
+        ticket = Ticket(peer, traffic, min(size_bytes, self._bulk.burst_bytes))
+        self._turns[traffic].add(ticket)
+        return ticket
+
+    def drop(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more."""
+        self._turns[ticket.traffic].drop(ticket)
+
+    def grant(self, now_s: float) -> list[Ticket]:
+        """All wishes that can be met now."""
+        granted: list[Ticket] = []
+        for traffic in Traffic:
+            while (ticket := self._turns[traffic].first()) is not None:
+                if not self._take(ticket, now_s):
+                    return granted  # bulk does not overtake control
+                self._turns[traffic].pop(ticket)
+                ticket.is_granted = True
+                granted.append(ticket)
+        return granted
+
+    def next_s(self, now_s: float) -> float | None:
+        """When `grant` is worth a call; None: nobody waits."""
+        for traffic in Traffic:
+            ticket = self._turns[traffic].first()
+            if ticket is not None:
+                return self._ready_s(ticket, now_s)
+        return None
+
+    def _ready_s(self, ticket: Ticket, now_s: float) -> float:
+        ready_s = self._all.ready_s(ticket.size_bytes, now_s)
+        if ticket.traffic is Traffic.BULK:
+            ready_s = max(ready_s, self._bulk.ready_s(ticket.size_bytes, now_s))
+        return ready_s
+
+    def _take(self, ticket: Ticket, now_s: float) -> bool:
+        buckets = (self._all, self._bulk) if ticket.traffic is Traffic.BULK else (self._all,)
+        if any(bucket.level(now_s) < ticket.size_bytes for bucket in buckets):
+            return False
+        return all(bucket.take(ticket.size_bytes, now_s) for bucket in buckets)

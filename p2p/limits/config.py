@@ -1,0 +1,142 @@
+"""The `[limits]` table: what the user writes, and what holds at a moment of local time. Pure."""
+
+import re
+from datetime import datetime, time, timedelta
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from atoll.protocols.errors import ConfigError
+
+LOWEST_BYTES_S = 8_000
+"""Below 64 kbit/s deadlines of the wires pass before one frame is through."""
+OFF = "off"
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(bit|b)(/s|ps)?", re.IGNORECASE)
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Other rates from one time of day to another; the first window that fits holds."""
+
+    days: list[str] = []
+    """`mon` … `sun`, the days on which it begins; none: every day."""
+    from_: str = msgspec.field(name="from")
+    """`HH:MM`, local time. A window whose end is not after its begin goes over midnight."""
+    to: str
+    up: str = ""
+    down: str = ""
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rates: `20mbit`, `2.5MB/s`, `` for no limit, `off` for no bulk traffic. Sizes: `500GB`, `` for no quota."""
+
+    up: str = ""
+    down: str = ""
+    schedule: list[Window] = []
+    monthly: str = ""
+    """Up and down together. When it is used up only control traffic goes on until the next month."""
+    monthly_start_day: Annotated[int, Meta(ge=1, le=28)] = 1
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """What holds now."""
+
+    up_bytes_s: float | None = None
+    """None: no limit."""
+    down_bytes_s: float | None = None
+    bulk_off: str = ""
+    """Why bulk traffic stands still; empty: it does not."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """A LimitsConfig that was read."""
+
+    always: Caps
+    windows: tuple[tuple[frozenset[int], time, time, Caps], ...]
+    month_bytes: int | None
+    month_start_day: int
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether any rate is ever limited."""
+        return self.always != Caps() or bool(self.windows)
+
+    def caps(self, now: datetime) -> Caps:
+        """What holds at `now`, local time."""
+        for days, begin, end, caps in self.windows:
+            if _covers(days, begin, end, now):
+                return caps
+        return self.always
+
+
+def read_limits(config: LimitsConfig) -> Limits:
+    """Raises ConfigError with the line to write instead."""
+    return Limits(
+        always=_caps(config.up, config.down, "limits.up or limits.down is off"),
+        windows=tuple(_window(window) for window in config.schedule),
+        month_bytes=parse_size(config.monthly),
+        month_start_day=config.monthly_start_day,
+    )
+
+
+def parse_rate(text: str) -> float | None:
+    """Bytes per second; None for no limit. Raises ConfigError."""
+    if not text.strip():
+        return None
+    rate = _amount(text, "20mbit or 2.5MB/s")
+    if rate < LOWEST_BYTES_S:
+        raise ConfigError(f"limits: {text!r} is too slow to take part", hint="write at least 64kbit, or off")
+    return rate
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes; None for no quota. Raises ConfigError."""
+    if not text.strip():
+        return None
+    size = int(_amount(text, "500GB"))
+    if size < 10**6:
+        raise ConfigError(f"limits: a quota of {text!r} a month is too small to take part", hint="write 500GB")
+    return size
+
+
+def _amount(text: str, example: str) -> float:
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None or match[4] == "b":
+        raise ConfigError(f"limits: {text!r} cannot be read", hint=f"write it like {example}")
+    number, prefix, binary, unit = float(match[1]), match[2].lower(), match[3], match[4].lower()
+    factor = _BINARY.get(prefix, 1) if binary else _FACTORS[prefix]
+    return number * factor / (8 if unit == "bit" else 1)
+
+
+def _caps(up: str, down: str, reason: str) -> Caps:
+    is_off = OFF in (up.strip().lower(), down.strip().lower())
+    rates = [None if rate.strip().lower() == OFF else parse_rate(rate) for rate in (up, down)]
+    return Caps(rates[0], rates[1], reason if is_off else "")
+
+
+def _window(window: Window) -> tuple[frozenset[int], time, time, Caps]:
+    unknown = [day for day in window.days if day.lower() not in DAYS]
+    if unknown:
+        raise ConfigError(f"limits: no day is named {unknown[0]!r}", hint=f"write {', '.join(DAYS)}")
+    days = frozenset(DAYS.index(day.lower()) for day in window.days) or frozenset(range(7))
+    reason = f"limits.schedule is off from {window.from_} to {window.to}"
+    return days, _time(window.from_), _time(window.to), _caps(window.up, window.down, reason)
+
+
+def _time(text: str) -> time:
+    match = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)|24:00", text.strip())
+    if match is None:
+        raise ConfigError(f"limits: {text!r} is no time of day", hint="write HH:MM, like 23:30")
+    return time(int(match[1]), int(match[2])) if match[1] else time(0)
+
+
+def _covers(days: frozenset[int], begin: time, end: time, now: datetime) -> bool:
+    clock, today = now.time(), now.weekday()
+    yesterday = (now - timedelta(days=1)).weekday()
+    if begin < end:
+        return today in days and begin <= clock < end
+    return (today in days and clock >= begin) or (yesterday in days and clock < end)

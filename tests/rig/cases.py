@@ -1,0 +1,52 @@
+"""The published figures of the network: `python -m tests.rig.cases [--attempts 100] [--only punch,relay,nodes,wan]`.
+
+Prints one row per case, its bar, and what was measured. Exit code 1 if a bar is missed, 2 if the lab cannot run.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from tests.rig import node_cases, punch_cases, wan_cases
+from tests.rig.capability import missing
+from tests.rig.lab import Nat
+from tests.rig.namespaces import LabError
+from tests.rig.tables import Row
+
+
+def groups(attempts: int) -> dict[str, Callable[[], Sequence[Row]]]:
+    """Cases by name."""
+    return {
+        "punch": lambda: [punch_cases.punched(attempts)],
+        "relay": lambda: [punch_cases.relayed(nat, attempts) for nat in (Nat.SYMMETRIC, Nat.NOUDP)],
+        "nodes": lambda: node_cases.all_rows(max(3, attempts // 10)),
+        "wan": wan_cases.all_rows,
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the cases."""
+    parser = argparse.ArgumentParser("python -m tests.rig.cases")
+    parser.add_argument("--attempts", type=int, default=100)
+    parser.add_argument("--only", default="punch,relay,nodes,wan")
+    given = parser.parse_args(arguments)
+    if (lack := missing()) is not None:
+        print(f"NOT RUN: {lack}", file=sys.stderr)
+        return 2
+    print(f"{time.strftime('%Y-%m-%d')}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
+    rows: list[Row] = []
+    for name in given.only.split(","):
+        try:
+            found = groups(given.attempts)[name]()
+        except LabError as error:
+            found = [Row(name, "", f"ended: {error}", holds=False)]
+        rows += found
+        for row in found:
+            print(row, flush=True)
+    return 0 if all(row.holds for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
