@@ -1,0 +1,198 @@
+"""`atoll bench`: the judging, the parts, and each bench as quickly as it goes, with real processes."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.cli.benches import calls, connections
+from atoll.cli.benches.blobs_node import LyingStore
+from atoll.cli.benches.calls_bare import take_messages, varint
+from atoll.cli.benches.child import started
+from atoll.cli.benches.report import Bar, all_reached, paired_ratio, row, unjudged
+from atoll.cli.benches.space import Plug, can_shape, command, empty_space, plug_in, space_of
+from atoll.p2p.blobs.store import BlobStore
+from atoll.protocols.errors import LocalFault
+
+
+def test_a_bar_is_reached_from_its_own_side():
+    assert row("speed", 2.0, "x", Bar(">=", 2)).passed is True
+    assert row("speed", 1.99, "x", Bar(">=", 2)).passed is False
+    assert row("memory", 250.0, "MB", Bar("<=", 250)).passed is True
+    assert row("memory", 251.0, "MB", Bar("<=", 250)).passed is False
+    assert row("memory", 251.0, "MB").passed is None
+
+
+def test_what_is_not_measured_is_not_reached():
+    good, missing = row("a", 3.0, "x", Bar(">=", 2)), row("b", None, "x", Bar(">=", 2))
+    assert missing.passed is None
+    assert all_reached([good, row("c", 1.0, "s")])
+    assert not all_reached([good, missing])
+    assert not all_reached(unjudged([good]))
+
+
+def test_ratios_are_of_neighbours_in_time():
+    # the machine was three times slower in the second turn, for both
+    assert paired_ratio([30.0, 10.0, 33.0], [10.0, 3.3, 11.0]) == pytest.approx(3.0)
+    assert paired_ratio([1.0], []) is None
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 50), min_size=1, max_size=10))
+def test_messages_survive_any_cut_of_their_bytes(bodies, cuts):
+    wire = b"".join(varint(len(body)) + body for body in bodies)
+    buffer, taken, at, turn = bytearray(), [], 0, 0
+    while at < len(wire):
+        step = cuts[turn % len(cuts)]
+        buffer += wire[at : at + step]
+        taken += list(take_messages(buffer))
+        at, turn = at + step, turn + 1
+    assert taken == bodies
+    assert not buffer
+
+
+def test_rows_of_calls_say_why_a_rival_is_missing():
+    size = calls.SIZES[0]
+    rates = {(calls.ATOLL, size): [900.0], (calls.BARE, size): [1000.0]}
+    rows = {made.metric.partition(": ")[2]: made for made in calls.rows_of(size, rates, "it is not installed")}
+    assert rows["atoll / bare p2pd unary"].value == pytest.approx(0.9)
+    assert rows["atoll / bare p2pd unary"].passed is True
+    against = rows["atoll / lattica"]
+    assert (against.value, against.passed, against.note) == (None, None, "it is not installed")
+    assert not all_reached(list(rows.values()))
+
+
+@pytest.mark.parametrize("count", [1, 4, 7, 1000])
+def test_every_connection_has_a_process(count):
+    made = connections.shares(count)
+    assert sum(made) == count
+    assert max(made) - min(made) <= 1
+
+
+def test_a_liar_sends_as_much_as_it_should_and_nothing_right(tmp_path):
+    honest, liar = BlobStore(tmp_path / "a"), LyingStore(tmp_path / "b")
+    data = os.urandom(1_500_000)
+    blob = honest.add_bytes(data)
+    assert liar.add_bytes(data) == blob
+    for index in (0, 1):
+        assert len(liar.chunk(blob, index)) == len(honest.chunk(blob, index))
+        assert liar.chunk(blob, index) != honest.chunk(blob, index)
+
+
+def children() -> list[str]:
+    return [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+
+
+def test_a_child_that_dies_is_one_line_with_its_last_words():
+    async def main() -> None:
+        async with started("atoll.cli.benches.no_such_bench") as child:
+            await child.ask("address")
+
+    with pytest.raises(LocalFault, match=r"ended while it did 'address'.*No module named"):
+        asyncio.run(main())
+    assert children() == []
+
+
+def test_an_order_that_takes_too_long_is_given_up_and_the_child_ended():
+    async def main() -> None:
+        async with started("atoll.cli.benches.connections_clients") as child:
+            await child.ask("alive", deadline_s=0.001)
+
+    with pytest.raises(LocalFault, match="within 0 s"):
+        asyncio.run(main())
+    assert children() == []
+
+
+@pytest.mark.skipif(not can_shape(), reason="links of a given rate need root and tc")
+def test_machines_on_the_switch_reach_each_other_and_nobody_else():
+    async def main() -> str:
+        async with empty_space() as switch, empty_space() as one, empty_space() as other:
+            await plug_in(switch, [Plug(one, "10.77.0.1", up_bit_s=1_000_000), Plug(other, "10.77.0.2")])
+            probe = "import socket; s = socket.create_server(('10.77.0.2', 4001)); s.settimeout(20); s.accept()"
+            dial = "import socket; socket.create_connection(('10.77.0.2', 4001), 20)"
+            async with asyncio.TaskGroup() as group:
+                group.create_task(command(*space_of(other), sys.executable, "-c", probe))
+                await asyncio.sleep(1)
+                group.create_task(command(*space_of(one), sys.executable, "-c", dial))
+            with pytest.raises(LocalFault, match="unreachable"):
+                await command(*space_of(one), sys.executable, "-c", dial.replace("10.77.0.2", "192.0.2.1"))
+            return subprocess.run(
+                [*space_of(one), "tc", "qdisc", "show", "dev", "eth0"], capture_output=True, text=True, check=True
+            ).stdout
+
+    try:
+        shaped = asyncio.run(main())
+    except LocalFault as fault:
+        pytest.skip(f"this kernel makes no such network: {fault}")
+    assert "tbf" in shaped
+    assert "rate 1Mbit" in shaped
+    assert children() == []
+
+
+def test_unknown_names_and_foreign_options_are_refused(atoll):
+    assert atoll("bench", "nonsense").code == 2
+    refused = atoll("bench", "calls", "--count", "7")
+    assert refused.code == 2
+    assert "--count is no option of `bench calls`" in refused.err
+
+
+def test_help_imports_no_bench():
+    code = (
+        "import atoll.cli.bench, sys; print(*{'libp2p', 'trio', 'torch', 'hivemind', 'uvloop'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=os.sep)
+    assert ran.stdout.split() == []
+
+
+def quick(atoll, tmp_path, name: str, *more: str) -> dict[str, dict[str, object]]:
+    """Rows of a quick run by metric; nothing is left running, and the file is what DESIGN says."""
+    file = tmp_path / "rows.json"
+    ran = atoll("bench", name, "--quick", "--json", str(file), *more)
+    assert ran.code == 0, ran.err
+    assert children() == []
+    report = json.loads(file.read_text())
+    assert set(report) == {"bench", "machine", "quick", "rows"}
+    assert report["bench"] == name
+    assert report["machine"]["cores"] == os.cpu_count()
+    for made in report["rows"]:
+        assert set(made) == {"metric", "value", "unit", "bar", "pass", "note"}
+        assert made["pass"] is None
+        assert made["metric"] in ran.out
+        if made["value"] is None:
+            assert made["note"]
+    return {made["metric"]: made for made in report["rows"]}
+
+
+@pytest.mark.network
+def test_quick_calls(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "calls")
+    assert len(rows) == 10
+    for label in ("128 B x 64 in flight", "256 KiB x 16 in flight"):
+        assert rows[f"{label}: atoll"]["value"] > 10
+        assert rows[f"{label}: bare p2pd unary"]["value"] > 10
+        assert rows[f"{label}: atoll / bare p2pd unary"]["bar"] == ">= 0.8"
+        assert rows[f"{label}: atoll / lattica"]["bar"] == ">= 2"
+
+
+@pytest.mark.network
+def test_quick_blobs(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "blobs")
+    assert rows["1 holder, 16 MiB, loopback: blob / raw"]["value"] > 0.02
+    label = "4 holders at 20 Mbit/s up, 4 MiB"
+    assert 0.1 < rows[f"{label}: share of the sum of uplinks"]["value"] < 1.2  # the rates hold: no loopback speed
+    assert rows[f"{label}, one lies: only the liar named, share of runs"]["value"] == 1
+    assert rows[f"{label}, one lies: digest right, share of runs"]["value"] == 1
+
+
+@pytest.mark.network
+def test_quick_connections(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "connections", "--count", "12")
+    assert rows["connections after the rest, node's side"]["value"] == 12
+    assert rows["connections after the rest, clients' side"]["value"] == 12
+    assert rows["base: p2pd"]["value"] > 1
+    assert rows["over the base with calls streams"]["note"].startswith("12 calls streams")

@@ -1,0 +1,19 @@
+"""A slice of `make rig`: two routers are punched, a symmetric one and one without UDP are relayed."""
+
+import pytest
+
+from tests.rig import punch_cases
+from tests.rig.lab import Nat
+
+pytestmark = [pytest.mark.usefixtures("lab_possible"), pytest.mark.swarm]
+
+
+def test_homes_are_punched():
+    row = punch_cases.punched(3)
+    assert row.holds, str(row)
+
+
+@pytest.mark.parametrize("nat", [Nat.SYMMETRIC, Nat.NOUDP])
+def test_homes_that_cannot_be_punched_are_relayed(nat):
+    row = punch_cases.relayed(nat, 2)
+    assert row.holds, str(row)
