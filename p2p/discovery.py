@@ -37,7 +37,8 @@ DIAL_S = 15.0
 EXPLORE_S = 60.0
 """With enough connections, still dial one more peer so often: two full halves of a swarm must find each other."""
 FRESH_S = 20.0
-"""A transport that refuses to dial, while we know nobody, is started anew so often at most."""
+"""A transport that refuses to dial, while we know nobody, is started anew after this time, then ever more rarely."""
+MAX_FRESH_S = 600.0
 _TICK_S = 1.0
 _FIRST_SAVE_S = 5.0
 _SAVE_S = 30.0
@@ -74,7 +75,7 @@ class Discovery:
         self._dialling: dict[PeerId, float] = {}
         self._wake = Bell()
         self._next_explore = now() + EXPLORE_S
-        self._held_back, self._next_fresh = False, now() + FRESH_S
+        self._held_back, self._next_fresh, self._fresh_s = False, now() + FRESH_S, FRESH_S
         for path in (*more_caches, cache):
             self._load(path)
         for seed in self._seeds:
@@ -105,6 +106,7 @@ class Discovery:
     def on_connected(self, peer: PeerId) -> None:
         """The host has a connection to `peer`."""
         self._connected.add(peer)
+        self._fresh_s = FRESH_S
         known, now = self.book.get(peer), self._now()
         if known is not None and known.failures:
             self._hurry(now)
@@ -226,7 +228,8 @@ class Discovery:
         """The transport refuses to dial, and nobody is connected: a fresh start loses nothing."""
         now = self._now()
         if self._held_back and not self._connected and now >= self._next_fresh:
-            self._next_fresh, self._held_back = now + FRESH_S, False
+            self._fresh_s = min(MAX_FRESH_S, 2 * self._fresh_s)
+            self._next_fresh, self._held_back = now + self._fresh_s, False
             await self._host.forget_failures()
 
     def _load(self, path: Path) -> None:

@@ -245,7 +245,8 @@ class Swarm:
     def peers(self) -> list[PeerRow]:
         """Everybody we know of, connected ones first."""
         book = self.discovery.book
-        names = dict.fromkeys((*self._connections, *(known.peer for known in book.all())))
+        reachable = (known.peer for known in book.all() if known.maddrs)
+        names = dict.fromkeys((*self._connections, *reachable))
         return [self._row(peer) for peer in names]
 
     def discovery_table(self) -> dict[str, str]:

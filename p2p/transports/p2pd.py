@@ -69,6 +69,8 @@ class P2pdHost:
         self._streams: set[P2pdStream] = set()
         self._peers: set[PeerId] = set()
         self._restarts = 0
+        self._is_wanted = False
+        """The next death of p2pd is one that we asked for."""
         self._group: asyncio.TaskGroup | None = None
         self._control: P2pdControl | None = None
         self._folder: Path | None = None
@@ -151,6 +153,7 @@ class P2pdHost:
     async def forget_failures(self) -> None:
         """Start p2pd anew when it is connected to nobody: only that ends go-libp2p's dial back-off."""
         if self._process is not None and not self._peers:
+            self._is_wanted = True
             await self._process.stop()
 
     def set_handler(self, protocol: str, handler: Handler) -> None:
@@ -212,13 +215,17 @@ class P2pdHost:
             await self._stop()
             backoff_s = _BACKOFF_FIRST_S if loop.time() - born > _SETTLED_S else backoff_s
             backoff_s = await self._start_again(backoff_s)
-            self._restarts += 1
             self._announcer.announce(HostRestarted(self._restarts))
 
     async def _until_dead(self) -> None:
         assert self._process is not None
         await self._process.exited()
-        log.warning("p2pd died: %s", self._process.last_words())
+        if self._is_wanted:
+            log.info("p2pd starts anew, to forget failed dials")
+            self._is_wanted = False
+        else:
+            self._restarts += 1
+            log.warning("p2pd died: %s", self._process.last_words())
 
     async def _start_again(self, backoff_s: float) -> float:
         """Try until p2pd is back; returns the back-off of its next death."""

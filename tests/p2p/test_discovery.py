@@ -480,3 +480,35 @@ def test_over_p2pd_the_cache_replaces_a_dead_seed_and_the_table_says_why(tmp_pat
                 task.cancel()
 
     asyncio.run(main())
+
+
+class HeldBackHost(MemoryHost):
+    """Refuses to dial, as go-libp2p does after failures."""
+
+    fresh: list[float]
+
+    async def connect(self, address: PeerAddress) -> None:
+        raise Unreachable("failed to dial: dial backoff")
+
+    async def forget_failures(self) -> None:
+        self.fresh.append(asyncio.get_running_loop().time())
+
+
+def test_a_transport_that_refuses_to_dial_starts_anew_ever_more_rarely(tmp_path):
+    async def scenario():
+        node = Node(MemoryNetwork(), 1, [PeerAddress(peer(2), ("/memory/2",))], tmp_path / "peers.json")
+        node.host.__class__ = HeldBackHost
+        node.host.fresh = []
+        async with asyncio.TaskGroup() as group:
+            ready = asyncio.Event()
+            serving = group.create_task(node.serve(ready.set))
+            await asyncio.sleep(3600)
+            serving.cancel()
+        return node.host.fresh
+
+    fresh = run_virtual(scenario())
+    gaps = [b - a for a, b in itertools.pairwise(fresh)]
+    assert 20 <= fresh[0] < 60
+    assert 40 <= gaps[0] < 110
+    assert len(fresh) < 12
+    assert gaps[-1] >= 600

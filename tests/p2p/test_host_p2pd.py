@@ -253,3 +253,20 @@ def test_the_daemon_stays_light():
 
 def test_the_schema_lives_beside_libp2p():
     assert run_python(BESIDE_LIBP2P) == repr(b"\x08\x00")
+
+
+async def test_a_lonely_host_forgets_failed_dials_and_a_connected_one_stays():
+    a, b = P2pdHost(Identity(b"k" * 32)), P2pdHost(Identity(b"l" * 32))
+    async with asyncio.timeout(30), serving(a, b):
+        events, process = a.events(), a.process_id
+        await a.forget_failures()
+        async for event in events:
+            if isinstance(event, HostRestarted):
+                break
+        assert a.process_id != process
+        assert a.statistics().restarts == 0, "nobody died"
+        await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+        process = a.process_id
+        await a.forget_failures()
+        assert a.process_id == process
+        assert [connection.peer for connection in await a.connections()] == [b.peer_id]
