@@ -44,6 +44,9 @@ swarm: $(STAMP)  ## Four nodes train together; one is killed and comes back, a f
 rig: $(STAMP)  ## Nodes behind home routers: punched, relayed, rebound (Linux namespaces; root, nftables, iproute2)
 	$(BIN)/python -m tests.rig.cases
 
+compose-test: $(STAMP)  ## The container image: built, four trainers, one killed and back; all removed again (Docker, or root)
+	$(BIN)/python -m tests.compose
+
 bench: $(STAMP)  ## Every published figure that needs no namespaces
 	$(BIN)/atoll bench all
 

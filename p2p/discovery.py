@@ -37,7 +37,7 @@ DIAL_S = 15.0
 EXPLORE_S = 60.0
 """With enough connections, still dial one more peer so often: two full halves of a swarm must find each other."""
 FRESH_S = 20.0
-"""A transport that refuses to dial, while we know nobody, is started anew after this time, then ever more rarely."""
+"""A transport that refuses to dial, while we know nobody, starts anew after this time, then ever more rarely."""
 MAX_FRESH_S = 600.0
 _TICK_S = 1.0
 _FIRST_SAVE_S = 5.0

@@ -1,0 +1,48 @@
+"""What docker/ repeats from elsewhere stays the same; the scripts parse. The image itself: `make compose-test`."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
+COMPOSE = (ROOT / "docker/compose.yaml").read_text()
+STORY = (ROOT / "tests/compose/swarm.py").read_text()
+
+
+@pytest.mark.parametrize("script", ["base.sh", "entrypoint.sh", "install.sh"])
+def test_scripts_parse(script: str):
+    assert subprocess.run(["sh", "-n", str(ROOT / "docker" / script)], check=False, timeout=10).returncode == 0
+
+
+def test_torch_is_the_one_of_the_makefile():
+    pinned = re.search(r"^TORCH := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert set(re.findall(r"^ARG TORCH=(\S+)$", DOCKERFILE, re.MULTILINE)) == {pinned[1]}
+
+
+def test_base_image_is_one():
+    base = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert base is not None
+    assert f"BASE: ${{ATOLL_BASE:-{base[1]}}}" in COMPOSE
+    assert f'BASE = "{base[1]}"' in STORY
+
+
+def test_every_source_folder_reaches_the_build():
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    for folder in ("protocols", "p2p", "node", "cli"):
+        assert f"!{folder}" in ignore
+        assert f"COPY {folder} {folder}" in DOCKERFILE
+
+
+def test_the_image_runs_as_nobody_in_particular():
+    runtime = DOCKERFILE.split(" AS runtime")[1]
+    assert re.search(r"^USER atoll$", runtime, re.MULTILINE)
+    assert "USER root" not in runtime
+
+
+def test_only_the_seed_has_ports():
+    assert COMPOSE.split("  trainer:")[0].count("4710/tcp") == 1
+    assert "ports:" not in COMPOSE.split("  trainer:")[1]
