@@ -47,8 +47,10 @@ rig: $(STAMP)  ## Nodes behind home routers: punched, relayed, rebound (Linux na
 compose-test: $(STAMP)  ## The container image: built, four trainers, one killed and back; all removed again (Docker, or root)
 	$(BIN)/python -m tests.compose
 
-bench: $(STAMP)  ## Every published figure that needs no namespaces
-	$(BIN)/atoll bench all
+bench: $(STAMP)  ## Calls, connections and blobs against their rivals (docs/bench.md)
+	$(BIN)/atoll bench calls
+	$(BIN)/atoll bench connections
+	$(BIN)/atoll bench blobs
 
 clean:  ## Remove what set-up and the tools made; runs and identities stay
 	rm -rf $(VENV) $(STAMP) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

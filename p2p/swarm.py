@@ -30,6 +30,7 @@ from atoll.p2p.host import (
     PeerConnected,
     PeerDisconnected,
 )
+from atoll.p2p.host import Path as Route
 from atoll.p2p.ledger.gate import Gate
 from atoll.p2p.ledger.store import Equivocation, Ledger, Quota
 from atoll.p2p.ledger.sync import LedgerSync
@@ -195,12 +196,14 @@ class Swarm:
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """Download a blob from holders, dialling those we are not connected to. See BlobFetcher.fetch."""
         others = [peer for peer in holders if peer != self._identity.peer_id]
-        live = {connection.peer for connection in await self._host.connections()}
+        live = {connection.peer: connection.path for connection in await self._host.connections()}
         async with asyncio.TaskGroup() as group:
             for peer in others:
                 if peer not in live:
                     group.create_task(self._try_connect(peer))
-        return await self.blobs.fetch(blob, sorted(others, key=lambda peer: peer not in live), max_bytes)
+        # A relay's bytes are somebody's gift: it carries a blob only when nobody else has it.
+        others.sort(key=lambda peer: (peer not in live, live.get(peer) is Route.RELAYED))
+        return await self.blobs.fetch(blob, others, max_bytes)
 
     # What we hear.
 

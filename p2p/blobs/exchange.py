@@ -1,5 +1,6 @@
 """Blobs of one node: the store, what it serves, and what it fetches."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,10 @@ class Blobs:
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """See BlobFetcher.fetch."""
         return await self._fetcher.fetch(blob, holders, max_bytes)
+
+    async def add_file(self, path: Path, *, move: bool = False) -> Digest:
+        """See BlobStore.add_file; hashing and copying happen in a thread."""
+        return await asyncio.to_thread(self.store.add_file, path, move=move)
 
     def bytes_of(self, peer: PeerId) -> tuple[int, int]:
         """Chunk bytes sent to and received from `peer`."""

@@ -84,6 +84,10 @@ def test_a_liar_sends_as_much_as_it_should_and_nothing_right(tmp_path):
         assert liar.chunk(blob, index) != honest.chunk(blob, index)
 
 
+def shown(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
 def children() -> list[str]:
     return [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
 
@@ -121,9 +125,7 @@ def test_machines_on_the_switch_reach_each_other_and_nobody_else():
                 group.create_task(command(*space_of(one), sys.executable, "-c", dial))
             with pytest.raises(LocalFault, match="unreachable"):
                 await command(*space_of(one), sys.executable, "-c", dial.replace("10.77.0.2", "192.0.2.1"))
-            return subprocess.run(
-                [*space_of(one), "tc", "qdisc", "show", "dev", "eth0"], capture_output=True, text=True, check=True
-            ).stdout
+            return await asyncio.to_thread(shown, *space_of(one), "tc", "qdisc", "show", "dev", "eth0")
 
     try:
         shaped = asyncio.run(main())

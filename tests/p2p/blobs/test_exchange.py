@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.p2p.blobs.fetch import BlobFetcher
-from atoll.p2p.blobs.frames import PROTOCOL, Ask, Done, Offer, Want
+from atoll.p2p.blobs.frames import PROTOCOL, Ask, Cancel, Chunk, Offer, Want
 from atoll.p2p.blobs.serve import SERVES_PER_PEER, BlobServer
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.framing import read_frame, write_frame
@@ -90,22 +90,34 @@ def run(path: Path, scenario: Callable[[Lab], Awaitable[None]]) -> None:
     run_virtual(main())
 
 
-def fake(offer: bytes, chunk: Callable[[int], bytes | None]) -> Callable[[Host], None]:
+async def send_chunk(stream: Stream, index: int, data: bytes) -> None:
+    """As the wire has it."""
+    await write_frame(stream, codec.encode(Chunk(index)))
+    await write_frame(stream, data)
+
+
+def fake(
+    offer: bytes, chunk: Callable[[int], bytes | None], *, have: bytes = b"", pause_s: float = 0.0
+) -> Callable[[Host], None]:
     """A holder that offers `offer` and answers wishes by `chunk`; None: silence."""
 
+    async def answer(stream: Stream, index: int) -> None:
+        await asyncio.sleep(pause_s)
+        data = chunk(index)
+        if data is None:
+            await asyncio.sleep(1000)
+        else:
+            await send_chunk(stream, index, data)
+
     async def handle(stream: Stream) -> None:
-        codec.decode(await read_frame(stream, 64), Ask)
-        await write_frame(stream, codec.encode(Offer(offer)))
+        ask = codec.decode(await read_frame(stream, 64), Ask)
+        await write_frame(stream, codec.encode(Offer(offer, have)))
+        for index in range(ask.at_once):
+            await answer(stream, index)
         while True:
-            wish = codec.decode(await read_frame(stream, 64), Want | Done)
-            if isinstance(wish, Done):
-                await write_frame(stream, codec.encode(Done()))
-                return
-            data = chunk(wish.index)
-            if data is None:
-                await asyncio.sleep(1000)
-            else:
-                await write_frame(stream, data)
+            wish = codec.decode(await read_frame(stream, 64), Want | Cancel)
+            if isinstance(wish, Want):
+                await answer(stream, wish.index)
 
     return lambda host: host.set_handler(PROTOCOL, handle)
 
@@ -149,21 +161,21 @@ def test_several_holders_share_the_work(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_four_chunks_are_asked_for_before_the_first_comes(tmp_path: Path) -> None:
+def test_chunks_are_asked_for_before_the_first_comes(tmp_path: Path) -> None:
     wishes: list[int] = []
 
     async def handle(stream: Stream) -> None:
-        codec.decode(await read_frame(stream, 64), Ask)
-        await write_frame(stream, codec.encode(Offer(codec.encode(MANIFEST))))
-        async with asyncio.timeout(3):
-            while True:
-                wishes.append(codec.decode(await read_frame(stream, 64), Want).index)
+        ask = codec.decode(await read_frame(stream, 64), Ask)
+        assert ask.at_once == 1
+        await write_frame(stream, codec.encode(Offer(codec.encode(MANIFEST), b"")))
+        while True:
+            wishes.append(codec.decode(await read_frame(stream, 64), Want).index)
 
     async def scenario(lab: Lab) -> None:
         peer = await lab.holder(lambda host: host.set_handler(PROTOCOL, handle))
-        with pytest.raises(Unreachable):
+        with pytest.raises(Unreachable, match="stalled"):
             await lab.fetcher.fetch(BLOB, [peer], CAP)
-        assert wishes == [0, 1, 2, 3]
+        assert len(wishes) == 1, "one more than the one that comes unasked"
 
     run(tmp_path, scenario)
 
@@ -203,14 +215,19 @@ def test_a_lonely_liar_gives_unreachable(tmp_path: Path, lie: str) -> None:
 
 def test_a_silent_holder_is_given_up_without_blame_and_what_came_is_kept(tmp_path: Path) -> None:
     async def scenario(lab: Lab) -> None:
-        half = await lab.holder(
-            fake(codec.encode(MANIFEST), lambda index: true_chunk(index) if index < 5 else None)
-        )
+        sent: list[int] = []
+
+        def five(index: int) -> bytes | None:
+            sent.append(index)
+            return true_chunk(index) if len(sent) <= 5 else None
+
+        half = await lab.holder(fake(codec.encode(MANIFEST), five))
         with pytest.raises(Unreachable, match="stalled"):
             await lab.fetcher.fetch(BLOB, [half], CAP)
         honest, _ = await lab.honest()
         await lab.fetcher.fetch(BLOB, [honest], CAP)
-        assert lab.fetcher.bytes_down == {half: 5 << 20, honest: len(DATA) - (5 << 20)}
+        came = sum(MANIFEST.chunk_bytes(index) for index in sent[:5])
+        assert lab.fetcher.bytes_down == {half: came, honest: len(DATA) - came}, "nothing came twice"
         assert lab.faults == []
 
     run(tmp_path, scenario)
@@ -222,24 +239,27 @@ def test_a_cancelled_download_resumes(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await lab.fetcher.fetch(BLOB, [peer], CAP)
-        first = lab.fetcher.bytes_down[peer]
-        assert first >= BLOB_CHUNK_BYTES
+        assert lab.fetcher.bytes_down[peer] >= BLOB_CHUNK_BYTES
         await asyncio.sleep(10)
         assert server.serving == 0, "a serve ends with its stream"
         lab.store = BlobStore(tmp_path / "own")
+        partial = lab.store.begin(MANIFEST)
+        left = partial.missing()
+        lab.store.suspend(partial)
+        assert 0 < len(left) < MANIFEST.chunks
         again = BlobFetcher(lab.host, lab.store, lab._blame)
         assert (await again.fetch(BLOB, [peer], CAP)).read_bytes() == DATA
-        assert again.bytes_down[peer] == len(DATA) - first
+        assert again.bytes_down[peer] == sum(map(MANIFEST.chunk_bytes, left)), "only what was missing"
 
     run(tmp_path, scenario)
 
 
-def test_a_blob_above_its_legal_size_is_refused_before_any_chunk(tmp_path: Path) -> None:
+def test_a_blob_above_its_legal_size_is_refused_before_the_disk_is_touched(tmp_path: Path) -> None:
     async def scenario(lab: Lab) -> None:
         peer, server = await lab.honest()
         with pytest.raises(DecodeError, match="legal"):
             await lab.fetcher.fetch(BLOB, [peer], len(DATA) - 1)
-        assert server.bytes_up == {}
+        assert server.bytes_up.total() <= BLOB_CHUNK_BYTES, "the chunk that came unasked"
         assert lab.faults == [], "the holder only holds what its author made"
         assert not list((tmp_path / "own").iterdir())
 
@@ -265,7 +285,7 @@ def test_one_peer_gets_so_many_streams_and_two_fetches_share_one(tmp_path: Path)
         peer, server = await lab.honest()
         streams = [await lab.host.open_stream(peer, PROTOCOL) for _ in range(SERVES_PER_PEER)]
         for stream in streams:
-            await write_frame(stream, codec.encode(Ask(BLOB)))
+            await write_frame(stream, codec.encode(Ask(BLOB, 0)))
             await read_frame(stream, 1000)
         with pytest.raises(Unreachable, match="busy"):
             await lab.fetcher.fetch(BLOB, [peer], CAP)
@@ -280,7 +300,7 @@ def test_one_peer_gets_so_many_streams_and_two_fetches_share_one(tmp_path: Path)
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("frames", [[b"junk"], [codec.encode(Ask(BLOB)), codec.encode(Want(99))], [b"x" * 65]])
+@pytest.mark.parametrize("frames", [[b"junk"], [codec.encode(Ask(BLOB, 0)), codec.encode(Want(99))], [b"x" * 65]])
 def test_a_peer_that_breaks_the_wire_is_blamed_and_dropped(tmp_path: Path, frames: list[bytes]) -> None:
     async def scenario(lab: Lab) -> None:
         peer, server = await lab.honest()

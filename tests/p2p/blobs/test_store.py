@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,88 @@ def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     orphan.write_bytes(b"half")
     BlobStore(tmp_path)
     assert not orphan.exists()
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from atoll.p2p.blobs.exchange import Blobs
+from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.host import PeerAddress
+from atoll.p2p.transports.memory import MemoryNetwork
+from atoll.protocols.identity import Identity
+
+async def main():
+    folder, network = Path(sys.argv[1]), MemoryNetwork(bandwidth_bps=400e6)
+    hosts = [network.host(Identity(bytes([n]) * 32).peer_id) for n in (1, 2)]
+    async with asyncio.TaskGroup() as group:
+        for host in hosts:
+            ready = asyncio.Event()
+            group.create_task(host.serve(ready.set))
+            await ready.wait()
+        here, there = (Blobs(host, BlobStore(folder / name), print) for host, name in zip(hosts, ("own", "other")))
+        blob = there.store.add_bytes(bytes(range(256)) * 4096 * 200)
+        await hosts[0].connect(PeerAddress(hosts[1].peer_id, (hosts[1].maddr,)))
+        group.create_task(here.fetch(blob, [hosts[1].peer_id], 1 << 30))
+        while here.statistics().bytes_down < 60 << 20:
+            await asyncio.sleep(0.01)
+        print("half way", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_process_costs_little_of_its_download(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+    manifest = manifest_of_bytes(bytes(range(256)) * 4096 * 200)
+    partial = BlobStore(tmp_path / "own").begin(manifest)
+    partial.close()
+    assert 100 <= len(partial.missing()) <= 200 - 30, "at least half of what came is still here"
+
+
+def test_open_downloads_are_shared_without_a_gap(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    assert store.share(MANIFEST.id) is None
+    partial = store.begin(MANIFEST)
+    assert store.share(MANIFEST.id) == (MANIFEST, 0)
+    partial.write(2, CHUNKS[2])
+    assert store.share(MANIFEST.id) == (MANIFEST, 0b100)
+    assert store.chunk(MANIFEST.id, 2) == CHUNKS[2]
+    with pytest.raises(LocalFault, match="not here"):
+        store.chunk(MANIFEST.id, 1)
+    for index in partial.missing():
+        partial.write(index, CHUNKS[index])
+    store.finish(partial)
+    assert store.share(MANIFEST.id) == (MANIFEST, 0b1111)
+    assert store.chunk(MANIFEST.id, 1) == CHUNKS[1]
+    again = store.begin(manifest_of_bytes(b"other"))
+    store.suspend(again)
+    store.suspend(again)
+    assert store.share(again.manifest.id) is None
+
+
+def test_a_chunk_that_rots_on_disk_is_not_served(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    partial = store.begin(MANIFEST)
+    partial.write(1, CHUNKS[1])
+    with open(tmp_path / f"{MANIFEST.id.hex()}.part", "r+b") as file:
+        file.seek(BLOB_CHUNK_BYTES + 3)
+        file.write(b"rot")
+    with pytest.raises(CorruptFault):
+        store.chunk(MANIFEST.id, 1)
+    store.suspend(partial)
+
+
+def test_a_blob_that_is_added_while_it_is_fetched(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    partial = store.begin(MANIFEST)
+    partial.write(0, CHUNKS[0])
+    store.add_bytes(DATA)
+    for index in partial.missing():
+        partial.write(index, CHUNKS[index])
+    assert store.finish(partial).read_bytes() == DATA
+    assert {file.suffix for file in tmp_path.iterdir()} == {".blob", ".manifest"}

@@ -1,0 +1,77 @@
+"""`atoll bench`: the published figures, measured again on this machine."""
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from atoll.cli.benches.machine import machine
+from atoll.cli.benches.report import Row, all_reached, unjudged
+from atoll.cli.show import print_table
+from atoll.p2p.files import write_whole
+from atoll.protocols.errors import LocalFault
+
+BENCHES = {
+    "calls": "Calls on loopback, against bare p2pd unary calls and the lattica package.",
+    "blobs": "Blobs from one holder and from four, against a raw stream; one holder lies.",
+    "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
+}
+"""Name -> its one line. A bench is the module `atoll.cli.benches.NAME`, imported when it is asked for."""
+OPTIONS = {"calls": (), "blobs": ("mib",), "connections": ("count", "own_limits")}
+DEADLINE_S = 900.0
+
+
+@click.command(epilog="\b\n" + "\n".join(f"{name:12} {line}" for name, line in BENCHES.items()))
+@click.argument("name", type=click.Choice(list(BENCHES)))
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the rows here.")
+@click.option("--quick", is_flag=True, help="A few seconds, to see that it works; nothing is judged.")
+@click.option("--mib", type=click.IntRange(4, 4096), help="blobs: size of the blob that four holders serve.")
+@click.option("--count", type=click.IntRange(1, 4000), help="connections: how many.")
+@click.option("--own-limits", is_flag=True, default=None, help="connections: the node may close what it likes.")
+def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | None) -> int:
+    """Measure NAME and compare with the bars: calls, blobs or connections (docs/bench.md).
+
+    Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
+    status 1 when a bar is missed or could not be measured.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given.keys() - set(OPTIONS[name]):
+        raise click.UsageError(f"--{key.replace('_', '-')} is no option of `bench {name}`")
+    measure = importlib.import_module(f"atoll.cli.benches.{name}").measure
+    facts = machine()
+    rows = asyncio.run(_within_deadline(measure(quick, _say, **given)))
+    if quick:
+        rows = unjudged(rows)
+    print_table(("metric", "value", "unit", "bar", ""), map(_cells, rows))
+    if json_file is not None:
+        report = {"bench": name, "machine": facts, "quick": quick, "rows": rows}
+        write_whole(json_file, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    return 0 if quick or all_reached(rows) else 1
+
+
+async def _within_deadline(rows: Awaitable[list[Row]]) -> list[Row]:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            return await rows
+    except TimeoutError as error:
+        raise LocalFault(f"no end after {DEADLINE_S:.0f} s") from error
+
+
+def _say(line: str) -> None:
+    """What goes on, beside the table."""
+    click.echo(line, err=True)
+
+
+def _cells(row: Row) -> Sequence[str]:
+    judged = {None: "", True: "ok", False: "MISSED"}[row.passed]
+    words = "; ".join(word for word in (judged, row.note) if word)
+    return row.metric, _figure(row.value), row.unit, row.bar or "", words
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
