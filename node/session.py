@@ -36,7 +36,7 @@ from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import AtollError, CorruptFault, DecodeError
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.payload import payload_bytes
 from atoll.protocols.records import MAX_WEIGHT
@@ -90,6 +90,9 @@ class Session:
                 return w.Verified()
             case w.Fold(number, members):
                 return self._fold_round(number, members)
+            case w.Check(number, _) if number <= self._fold.final_round:
+                # Its payloads had to be fetched again, and meanwhile the round became final without this node.
+                raise Superseded(f"round {number} is final already")
             case w.Check(number, members):
                 return w.Checked(number, self._fold.check(number, _parts(members)))
             case w.Finalize(number, members):

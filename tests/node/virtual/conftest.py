@@ -22,7 +22,7 @@ from atoll.p2p.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
 from atoll.protocols import worker as w
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import AtollError, DecodeError
+from atoll.protocols.errors import AtollError, DecodeError, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, digest
 from atoll.protocols.model import ModelSpec
@@ -117,6 +117,8 @@ class FakeWorker:
                 if number > self.final:
                     self.open[number] = members
                 return w.Folded(number, self.view(), 0.0)
+            case w.Check(number, _) if number <= self.final:
+                raise Superseded(f"round {number} is final already")
             case w.Check(number, members):
                 assert number == self.final + 1
                 return w.Checked(number, set_state(self.state, number, members))
@@ -241,13 +243,13 @@ class World:
             await asyncio.wait([node.task])
             node.task = None
 
-    async def until(self, done: Callable[[], bool], limit_s: float = DEADLINE_S) -> float:
-        """Wait for `done`; virtual seconds that took."""
+    async def until(self, done: Callable[[], bool], limit_s: float = DEADLINE_S, look_s: float = 0.5) -> float:
+        """Wait for `done`, looking every `look_s`; virtual seconds that took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not done():
             assert loop.time() - began < limit_s, self.describe()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(look_s)
         return loop.time() - began
 
     def all_final(self, number: int | None = None) -> bool:
