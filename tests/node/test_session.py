@@ -12,7 +12,7 @@ from atoll.node.compress import feedback
 from atoll.node.session import Session, weight_of
 from atoll.protocols import codec
 from atoll.protocols import worker as w
-from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault
+from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.model import ModelSpec
@@ -202,6 +202,15 @@ def test_a_round_that_became_final_while_the_disk_was_full_is_given_back_once(ho
     assert late.payload == second.payload
     expected = twin.residual() + said(first, twin.residual()) + said(second, twin.residual())
     assert torch.allclose(node.residual(), expected, atol=1e-7)
+
+
+def test_a_check_of_a_final_round_is_superseded(homes):
+    """Its payloads were fetched again, and meanwhile the others made the round final."""
+    node = homes("a")
+    members = (member(node.train(0).pending),)
+    node.ask(w.Finalize(Round(0), members))
+    with pytest.raises(Superseded, match="round 0 is final already"):
+        node.ask(w.Check(Round(0), members))
 
 
 def test_a_finalize_that_could_not_be_saved_is_asked_again(homes):
