@@ -107,8 +107,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"relay_circuits = {self.relay_circuits} is outside 1 … {1 << 16}, or bytes < 0")
         if not 0 <= self.relay_rate_bytes_s < 1e12:
             raise ConfigError(f"relay_rate_bytes_s = {self.relay_rate_bytes_s} is outside 0 … 1e12")
-        if self.relay_only and (self.relay or self.announce):
-            raise ConfigError("relay_only cannot go with relay or announce", hint="drop one of them")
+        if self.relay_only and (self.relay or self.announce or self.dht):
+            raise ConfigError("relay_only cannot go with relay, announce or dht", hint="drop one of them")
 
 
 def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:

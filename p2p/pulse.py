@@ -51,6 +51,9 @@ class Pulse:
             while True:
                 neighbours = sorted(self._neighbours())
                 self._due = {peer: self._due.get(peer, 0.0) for peer in neighbours}
+                self._silent.intersection_update(neighbours)
+                for peer in self.rtt_s.keys() - self._due.keys():
+                    del self.rtt_s[peer]  # an answer that came after the connection had gone
                 for peer in neighbours:
                     if peer not in self._busy and self._due[peer] <= self._now():
                         self._busy.add(peer)

@@ -152,7 +152,12 @@ def peer_named(text: str) -> PeerId:
 
 def refused(reason: str) -> Refused:
     """A refusal with a printable, bounded reason."""
-    return Refused("".join(letter for letter in reason if letter.isprintable())[:REASON_CHARACTERS])
+    return Refused(printable(reason)[:REASON_CHARACTERS])
+
+
+def printable(reason: str) -> str:
+    """What of a peer's words may go to a log or a terminal."""
+    return "".join(letter for letter in reason if letter.isprintable())
 
 
 def _unsigned(punch: Punch) -> bytes:

@@ -23,7 +23,7 @@ class Wire(msgspec.Struct, frozen=True):
 CALLS = Wire("calls", newest=1, oldest=1)
 """Hello, then multiplexed requests and replies. 1: first."""
 BLOB = Wire("blob", newest=2, oldest=2)
-"""Verified chunks of one blob. 2: bitmaps of partial holders, cancel, the first chunk at once. 1: never released."""
+"""Verified chunks of one blob. 2: bitmaps of partial holders, cancel, first chunk at once. 1: never released."""
 FEED = Wire("feed", newest=1, oldest=1)
 """Format of ledger entries. 1: first."""
 REGISTER = Wire("register", newest=1, oldest=1)

@@ -1,7 +1,7 @@
 """The NAT wire: ask a connected peer, and answer peers that ask. Wire: docs/wires/nat.md.
 
-What we answer costs little and never makes us dial where the asker does not live: dial-backs go to the IP that we
-see the asker at, summons are signed by the peer that wants us.
+What we answer costs little: dial-backs go only to the outside IP that we see the asker at, a few a minute; summons
+are signed by the peer that wants us, and we dial a few such peers at a time.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from typing import Protocol, TypeVar
 
 from atoll.p2p.framing import read_frame, write_frame
 from atoll.p2p.host import Host, Stream
+from atoll.p2p.maddrs import legal_maddrs
+from atoll.p2p.nat.allowance import Allowance
 from atoll.p2p.nat.reach import endpoint_of
-from atoll.p2p.peers import legal_maddrs
 from atoll.protocols import codec
 from atoll.protocols import nat as n
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
@@ -28,8 +29,12 @@ PROTOCOL = NAT.protocol(1)
 ASK_S = 5.0
 """An ask whose answer does not come by then has failed; a dial-back takes most of it."""
 ASKS_PER_MINUTE = 60
-"""Asks of one peer that are answered; more are refused."""
-_PEERS = 4096
+"""Looks of one peer that are answered, and as many punches, and as many summons; more are refused."""
+DIAL_BACKS_PER_MINUTE = 12
+"""Dial-backs of one peer: each makes us send packets to its address."""
+PROBES_AT_ONCE = 64
+"""Addresses that are probed at one time, for all peers."""
+_NONCES = 4096
 A = TypeVar("A")
 Probe = Callable[[str], Coroutine[None, None, bool]]
 """Does a libp2p node answer at this multiaddr?"""
@@ -49,28 +54,10 @@ async def ask(host: Host, peer: PeerId, message: n.Ask, kind: type[A]) -> A:
     except (TimeoutError, DecodeError) as error:
         raise Unreachable(f"{short(peer)} gave no answer: {error}") from error
     if isinstance(answer, n.Refused):
-        raise Unreachable(f"{short(peer)}: {answer.reason}")
+        raise Unreachable(f"{short(peer)}: {n.printable(answer.reason)}")
     if not isinstance(answer, kind):
         raise Unreachable(f"{short(peer)} answered {type(answer).__name__} to {type(message).__name__}")
     return answer
-
-
-class Allowance:
-    """So many asks a minute for each peer: a token bucket per peer, the oldest peers forgotten."""
-
-    def __init__(self, per_minute: int, now: Callable[[], float]) -> None:
-        self._per_minute, self._now = per_minute, now
-        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
-
-    def take(self, peer: PeerId) -> bool:
-        """Whether one more ask of `peer` is answered."""
-        now = self._now()
-        left, at = self._left.pop(peer, (float(self._per_minute), now))
-        left = min(float(self._per_minute), left + (now - at) * self._per_minute / 60.0)
-        self._left[peer] = (left - 1.0 if left >= 1.0 else left, now)
-        if len(self._left) > _PEERS:
-            self._left.popitem(last=False)
-        return left >= 1.0
 
 
 class Node(Protocol):
@@ -103,10 +90,17 @@ class Clocks:
 class Answers:
     """Serves the NAT wire on `host`."""
 
-    def __init__(self, host: Host, run: RunId, node: Node, probe: Probe, clocks: Clocks) -> None:
-        """`probe`: how a dial-back is made."""
-        self._host, self._run, self._node, self._probe, self._clocks = host, run, node, probe, clocks
-        self._allowance = Allowance(ASKS_PER_MINUTE, clocks.now)
+    def __init__(
+        self, host: Host, run: RunId, node: Node, probe: Probe, is_outside: Callable[[str], bool], clocks: Clocks
+    ) -> None:
+        """`probe`: how a dial-back is made. `is_outside`: see RouteOptions."""
+        self._host, self._run, self._node, self._clocks = host, run, node, clocks
+        self._probe, self._is_outside, self._probing = probe, is_outside, 0
+        per_minute = {n.Look: ASKS_PER_MINUTE, n.Punch: ASKS_PER_MINUTE, n.Summons: ASKS_PER_MINUTE}
+        self._allowances = {
+            kind: Allowance(count, clocks.now)
+            for kind, count in {**per_minute, n.DialBack: DIAL_BACKS_PER_MINUTE}.items()
+        }
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
         host.set_handler(PROTOCOL, self._handle)
 
@@ -123,7 +117,7 @@ class Answers:
         run = question.punch.run if isinstance(question, n.Summons) else question.run
         if run != self._run:
             return n.refused("another run")
-        if not self._allowance.take(peer):
+        if not self._allowances[type(question)].take(peer):
             return n.refused("too many asks")
         match question:
             case n.Look():
@@ -144,9 +138,17 @@ class Answers:
     async def _dial_back(self, peer: PeerId, maddrs: tuple[str, ...]) -> n.Answer:
         seen = await self._seen(peer)
         ips = {e.ip for maddr in seen if (e := endpoint_of(maddr)) is not None}
-        wanted = [m for m in legal_maddrs(maddrs) if m in seen or ((e := endpoint_of(m)) and e.ip in ips)]
-        async with asyncio.TaskGroup() as group:
-            probes = {maddr: group.create_task(self._probe(maddr)) for maddr in dict.fromkeys(wanted)}
+        own = [m for m in legal_maddrs(maddrs) if m in seen or ((e := endpoint_of(m)) and e.ip in ips)]
+        # Not inside our own network, and not our own machine: nobody probes those through us.
+        wanted = [maddr for maddr in dict.fromkeys(own) if self._is_outside(maddr)]
+        if self._probing + len(wanted) > PROBES_AT_ONCE:
+            return n.refused("too many dial-backs at once")
+        self._probing += len(wanted)
+        try:
+            async with asyncio.TaskGroup() as group:
+                probes = {maddr: group.create_task(self._probe(maddr)) for maddr in wanted}
+        finally:
+            self._probing -= len(wanted)
         return n.Reached(tuple(maddr for maddr, probe in probes.items() if probe.result()))
 
     async def _rendezvous(self, peer: PeerId, punch: n.Punch) -> n.Answer:
@@ -154,6 +156,8 @@ class Answers:
         target = n.peer_named(punch.target)
         if n.check_punch(punch) != peer:
             raise DecodeError("a punch that somebody else signed")
+        if target == peer:
+            return n.refused("a punch to its own end")
         theirs = await self._seen(target)
         if not theirs:
             return n.refused(f"{short(target)} is not here")
@@ -184,7 +188,7 @@ class Answers:
         if nonce in self._nonces:
             return False
         self._nonces[nonce] = None
-        if len(self._nonces) > _PEERS:
+        if len(self._nonces) > _NONCES:
             self._nonces.popitem(last=False)
         return True
 
@@ -193,9 +197,10 @@ def meeting_places(claims: tuple[str, ...], seen: tuple[str, ...], we_are_public
     """Where to dial the other side of a punch.
 
     Between two NATs only QUIC: with TCP both sides become Noise initiators, and both give up. A side that anybody
-    may dial is dialled at its claims, by every transport.
+    may dial is dialled at its claims, by every transport. What a rendezvous sees are IP addresses, never names.
     """
-    both = legal_maddrs(dict.fromkeys((*claims, *seen)))
+    addresses = (maddr for maddr in seen if endpoint_of(maddr) is not None or maddr.startswith("/memory/"))
+    both = legal_maddrs(dict.fromkeys((*claims, *addresses)))
     if claims or we_are_public:
         return both
     return tuple(maddr for maddr in both if maddr.endswith("/quic-v1") or maddr.startswith("/memory/"))

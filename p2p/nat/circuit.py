@@ -4,6 +4,8 @@ Inside the TLS the first frame names the protocol of the stream; the answer is O
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from atoll.p2p.framing import read_frame, write_frame
 from atoll.p2p.host import Handler, Host, Stream
@@ -14,9 +16,10 @@ from atoll.p2p.transports.handling import Admission, OnFault, run_handler
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
-from atoll.protocols.nat import NAT_MAX_BYTES, Circuit, Incoming, Open, Refused, decode_opening, refused
+from atoll.protocols.nat import NAT_MAX_BYTES, Circuit, Incoming, Open, Refused, decode_opening, printable, refused
 
 PROTOCOL_MAX_BYTES = 128
+T = TypeVar("T")
 
 
 async def open_circuit(
@@ -44,33 +47,60 @@ async def _expect_open(stream: Stream, who: str) -> None:
     except DecodeError as error:
         raise Unreachable(f"{who}: {error}") from error
     if isinstance(answer, Refused):
-        raise Unreachable(f"{who}: {answer.reason}")
+        raise Unreachable(f"{who}: {printable(answer.reason)}")
 
 
 class CircuitEnd:
-    """Takes circuits that relays bring, and serves the streams in them like any other."""
+    """Takes circuits that relays bring, and serves the streams in them like any other.
+
+    A stream comes after a hold, as on any transport a stream comes after a connection: whoever looks at
+    connections (and hangs up on peers that it keeps away) sees everybody who is served.
+    """
 
     def __init__(
-        self, host: Host, run: RunId, credentials: Credentials, handlers: dict[str, Handler], on_fault: OnFault
+        self,
+        host: Host,
+        run: RunId,
+        credentials: Credentials,
+        handlers: Mapping[str, Handler],
+        is_welcome: Callable[[PeerId, str], bool],
+        on_fault: OnFault,
     ) -> None:
-        """`handlers`: protocol -> handler; read at each circuit."""
+        """`handlers`: protocol -> handler; read at each circuit. `is_welcome(source, protocol)`: serve it?"""
         self._run, self._credentials, self._handlers, self._on_fault = run, credentials, handlers, on_fault
+        self._is_welcome = is_welcome
         self._admission = Admission()
+        self._served: set[SecureStream] = set()
         host.set_handler(CIRCUIT_PROTOCOL, self._handle)
 
+    def end(self, peer: PeerId) -> None:
+        """Reset all streams that `peer` opened to us in circuits."""
+        for stream in tuple(self._served):
+            if stream.peer == peer:
+                stream.reset()
+
     async def _handle(self, stream: Stream) -> None:
+        inside = await self._in_time(stream, self._welcome(stream))
+        if inside is None:
+            return
+        if not self._admission.enter(inside.peer):
+            await self._in_time(stream, write_frame(inside, codec.encode(refused("too many streams"))))
+            return
+        self._served.add(inside)
+        try:
+            await self._in_time(stream, write_frame(inside, codec.encode(Open())))
+            await run_handler(inside, self._handlers[inside.protocol], self._on_fault)
+        finally:
+            self._served.discard(inside)
+            self._admission.leave(inside.peer)
+
+    async def _in_time(self, stream: Stream, step: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(OPEN_S):
-                inside = await self._welcome(stream)
+                return await step
         except (PeerFault, TimeoutError) as error:
             # Relay and source share the blame for what comes here: nobody gets it.
             raise Unreachable(f"circuit through {short(stream.peer)}: {error}") from error
-        if inside is None:
-            return
-        try:
-            await run_handler(inside, self._handlers[inside.protocol], self._on_fault)
-        finally:
-            self._admission.leave(inside.peer)
 
     async def _welcome(self, stream: Stream) -> SecureStream | None:
         incoming = codec.decode(await read_frame(stream, NAT_MAX_BYTES), Incoming, max_bytes=NAT_MAX_BYTES)
@@ -80,9 +110,8 @@ class CircuitEnd:
         await write_frame(stream, codec.encode(Open()))
         inside = await handshake(stream, self._credentials, "", client=False)
         protocol = (await read_frame(inside, PROTOCOL_MAX_BYTES)).decode("ascii", "replace")
-        if protocol not in self._handlers or not self._admission.enter(inside.peer):
-            await write_frame(inside, codec.encode(refused("that protocol is not served, or too many streams")))
+        if protocol not in self._handlers or not self._is_welcome(inside.peer, protocol):
+            await write_frame(inside, codec.encode(refused("that protocol is not served, or nothing is held")))
             return None
-        await write_frame(inside, codec.encode(Open()))
         inside.speaks(protocol)
         return inside

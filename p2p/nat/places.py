@@ -1,10 +1,12 @@
 """Multiaddrs of a peer sorted by what they are good for, and our own in the order in which others should try."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.p2p.nat.reach import endpoint_of, is_global
+from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import PeerId
+from atoll.protocols.nat import peer_named
 
 PUBLISHED = 16
 CIRCUITS = 4
@@ -21,7 +23,10 @@ class Places:
 
 
 def split(maddrs: Sequence[str]) -> Places:
-    """Direct addresses and circuits (`…/p2p/RELAY/p2p-circuit`) apart."""
+    """Direct addresses and circuits (`…/p2p/RELAY/p2p-circuit`) apart.
+
+    Circuits through a relay that cannot be one of us (its PeerID is no Ed25519 key) are left out.
+    """
     direct = []
     through: dict[PeerId, tuple[str, ...]] = {}
     for maddr in maddrs:
@@ -29,14 +34,19 @@ def split(maddrs: Sequence[str]) -> Places:
             direct.append(maddr)
             continue
         where, _, relay = maddr.removesuffix(_CIRCUIT).rpartition("/p2p/")
-        known = through.get(PeerId(relay), ())
-        through[PeerId(relay)] = (*known, where) if where and where not in known else known
+        try:
+            helper = peer_named(relay)
+        except DecodeError:
+            continue
+        known = through.get(helper, ())
+        through[helper] = (*known, where) if where and where not in known else known
     return Places(tuple(direct), through)
 
 
-def circuits_through(dialled: Mapping[PeerId, str]) -> tuple[str, ...]:
-    """Circuit addresses of ours through public peers that we dialled there."""
-    return tuple(f"{maddr}/p2p/{peer}{_CIRCUIT}" for peer, maddr in list(dialled.items())[:CIRCUITS])
+def circuits_through(dialled: Mapping[PeerId, str], relays: Collection[PeerId] = ()) -> tuple[str, ...]:
+    """Circuit addresses of ours through public peers that we dialled there; those known to relay first."""
+    best = sorted(dialled.items(), key=lambda item: item[0] not in relays)
+    return tuple(f"{maddr}/p2p/{peer}{_CIRCUIT}" for peer, maddr in best[:CIRCUITS])
 
 
 def publishable(listen: Sequence[str], reached: Sequence[str], circuits: Sequence[str]) -> tuple[str, ...]:

@@ -28,7 +28,10 @@ TRIES = 2
 STAGGER_S = 0.7
 """The next rendezvous is asked when the one before has not brought us together by then."""
 _DIAL_FAILED = "punched dial failed"
-"""The rendezvous worked, the hole did not open: worth another try after the back-off."""
+
+
+class HoleShut(Unreachable):
+    """The rendezvous worked, the hole did not open: worth another try after the back-off."""
 
 
 class Puncher:
@@ -41,7 +44,7 @@ class Puncher:
         self._host, self._run, self._identity, self._claims, self._rng = host, run, identity, claims, rng
 
     async def punch(self, target: PeerId, rendezvous: Sequence[PeerId]) -> bool:
-        """Connect to `target` with the help of one of `rendezvous`. Raises Unreachable.
+        """Connect to `target` with the help of one of `rendezvous`. Raises HoleShut, Unreachable.
 
         True if both sides are behind NATs: the connection is a punched one.
         """
@@ -53,8 +56,10 @@ class Puncher:
             try:
                 return await first(ways)
             except Unreachable as error:
-                if attempt + 1 == TRIES or _DIAL_FAILED not in str(error):
+                if _DIAL_FAILED not in str(error):
                     raise
+                if attempt + 1 == TRIES:
+                    raise HoleShut(str(error)) from error
             await asyncio.sleep(BACKOFF_S + self._rng.uniform(0.0, 0.5))
         raise Unreachable("no rendezvous")
 

@@ -35,7 +35,7 @@ class Evidence:
     """Multiaddrs of ours that a peer dialled back with success."""
     punched: int = 0
     failed: int = 0
-    """Punches that worked, and that did not."""
+    """Punches that worked, and peers with whom the hole did not open."""
     relay_only: bool = False
 
 
@@ -48,13 +48,23 @@ class Verdict:
 
 
 def endpoint_of(maddr: str) -> Endpoint | None:
-    """The endpoint of an IP multiaddr; None for circuits, names and other kinds."""
+    """The endpoint of an IP multiaddr; None for circuits, names, other kinds, and texts that are none."""
     parts = maddr.split("/")
     if "p2p-circuit" in parts or len(parts) < 5 or parts[1] not in ("ip4", "ip6"):
         return None
-    if parts[3] not in ("tcp", "udp") or not parts[4].isdigit():
+    if parts[3] not in ("tcp", "udp") or not (parts[4].isascii() and parts[4].isdigit()):
+        return None
+    if not _is_ip(parts[2]):
         return None
     return Endpoint(parts[2], parts[3], int(parts[4]))
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_global(maddr: str) -> bool:
@@ -93,6 +103,8 @@ def _judge_mapping(evidence: Evidence, udp: Sequence[Endpoint]) -> Verdict:
         return Verdict("relay-only", f"{evidence.failed} punches failed; seen as {shown}")
     if ports and not {port for _, port in ports} & own and len(evidence.views or {}) < 2:
         return Verdict("relay-only", f"the router changes ports ({shown}); probably a symmetric NAT")
+    if not ports:
+        return Verdict("punchable", "IPv6 behind a firewall")
     return Verdict("punchable", f"behind a router that keeps ports; seen as {shown}")
 
 

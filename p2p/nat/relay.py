@@ -15,6 +15,7 @@ import msgspec
 
 from atoll.p2p.framing import PREFIX_BYTES, read_frame, write_frame
 from atoll.p2p.host import Host, Stream
+from atoll.p2p.nat.allowance import Allowance
 from atoll.p2p.nat.tls import SEALED_MAX_BYTES
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, Unreachable
@@ -38,8 +39,13 @@ CIRCUIT_PROTOCOL = CIRCUIT.protocol(1)
 OPEN_S = 8.0
 """A circuit that is not open by then is given up."""
 IDLE_S = 60.0
-"""A circuit through which no frame passes for so long is closed; its ends speak more often than that."""
+"""A circuit through which no frame passes, either way, for so long is closed; its ends speak more often."""
+SMALL_BYTES = 1024
+"""Frames up to this size have an eighth of the rate for themselves, so that beats do not wait behind downloads."""
+CIRCUITS_PER_MINUTE = 600
+"""Circuits that one peer may ask for; each costs its target a TLS handshake."""
 DAY_S = 86400.0
+_CALLERS = 4
 
 
 class RelayLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,6 +53,7 @@ class RelayLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     circuits: int = 256
     circuits_per_peer: int = 32
+    """That one peer asked for. Four times as many may lead to one peer, so that no asker alone fills them."""
     bytes_per_day: int = 20_000_000_000
     rate_bytes_s: float = 0.0
     """Over all circuits, each byte counted once; 0: no cap."""
@@ -67,16 +74,18 @@ class RelayStatistics:
 
 
 class _Pace:
-    """Bytes a second over all circuits: a sender waits until its bytes are due."""
+    """Bytes a second: a sender waits until its bytes are due."""
 
     def __init__(self, rate_bytes_s: float, now: Callable[[], float]) -> None:
         self._rate, self._now, self._free_at = rate_bytes_s, now, 0.0
 
-    async def take(self, size: int) -> None:
-        if self._rate:
-            now = self._now()
-            self._free_at = max(self._free_at, now) + size / self._rate
-            await asyncio.sleep(self._free_at - now)
+    def book(self, size: int) -> float:
+        """Seconds until `size` bytes may go."""
+        if not self._rate:
+            return 0.0
+        now = self._now()
+        self._free_at = max(self._free_at, now) + size / self._rate
+        return self._free_at - now
 
 
 class Relay:
@@ -87,10 +96,13 @@ class Relay:
     ) -> None:
         """`limits`: caps; see RelayLimits."""
         self._host, self._run, self._limits, self._now = host, run, limits, now
-        self._open: Counter[PeerId] = Counter()
+        self._asked: Counter[PeerId] = Counter()
+        self._called: Counter[PeerId] = Counter()
+        self._allowance = Allowance(CIRCUITS_PER_MINUTE, now)
         self._circuits = self._served = self._bytes = self._today = self._refused = 0
         self._day_began = now()
-        self._pace = _Pace(limits.rate_bytes_s, now)
+        self._pace = _Pace(limits.rate_bytes_s * 7 / 8, now)
+        self._quick = _Pace(limits.rate_bytes_s / 8, now)
         host.set_handler(RELAY_PROTOCOL, self._handle)
 
     def statistics(self) -> RelayStatistics:
@@ -112,15 +124,17 @@ class Relay:
         if why := self._objection(ask.run, stream.peer, target):
             await self._refuse(stream, why)
             return
-        ends = (stream.peer, target)
-        self._open.update(ends)
+        self._asked[stream.peer] += 1
+        self._called[target] += 1
         self._circuits += 1
         try:
             await self._connect(stream, target)
         finally:
             self._circuits -= 1
-            self._open.subtract(ends)
-            self._open += Counter()  # forget peers without circuits
+            for count, peer in ((self._asked, stream.peer), (self._called, target)):
+                count[peer] -= 1
+                if not count[peer]:
+                    del count[peer]
 
     def _objection(self, run: bytes, source: PeerId, target: PeerId) -> str:
         limits = self._limits
@@ -130,9 +144,11 @@ class Relay:
             return "a circuit to its own end"
         if self._today_bytes() >= limits.bytes_per_day:
             return "the relay's bytes of this day are used up"
-        if self._circuits >= limits.circuits or self._open[source] >= limits.circuits_per_peer:
+        if self._circuits >= limits.circuits or self._asked[source] >= limits.circuits_per_peer:
             return "too many circuits"
-        return "" if self._open[target] < limits.circuits_per_peer else "too many circuits to that peer"
+        if self._called[target] >= _CALLERS * limits.circuits_per_peer:
+            return "too many circuits to that peer"
+        return "" if self._allowance.take(source) else "too many circuits in a minute"
 
     def _today_bytes(self) -> int:
         if self._now() - self._day_began >= DAY_S:
@@ -172,28 +188,38 @@ class Relay:
 
     async def _pass_on(self, here: Stream, there: Stream) -> None:
         """Both directions until one end is gone; then both are."""
+        moved_at = [self._now()]
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(here, there))
-                group.create_task(self._pump(there, here))
-        except* (Unreachable, TimeoutError):
+                group.create_task(self._pump(here, there, moved_at))
+                group.create_task(self._pump(there, here, moved_at))
+                group.create_task(self._until_idle(moved_at))
+        except* Unreachable:
             pass
-        await there.close()
+        async with asyncio.timeout(OPEN_S):
+            await there.close()
         # A responder that closes waits for the initiator; here it must hear of the other end at once.
         raise Unreachable("the circuit is over")
 
-    async def _pump(self, source: Stream, target: Stream) -> None:
+    async def _until_idle(self, moved_at: list[float]) -> None:
+        while (left_s := moved_at[0] + IDLE_S - self._now()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(left_s)  # an event for every frame would cost more
+        raise Unreachable("nothing passes any more")
+
+    async def _pump(self, source: Stream, target: Stream, moved_at: list[float]) -> None:
+        """`moved_at`: when a frame last passed, either way; a download is silent in one direction."""
         while True:
-            async with asyncio.timeout(IDLE_S):
-                try:
-                    frame = await read_frame(source, SEALED_MAX_BYTES)
-                except DecodeError as error:
-                    raise Unreachable(str(error)) from error
+            try:
+                frame = await read_frame(source, SEALED_MAX_BYTES)
+            except DecodeError as error:
+                raise Unreachable(str(error)) from error
             size = PREFIX_BYTES + len(frame)
             self._bytes += size
             self._today += size
             if self._today_bytes() > self._limits.bytes_per_day:
                 raise Unreachable("the relay's bytes of this day are used up")
-            await self._pace.take(size)
-            async with asyncio.timeout(IDLE_S):
-                await write_frame(target, frame)
+            wait_s = (self._quick if size <= SMALL_BYTES else self._pace).book(size)
+            moved_at[0] = self._now() + wait_s
+            await asyncio.sleep(wait_s)
+            await write_frame(target, frame)
+            moved_at[0] = self._now()

@@ -10,8 +10,9 @@ import logging
 import random
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from atoll.p2p.host import (
     Connection,
@@ -26,18 +27,18 @@ from atoll.p2p.host import (
     PeerDisconnected,
     Stream,
 )
-from atoll.p2p.nat import dialback
-from atoll.p2p.nat.asks import Answers, Clocks, Probe
+from atoll.p2p.nat.asks import Answers, Clocks
 from atoll.p2p.nat.circuit import CircuitEnd, open_circuit
 from atoll.p2p.nat.holds import HOLD_PROTOCOL, Holds
+from atoll.p2p.nat.options import RouteOptions, RouteStatistics
 from atoll.p2p.nat.places import Places, circuits_through, publishable, split
-from atoll.p2p.nat.punch import STAGGER_S, Puncher
+from atoll.p2p.nat.punch import STAGGER_S, HoleShut, Puncher
 from atoll.p2p.nat.race import first
-from atoll.p2p.nat.reach import is_global
-from atoll.p2p.nat.relay import Relay, RelayLimits, RelayStatistics
+from atoll.p2p.nat.relay import Relay
 from atoll.p2p.nat.secure import SecureStream
 from atoll.p2p.nat.survey import Survey
 from atoll.p2p.nat.tls import Credentials
+from atoll.p2p.nat.upgrades import Upgrades
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.handling import OnFault, log_fault
 from atoll.protocols import nat as n
@@ -45,48 +46,24 @@ from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, short
 
+__all__ = ["RouteHost", "RouteOptions", "RouteStatistics"]
+
 log = logging.getLogger(__name__)
 
 RELAY_AFTER_S = 1.5
 """Direct dials and punches get this head start; a relay is asked at once when they have failed."""
 RELAY_S = 8.0
-FIRST_UPGRADE_S = 3.0
-MAX_UPGRADE_S = 600.0
-GRACE_S = 20.0
-"""After an upgrade, relayed streams may end by themselves for so long."""
+CIRCUIT_S = 4.0
+"""A held relay that brings no stream by then is dead; the next one is asked."""
 RENDEZVOUS = 3
 HOLDS = 2
 """Relays that a relayed connection is held through, where there are so many."""
+UPGRADES_AT_ONCE = 5
+"""Each asks a rendezvous a few times a minute, which answers sixty: new peers want some of them."""
+SUMMONS_AT_ONCE = 16
+"""Peers that we dial at one time because others asked us to."""
 _TICK_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RouteOptions:
-    """Local choices."""
-
-    announce: tuple[str, ...] = ()
-    """Published instead of everything that we find out; for hosts behind a port forward that nobody can probe."""
-    relay: RelayLimits | None = None
-    """Relay for others inside these limits; None: do not."""
-    relay_only: bool = False
-    """Dial nobody but `trusted` peers, announce no address, punch no holes."""
-    trusted: frozenset[PeerId] = frozenset()
-    """Seeds: dialled directly even with `relay_only`."""
-    is_outside: Callable[[str], bool] = is_global
-    """Whether an address could be dialled from anywhere; simulations have their own."""
-    probe: Probe = dialback.answers
-
-
-@dataclass(frozen=True, slots=True)
-class RouteStatistics:
-    """For the status page."""
-
-    reach: n.Reach
-    why: str
-    observed: tuple[str, ...]
-    relay: RelayStatistics | None
-    clock_ahead_s: float | None
-    """Median of how far peers' clocks are ahead of ours."""
+Way: TypeAlias = tuple[float, Callable[[], Awaitable[None]]]
 
 
 class RouteHost:
@@ -116,7 +93,11 @@ class RouteHost:
         self._connected: set[PeerId] = set()
         self._dialled: dict[PeerId, str] = {}
         """Peers that we dialled at an outside address: relays and rendezvous for those who want us."""
-        self._upgrades: dict[PeerId, tuple[float, float]] = {}
+        self._near: dict[PeerId, tuple[str, ...]] = {}
+        """Addresses of peers with a hold in networks that may be ours, now or later."""
+        self._upgrades = Upgrades(self._rng)
+        self._bettering: set[PeerId] = set()
+        self._coming: set[PeerId] = set()
         self._circuits: weakref.WeakSet[SecureStream] = weakref.WeakSet()
         self._credentials = Credentials(identity)
         self.survey = Survey(
@@ -127,8 +108,8 @@ class RouteHost:
         self._puncher = Puncher(base, run, identity, self.claims, self._rng)
         self._holds = Holds(base, run, self._credentials, self._clocks.now, self._on_hold)
         self._relay = Relay(base, run, self._options.relay, self._clocks.now) if self._options.relay else None
-        Answers(base, run, self, self._options.probe, self._clocks)
-        CircuitEnd(base, run, self._credentials, self._handlers, on_fault)
+        Answers(base, run, self, self._options.probe, self._options.is_outside, self._clocks)
+        self._end = CircuitEnd(base, run, self._credentials, self._handlers, self._is_welcome, on_fault)
         self._handlers[HOLD_PROTOCOL] = self._holds.answer
 
     # --- Host ---------------------------------------------------------------------------------------
@@ -163,24 +144,22 @@ class RouteHost:
         if self._options.announce:
             return self._options.announce
         through = {} if self.survey.verdict.reach == "public" else self._dialled
-        circuits = circuits_through(through)
+        circuits = circuits_through(through, self._known_relays())
         if self._options.relay_only:
             return circuits
         return publishable(await self._base.addresses(), self.survey.reached(), circuits)
 
     async def connect(self, address: PeerAddress) -> None:
         """Connect by the best way that works. Raises Unreachable with what failed on each way."""
+        if address.peer == self.peer_id:
+            raise Unreachable("dial to self")
         if address.peer in self._direct:
             return
         places = split(address.maddrs)
-        ways: dict[str, tuple[float, Callable[[], Awaitable[None]]]] = {}
-        may_dial = not self._options.relay_only or address.peer in self._options.trusted
-        if places.direct and may_dial:
-            ways["direct"] = (0.0, lambda: self._dial(address.peer, places.direct))
-        helpers = self._helpers(places)
-        if helpers and not self._options.relay_only:
-            ways["punched"] = (0.0, lambda: self._punch(address.peer, places))
-        if helpers and address.peer not in self._connected:
+        ways = self._better_ways(address.peer, places)
+        if address.peer in self._connected and not ways:
+            return
+        if address.peer not in self._connected and self._helpers(places):
             ways["relayed"] = (RELAY_AFTER_S, lambda: self._relayed(address.peer, places))
         await first(ways)
 
@@ -192,9 +171,10 @@ class RouteHost:
 
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections, relayed ones too."""
+        before = set(self._direct)
         live = await self._base.connections()
         direct = {connection.peer for connection in live}
-        for peer in direct ^ self._direct:
+        for peer in direct ^ before:  # what came or went while we asked is told by events
             self._on_direct(peer, here=peer in direct)
         found = [self._named(connection) for connection in live]
         for peer in self._holds.peers():
@@ -210,11 +190,14 @@ class RouteHost:
         reasons = [f"not connected to {short(peer)}"]
         for hold in self._holds.of(peer):
             try:
-                stream = await open_circuit(
-                    *(self._base, self._run, self._credentials, hold.relay, peer, protocol)
-                )
+                async with asyncio.timeout(CIRCUIT_S):
+                    stream = await open_circuit(
+                        *(self._base, self._run, self._credentials, hold.relay, peer, protocol)
+                    )
             except Unreachable as error:
                 reasons.append(str(error))
+            except TimeoutError:
+                reasons.append(f"relay {short(hold.relay)}: no answer in {CIRCUIT_S:.0f} s")
             else:
                 self._circuits.add(stream)
                 return stream
@@ -261,8 +244,12 @@ class RouteHost:
             raise Unreachable("no address that can be punched")
         if self._group is None:
             raise Unreachable("this node is stopping")
-        if peer not in self._direct:
-            self._group.create_task(self._summoned(peer, maddrs, is_hole=is_hole), name="punch")
+        if peer in self._direct or peer in self._coming:
+            return
+        if len(self._coming) >= SUMMONS_AT_ONCE:
+            raise Unreachable("too many punches at once")
+        self._coming.add(peer)
+        self._group.create_task(self._summoned(peer, maddrs, is_hole=is_hole), name="punch")
 
     # --- for the status page ------------------------------------------------------------------------
 
@@ -279,6 +266,18 @@ class RouteHost:
 
     # --- ways ---------------------------------------------------------------------------------------
 
+    def _better_ways(self, peer: PeerId, places: Places) -> dict[str, Way]:
+        """Those that need no relay."""
+        ways: dict[str, Way] = {}
+        if places.direct and self._may_dial(peer):
+            ways["direct"] = (0.0, lambda: self._dial(peer, places.direct))
+        if self._helpers(places) and not self._options.relay_only:
+            ways["punched"] = (0.0, lambda: self._punch(peer, places))
+        return ways
+
+    def _may_dial(self, peer: PeerId) -> bool:
+        return not self._options.relay_only or peer in self._options.trusted
+
     async def _dial(self, peer: PeerId, maddrs: Sequence[str]) -> None:
         await self._base.connect(PeerAddress(peer, tuple(maddrs)))
         self._on_direct(peer, here=True)
@@ -292,22 +291,34 @@ class RouteHost:
 
     def _helpers(self, places: Places) -> list[PeerId]:
         """Who may bring us together: those the peer names, then public peers of ours."""
-        own = [peer for peer in self._dialled if peer in self._direct]
+        relays = self._known_relays()
+        own = sorted((peer for peer in self._dialled if peer in self._direct), key=lambda p: p not in relays)
         named = [peer for peer in places.through if peer != self.peer_id]
         return list(dict.fromkeys((*named, *own)))[: 2 * RENDEZVOUS]
 
+    def _known_relays(self) -> set[PeerId]:
+        return {peer for peer, seen in self.survey.looks.items() if seen.relays}
+
     async def _punch(self, peer: PeerId, places: Places) -> None:
-        helpers = [helper for helper in self._helpers(places) if await self._is_here(helper, places)]
         try:
-            is_punched = await self._puncher.punch(peer, helpers[:RENDEZVOUS])
-        except Unreachable:
-            if helpers:
-                self.survey.on_punch(worked=False)
+            is_punched = await self._puncher.punch(peer, await self._rendezvous(places))
+        except HoleShut:
+            self.survey.on_punch(peer, worked=False)
             raise
         if is_punched:
             self._punched.add(peer)
-            self.survey.on_punch(worked=True)
+            self.survey.on_punch(peer, worked=True)
         self._on_direct(peer, here=True)
+
+    async def _rendezvous(self, places: Places) -> list[PeerId]:
+        """Helpers that we are connected to; only if there is none, those that can be dialled."""
+        helpers = self._helpers(places)
+        here = [helper for helper in helpers if helper in self._direct]
+        if not here:
+            async with asyncio.TaskGroup() as group:
+                dials = {helper: group.create_task(self._is_here(helper, places)) for helper in helpers}
+            here = [helper for helper, dial in dials.items() if dial.result()]
+        return here[:RENDEZVOUS]
 
     async def _summoned(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
         if is_hole:
@@ -319,8 +330,10 @@ class RouteHost:
             if peer not in self._direct:
                 self._punched.discard(peer)
             return
+        finally:
+            self._coming.discard(peer)
         if is_hole:
-            self.survey.on_punch(worked=True)
+            self.survey.on_punch(peer, worked=True)
         self._on_direct(peer, here=True)
 
     async def _relayed(self, peer: PeerId, places: Places) -> None:
@@ -342,6 +355,7 @@ class RouteHost:
         if self._group is None:
             stream.reset()
             raise Unreachable("this node is stopping")
+        self._near[peer] = tuple(m for m in places.direct if not self._options.is_outside(m))
         self._group.create_task(self._keep(stream), name="hold")
         await asyncio.sleep(0)  # let the hold begin
 
@@ -353,11 +367,14 @@ class RouteHost:
                 circuit.reset()
 
     async def _is_here(self, helper: PeerId, places: Places) -> bool:
-        """Whether we are connected to a helper, dialling it where the peer says that it is."""
+        """Whether we are connected to a helper, dialling it where the peer says that it is.
+
+        A node that hides dials only those that it trusts: anybody may name himself as the relay of a peer.
+        """
         if helper in self._direct:
             return True
         maddrs = places.through.get(helper, ())
-        if not maddrs:
+        if not maddrs or not self._may_dial(helper):
             return False
         try:
             async with asyncio.timeout(RELAY_S / 2):
@@ -384,6 +401,8 @@ class RouteHost:
             return
         if here:
             self._direct.add(peer)
+            if self._holds.of(peer):
+                self._upgrades.replaced(peer, self._clocks.now())
         else:
             self._direct.discard(peer)
             self._punched.discard(peer)
@@ -392,9 +411,18 @@ class RouteHost:
         self._tell(peer)
 
     def _on_hold(self, peer: PeerId) -> None:
-        if self._holds.of(peer):
-            self._upgrades[peer] = (self._clocks.now() + FIRST_UPGRADE_S, FIRST_UPGRADE_S)
+        if not self._holds.of(peer):
+            self._upgrades.forget(peer)
+            self._near.pop(peer, None)
+        elif peer in self._direct:
+            self._upgrades.replaced(peer, self._clocks.now())
+        else:
+            self._upgrades.held(peer, self._clocks.now())
         self._tell(peer)
+
+    def _is_welcome(self, peer: PeerId, protocol: str) -> bool:
+        """Whom a relay may bring: peers that hold a circuit, or want to."""
+        return peer != self.peer_id and (peer in self._connected or protocol == HOLD_PROTOCOL)
 
     def _tell(self, peer: PeerId) -> None:
         """Announce what changed for those who look at us from above."""
@@ -406,7 +434,6 @@ class RouteHost:
             self._announcer.announce(PeerConnected(peer))
         else:
             self._connected.discard(peer)
-            self._upgrades.pop(peer, None)
             self._announcer.announce(PeerDisconnected(peer))
 
     def _named(self, connection: Connection) -> Connection:
@@ -415,6 +442,7 @@ class RouteHost:
         return connection
 
     def _end_circuits(self, peer: PeerId) -> None:
+        self._end.end(peer)
         for stream in tuple(self._circuits):
             if stream.peer == peer:
                 stream.reset()
@@ -428,31 +456,37 @@ class RouteHost:
                 await asyncio.sleep(_TICK_S)
                 now = self._clocks.now()
                 for peer in self._holds.peers():
-                    due, pause_s = self._upgrades.get(peer, (now, FIRST_UPGRADE_S))
-                    if now < due:
+                    if not self._upgrades.is_due(peer, now):
                         continue
                     if peer in self._direct:
                         self._holds.drop(peer)
                         self._end_circuits(peer)
-                    elif any(hold.is_ours for hold in self._holds.of(peer)):
-                        pause_s = min(MAX_UPGRADE_S, 3.0 * pause_s)
-                        self._upgrades[peer] = (now + pause_s * self._rng.uniform(0.8, 1.2), pause_s)
-                        group.create_task(self._better(peer))
+                    elif self._is_ours(peer) and len(self._bettering) < UPGRADES_AT_ONCE:
+                        self._upgrades.postpone(peer, now)
+                        if peer not in self._bettering:
+                            self._bettering.add(peer)
+                            group.create_task(self._better(peer))
+
+    def _is_ours(self, peer: PeerId) -> bool:
+        return any(hold.is_ours for hold in self._holds.of(peer))
 
     async def _better(self, peer: PeerId) -> None:
-        """A second relay, so that the end of the first is no end of the connection; then a hole."""
-        places = Places((), {hold.relay: () for hold in self._holds.of(peer)})
-        if len(places.through) < HOLDS:
-            try:
-                await self._relayed(peer, places)
-            except (Unreachable, TimeoutError) as error:
-                log.debug("no second relay: %s", error)
-        if self._options.relay_only:
-            return
+        """A second relay, so that the end of the first is no end of the connection; then a direct connection."""
+        near = self._near.get(peer, ())
+        places = Places(near, {hold.relay: () for hold in self._holds.of(peer)})
         try:
-            await self._punch(peer, places)
+            if len(places.through) < HOLDS:
+                await self._second_relay(peer, places)
+            if ways := self._better_ways(peer, places):
+                await first(ways)
+                log.info("the relayed connection to %s is direct now", short(peer))
         except Unreachable as error:
             log.debug("still relayed: %s", error)
-            return
-        log.info("the relayed connection to %s is direct now", short(peer))
-        self._upgrades[peer] = (self._clocks.now() + GRACE_S, GRACE_S)
+        finally:
+            self._bettering.discard(peer)
+
+    async def _second_relay(self, peer: PeerId, places: Places) -> None:
+        try:
+            await self._relayed(peer, places)
+        except Unreachable as error:
+            log.debug("no second relay: %s", error)

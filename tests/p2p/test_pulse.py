@@ -85,3 +85,27 @@ def test_a_slow_peer_is_not_silent():
         network.way(peers[0], peers[1]).quality = Quality(2.0)
 
     assert silences(slow, 3, 120) == {}
+
+
+def test_an_answer_that_comes_after_the_connection_leaves_nothing_behind():
+    async def main() -> None:
+        network, loop = MemoryNetwork(latency_s=0.5, silence_s=1e6), asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            peers = await serve_all(group, network, 2)
+            here = peers[1:]
+            pulse = Pulse(world[peers[0]][1], lambda: here, loop.time, on_fault, lambda peer: None)
+            pinging = group.create_task(pulse.serve())
+            while not pulse.rtt_s:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(3.0)  # the next ping is on its way
+            here = []
+            pulse.forget(peers[1])
+            await asyncio.sleep(0.8)
+            assert loop.time() > 4.0
+            await asyncio.sleep(1.0)
+            assert not pulse.rtt_s
+            pinging.cancel()
+            raise asyncio.CancelledError
+
+    with contextlib.suppress(asyncio.CancelledError):
+        run_virtual(main())

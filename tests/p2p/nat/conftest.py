@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from atoll.p2p.framing import read_frame, write_frame
-from atoll.p2p.host import Connection, PeerAddress, Stream
+from atoll.p2p.host import Connection, Handler, PeerAddress, Stream
 from atoll.p2p.nat.asks import Clocks
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.p2p.nat.routes import RouteHost, RouteOptions
-from atoll.p2p.transports.memory import MemoryNetwork, Router
+from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork, Router
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, digest
@@ -46,6 +46,7 @@ class World:
         relay_only: bool = False,
         trusted: tuple[int, ...] = (),
         run: RunId = RUN,
+        is_outside: Callable[[str], bool] = lambda maddr: True,
     ) -> RouteHost:
         identity = Identity(bytes([number]) * 32)
         base = self.network.host(identity.peer_id)
@@ -59,7 +60,7 @@ class World:
             relay=relay,
             relay_only=relay_only,
             trusted=frozenset(self.hosts[n].peer_id for n in trusted),
-            is_outside=lambda maddr: True,
+            is_outside=is_outside,
             probe=probe,
         )
         loop = asyncio.get_running_loop()
@@ -74,6 +75,16 @@ class World:
         self.tasks[number] = self.group.create_task(host.serve(up.set))
         await up.wait()
         return host
+
+    async def plain(self, number: int, handlers: dict[str, Handler]) -> MemoryHost:
+        """A host without routes: the test speaks for it."""
+        base = self.network.host(Identity(bytes([number]) * 32).peer_id)
+        for protocol, handler in handlers.items():
+            base.set_handler(protocol, handler)
+        up = asyncio.Event()
+        self.tasks[number] = self.group.create_task(base.serve(up.set))
+        await up.wait()
+        return base
 
     async def meet(self, a: int, b: int) -> None:
         """`a` dials `b` where `b` says that it is."""

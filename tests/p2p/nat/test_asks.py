@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.p2p.framing import read_frame, write_frame
-from atoll.p2p.nat.asks import ASKS_PER_MINUTE, PROTOCOL, Allowance, ask, meeting_places
+from atoll.p2p.nat.allowance import Allowance
+from atoll.p2p.nat.asks import ASKS_PER_MINUTE, PROTOCOL, ask, meeting_places
 from atoll.protocols import codec
 from atoll.protocols import nat as n
 from atoll.protocols.errors import DecodeError, SignatureFault, Unreachable

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from atoll.p2p.nat.places import publishable, split
 from atoll.p2p.nat.reach import Endpoint, Evidence, candidates, endpoint_of, is_global, judge
+from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 
 A, B = PeerId("a"), PeerId("b")
@@ -53,6 +54,9 @@ def test_endpoints():
     assert is_global("/ip4/5.10.1.1/tcp/1")
     assert not is_global("/ip4/10.0.0.1/tcp/1")
     assert not is_global("/memory/1")
+    assert not is_global("/ip4/100.64.0.1/tcp/1"), "shared address space of carriers"
+    assert not is_global("/ip6/fd00::1/udp/1/quic-v1")
+    assert not is_global("/ip4/999.1.1.1/tcp/1"), "a peer may say anything"
 
 
 @given(st.text(alphabet="/ip46.tcpud0123456789:abcdef-quicv", max_size=60))
@@ -62,10 +66,13 @@ def test_no_text_crashes_the_parser(text):
 
 
 def test_circuits_are_told_from_direct_addresses():
-    through = ("/p2p/R", "/ip4/6.6.6.6/tcp/2/p2p/R", "/ip4/7.7.7.7/tcp/3/p2p/S")
+    r, s = Identity(b"r" * 32).peer_id, Identity(b"s" * 32).peer_id
+    rsa = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    through = (f"/p2p/{r}", f"/ip4/6.6.6.6/tcp/2/p2p/{r}", f"/ip4/7.7.7.7/tcp/3/p2p/{s}")
+    through += (f"/ip4/8.8.8.8/tcp/3/p2p/{rsa}",)
     places = split(("/ip4/5.5.5.5/tcp/1", *(f"{place}/p2p-circuit" for place in through)))
     assert places.direct == ("/ip4/5.5.5.5/tcp/1",)
-    assert places.through == {"R": ("/ip4/6.6.6.6/tcp/2",), "S": ("/ip4/7.7.7.7/tcp/3",)}
+    assert places.through == {r: ("/ip4/6.6.6.6/tcp/2",), s: ("/ip4/7.7.7.7/tcp/3",)}
 
 
 def test_what_is_published_and_in_which_order():

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from atoll.p2p.host import Path, PeerAddress, PeerConnected, PeerDisconnected
+from atoll.p2p.framing import read_frame, write_frame
+from atoll.p2p.host import HostRestarted, Path, PeerAddress, PeerConnected, PeerDisconnected
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import RunId, digest
@@ -117,16 +118,22 @@ def test_a_relayed_connection_becomes_direct_when_a_hole_opens(run_world):
         await seeded(world, "symmetric", "port-keeping")
         await world.meet(2, 3)
         stream = await world.hosts[2].open_stream(world.hosts[3].peer_id, "/test/echo/1")
+        await asyncio.sleep(5)  # the first punches are over
         world.network.put_behind(world.hosts[2].peer_id, "port-keeping")  # the laptop moved to another network
         for _ in range(600):
             await asyncio.sleep(1)
+            await write_frame(stream, b"in use")
+            await read_frame(stream, 100)
             if (await world.path(2, 3)).path is Path.PUNCHED:
                 break
         assert (await world.path(3, 2)).path is Path.PUNCHED
         served = world.hosts[1].routes().relay.circuits_served
         assert await world.say(2, 3, b"hello") == b"hello"
         assert world.hosts[1].routes().relay.circuits_served == served
-        await asyncio.sleep(30)
+        await asyncio.sleep(10)
+        await write_frame(stream, b"an old stream goes on")
+        assert await read_frame(stream, 100) == b"an old stream goes on"
+        await asyncio.sleep(20)
         assert world.hosts[1].routes().relay.circuits == 0  # the old stream had its grace
         with pytest.raises(Unreachable):
             await stream.read_exactly(1)
@@ -204,5 +211,27 @@ def test_strangers_of_another_run_get_nothing(run_world):
                 PeerAddress(world.hosts[3].peer_id, (f"/memory/1/p2p/{world.hosts[1].peer_id}/p2p-circuit",))
             )
         assert not world.faults
+
+    run_world(scenario)
+
+
+def test_a_transport_that_dies_takes_all_connections_with_it_and_they_come_back(run_world):
+    async def scenario(world):
+        await seeded(world, "symmetric", "symmetric")
+        await world.meet(2, 3)
+        host, events = world.hosts[2], world.hosts[2].events()
+        world.network.kill(host.peer_id)
+        await asyncio.sleep(8)
+        assert not await host.connections()
+        with pytest.raises(Unreachable):
+            await host.open_stream(world.hosts[3].peer_id, "/test/echo/1")
+        assert await world.path(3, 2) is None
+        world.network.revive(host.peer_id)
+        await asyncio.sleep(1)
+        heard = [type(event) for event in events._events]
+        assert heard == [PeerDisconnected, PeerDisconnected, HostRestarted]
+        await world.meet(2, 1)
+        await world.meet(2, 3)
+        assert await world.say(2, 3, b"again") == b"again"
 
     run_world(scenario)
