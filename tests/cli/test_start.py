@@ -59,7 +59,7 @@ def test_unknown_key_in_the_config(atoll, run_id, tmp_path):
     ("flags", "said"),
     [
         (["--listen", "127.0.0.1:4710"], "is not a multiaddr; for example"),
-        (["--seed", "/ip4/127.0.0.1/tcp/1"], "does not end in /p2p/PEERID"),
+        (["--seed", "/ip4/127.0.0.1/tcp/1"], "does not end in an address and /p2p/PEERID"),
         (["--device", "tpu"], "device 'tpu' is not one of auto, cpu, cuda"),
         (["--threads", "-1"], "threads = -1 is outside"),
     ],

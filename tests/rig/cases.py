@@ -1,4 +1,4 @@
-"""The published figures of the network: `python -m tests.rig.cases [--attempts 100] [--only punch,relay,nodes,wan]`.
+"""The published figures of the network: `python -m tests.rig.cases [--attempts 100] [--only punch,relay,nodes]`.
 
 Prints one row per case, its bar, and what was measured. Exit code 1 if a bar is missed, 2 if the lab cannot run.
 """
