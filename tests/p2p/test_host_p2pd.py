@@ -270,3 +270,17 @@ async def test_a_lonely_host_forgets_failed_dials_and_a_connected_one_stays():
         await a.forget_failures()
         assert a.process_id == process
         assert [connection.peer for connection in await a.connections()] == [b.peer_id]
+
+
+async def test_ip6_by_tcp_and_quic():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("NOT TESTED: this machine has no IPv6 loopback")
+    for place in ("tcp/0", "udp/0/quic-v1"):
+        a, b = (P2pdHost(Identity(key * 32), P2pdOptions(listen=(f"/ip6/::1/{place}",))) for key in (b"k", b"l"))
+        async with asyncio.timeout(30), serving(a, b):
+            await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+            (connection,) = await a.connections()
+            assert connection.maddr.startswith("/ip6/::1/")

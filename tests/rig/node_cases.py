@@ -30,6 +30,8 @@ class Town:
         self.lab = lab
         self.nodes = {host.name: RigNode(host, folder) for host in lab}
         self.run_file = folder / "town.run"
+        self.known_s: dict[str, float] = {}
+        """Seconds from a home's start to its first word on how it is reached."""
 
     def __getitem__(self, name: str) -> RigNode:
         return self.nodes[name]
@@ -43,7 +45,14 @@ class Town:
         seed.start(self.run_file, "--relay")
         self["other"].start(self.run_file, "--relay", seeds=[seed.seed()])
         for name in HOMES:
+            began = time.monotonic()
             self[name].start(self.run_file, seeds=[seed.seed()])
+            until(f"{name} knows its reach", lambda name=name: self.reach(name) != "unknown", JOIN_S)
+            self.known_s[name] = time.monotonic() - began
+
+    def reach(self, name: str) -> str:
+        """What a node says of itself."""
+        return str(self[name].status().get("reachability", "unknown"))
 
     def path(self, a: str, b: str) -> str:
         """How two are connected; empty unless both say so."""
@@ -78,6 +87,9 @@ def meet(t: Town) -> list[Row]:
     for (a, b), path in wanted.items():
         took_s = until(f"{a} and {b} are {path}", lambda a=a, b=b, path=path: t.path(a, b) == path, JOIN_S)
         rows.append(Row(f"nodes {a}–{b}", path, f"{path} {took_s:.1f} s after the last start", True))
+    latest_s = max(t.known_s.values())
+    found = ", ".join(f"{name} {t.reach(name)}" for name in ("seed", *HOMES))
+    rows.append(Row("reach known after the start", "<= 10 s", f"{latest_s:.1f} s; {found}", latest_s <= 10.0))
     final = t["home1"].status()["final"]
     until("rounds are final", lambda: t["home1"].status().get("final", -1) >= final + 2, JOIN_S)
     return rows
