@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from tests.rig import node_cases, punch_cases, wan_cases
+from tests.rig import node_cases, punch_cases, upnp_cases, wan_cases
 from tests.rig.capability import missing
 from tests.rig.lab import Nat
 from tests.rig.namespaces import LabError
@@ -22,6 +22,7 @@ def groups(attempts: int) -> dict[str, Callable[[], Sequence[Row]]]:
         "punch": lambda: [punch_cases.punched(attempts)],
         "relay": lambda: [punch_cases.relayed(nat, attempts) for nat in (Nat.SYMMETRIC, Nat.NOUDP)],
         "nodes": lambda: node_cases.all_rows(max(3, attempts // 10)),
+        "upnp": upnp_cases.mapped,
         "wan": wan_cases.all_rows,
     }
 
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the cases."""
     parser = argparse.ArgumentParser("python -m tests.rig.cases")
     parser.add_argument("--attempts", type=int, default=100)
-    parser.add_argument("--only", default="punch,relay,nodes,wan")
+    parser.add_argument("--only", default="punch,relay,upnp,nodes,wan")
     given = parser.parse_args(arguments)
     if (lack := missing()) is not None:
         print(f"NOT RUN: {lack}", file=sys.stderr)

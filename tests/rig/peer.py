@@ -45,12 +45,12 @@ class Peer:
         assert self._host is not None, "the first order is `new`"
         return self._host
 
-    async def new(self, seed: int, port: int, *, relay: bool = False) -> dict[str, Any]:
+    async def new(self, seed: int, port: int, *, relay: bool = False, port_map: bool = False) -> dict[str, Any]:
         """A fresh host; the one before ends first."""
         await self.end()
         identity = Identity(digest(b"rig", str(seed).encode()))
         listen = (f"/ip4/0.0.0.0/tcp/{port}", f"/ip4/0.0.0.0/udp/{port}/quic-v1")
-        base: Host = P2pdHost(identity, P2pdOptions(listen=listen), poll_s=0.2)
+        base: Host = P2pdHost(identity, P2pdOptions(listen=listen, port_map=port_map), poll_s=0.2)
         self._host = RouteHost(base, identity, RUN, RouteOptions(relay=RelayLimits() if relay else None))
         self._host.set_handler(ECHO, echo)
         up = asyncio.Event()
