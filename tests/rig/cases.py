@@ -23,6 +23,7 @@ def groups(attempts: int) -> dict[str, Callable[[], Sequence[Row]]]:
         "relay": lambda: [punch_cases.relayed(nat, attempts) for nat in (Nat.SYMMETRIC, Nat.NOUDP)],
         "nodes": lambda: node_cases.all_rows(max(3, attempts // 10)),
         "upnp": upnp_cases.mapped,
+        "cap": lambda: [wan_cases.capped()],
         "wan": wan_cases.all_rows,
     }
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the cases."""
     parser = argparse.ArgumentParser("python -m tests.rig.cases")
     parser.add_argument("--attempts", type=int, default=100)
-    parser.add_argument("--only", default="punch,relay,upnp,nodes,wan")
+    parser.add_argument("--only", default="punch,relay,upnp,nodes,cap,wan")
     given = parser.parse_args(arguments)
     if (lack := missing()) is not None:
         print(f"NOT RUN: {lack}", file=sys.stderr)

@@ -6,13 +6,17 @@
 import asyncio
 import json
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from atoll.p2p.framing import read_frame, write_frame
 from atoll.p2p.host import Host, PeerAddress, Stream
+from atoll.p2p.limits.config import LimitsConfig, read_limits
+from atoll.p2p.limits.limited import LimitedHost
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.p2p.nat.routes import RouteHost, RouteOptions
 from atoll.p2p.transports.p2pd import P2pdHost
@@ -45,12 +49,17 @@ class Peer:
         assert self._host is not None, "the first order is `new`"
         return self._host
 
-    async def new(self, seed: int, port: int, *, relay: bool = False, port_map: bool = False) -> dict[str, Any]:
+    async def new(
+        self, seed: int, port: int, *, relay: bool = False, port_map: bool = False, up: str = ""
+    ) -> dict[str, Any]:
         """A fresh host; the one before ends first."""
         await self.end()
         identity = Identity(digest(b"rig", str(seed).encode()))
         listen = (f"/ip4/0.0.0.0/tcp/{port}", f"/ip4/0.0.0.0/udp/{port}/quic-v1")
         base: Host = P2pdHost(identity, P2pdOptions(listen=listen, port_map=port_map), poll_s=0.2)
+        if up:
+            limits = read_limits(LimitsConfig(up=up))
+            base = LimitedHost(base, limits, Path(tempfile.mkdtemp(prefix="atoll-rig-")) / "month.json")
         self._host = RouteHost(base, identity, RUN, RouteOptions(relay=RelayLimits() if relay else None))
         self._host.set_handler(ECHO, echo)
         up = asyncio.Event()
