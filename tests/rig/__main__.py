@@ -23,6 +23,7 @@ from tests.rig.namespaces import FOLDER, LabError, Namespace, end_processes
 from tests.rig.topologies import SEED, path_link, topology
 
 STOPPED = 130
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -67,9 +68,12 @@ def run_everywhere(lab: Lab, words: Sequence[str]) -> int:
         threading.Thread(target=copy_lines, args=(host, process, width), daemon=True)
         for host, process in zip(lab, processes, strict=True)
     ]
+    # A request to stop waits until all readers run: an interrupt inside `start` would leave one behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     for reader in readers:
         reader.start()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         statuses = [process.wait() for process in processes]
     except KeyboardInterrupt:
         end_processes([host.namespace for host in lab], patience_s=5.0)
