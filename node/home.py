@@ -55,11 +55,6 @@ class Home:
         return self.root / "node.log"
 
     @property
-    def peers(self) -> Path:
-        """Peers that were good."""
-        return self.root / "peers.json"
-
-    @property
     def port(self) -> Path:
         """The port that was picked."""
         return self.root / "port"

@@ -8,7 +8,7 @@ import msgspec
 
 from atoll.node.home import Home
 from atoll.p2p.files import make_folder, read_whole, write_whole
-from atoll.protocols.admission import Rule, Token, make_token, prove, refusal, refusal_now, verify_permit
+from atoll.protocols.admission import Rule, Token, make_token, prove, refusal_now, verify_permit
 from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId
@@ -83,12 +83,6 @@ def check_admission(spec: RunSpec, me: PeerId | None, invite: Invite | None, uni
         ) from error
     if reason := refusal_now(token.permit, unix_s, 0):
         raise ConfigError(reason)
-
-
-def check_opening(spec: RunSpec, me: PeerId, admit: Admit | None) -> str:
-    """Why a feed of ours that begins with `admit` would be refused everywhere; empty if it would not."""
-    rule = Rule(spec.id, spec.owner, spec.admission)
-    return refusal(rule, me, admit.permit if admit else None, admit.proof if admit else b"")
 
 
 def invite_text(

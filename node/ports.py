@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.p2p.files import read_whole, write_whole
+from atoll.p2p.transports.p2pd_listen import require_free
 from atoll.protocols.errors import CorruptFault, LocalFault
 
 _FIRST, _LAST = 20_000, 60_000
 _TRIES = 200
-_KINDS = (socket.SOCK_STREAM, socket.SOCK_DGRAM)
 
 
 def listen_maddrs(wanted: Sequence[str], port: int, remembered: Path) -> tuple[str, ...]:
@@ -28,11 +28,6 @@ def listen_maddrs(wanted: Sequence[str], port: int, remembered: Path) -> tuple[s
     number = port or _kept(remembered) or _picked(remembered)
     both = tuple(f"/{ip}/{place}" for ip in ("ip4/0.0.0.0", *_ip6()) for place in _places(number))
     return both
-
-
-def is_loopback(maddrs: Sequence[str]) -> bool:
-    """Nobody outside this machine can reach any of these."""
-    return all(maddr.startswith(("/ip4/127.", "/ip6/::1/")) for maddr in maddrs)
 
 
 def _places(port: int) -> tuple[str, str]:
@@ -72,12 +67,8 @@ def _picked(remembered: Path) -> int:
 
 def _is_free(port: int) -> bool:
     """Nobody listens on `port`, by TCP or UDP. Another program may still take it before us."""
-    for kind in _KINDS:
-        with socket.socket(socket.AF_INET, kind) as probe:
-            if kind == socket.SOCK_STREAM:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("0.0.0.0", port))
-            except OSError:
-                return False
+    try:
+        require_free(tuple(f"/ip4/0.0.0.0/{place}" for place in _places(port)))
+    except LocalFault:
+        return False
     return True

@@ -2,7 +2,8 @@
 
 from atoll.node.config import NodeConfig
 from atoll.node.home import Home
-from atoll.node.ports import is_loopback, listen_maddrs
+from atoll.node.ports import listen_maddrs
+from atoll.p2p.endpoint import is_loopback
 from atoll.p2p.host import Host, PeerAddress
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.p2p.nat.routes import RouteHost, RouteOptions
@@ -20,7 +21,7 @@ def base_host(home: Home, config: NodeConfig, identity: Identity) -> Host:
     if config.transport == "pylibp2p":
         return _pylibp2p_host(home, config, identity)
     listen = listen_maddrs(config.listen, config.port, home.port)
-    port_map = config.port_map is not False and not is_loopback(listen)
+    port_map = config.port_map is not False and not all(map(is_loopback, listen))
     options = P2pdOptions(
         listen=listen,
         port_map=port_map,

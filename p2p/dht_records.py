@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from atoll.p2p.host import PeerAddress
-from atoll.p2p.peers import legal_maddrs
+from atoll.p2p.maddrs import legal_maddrs
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from atoll.p2p.dns_texts import LOOKUP_S, Lookup, Texts
 from atoll.p2p.host import PeerAddress
-from atoll.p2p.peers import MADDRS_PER_PEER, dns_name, parse_maddr
+from atoll.p2p.maddrs import MADDRS_PER_PEER, parse_maddr
+from atoll.p2p.peers import dns_name
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes
 

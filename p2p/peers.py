@@ -12,11 +12,6 @@ from atoll.p2p.maddrs import MADDRS_PER_PEER, is_name, legal_maddrs, parse_maddr
 from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError
 from atoll.protocols.ids import PeerId, peer_bytes
 
-__all__ = [
-    "MADDRS_PER_PEER", "AddressBook", "KnownPeer", "dns_name", "is_dns_seed", "legal_maddrs", "parse_maddr",
-    "parse_seed",
-]  # fmt: skip
-
 MAX_PEERS = 2000
 CACHED_PEERS = 64
 CACHE_FORMAT = 1

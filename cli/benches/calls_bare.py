@@ -17,7 +17,7 @@ from atoll.cli.benches.host import fresh_p2pd, serving
 from atoll.cli.benches.pace import calls_per_s
 from atoll.p2p.host import PeerAddress
 from atoll.p2p.transports.p2pd import P2pdHost
-from atoll.p2p.transports.p2pd_control import BUFFER_BYTES, P2pdControl, Socket
+from atoll.p2p.transports.p2pd_control import BUFFER_BYTES, P2pdControl, Socket, varint
 from atoll.p2p.transports.p2pd_schema import messages
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import PeerId, peer_bytes
@@ -111,16 +111,6 @@ def unary_messages() -> Any:
         "CallUnaryResponse",
     )
     return SimpleNamespace(**{name: message_factory.GetMessageClass(known[name]) for name in names})
-
-
-def varint(value: int) -> bytes:
-    """protobuf's length prefix."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def take_messages(buffer: bytearray) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ class Traffic(IntEnum):
 
 
 class Bucket:
-    """`rate_bytes_s` flow in, at most `burst_bytes` stay. It starts full."""
+    """`rate_bytes_s` flow in, at most `burst_bytes` stay. It starts full. Tokens need not be bytes."""
 
     def __init__(self, rate_bytes_s: float, burst_bytes: float, now_s: float) -> None:
         self.rate_bytes_s = rate_bytes_s

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
+from atoll.p2p.limits.bucket import Bucket
 from atoll.protocols.ids import PeerId
 
 _PEERS = 4096
@@ -13,14 +14,13 @@ class Allowance:
 
     def __init__(self, per_minute: int, now: Callable[[], float]) -> None:
         self._per_minute, self._now = per_minute, now
-        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[PeerId, Bucket] = OrderedDict()
 
     def take(self, peer: PeerId) -> bool:
         """Whether one more ask of `peer` is answered."""
         now = self._now()
-        left, at = self._left.pop(peer, (float(self._per_minute), now))
-        left = min(float(self._per_minute), left + (now - at) * self._per_minute / 60.0)
-        self._left[peer] = (left - 1.0 if left >= 1.0 else left, now)
-        if len(self._left) > _PEERS:
-            self._left.popitem(last=False)
-        return left >= 1.0
+        bucket = self._buckets.pop(peer, None) or Bucket(self._per_minute / 60.0, self._per_minute, now)
+        self._buckets[peer] = bucket
+        if len(self._buckets) > _PEERS:
+            self._buckets.popitem(last=False)
+        return bucket.take(1, now)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from atoll.p2p.endpoint import endpoint_of
 from atoll.p2p.framing import read_frame, write_frame
 from atoll.p2p.host import Host, Stream
 from atoll.p2p.maddrs import legal_maddrs
 from atoll.p2p.nat.allowance import Allowance
-from atoll.p2p.nat.reach import endpoint_of
 from atoll.protocols import codec
 from atoll.protocols import nat as n
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable

@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Final
 
-from atoll.p2p.nat.reach import Endpoint, endpoint_of
+from atoll.p2p.endpoint import Endpoint, endpoint_of
 from atoll.protocols.errors import Unreachable
 
 PROBE_S: Final = 3.0
@@ -56,7 +56,7 @@ class _Echo(asyncio.DatagramProtocol):
 
 async def _quic(endpoint: Endpoint) -> bool:
     loop = asyncio.get_running_loop()
-    family = socket.AF_INET6 if ":" in endpoint.ip else socket.AF_INET
+    family = socket.AF_INET6 if endpoint.is_ip6 else socket.AF_INET
     transport, echo = await loop.create_datagram_endpoint(
         _Echo, remote_addr=(endpoint.ip, endpoint.port), family=family
     )

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.p2p.nat.reach import endpoint_of, is_global
+from atoll.p2p.endpoint import is_global, is_loopback
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import PeerId
 from atoll.protocols.nat import peer_named
@@ -54,12 +54,7 @@ def publishable(listen: Sequence[str], reached: Sequence[str], circuits: Sequenc
 
     A global listen address that no peer could dial back stays in: a firewall may let others through.
     """
-    far = [maddr for maddr in listen if not _is_loopback(maddr)]
+    far = [maddr for maddr in listen if not is_loopback(maddr)]
     own = far or listen
     ordered = (*reached, *filter(is_global, own), *circuits, *own)
     return tuple(dict.fromkeys(ordered))[:PUBLISHED]
-
-
-def _is_loopback(maddr: str) -> bool:
-    endpoint = endpoint_of(maddr)
-    return endpoint is not None and (endpoint.ip.startswith("127.") or endpoint.ip == "::1")

@@ -4,24 +4,15 @@ Terms: RFC 4787 (endpoint-independent mapping can be punched; address- and port-
 cannot). One observer tells a symmetric router only by the port that it changed; two tell it for sure.
 """
 
-import ipaddress
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from atoll.p2p.endpoint import Endpoint, endpoint_of, is_global, with_ip
 from atoll.protocols.ids import PeerId
 from atoll.protocols.nat import Reach
 
 FAILED_PUNCHES = 3
 """After so many failed punches with different peers and no success we no longer call ourselves punchable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """IP address, transport (`tcp` or `udp`), port of a multiaddr."""
-
-    ip: str
-    transport: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +36,6 @@ class Verdict:
 
     reach: Reach = "unknown"
     why: str = "no peer has been met yet"
-
-
-def endpoint_of(maddr: str) -> Endpoint | None:
-    """The endpoint of an IP multiaddr; None for circuits, names, other kinds, and texts that are none."""
-    parts = maddr.split("/")
-    if "p2p-circuit" in parts or len(parts) < 5 or parts[1] not in ("ip4", "ip6"):
-        return None
-    if parts[3] not in ("tcp", "udp") or not (parts[4].isascii() and parts[4].isdigit()):
-        return None
-    if not _is_ip(parts[2]):
-        return None
-    return Endpoint(parts[2], parts[3], int(parts[4]))
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def is_global(maddr: str) -> bool:
-    """Whether the internet could route to it."""
-    endpoint = endpoint_of(maddr)
-    return endpoint is not None and ipaddress.ip_address(endpoint.ip).is_global
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -117,13 +82,6 @@ def candidates(evidence: Evidence, is_outside: Callable[[str], bool] = is_global
         if endpoint is not None:
             own += [with_ip(maddr, ip) for ip in sorted(ips) if (":" in ip) == (":" in endpoint.ip)]
     return tuple(dict.fromkeys(own))
-
-
-def with_ip(maddr: str, ip: str) -> str:
-    """`maddr` with another IP address."""
-    parts = maddr.split("/")
-    parts[1], parts[2] = ("ip6" if ":" in ip else "ip4"), ip
-    return "/".join(parts)
 
 
 def _global_endpoints(maddrs: Sequence[str]) -> list[Endpoint]:

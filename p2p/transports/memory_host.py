@@ -16,7 +16,8 @@ from atoll.p2p.host import (
 )
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.handling import Admission, OnFault, run_handler
-from atoll.p2p.transports.memory_stream import MemoryStream, Traffic
+from atoll.p2p.transports.memory_stream import MemoryStream
+from atoll.p2p.transports.socket_end import Traffic
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, short
 

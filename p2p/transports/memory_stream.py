@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable
 
 from atoll.p2p.transports.handling import LINGER_BYTES, LINGER_S
+from atoll.p2p.transports.socket_end import Traffic
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -19,14 +20,6 @@ PART_BYTES = 64 * 1024
 
 Send = Callable[[int, Callable[[], None]], None]
 """(bytes on the link, what happens at the other end)."""
-
-
-class Traffic:
-    """Payload bytes over all streams of one host."""
-
-    def __init__(self) -> None:
-        self.up = 0
-        self.down = 0
 
 
 class Signal:

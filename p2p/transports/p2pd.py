@@ -32,7 +32,8 @@ from atoll.p2p.transports.p2pd_process import (
     private_folder,
 )
 from atoll.p2p.transports.p2pd_schema import messages
-from atoll.p2p.transports.p2pd_stream import P2pdStream, Traffic
+from atoll.p2p.transports.p2pd_stream import P2pdStream
+from atoll.p2p.transports.socket_end import Traffic
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, peer_from_bytes

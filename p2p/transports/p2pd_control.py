@@ -109,7 +109,7 @@ class P2pdControl:
 
     async def _exchange(self, request: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
         body = request.SerializeToString()
-        writer.write(_varint(len(body)) + body)
+        writer.write(varint(len(body)) + body)
         await writer.drain()
         response = await read_message(reader, self._pb.Response)
         if response.type == self._pb.Response.ERROR:
@@ -146,10 +146,11 @@ def texts_of(raw_maddrs: Iterable[bytes]) -> tuple[str, ...]:
 
 def _unix_maddr(path: str) -> bytes:
     raw = path.encode()
-    return _UNIX_CODE + _varint(len(raw)) + raw
+    return _UNIX_CODE + varint(len(raw)) + raw
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """protobuf's length prefix."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

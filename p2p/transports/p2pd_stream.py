@@ -4,22 +4,13 @@ p2pd has no half-close: an end on one side ends both directions, and a reset loo
 initiator closes, and the responder's `close` waits for the initiator's end before it closes too.
 """
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 
-from atoll.p2p.transports.handling import LINGER_BYTES, LINGER_S
 from atoll.p2p.transports.p2pd_control import BUFFER_BYTES, Socket
+from atoll.p2p.transports.socket_end import Traffic, read_counted, read_over
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
-
-
-class Traffic:
-    """Payload bytes over all streams of one host."""
-
-    def __init__(self) -> None:
-        self.up = 0
-        self.down = 0
 
 
 class P2pdStream:
@@ -56,14 +47,7 @@ class P2pdStream:
 
     async def read_exactly(self, size: int) -> bytes:
         """`size` bytes. Raises Unreachable when the stream ends before."""
-        try:
-            data = await self._reader.readexactly(size)
-        except asyncio.IncompleteReadError as error:
-            raise Unreachable(f"stream ended {size - len(error.partial)} bytes early") from error
-        except OSError as error:
-            raise Unreachable(f"stream broke: {error}") from error
-        self._traffic.down += size
-        return data
+        return await read_counted(self._reader, size, self._traffic)
 
     async def write(self, data: bytes | memoryview) -> None:
         """Hand over all of `data`, at most BUFFER_BYTES ahead of p2pd. Raises Unreachable."""
@@ -87,7 +71,7 @@ class P2pdStream:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._writer.drain()
                 if not self._initiator:
-                    await self._read_over()
+                    await read_over(self._reader)
                 self._finish()
                 self._writer.close()
                 await self._writer.wait_closed()
@@ -103,10 +87,3 @@ class P2pdStream:
         if not self._ended:
             self._ended = True
             self._on_end(self)
-
-    async def _read_over(self) -> None:
-        """Wait for the initiator's end, within limits."""
-        left = LINGER_BYTES
-        async with asyncio.timeout(LINGER_S):
-            while left > 0 and (data := await self._reader.read(BUFFER_BYTES)):
-                left -= len(data)

@@ -26,8 +26,8 @@ from atoll.p2p.host import (
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.handling import Admission, OnFault, log_fault, run_handler
 from atoll.p2p.transports.p2pd_listen import require_free
-from atoll.p2p.transports.p2pd_stream import Traffic
 from atoll.p2p.transports.pylibp2p_options import PyLibp2pOptions, refused_listen
+from atoll.p2p.transports.socket_end import Traffic
 from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId

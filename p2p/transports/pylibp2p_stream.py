@@ -13,10 +13,9 @@ from typing import Final, cast
 import trio
 from libp2p.io.exceptions import IOException
 
-from atoll.p2p.transports.handling import LINGER_BYTES, LINGER_S
 from atoll.p2p.transports.p2pd_control import BUFFER_BYTES
-from atoll.p2p.transports.p2pd_stream import Traffic
 from atoll.p2p.transports.pylibp2p_mux import Lane
+from atoll.p2p.transports.socket_end import Traffic, read_counted, read_over
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -70,12 +69,7 @@ class PyLibp2pStream:
 
     async def read_exactly(self, size: int) -> bytes:
         """`size` bytes. Raises Unreachable when the stream ends before."""
-        try:
-            data = await self._reader.readexactly(size)
-        except asyncio.IncompleteReadError as error:
-            raise Unreachable(f"stream ended {size - len(error.partial)} bytes early") from error
-        self._traffic.down += size
-        return data
+        return await read_counted(self._reader, size, self._traffic)
 
     async def write(self, data: bytes | memoryview) -> None:
         """Hand over all of `data`, at most BUFFER_BYTES ahead of trio. Raises Unreachable."""
@@ -97,7 +91,8 @@ class PyLibp2pStream:
         try:
             await self._until(lambda: not self._queued)
             if not self._initiator:
-                await self._read_over()
+                with contextlib.suppress(TimeoutError):
+                    await read_over(self._reader)
             self._finishing = not self._queued
             self._finish()
             self._poke.set()
@@ -174,14 +169,6 @@ class PyLibp2pStream:
         if not self._ended:
             self._ended = True
             self._on_end(self)
-
-    async def _read_over(self) -> None:
-        """Wait for the initiator's end, within limits."""
-        left = LINGER_BYTES
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                while left > 0 and (data := await self._reader.read(BUFFER_BYTES)):
-                    left -= len(data)
 
 
 class _Inlet:

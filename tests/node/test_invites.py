@@ -9,7 +9,6 @@ from atoll.node.invites import (
     SEED_PEERS,
     Making,
     check_admission,
-    check_opening,
     invite_text,
     keep_invite,
     kept_invite,
@@ -18,7 +17,7 @@ from atoll.node.invites import (
     reach,
 )
 from atoll.node.presets import preset
-from atoll.protocols.admission import CLOCK_SKEW_S, AdmissionSpec
+from atoll.protocols.admission import CLOCK_SKEW_S, AdmissionSpec, Rule, refusal
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
@@ -56,7 +55,9 @@ def test_the_opening_of_a_feed(mode):
     assert opening_entry(spec, ANN.peer_id, None) is None
     admit = opening_entry(spec, ANN.peer_id, invite)
     assert (admit is not None) == (mode == "invite")
-    assert bool(check_opening(spec, ANN.peer_id, admit)) == (mode == "allowlist")
+    rule = Rule(spec.id, spec.owner, spec.admission)
+    refused = refusal(rule, ANN.peer_id, admit.permit if admit else None, admit.proof if admit else b"")
+    assert bool(refused) == (mode == "allowlist")
 
 
 def test_admission_as_the_joiner_sees_it():

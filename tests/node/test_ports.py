@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from atoll.node.ports import is_loopback, listen_maddrs
+from atoll.node.ports import listen_maddrs
+from atoll.p2p.endpoint import is_loopback
 from atoll.protocols.errors import DiskFault
 
 
@@ -47,5 +48,5 @@ def test_a_disk_that_refuses_is_named(tmp_path):
 
 
 def test_loopback():
-    assert is_loopback(("/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1"))
-    assert not is_loopback(("/ip4/127.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1"))
+    assert all(map(is_loopback, ("/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1")))
+    assert not all(map(is_loopback, ("/ip4/127.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1")))

@@ -19,6 +19,7 @@ from atoll.p2p.transports.p2pd import P2pdHost
 from atoll.p2p.transports.p2pd_process import P2pdOptions, private_folder
 from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
+from tests.p2p.serving import serving
 
 pytestmark = pytest.mark.network
 
@@ -41,20 +42,6 @@ schema.messages()
 import libp2p.crypto.pb.crypto_pb2
 print(schema.messages().Request(type=0).SerializeToString())
 """
-
-
-@contextlib.asynccontextmanager
-async def serving(*hosts):
-    """Hosts that serve within the block."""
-    async with asyncio.TaskGroup() as group:
-        tasks = []
-        for host in hosts:
-            ready = asyncio.Event()
-            tasks.append(group.create_task(host.serve(ready.set)))
-            await ready.wait()
-        yield
-        for task in tasks:
-            task.cancel()
 
 
 def is_running(pid):

@@ -31,6 +31,7 @@ from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest
 from atoll.protocols.records import Ack
+from tests.p2p.serving import serving
 
 pytestmark = pytest.mark.network
 
@@ -41,20 +42,6 @@ import atoll.p2p.calls, atoll.p2p.transports.pylibp2p as it, atoll.protocols.ide
 it.PyLibp2pHost(identity.Identity(bytes(32)))
 print([name for name in ("torch", "hivemind", "libp2p", "trio") if name in sys.modules])
 """
-
-
-@contextlib.asynccontextmanager
-async def serving(*hosts):
-    """Hosts (or swarms) that serve within the block."""
-    async with asyncio.TaskGroup() as group:
-        tasks = []
-        for host in hosts:
-            ready = asyncio.Event()
-            tasks.append(group.create_task(host.serve(ready.set)))
-            await ready.wait()
-        yield
-        for task in tasks:
-            task.cancel()
 
 
 def identity(number):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.p2p.host import PeerAddress
-from atoll.p2p.peers import CACHED_PEERS, AddressBook, legal_maddrs, parse_maddr, parse_seed
+from atoll.p2p.maddrs import legal_maddrs, parse_maddr
+from atoll.p2p.peers import CACHED_PEERS, AddressBook, parse_seed
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId

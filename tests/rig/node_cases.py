@@ -100,15 +100,13 @@ def after(t: Town, pair: tuple[str, str], hurt: Callable[[], object]) -> tuple[f
     since = t["home3"].status()["round"]
     hurt()
     began = time.monotonic()
-    broken_s = 0.0
     try:
-        broken_s = until("the connection breaks", lambda: not t.works(*pair), SETTLE_S)
+        until("the connection breaks", lambda: not t.works(*pair), SETTLE_S)
     except LabError:
         return 0.0, 0
     until("the connection is back", lambda: t.works(*pair), 4 * BAR_S)
     took_s = time.monotonic() - began
     until("rounds go on", lambda: t["home3"].status().get("round", 0) >= since + 3, JOIN_S)
-    del broken_s
     return took_s, t.missing("home1", "home3", since)
 
 
@@ -145,14 +143,13 @@ def _by_another(t: Town, dead: str) -> bool:
 
 def from_cache(t: Town, count: int) -> Row:
     """A seed that is gone; home3 stops and starts again, and has only its cache."""
-    dead = "seed" if t["seed"].status() else "other"
-    if t["seed"].status() and t["other"].status():
+    dead, alive = ("other", "seed") if not t["other"].status() else ("seed", "other")
+    if t[dead].status():
         t[dead].kill()
-    alive = "other" if t["seed"].status() == {} else "seed"
     seconds = []
     for _ in range(count):
         t["home3"].stop()
-        t["home3"].start(t.run_file, seeds=[t["seed" if alive == "other" else "other"].seed()])
+        t["home3"].start(t.run_file, seeds=[t[dead].seed()])
         try:
             seconds.append(until("it is back", lambda: t.works("home3", alive), 60.0))
         except LabError:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.p2p.endpoint import Endpoint, endpoint_of, is_global
 from atoll.p2p.nat.places import publishable, split
-from atoll.p2p.nat.reach import Endpoint, Evidence, candidates, endpoint_of, is_global, judge
+from atoll.p2p.nat.reach import Evidence, candidates, judge
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 
