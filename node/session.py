@@ -20,7 +20,7 @@ from torch import Tensor
 from atoll.node.aggregate.mean import Weighted, outer_update
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, write_file
-from atoll.node.compress import feedback, sparse2
+from atoll.node.compress import encoding, feedback, sparse2
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
 from atoll.node.data.windows import Place, windows
@@ -154,9 +154,14 @@ class Session:
         self, number: Round, base_C4096: Tensor, base: Digest, losses: list[float]
     ) -> tuple[w.Pending, bytes]:
         """Payload of β·e + (θ_base − θ_local); what it could not say stays in e."""
-        delta_C4096 = to_float(base_C4096) - bridge.read(self._model, self._arena).cpu()
-        payload = feedback.feed(
-            self._residual_C4096, delta_C4096, self._spec.compress.feedback, self._spec.compress.k
+        local_C4096 = bridge.read(self._model, self._arena).cpu()
+        payload = encoding.encode_residual(
+            self._residual_C4096,
+            base_C4096,
+            local_C4096,
+            self._spec.compress.feedback,
+            self._spec.compress.k,
+            threads=max(1, self._start.threads),
         )
         clear(self._residual_C4096, self._padding)
         blob = manifest_of_bytes(payload).id
