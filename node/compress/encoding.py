@@ -43,12 +43,12 @@ def encode_residual(
     out = bytearray(layout.size_bytes)
     out[: len(layout.header)] = layout.header
     payload = np.frombuffer(out, np.uint8)
-    ranges = _ranges(layout.chunks, threads)
-    if not all(_each(ranges, lambda a, b: _is_sound(local[a:b]))):
+    ranges = ranges_of(layout.chunks, threads)
+    if not all(each_range(ranges, lambda a, b: _is_sound(local[a:b]))):
         raise Divergence("the pseudo-gradient holds NaN or infinity")
     shape = (k, layout.low_bits, *layout.row_bytes[1:])
     norms = norms_of(k)
-    found = _each(
+    found = each_range(
         ranges,
         lambda a, b: _encode_chunks(
             base, local, residual, np.float32(beta), (a, b), payload, layout.offsets, shape, norms
@@ -59,12 +59,12 @@ def encode_residual(
     return bytes(out)
 
 
-def _ranges(chunks: int, threads: int) -> list[tuple[int, int]]:
+def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
     share = max(1, math.ceil(chunks / max(1, threads)))
     return [(start, min(start + share, chunks)) for start in range(0, chunks, share)]
 
 
-def _each(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
+def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
     """`work(start, stop)` of every range, at the same time."""
     if len(ranges) == 1:
         return [work(*ranges[0])]

@@ -1,0 +1,270 @@
+"""Compiled: R payloads -> U in one pass over the chunks, in exact integers; every rule of the wire is held.
+
+The bits of `decode` and `aggregate.mean.outer_update`, whose docstring has the bounds of all sums. Only places
+that somebody sent are divided: the quotient of two float64 is off by at most one, and the remainder, taken in
+integers, says which way.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from atoll.node.compress.compiled import compiled, inlined
+from atoll.node.compress.encoding import each_range, ranges_of
+from atoll.node.compress.fitting import units_of
+from atoll.protocols.arena import CHUNK
+from atoll.protocols.errors import DecodeError, Divergence
+from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, Layout, check_frame
+from atoll.protocols.records import MAX_SET, MAX_WEIGHT
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Ints32 = npt.NDArray[np.int32]
+
+FAULTS = (
+    "",
+    "a scale above 1",
+    "a chunk does not have k indices",
+    "indices do not rise within the chunk",
+    "a chunk without small values, or a shape that nothing uses",
+    "a chunk of scale 0 is not in its one form",
+    "padding bits are not zero",
+)
+_LEFT_RANGE = len(FAULTS)
+_HIGHS = np.array(HIGH_LEVELS, np.int64)
+_SET_BITS = np.array([[bit for bit in range(8) if byte >> bit & 1] + [0] * (8 - byte.bit_count()) for byte in range(256)], np.int32)  # noqa: E501
+_BIT_COUNT = np.array([byte.bit_count() for byte in range(256)], np.int64)
+
+
+class Step(NamedTuple):
+    """How a mean becomes an outer step; from the RunSpec."""
+
+    alpha_256: int
+    floor_256: int
+
+
+def check(payload: bytes, chunks: int, k: int) -> None:
+    """Raise DecodeError unless these bytes are a legal payload."""
+    layout = Layout(chunks, k)
+    check_frame(payload, layout)
+    rows = np.frombuffer(payload, np.uint8).reshape(1, -1)
+    nothing = np.empty((0, CHUNK), np.int32)
+    _raise([_fold_chunks(rows, np.ones(1, np.int64), (0, chunks), _facts(layout), (0, 1), nothing, nothing, nothing)])
+
+
+def update_of(
+    members: Sequence[tuple[int, bytes]], chunks: int, k: int, step: Step, *, threads: int = 1, out: Tensor | None = None
+) -> Tensor:
+    """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of (weight, payload) of one round's set, each given once.
+
+    `out` is filled if it is given. Raises DecodeError for an illegal payload or weight and for more than 1024 members.
+    """
+    update = torch.empty((chunks, CHUNK), dtype=torch.int32) if out is None else out
+    nothing = torch.empty((0, CHUNK), dtype=torch.int32)
+    _run(members, Layout(chunks, k), step, threads, (update, nothing, nothing))
+    return update
+
+
+def fold_into(
+    theta_C4096: Tensor, members: Sequence[tuple[int, bytes]], k: int, step: Step, out: Tensor, *, threads: int = 1
+) -> Tensor:
+    """U, and θ + U in `out`, in the same pass. Raises DecodeError and, where a weight leaves ±128, Divergence."""
+    update = torch.empty_like(theta_C4096)
+    _run(members, Layout(len(theta_C4096), k), step, threads, (update, theta_C4096, out))
+    return update
+
+
+def _run(
+    members: Sequence[tuple[int, bytes]], layout: Layout, step: Step, threads: int, arrays: tuple[Tensor, ...]
+) -> None:
+    if len(members) > MAX_SET or not all(1 <= weight <= MAX_WEIGHT for weight, _ in members):
+        raise DecodeError("a set with too many members, or with an illegal weight")
+    rows = np.empty((len(members), layout.size_bytes), np.uint8)
+    for row, (_, payload) in zip(rows, members, strict=True):
+        check_frame(payload, layout)
+        row[:] = np.frombuffer(payload, np.uint8)
+    weights = np.array([weight for weight, _ in members], np.int64)
+    least = max(1, -(-step.floor_256 * int(weights.sum()) // 256))
+    given = [each.numpy() for each in arrays]
+    work = lambda a, b: _fold_chunks(rows, weights, (a, b), _facts(layout), (step.alpha_256, least), *given)  # noqa: E731
+    _raise(each_range(ranges_of(layout.chunks, threads), work))
+
+
+def _raise(faults: list[int]) -> None:
+    worst = max(faults, default=0)
+    if worst == _LEFT_RANGE:
+        raise Divergence("a weight left its range of -128 … 128")
+    if worst:
+        raise DecodeError(f"payload: {FAULTS[worst]}")
+
+
+def _facts(layout: Layout) -> tuple[int, ...]:
+    return (layout.k, layout.low_bits, layout.high_bits, *layout.row_bytes[1:], *layout.offsets)
+
+
+@compiled
+def _fold_chunks(
+    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, step: tuple[int, int], update: Any, theta: Any, view: Any
+) -> int:
+    """Number of a fault, 0 for none. Fills the chunks of `update` and `view` unless these are empty."""
+    k, low_bits, high_bits, lows, highs, codes, at_words, at_lows, at_highs, at_codes = facts
+    place = np.empty(8 * highs + 16, np.int32)
+    code = np.empty(4 * codes + 4, np.uint8)
+    low = np.zeros(k + 4, np.int32)
+    sums = np.zeros(2 * CHUNK, np.int64)
+    touched = np.empty(CHUNK + 1, np.int32)
+    value = np.empty(4, np.int64)
+    for c in range(span[0], span[1]):
+        count = np.uint64(0)
+        for p in range(len(rows)):
+            row = rows[p]
+            word = np.int64(row[at_words + 2 * c]) | (np.int64(row[at_words + 2 * c + 1]) << 8)
+            low_row = row[at_lows + c * lows : at_lows + (c + 1) * lows]
+            high_row = row[at_highs + c * highs : at_highs + (c + 1) * highs]
+            code_row = row[at_codes + c * codes : at_codes + (c + 1) * codes]
+            fault = _places(low_row, high_row, low, place, k, low_bits, high_bits)
+            if fault == 0:
+                fault = _codes(code_row, code, place, k, word)
+            if fault:
+                return fault
+            scale = word & SCALE_MASK
+            if scale and len(update):
+                _values(value, units_of(scale) * weights[p], _HIGHS[word >> SHAPE_SHIFT])
+                count = _add(sums, touched, count, place, code, value, weights[p], k)
+        if len(update):
+            update[c, :] = 0
+            if not _settle(sums, touched, np.int64(count), step, update[c], theta[c : c + 1], view[c : c + 1]):
+                return _LEFT_RANGE
+    return 0
+
+
+@inlined
+def _places(
+    low_row: Bytes, high_row: Bytes, low: Ints32, place: Ints32, k: int, low_bits: int, high_bits: int
+) -> int:
+    """Indices of a chunk into `place`; the number of a fault."""
+    _lows(low_row, low, k, low_bits)
+    if (k * low_bits) & 7 and low_row[-1] >> ((k * low_bits) & 7):
+        return 6
+    if high_bits & 7 and high_row[-1] >> (high_bits & 7):
+        return 6
+    found = np.uint64(0)
+    for b in range(len(high_row)):
+        byte = np.uint32(high_row[b])
+        start = np.int32(8 * b)
+        bits = _SET_BITS[byte]
+        spots = place[found : found + np.uint64(8)]
+        for t in range(8):
+            spots[t] = start + bits[t]
+        found += np.uint64(_BIT_COUNT[byte])
+    if found != k:
+        return 2
+    for i in range(k):
+        place[i] = ((place[i] - np.int32(i)) << low_bits) | low[i]
+    rises = np.int32(1)
+    for i in range(1, k):
+        rises &= np.int32(place[i] > place[i - 1])
+    return 0 if rises and place[k - 1] < CHUNK else 3
+
+
+@inlined
+def _lows(row: Bytes, low: Ints32, k: int, low_bits: int) -> None:
+    if low_bits == 6 and k % 4 == 0:
+        for g in range(k // 4):
+            three = np.int32(row[3 * g]) | (np.int32(row[3 * g + 1]) << 8) | (np.int32(row[3 * g + 2]) << 16)
+            low[4 * g] = three & 63
+            low[4 * g + 1] = (three >> 6) & 63
+            low[4 * g + 2] = (three >> 12) & 63
+            low[4 * g + 3] = three >> 18
+        return
+    held, have, at = 0, 0, 0
+    for i in range(k):
+        while have < low_bits:
+            held |= np.int64(row[at]) << have
+            at, have = at + 1, have + 8
+        low[i] = held & ((1 << low_bits) - 1)
+        held, have = held >> low_bits, have - low_bits
+
+
+@inlined
+def _codes(row: Bytes, code: Bytes, place: Ints32, k: int, word: int) -> int:
+    """Codes of a chunk into `code`; the number of a fault."""
+    large, used = np.int64(0), np.uint8(0)
+    for g in range(len(row)):
+        byte = row[g]
+        used |= byte
+        code[4 * g] = byte & 3
+        code[4 * g + 1] = (byte >> 2) & 3
+        code[4 * g + 2] = (byte >> 4) & 3
+        code[4 * g + 3] = byte >> 6
+    for i in range(k):
+        large += np.int64(code[i] & 1)
+    if k & 3 and row[-1] >> (2 * (k & 3)):
+        return 6
+    scale = word & SCALE_MASK
+    if scale > ONE_FP16:
+        return 1
+    if large == k or (large == 0 and word >> SHAPE_SHIFT):
+        return 4
+    # k rising places of which the last is k − 1 are 0 … k − 1
+    if scale == 0 and (used or place[k - 1] != k - 1):
+        return 5
+    return 0
+
+
+@inlined
+def _values(value: Ints, unit: int, high: int) -> None:
+    value[0] = unit * LOW_LEVEL
+    value[1] = unit * high
+    value[2] = -value[0]
+    value[3] = -value[1]
+
+
+@inlined
+def _add(
+    sums: Ints, touched: Ints32, count: Any, place: Ints32, code: Bytes, value: Ints, weight: int, k: int
+) -> Any:
+    """Add one chunk of one payload; the number of places that anybody sent."""
+    for i in range(k):
+        at = np.uint32(place[i])
+        spot = np.uint32(at + at)
+        sent = sums[spot + np.uint32(1)]
+        touched[count] = place[i]
+        count += np.uint64(sent == 0)
+        sums[spot] += value[np.uint32(code[i])]
+        sums[spot + np.uint32(1)] = sent + weight
+    return count
+
+
+@inlined
+def _settle(
+    sums: Ints, touched: Ints32, count: int, step: tuple[int, int], update: Ints32, theta: Any, view: Any
+) -> bool:
+    """Divide what was sent and clear the sums; False where a weight leaves its range."""
+    alpha, least = step
+    apply = len(view) > 0
+    sound = True
+    if apply:
+        view[0, :] = theta[0]
+    for t in range(count):
+        at = np.uint32(touched[t])
+        total = sums[2 * at]
+        share = max(sums[2 * at + 1], least)
+        sums[2 * at] = 0
+        sums[2 * at + 1] = 0
+        top = 2 * alpha * abs(total) + 1024 * share
+        bottom = 2048 * share
+        size = np.int64(np.float64(top) / np.float64(bottom))
+        rest = top - size * bottom
+        size += np.int64(rest >= bottom) - np.int64(rest < 0)
+        moved = -size if total > 0 else size
+        update[at] = moved
+        if apply:
+            after = np.int64(theta[0, at]) + moved
+            sound &= -(1 << 31) <= after < (1 << 31)
+            view[0, at] = after
+    return sound
