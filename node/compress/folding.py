@@ -36,7 +36,9 @@ FAULTS = (
 )
 _LEFT_RANGE = len(FAULTS)
 _HIGHS = np.array(HIGH_LEVELS, np.int64)
-_SET_BITS = np.array([[bit for bit in range(8) if byte >> bit & 1] + [0] * (8 - byte.bit_count()) for byte in range(256)], np.int32)  # noqa: E501
+_SET_BITS = np.array(
+    [([bit for bit in range(8) if byte >> bit & 1] + [0] * 8)[:8] for byte in range(256)], np.int32
+)
 _BIT_COUNT = np.array([byte.bit_count() for byte in range(256)], np.int64)
 
 
@@ -52,30 +54,36 @@ def check(payload: bytes, chunks: int, k: int) -> None:
     layout = Layout(chunks, k)
     check_frame(payload, layout)
     rows = np.frombuffer(payload, np.uint8).reshape(1, -1)
-    nothing = np.empty((0, CHUNK), np.int32)
-    _raise([_fold_chunks(rows, np.ones(1, np.int64), (0, chunks), _facts(layout), (0, 1), nothing, nothing, nothing)])
+    empty = np.empty((0, CHUNK), np.int32)
+    _raise([_fold_chunks(rows, np.ones(1, np.int64), (0, chunks), _facts(layout), (0, 1), empty, empty, empty)])
 
 
 def update_of(
-    members: Sequence[tuple[int, bytes]], chunks: int, k: int, step: Step, *, threads: int = 1, out: Tensor | None = None
+    members: Sequence[tuple[int, bytes]], chunks: int, k: int, step: Step, *, threads: int = 1
 ) -> Tensor:
     """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of (weight, payload) of one round's set, each given once.
 
-    `out` is filled if it is given. Raises DecodeError for an illegal payload or weight and for more than 1024 members.
+    Raises DecodeError for an illegal payload or weight and for more than 1024 members.
     """
-    update = torch.empty((chunks, CHUNK), dtype=torch.int32) if out is None else out
+    update = torch.empty((chunks, CHUNK), dtype=torch.int32)
     nothing = torch.empty((0, CHUNK), dtype=torch.int32)
     _run(members, Layout(chunks, k), step, threads, (update, nothing, nothing))
     return update
 
 
 def fold_into(
-    theta_C4096: Tensor, members: Sequence[tuple[int, bytes]], k: int, step: Step, out: Tensor, *, threads: int = 1
-) -> Tensor:
-    """U, and θ + U in `out`, in the same pass. Raises DecodeError and, where a weight leaves ±128, Divergence."""
-    update = torch.empty_like(theta_C4096)
-    _run(members, Layout(len(theta_C4096), k), step, threads, (update, theta_C4096, out))
-    return update
+    arrays: tuple[Tensor, Tensor, Tensor],
+    members: Sequence[tuple[int, bytes]],
+    k: int,
+    step: Step,
+    *,
+    threads: int = 1,
+) -> None:
+    """Fill the first of U, θ (only read) and θ + U, and the last, in the same pass; all int32 `[chunks, 4096]`.
+
+    Raises DecodeError and, where a weight leaves ±128, Divergence; θ is never changed.
+    """
+    _run(members, Layout(len(arrays[0]), k), step, threads, arrays)
 
 
 def _run(
@@ -90,7 +98,11 @@ def _run(
     weights = np.array([weight for weight, _ in members], np.int64)
     least = max(1, -(-step.floor_256 * int(weights.sum()) // 256))
     given = [each.numpy() for each in arrays]
-    work = lambda a, b: _fold_chunks(rows, weights, (a, b), _facts(layout), (step.alpha_256, least), *given)  # noqa: E731
+    facts, rule = _facts(layout), (step.alpha_256, least)
+
+    def work(start: int, stop: int) -> int:
+        return _fold_chunks(rows, weights, (start, stop), facts, rule, *given)
+
     _raise(each_range(ranges_of(layout.chunks, threads), work))
 
 
@@ -108,7 +120,14 @@ def _facts(layout: Layout) -> tuple[int, ...]:
 
 @compiled
 def _fold_chunks(
-    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, step: tuple[int, int], update: Any, theta: Any, view: Any
+    rows: Bytes,
+    weights: Ints,
+    span: tuple[int, int],
+    facts: Any,
+    step: tuple[int, int],
+    update: Any,
+    theta: Any,
+    view: Any,
 ) -> int:
     """Number of a fault, 0 for none. Fills the chunks of `update` and `view` unless these are empty."""
     k, low_bits, high_bits, lows, highs, codes, at_words, at_lows, at_highs, at_codes = facts
@@ -122,7 +141,7 @@ def _fold_chunks(
         count = np.uint64(0)
         for p in range(len(rows)):
             row = rows[p]
-            word = np.int64(row[at_words + 2 * c]) | (np.int64(row[at_words + 2 * c + 1]) << 8)
+            word = int(row[at_words + 2 * c]) | (int(row[at_words + 2 * c + 1]) << 8)
             low_row = row[at_lows + c * lows : at_lows + (c + 1) * lows]
             high_row = row[at_highs + c * highs : at_highs + (c + 1) * highs]
             code_row = row[at_codes + c * codes : at_codes + (c + 1) * codes]
@@ -137,7 +156,7 @@ def _fold_chunks(
                 count = _add(sums, touched, count, place, code, value, weights[p], k)
         if len(update):
             update[c, :] = 0
-            if not _settle(sums, touched, np.int64(count), step, update[c], theta[c : c + 1], view[c : c + 1]):
+            if not _settle(sums, touched, int(count), step, update[c], theta[c : c + 1], view[c : c + 1]):
                 return _LEFT_RANGE
     return 0
 
@@ -184,7 +203,7 @@ def _lows(row: Bytes, low: Ints32, k: int, low_bits: int) -> None:
     held, have, at = 0, 0, 0
     for i in range(k):
         while have < low_bits:
-            held |= np.int64(row[at]) << have
+            held |= int(row[at]) << have
             at, have = at + 1, have + 8
         low[i] = held & ((1 << low_bits) - 1)
         held, have = held >> low_bits, have - low_bits
@@ -264,7 +283,7 @@ def _settle(
         moved = -size if total > 0 else size
         update[at] = moved
         if apply:
-            after = np.int64(theta[0, at]) + moved
-            sound &= -(1 << 31) <= after < (1 << 31)
+            after = int(theta[0, at]) + int(moved)
+            sound = sound and -(1 << 31) <= after < (1 << 31)
             view[0, at] = after
     return sound
