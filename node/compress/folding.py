@@ -72,18 +72,20 @@ def update_of(
 
 
 def fold_into(
-    arrays: tuple[Tensor, Tensor, Tensor],
+    theta_C4096: Tensor,
     members: Sequence[tuple[int, bytes]],
     k: int,
     step: Step,
+    out_C4096: Tensor,
     *,
     threads: int = 1,
 ) -> None:
-    """Fill the first of U, θ (only read) and θ + U, and the last, in the same pass; all int32 `[chunks, 4096]`.
+    """θ + U into `out_C4096`, in the same pass and without storing U; both int32. Padding is left to the caller.
 
     Raises DecodeError and, where a weight leaves ±128, Divergence; θ is never changed.
     """
-    _run(members, Layout(len(arrays[0]), k), step, threads, arrays)
+    nothing = torch.empty((0, CHUNK), dtype=torch.int32)
+    _run(members, Layout(len(theta_C4096), k), step, threads, (nothing, theta_C4096, out_C4096))
 
 
 def _run(
@@ -130,6 +132,8 @@ def _fold_chunks(
     view: Any,
 ) -> int:
     """Number of a fault, 0 for none. Fills the chunks of `update` and `view` unless these are empty."""
+    wanted = len(update) > 0 or len(view) > 0
+    total, share = np.empty(CHUNK + 8, np.int64), np.empty(CHUNK + 8, np.int64)
     k, low_bits, high_bits, lows, highs, codes, at_words, at_lows, at_highs, at_codes = facts
     place = np.empty(8 * highs + 16, np.int32)
     code = np.empty(4 * codes + 4, np.uint8)
@@ -151,12 +155,18 @@ def _fold_chunks(
             if fault:
                 return fault
             scale = word & SCALE_MASK
-            if scale and len(update):
+            if scale and wanted:
                 _values(value, units_of(scale) * weights[p], _HIGHS[word >> SHAPE_SHIFT])
                 count = _add(sums, touched, count, place, code, value, weights[p], k)
-        if len(update):
-            update[c, :] = 0
-            if not _settle(sums, touched, int(count), step, update[c], theta[c : c + 1], view[c : c + 1]):
+        if wanted:
+            found = int(count)
+            _divide(sums, touched, found, step, total, share)
+            if len(update):
+                row_out = update[c]
+                row_out[:] = 0
+                for t in range(found):
+                    row_out[np.uint32(touched[t])] = total[t]
+            if len(view) and not _move(theta[c], view[c], touched, total, found):
                 return _LEFT_RANGE
     return 0
 
@@ -260,30 +270,34 @@ def _add(
 
 
 @inlined
-def _settle(
-    sums: Ints, touched: Ints32, count: int, step: tuple[int, int], update: Ints32, theta: Any, view: Any
-) -> bool:
-    """Divide what was sent and clear the sums; False where a weight leaves its range."""
-    alpha, least = step
-    apply = len(view) > 0
-    sound = True
-    if apply:
-        view[0, :] = theta[0]
+def _divide(sums: Ints, touched: Ints32, count: int, step: tuple[int, int], total: Ints, share: Ints) -> None:
+    """The outer steps of the touched places into `total`; clears the sums."""
+    alpha, least = np.int64(step[0]), np.int64(step[1])
     for t in range(count):
-        at = np.uint32(touched[t])
-        total = sums[2 * at]
-        share = max(sums[2 * at + 1], least)
-        sums[2 * at] = 0
-        sums[2 * at + 1] = 0
-        top = 2 * alpha * abs(total) + 1024 * share
-        bottom = 2048 * share
+        spot = np.uint32(touched[t]) * np.uint32(2)
+        total[t] = sums[spot]
+        share[t] = sums[spot + np.uint32(1)]
+        sums[spot] = 0
+        sums[spot + np.uint32(1)] = 0
+    for t in range(count):
+        half = max(share[t], least) << 10
+        bottom = half << 1
+        top = ((alpha * abs(total[t])) << 1) + half
         size = np.int64(np.float64(top) / np.float64(bottom))
         rest = top - size * bottom
         size += np.int64(rest >= bottom) - np.int64(rest < 0)
-        moved = -size if total > 0 else size
-        update[at] = moved
-        if apply:
-            after = int(theta[0, at]) + int(moved)
-            sound = sound and -(1 << 31) <= after < (1 << 31)
-            view[0, at] = after
-    return sound
+        total[t] = -size if total[t] > 0 else size
+
+
+@inlined
+def _move(theta: Ints32, view: Ints32, touched: Ints32, moves: Ints, count: int) -> bool:
+    """θ + U of one chunk into `view`; False where a weight leaves its range."""
+    for i in range(CHUNK):
+        view[i] = theta[i]
+    sound = True
+    for t in range(count):
+        at = np.uint32(touched[t])
+        after = np.int64(theta[at]) + moves[t]
+        sound &= after == np.int64(np.int32(after))
+        view[at] = np.int32(after)
+    return bool(sound)

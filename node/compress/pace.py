@@ -28,7 +28,8 @@ class Paces:
     ours_bytes: int = 0
     published_bytes: int = 0
     extra_bytes: int | None = None
-    """Peak of resident memory while encoding, over what was there before; None where the system does not tell."""
+    """Peak of resident memory while encoding, over what was there before, at least the payload (it may lie where
+    something was freed); None where the system does not tell."""
     first_call_s: float = 0.0
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Relative squared error of the sent values by distribution: ours, published."""
@@ -51,7 +52,7 @@ class Work:
         self.residual = _noise(chunks, 3).mul_(1e-3)
         self.rival = self.residual.clone()
         self.target = torch.zeros_like(self.base_float)
-        self.update, self.view = torch.zeros_like(self.base), torch.zeros_like(self.base)
+        self.view = torch.zeros_like(self.base)
         self.payloads: list[bytes] = []
         self.sent: list[list[published.Sent]] = []
 
@@ -67,12 +68,11 @@ class Work:
         ]
 
     def fold(self) -> None:
-        """Ours: payloads -> U and θ + U, checked."""
-        members = [(64, payload) for payload in self.payloads]
-        fold_into((self.update, self.base, self.view), members, K, Step(256, 64))
+        """Ours: payloads -> θ + U; every rule of the wire and the range of every weight is checked."""
+        fold_into(self.base, [(64, payload) for payload in self.payloads], K, Step(256, 64), self.view)
 
     def fold_published(self) -> None:
-        """Theirs: payloads -> θ, unchecked."""
+        """Theirs: payloads -> θ, checked as they do."""
         for at, rows in enumerate(self._tensors()):
             published.fold_into(self.target[rows], [peer[at] for peer in self.sent], 1.0, K)
 
@@ -105,7 +105,8 @@ def _measure(chunks: int, turns: int, say: Callable[[str], None]) -> Paces:
         work.sent.append(work.encode_published())
     paces.ours_bytes = len(work.payloads[0])
     paces.published_bytes = sum(sent.size_bytes for sent in work.sent[0])
-    paces.extra_bytes = peak_bytes(work.encode)
+    found = peak_bytes(work.encode)
+    paces.extra_bytes = None if found is None else max(found, paces.ours_bytes)
     ways = {
         "encode": work.encode,
         "encode published": work.encode_published,

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from atoll.protocols.errors import DecodeError
+
 BINS = 4
 RANGE_SIGMAS = 6.0
 
@@ -44,8 +46,17 @@ def encode(residual: Tensor, base: Tensor, local: Tensor, beta: float, k: int) -
 
 
 def fold_into(theta: Tensor, peers: Sequence[Sent], alpha: float, k: int) -> None:
-    """θ −= α · mean over those who sent the coordinate."""
-    theta.sub_(_mean(peers, theta.shape, k), alpha=alpha)
+    """θ −= α · mean over those who sent the coordinate.
+
+    As coded there, each peer's indices are unpacked once more to look at their range, and the mean is checked.
+    """
+    for peer in peers:
+        index = _unpack(peer.packed, k)
+        if int(index.min()) < 0 or int(index.max()) >= theta.shape[-1]:
+            raise DecodeError("an index outside its chunk")
+    mean = _mean(peers, theta.shape, k)
+    if bool(mean.isfinite().all()):
+        theta.sub_(mean, alpha=alpha)
 
 
 def quantise(value_Ck: Tensor) -> tuple[Tensor, Tensor]:

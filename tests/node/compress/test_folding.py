@@ -59,14 +59,13 @@ def test_the_extremes_do_not_overflow():
 def test_theta_moves_in_the_same_pass_and_leaves_its_range_as_divergence():
     members = [(64, payload(1, 64, scale=1.0)), (64, payload(2, 64, scale=1.0))]
     theta = torch.randint(-(2**30), 2**30, (CHUNKS, 4096), dtype=torch.int32)
-    before, update, view = theta.clone(), torch.empty_like(theta), torch.empty_like(theta)
-    fold_into((update, theta, view), members, 64, STEP)
-    assert torch.equal(update, plain(members, 64, STEP))
+    before, update, view = theta.clone(), plain(members, 64, STEP), torch.empty_like(theta)
+    fold_into(theta, members, 64, STEP, view, threads=2)
     assert torch.equal(view, plus(theta, (1, update)))
     assert torch.equal(theta, before)
     theta[:] = torch.where(update > 0, 2**31 - 1, 0)
     with pytest.raises(Divergence):
-        fold_into((update, theta, view), members, 64, STEP)
+        fold_into(theta, members, 64, STEP, view)
 
 
 def answer(reader):
