@@ -39,7 +39,10 @@ _HIGHS = np.array(HIGH_LEVELS, np.int64)
 _SET_BITS = np.array(
     [([bit for bit in range(8) if byte >> bit & 1] + [0] * 8)[:8] for byte in range(256)], np.int32
 )
-_BIT_COUNT = np.array([byte.bit_count() for byte in range(256)], np.int64)
+_BIT_COUNT = np.array([byte.bit_count() for byte in range(256)], np.uint64)
+_FOUR_CODES = (
+    np.array([[byte >> 2 * i & 3 for i in range(4)] for byte in range(256)], np.uint8).view(np.uint32)[:, 0].copy()
+)
 
 
 class Step(NamedTuple):
@@ -185,11 +188,9 @@ def _places(
     for b in range(len(high_row)):
         byte = np.uint32(high_row[b])
         start = np.int32(8 * b)
-        bits = _SET_BITS[byte]
-        spots = place[found : found + np.uint64(8)]
         for t in range(8):
-            spots[t] = start + bits[t]
-        found += np.uint64(_BIT_COUNT[byte])
+            place[found + np.uint64(t)] = start + _SET_BITS[byte, t]
+        found += _BIT_COUNT[byte]
     if found != k:
         return 2
     for i in range(k):
@@ -222,16 +223,13 @@ def _lows(row: Bytes, low: Ints32, k: int, low_bits: int) -> None:
 @inlined
 def _codes(row: Bytes, code: Bytes, place: Ints32, k: int, word: int) -> int:
     """Codes of a chunk into `code`; the number of a fault."""
-    large, used = np.int64(0), np.uint8(0)
+    large, used = np.uint64(0), np.uint8(0)
+    fours = code.view(np.uint32)
     for g in range(len(row)):
-        byte = row[g]
-        used |= byte
-        code[4 * g] = byte & 3
-        code[4 * g + 1] = (byte >> 2) & 3
-        code[4 * g + 2] = (byte >> 4) & 3
-        code[4 * g + 3] = byte >> 6
-    for i in range(k):
-        large += np.int64(code[i] & 1)
+        byte = np.uint32(row[g])
+        used |= row[g]
+        fours[g] = _FOUR_CODES[byte]
+        large += _BIT_COUNT[byte & np.uint32(0x55)]
     if k & 3 and row[-1] >> (2 * (k & 3)):
         return 6
     scale = word & SCALE_MASK
