@@ -17,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.node.aggregate.mean import Weighted, outer_update
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, write_file
-from atoll.node.compress import feedback, sparse2
+from atoll.node.compress import encoding, feedback, folding
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
 from atoll.node.data.windows import Place, windows
@@ -86,7 +85,7 @@ class Session:
         """Do everything but training. Raises AtollError."""
         match ask:
             case w.Verify(path):
-                self._load(path)
+                folding.check(*self._load(path), self._arena.chunks, self._spec.compress.k)
                 return w.Verified()
             case w.Fold(number, members):
                 return self._fold_round(number, members)
@@ -154,9 +153,14 @@ class Session:
         self, number: Round, base_C4096: Tensor, base: Digest, losses: list[float]
     ) -> tuple[w.Pending, bytes]:
         """Payload of β·e + (θ_base − θ_local); what it could not say stays in e."""
-        delta_C4096 = to_float(base_C4096) - bridge.read(self._model, self._arena).cpu()
-        payload = feedback.feed(
-            self._residual_C4096, delta_C4096, self._spec.compress.feedback, self._spec.compress.k
+        local_C4096 = bridge.read(self._model, self._arena).cpu()
+        payload = encoding.encode_residual(
+            self._residual_C4096,
+            base_C4096,
+            local_C4096,
+            self._spec.compress.feedback,
+            self._spec.compress.k,
+            threads=max(1, self._start.threads),
         )
         clear(self._residual_C4096, self._padding)
         blob = manifest_of_bytes(payload).id
@@ -237,18 +241,17 @@ class Session:
             bridge.fill(self._model, kept, self._arena)
         return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss)
 
-    def _load(self, path: str) -> tuple[Tensor, Tensor]:
+    def _load(self, path: str) -> tuple[bytes]:
         with disk(Path(path)):
             try:
-                data = Path(path).read_bytes()
+                return (Path(path).read_bytes(),)
             except FileNotFoundError as error:
                 raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
-        index_Ck, q_Ck = sparse2.decode(data, self._arena.chunks, self._spec.compress.k)
-        return index_Ck, q_Ck
 
-    def _update(self, members: Sequence[Weighted]) -> Tensor:
-        outer = self._spec.outer
-        return outer_update(members, self._arena.chunks, outer.alpha_256, outer.floor_256)
+    def _update(self, members: Sequence[tuple[int, bytes]]) -> Tensor:
+        outer = folding.Step(self._spec.outer.alpha_256, self._spec.outer.floor_256)
+        threads = max(1, self._start.threads)
+        return folding.update_of(members, self._arena.chunks, self._spec.compress.k, outer, threads=threads)
 
     # --- the disk -------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ succeeds or leaves the state as it was.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,10 +27,10 @@ class Part(NamedTuple):
     """What the loader needs: a path."""
 
 
-Load = Callable[[str], tuple[Tensor, Tensor]]
-"""Decodes a source into index_Ck and q_Ck. Raises DecodeError."""
-Update = Callable[[Sequence[tuple[int, Tensor, Tensor]]], Tensor]
-"""U_r int32 `[C, 4096]` of a set's (weight, index_Ck, q_Ck)."""
+Load = Callable[[str], tuple[Any, ...]]
+"""What `Update` needs of a source beside the weight: a payload, or its tables. Raises DecodeError."""
+Update = Callable[[Sequence[tuple[Any, ...]]], Tensor]
+"""U_r int32 `[C, 4096]` of a set's (weight, what was loaded …). Raises DecodeError."""
 
 
 class _Open(NamedTuple):

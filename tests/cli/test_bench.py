@@ -198,3 +198,11 @@ def test_quick_connections(atoll, tmp_path):
     assert rows["connections after the rest, clients' side"]["value"] == 12
     assert rows["base: p2pd"]["value"] > 1
     assert rows["over the base with calls streams"]["note"].startswith("12 calls streams")
+
+
+def test_quick_compress(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "compress")
+    assert rows["wire"]["value"] == pytest.approx(82 / 4096, rel=1e-3)
+    assert rows["wire: published"]["value"] == pytest.approx(0.0391, rel=1e-2)
+    assert rows["encode: ours / memcpy"]["bar"] == "<= 3.5"
+    assert rows["decode + fold of 8: published / ours"]["value"] > 0.5

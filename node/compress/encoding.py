@@ -1,0 +1,184 @@
+"""Compiled: a = β·e + (θ_base − θ_local) -> payload bytes and the new e, chunk by chunk in one pass.
+
+Same bytes and same e as the plain version (`feedback.feed`), which the tests hold it against.
+"""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from atoll.node.compress.compiled import compiled, inlined
+from atoll.node.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norms_of, units_of, word_of
+from atoll.node.compress.selecting import choose, scratch_for
+from atoll.protocols.arena import CHUNK
+from atoll.protocols.errors import Divergence
+from atoll.protocols.payload import LOW_LEVEL, VALUE_BITS, Layout
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+Doubles = npt.NDArray[np.float64]
+
+_STEP = np.float32(2.0**-24)
+_UNIT = np.float32(2.0**-VALUE_BITS)
+_LARGEST = 0x5F800000
+"""Bits of 2⁶⁴. With weights below it a finite residual stays finite for more rounds than anybody trains."""
+
+
+def encode_residual(
+    residual_C4096: Tensor, base_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *, threads: int = 1
+) -> bytes:
+    """Payload of β·e + Δ, Δ = base·2⁻²⁴ − local; `residual_C4096` (float32) becomes what was not said.
+
+    `base_C4096` is int32, `local_C4096` float32, all contiguous. Uses `threads` threads, one range of chunks each.
+    Raises Divergence for weights that are NaN or beyond 2⁶⁴, with the residual as it was. The residual must be
+    finite (zeros, or what this function left; `is_sound` tells): only then is nothing lost when it raises.
+    """
+    residual, base, local = (each.numpy() for each in (residual_C4096, base_C4096, local_C4096))
+    layout = Layout(len(residual), k)
+    out = bytearray(layout.size_bytes)
+    out[: len(layout.header)] = layout.header
+    payload = np.frombuffer(out, np.uint8)
+    ranges = ranges_of(layout.chunks, threads)
+    if not all(each_range(ranges, lambda a, b: _is_sound(local[a:b]))):
+        raise Divergence("the pseudo-gradient holds NaN or infinity")
+    shape = (k, layout.low_bits, *layout.row_bytes[1:])
+    norms = norms_of(k)
+    found = each_range(
+        ranges,
+        lambda a, b: _encode_chunks(
+            base, local, residual, np.float32(beta), (a, b), payload, layout.offsets, shape, norms
+        ),
+    )
+    if not all(found):
+        raise Divergence("the error feedback holds NaN or infinity")
+    return bytes(out)
+
+
+def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
+    share = max(1, math.ceil(chunks / max(1, threads)))
+    return [(start, min(start + share, chunks)) for start in range(0, chunks, share)]
+
+
+def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
+    """`work(start, stop)` of every range, at the same time."""
+    if len(ranges) == 1:
+        return [work(*ranges[0])]
+    with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
+        return list(pool.map(lambda span: work(*span), ranges))
+
+
+@compiled
+def _is_sound(values: Floats) -> bool:
+    """Whether every magnitude is below 2⁶⁴."""
+    for c in range(len(values)):
+        bits = values[c].view(np.int32)
+        top = np.int32(0)
+        for i in range(CHUNK):
+            top = max(top, bits[i] & np.int32(0x7FFFFFFF))
+        if top >= _LARGEST:
+            return False
+    return True
+
+
+@compiled
+def _encode_chunks(
+    base: Any,
+    local: Any,
+    residual: Any,
+    beta: Any,
+    span: tuple[int, int],
+    out: Bytes,
+    offsets: tuple[int, int, int, int],
+    shape: tuple[int, int, int, int, int],
+    norms: Doubles,
+) -> bool:
+    """Whether everything was finite."""
+    k = shape[0]
+    scratch = scratch_for(k)
+    _, at, key, order, _, _, _ = scratch
+    sizes = order[1:].view(np.float32)
+    small, gain = np.empty(k, np.float64), np.empty((SHAPES, k), np.float64)
+    single = np.empty(1, np.float32)
+    code = np.empty(k + 4, np.uint8)
+    code[k:] = 0
+    guess = 0
+    for c in range(span[0], span[1]):
+        e = residual[c]
+        _add_up(e, base[c], local[c], beta)
+        guess = choose(e.view(np.int32), k, guess, scratch)
+        if guess < 0:
+            return False
+        total = 0.0
+        for i in range(k):
+            total += np.float64(sizes[i])
+            small[i] = total
+        form, split, scale = best_fit(small, norms, gain)
+        half = half_bits(scale, single)
+        any_large = _say(e, at, key, code, half, form, order[split + 1], k)
+        word = word_of(half, form, any_large)
+        out[offsets[0] + 2 * c] = word & 255
+        out[offsets[0] + 2 * c + 1] = word >> 8
+        _pack(out, c, at, code, offsets, shape)
+    return True
+
+
+@inlined
+def _add_up(e: Floats, base: Ints, local: Floats, beta: Any) -> None:
+    for i in range(CHUNK):
+        e[i] = e[i] * beta + (np.float32(base[i]) * _STEP - local[i])
+
+
+@inlined
+def _say(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form: int, bar: int, k: int) -> bool:
+    """Codes of the chosen values, which leave e; whether any is large. A chunk of scale 0 says nothing."""
+    if half == 0:
+        for i in range(k):
+            at[i] = i
+            code[i] = 0
+        return False
+    units = units_of(half)
+    low = np.float32(units * LOW_LEVEL) * _UNIT
+    high = np.float32(units * HIGHS[form]) * _UNIT
+    any_large = False
+    most = np.int32(bar)
+    bits = e.view(np.int32)
+    for i in range(k):
+        place = np.uint32(at[i])
+        large = key[i] > most
+        any_large |= large
+        negative = np.uint8(bits[place] < 0)
+        size = high if large else low
+        code[i] = np.uint8(large) | np.uint8(negative << 1)
+        e[place] -= -size if negative else size
+    return any_large
+
+
+@inlined
+def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -> None:
+    """Lows, highs and codes of one chunk."""
+    k, low_bits, lows, highs, codes = shape
+    width = np.uint64(low_bits)
+    spot = np.uint64(offsets[1] + c * lows)
+    held, have, one, eight = np.uint64(0), np.uint64(0), np.uint64(1), np.uint64(8)
+    mask = np.int32((1 << low_bits) - 1)
+    for i in range(k):
+        held |= np.uint64(at[i] & mask) << have
+        have += width
+        while have >= eight:
+            out[spot] = np.uint8(held)
+            spot, held, have = spot + one, held >> eight, have - eight
+    if have:
+        out[spot] = np.uint8(held)
+    row = out[offsets[2] + c * highs : offsets[2] + (c + 1) * highs]
+    for i in range(k):
+        bit = np.uint32((at[i] >> low_bits) + np.int32(i))
+        row[bit >> np.uint32(3)] |= np.uint8(np.uint32(1) << (bit & np.uint32(7)))
+    row = out[offsets[3] + c * codes : offsets[3] + (c + 1) * codes]
+    for i in range(codes):
+        four = code[4 * i : 4 * i + 4]
+        row[i] = four[0] | (four[1] << 2) | (four[2] << 4) | (four[3] << 6)

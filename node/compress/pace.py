@@ -1,0 +1,170 @@
+"""Times of the codec, of the published pipeline and of memcpy, in turns in one process; `atoll bench compress`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atoll.node.compress import published
+from atoll.node.compress.encoding import encode_residual
+from atoll.node.compress.folding import Step, fold_into
+from atoll.node.compress.sparse2 import decode
+from atoll.protocols.arena import CHUNK
+from atoll.protocols.payload import VALUE_BITS
+
+K, BETA, PEERS = 64, 0.95, 8
+TENSOR_CHUNKS = 1024
+"""The published pipeline works tensor by tensor: matrices of 2048 × 2048."""
+
+
+@dataclass
+class Paces:
+    """What was measured; lists have one entry per turn."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    ours_bytes: int = 0
+    published_bytes: int = 0
+    extra_bytes: int | None = None
+    """Peak of resident memory while encoding, over what was there before, at least the payload (it may lie where
+    something was freed); None where the system does not tell."""
+    first_call_s: float = 0.0
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Relative squared error of the sent values by distribution: ours, published."""
+
+    def take(self, name: str, work: Callable[[], object]) -> None:
+        """Measure once."""
+        began = time.perf_counter()
+        work()
+        self.seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+
+class Work:
+    """Arrays of one model of `chunks` chunks, as after some inner steps, and payloads of 8 peers."""
+
+    def __init__(self, chunks: int) -> None:
+        self.chunks = chunks
+        self.base = (_noise(chunks, 1).mul_(0.02 * 2**24)).to(torch.int32)
+        self.base_float = self.base.to(torch.float32).mul_(2.0**-24)
+        self.local = self.base_float + _noise(chunks, 2).mul_(1e-3)
+        self.residual = _noise(chunks, 3).mul_(1e-3)
+        self.rival = self.residual.clone()
+        self.target = torch.zeros_like(self.base_float)
+        self.view = torch.zeros_like(self.base)
+        self.payloads: list[bytes] = []
+        self.sent: list[list[published.Sent]] = []
+
+    def encode(self) -> bytes:
+        """Ours."""
+        return encode_residual(self.residual, self.base, self.local, BETA, K)
+
+    def encode_published(self) -> list[published.Sent]:
+        """Theirs, tensor by tensor."""
+        return [
+            published.encode(self.rival[rows], self.base_float[rows], self.local[rows], BETA, K)
+            for rows in self._tensors()
+        ]
+
+    def fold(self) -> None:
+        """Ours: payloads -> θ + U; every rule of the wire and the range of every weight is checked."""
+        fold_into(self.base, [(64, payload) for payload in self.payloads], K, Step(256, 64), self.view)
+
+    def fold_published(self) -> None:
+        """Theirs: payloads -> θ, checked as they do."""
+        for at, rows in enumerate(self._tensors()):
+            published.fold_into(self.target[rows], [peer[at] for peer in self.sent], 1.0, K)
+
+    def copy(self) -> None:
+        """memcpy of the same float32 array, both sides in memory already."""
+        self.target.copy_(self.local)
+
+    def _tensors(self) -> list[slice]:
+        return [slice(start, start + TENSOR_CHUNKS) for start in range(0, self.chunks, TENSOR_CHUNKS)]
+
+
+def measure(chunks: int, turns: int, say: Callable[[str], None]) -> Paces:
+    """Everything, with one thread. The order of the ways changes from turn to turn; the first turn warms up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measure(chunks, turns, say)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(chunks: int, turns: int, say: Callable[[str], None]) -> Paces:
+    paces = Paces()
+    paces.take("first", Work(1).encode)
+    paces.first_call_s = paces.seconds.pop("first")[0]
+    paces.errors = {kind: errors_of(kind) for kind in DISTRIBUTIONS}
+    work = Work(chunks)
+    for _ in range(PEERS):
+        work.payloads.append(work.encode())
+        work.sent.append(work.encode_published())
+    paces.ours_bytes = len(work.payloads[0])
+    paces.published_bytes = sum(sent.size_bytes for sent in work.sent[0])
+    found = peak_bytes(work.encode)
+    paces.extra_bytes = None if found is None else max(found, paces.ours_bytes)
+    ways = {
+        "encode": work.encode,
+        "encode published": work.encode_published,
+        "fold": work.fold,
+        "fold published": work.fold_published,
+    }
+    for turn in range(turns + 1):
+        names = list(ways)
+        for at in range(len(names)):
+            name = names[(at + turn) % len(names)]
+            paces.take(f"{name}: memcpy", work.copy)
+            paces.take(name, ways[name])
+        say(f"turn {turn} of {turns} done")
+    paces.seconds = {name: taken[1:] for name, taken in paces.seconds.items()}
+    return paces
+
+
+def peak_bytes(work: Callable[[], object]) -> int | None:
+    """Most resident memory while `work` runs, over the memory before it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status_bytes("VmRSS")
+        work()
+        return _status_bytes("VmHWM") - before
+    except (OSError, LookupError):
+        return None
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
+
+
+DISTRIBUTIONS = ("Gaussian", "Laplace", "scale differs between chunks")
+
+
+def errors_of(kind: str) -> tuple[float, float]:
+    """Relative squared error of the values that are sent of 256 chunks: ours, published."""
+    values = _noise(256, 5)
+    if kind == "Laplace":
+        uniform = torch.rand((256, CHUNK), generator=torch.Generator().manual_seed(6)).clamp(1e-7)
+        values = values.sign() * -uniform.log()
+    if kind == "scale differs between chunks":
+        values *= torch.randn((256, 1), generator=torch.Generator().manual_seed(7)).exp()
+    values *= 1e-3
+    nothing = torch.zeros_like(values)
+    payload = encode_residual(values.clone(), nothing.to(torch.int32), nothing, 1.0, K)
+    index, q = decode(payload, 256, K)
+    chosen = values.gather(1, index)
+    code, lookup = published.quantise(chosen)
+    return _error(q * 2.0**-VALUE_BITS, chosen), _error(lookup[code.long()], chosen)
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    return float(((found - exact) ** 2).sum() / (exact**2).sum())
+
+
+def _noise(chunks: int, seed: int) -> Tensor:
+    return torch.randn((chunks, CHUNK), generator=torch.Generator().manual_seed(seed))
