@@ -19,10 +19,9 @@ from atoll.node.presets import NAMES, preset
 from atoll.p2p.files import write_whole
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.admission import MODES, AdmissionSpec, Mode
-from atoll.protocols.arena import arena_of
+from atoll.protocols.coverage import largest_payload
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId
-from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec, open_run, sign_run
 
 FIXED = ("version", "owner", "name", "data", "admission")
@@ -126,7 +125,7 @@ def summary(found: FoundRun) -> dict[str, Any]:
         "owner": spec.owner,
         "path": str(found.path),
         "parameters": spec.model.parameters,
-        "payload_bytes": payload_bytes(arena_of(spec.model).chunks, spec.compress.k),
+        "payload_bytes": largest_payload(spec),
         "rounds": spec.outer.rounds,
         "source": spec.data.source,
         "admission": spec.admission.mode,

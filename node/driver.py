@@ -23,10 +23,9 @@ from atoll.node.payloads import Payloads
 from atoll.node.roundlog import RoundLog
 from atoll.node.trainer import Trainer, WorkerDied
 from atoll.protocols import worker as w
-from atoll.protocols.arena import arena_of
+from atoll.protocols.coverage import largest_payload
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.payload import payload_bytes
 from atoll.protocols.records import Ack, Body, Contribution, Entry, set_digest
 from atoll.protocols.registers import Activity, Lease
 from atoll.protocols.run import RunSpec
@@ -67,7 +66,7 @@ class Driver:
         )
         self.round = round.begin(config)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
-        size = payload_bytes(arena_of(spec.model).chunks, spec.compress.k)
+        size = largest_payload(spec)
         self._payload_bytes = size
         self._payloads = Payloads(net, size, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self, net, spool)
@@ -307,7 +306,7 @@ class Driver:
     async def _train(self, action: rnd.StartTraining) -> None:
         self.progress = None
         self.log.training(action.round, self.now())
-        ask = w.Train(action.round, action.slot, action.slots)
+        ask = w.Train(action.round, action.slot, action.slots, self.spec.steps(action.round), -1)
         done = await self.ask_until_saved(ask, w.Trained)
         self.log.trained(done, self.now())
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))

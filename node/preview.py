@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from atoll.protocols.arena import arena_of
+from atoll.protocols.coverage import largest_payload
 from atoll.protocols.model import ModelSpec
-from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec
 
 MEMBERS = 8
@@ -77,7 +76,7 @@ class Preview(msgspec.Struct, frozen=True):
 def preview_of(spec: RunSpec, machine: Machine) -> Preview:
     """Pure."""
     members = max(MEMBERS, spec.pace.min_members)
-    payload = payload_bytes(arena_of(spec.model).chunks, spec.compress.k)
+    payload = largest_payload(spec)
     round_s = round_time_s(spec, machine)
     rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
     each_way = int(payload * (members - 1) * rounds_day)

@@ -37,7 +37,6 @@ from atoll.protocols.arena import arena_of
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
 from atoll.protocols.ids import Digest, Round
-from atoll.protocols.payload import payload_bytes
 from atoll.protocols.records import MAX_WEIGHT
 from atoll.protocols.run import RunSpec
 
@@ -124,7 +123,7 @@ class Session:
         base_C4096 = self._fold.view_C4096
         base = self._fold.view_digest()
         bridge.fill(self._model, to_float(base_C4096), self._arena)
-        total, losses = self._spec.steps(ask.round), []
+        total, losses = ask.steps, []
         first = self._spec.steps_before(ask.round)
         place = Place(self._spec.seed, first, ask.slot, ask.slots, self._spec.inner.batch)
         for step, loss in enumerate(run_steps(self._inner, lambda at: self._batch(place, at), first, total)):
@@ -134,7 +133,7 @@ class Session:
             yield w.Progress(ask.round, step + 1, total, loss, speed)
         train_s = time.monotonic() - began
         done, payload = self._encode(ask.round, base_C4096, base, losses)
-        trained = w.Trained(done, self._payload_bytes, train_s, time.monotonic() - began - train_s)
+        trained = w.Trained(done, len(payload), train_s, time.monotonic() - began - train_s)
         self._unsaved = (trained, payload)
         yield self._save_trained()
 
@@ -144,10 +143,6 @@ class Session:
     @property
     def _step_tokens(self) -> int:
         return self._spec.inner.batch * self._spec.model.context
-
-    @property
-    def _payload_bytes(self) -> int:
-        return payload_bytes(self._arena.chunks, self._spec.compress.k)
 
     def _encode(
         self, number: Round, base_C4096: Tensor, base: Digest, losses: list[float]

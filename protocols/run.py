@@ -12,7 +12,7 @@ from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import PeerId, RunId, digest, public_key_of
 from atoll.protocols.model import ModelSpec
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 _DOMAIN = "run/1"
 _MAX_ROUNDS = 1 << 24
 
@@ -66,6 +66,12 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     0: mean over senders (SparseLoCo as coded). 256: mean over members (as published).
     """
+    fragments: int = 1
+    """Round r exchanges fragment r mod `fragments` of the model (protocols/coverage.py); 1: all of it."""
+    overlap_steps: int = 0
+    """Inner steps of the next round that a member may take before the fold of this round is in; 0: none."""
+    keep_256: int = 256
+    """Share of the progress made during the overlap that stays in the local weights when the fold is in."""
 
 
 class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +96,10 @@ class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A member unheard for this long is no longer waited for."""
     min_members: int
     """Round 0 begins when so many members hold leases."""
+    least_256: int = 256
+    """A slow member may end its round after this share of the round's steps, to finish with the others."""
+    most_256: int = 256
+    """A fast member may go on to this share of the round's steps while the others finish."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -130,13 +140,15 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         public_key_of(self.owner)
         _check_names(self)
         _check_inner(self.inner)
-        _check_outer(self.outer)
+        _check_outer(self.outer, self.model.layers)
         _within("compress.k", self.compress.k, 1, 4096)
         _within("compress.feedback", self.compress.feedback, 0, 1)
         _within("pace.quorum_256", self.pace.quorum_256, 1, 256)
         _within("pace.grace_256", self.pace.grace_256, 0, 1 << 16)
         _within("pace.lease_s", self.pace.lease_s, 1, 3600)
         _within("pace.min_members", self.pace.min_members, 1, 1024)
+        _within("pace.least_256", self.pace.least_256, 1, 256)
+        _within("pace.most_256", self.pace.most_256, 256, 1024)
         self.admission.check()
 
 
@@ -159,17 +171,32 @@ def sign_run(spec: RunSpec, owner: Identity) -> bytes:
 def open_run(data: bytes) -> RunSpec:
     """The verified RunSpec of a `.run` file. Raises DecodeError or SignatureFault."""
     signed = codec.decode(data, SignedRun)
+    _check_version(signed.spec)
     if len(signed.signature) != SIGNATURE_BYTES:
         raise DecodeError("a signature has 64 bytes")
     spec = codec.decode(signed.spec, RunSpec)
-    if spec.version != SPEC_VERSION:
-        raise DecodeError(f"RunSpec version {spec.version}; this node speaks {SPEC_VERSION}")
     try:
         spec.check()
     except ConfigError as error:
         raise DecodeError(str(error)) from error
     verify(spec.owner, _DOMAIN, signed.spec, signed.signature)
     return spec
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    """What every version of a RunSpec has."""
+
+    version: int
+
+
+def _check_version(spec: bytes) -> None:
+    """Say which version it is before its keys are looked at: another version has other keys."""
+    try:
+        found = msgspec.msgpack.decode(spec, type=_Versioned).version
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise DecodeError(f"not a legal RunSpec: {error}") from error
+    if found != SPEC_VERSION:
+        raise DecodeError(f"RunSpec version {found}; this node speaks {SPEC_VERSION}")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -204,10 +231,13 @@ def _check_inner(inner: InnerSpec) -> None:
     _within("inner.batch", inner.batch, 1, 1 << 20)
 
 
-def _check_outer(outer: OuterSpec) -> None:
+def _check_outer(outer: OuterSpec, layers: int) -> None:
     _within("outer.rounds", outer.rounds, 1, _MAX_ROUNDS)
     _within("outer.alpha_256", outer.alpha_256, 1, 1024)
     _within("outer.floor_256", outer.floor_256, 0, 256)
+    _within("outer.fragments", outer.fragments, 1, layers + 1)  # the embeddings are one
+    _within("outer.overlap_steps", outer.overlap_steps, 0, 1 << 16)
+    _within("outer.keep_256", outer.keep_256, 0, 256)
     firsts = [stage.first for stage in outer.stages]
     if not 1 <= len(firsts) <= 64 or firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ConfigError("outer.stages must start at round 0 and rise")

@@ -61,6 +61,10 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     slot: int
     """Our place among the members of this round: data is disjoint between slots."""
     slots: int
+    steps: int
+    """Inner steps to take: what the RunSpec names for the round, or our share of it."""
+    after: int
+    """Round whose Fold may come while this one is trained, up to `overlap_steps` later; -1: none is due."""
 
 
 class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):

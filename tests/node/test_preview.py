@@ -5,9 +5,8 @@ import pytest
 
 from atoll.node.presets import preset
 from atoll.node.preview import MEMBERS, ROUND_FLOOR_S, Machine, preview_of, this_machine
-from atoll.protocols.arena import arena_of
+from atoll.protocols.coverage import largest_payload
 from atoll.protocols.ids import peer_id_of
-from atoll.protocols.payload import payload_bytes
 
 OWNER = peer_id_of(bytes(range(32)))
 CPU = Machine("cpu", 2, 1 << 33, 1 << 40, None)
@@ -26,7 +25,7 @@ def test_memory_is_near_and_above_what_was_measured(size, mib):
 def test_traffic_is_payloads_to_and_from_every_other_member():
     spec = preset("50m", OWNER, 1)
     costs = preview_of(spec, GPU)
-    payload = payload_bytes(arena_of(spec.model).chunks, spec.compress.k)
+    payload = largest_payload(spec)
     assert (costs.payload_bytes, costs.members) == (payload, MEMBERS)
     assert costs.rounds_day == pytest.approx(min(spec.outer.rounds, 86400 / costs.round_s))
     assert costs.day_up_bytes == costs.day_down_bytes == int(payload * 7 * costs.rounds_day)

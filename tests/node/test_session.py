@@ -21,7 +21,7 @@ from atoll.protocols.run import CompressSpec, DataSpec, InnerSpec, OuterSpec, Pa
 ME, OTHER = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
 K = 64
 SPEC = RunSpec(
-    version=1, name="session", owner=ME, seed=1,
+    version=2, name="session", owner=ME, seed=1,
     model=ModelSpec(
         dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
         tied=True, rope_theta=1e4, norm_eps=1e-5,
@@ -51,7 +51,7 @@ class Home:
 
     def train(self, number: int) -> w.Trained:
         slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
-        *progress, trained = self.session.train(w.Train(Round(number), slot, slots))
+        *progress, trained = self.session.train(w.Train(Round(number), slot, slots, SPEC.steps(number), -1))
         assert isinstance(trained, w.Trained)
         self.steps = len(progress)
         return trained
@@ -230,7 +230,7 @@ def test_a_finalize_during_training_is_saved_with_the_round(homes):
     node = homes("a")
     first = member(node.train(0).pending)
     node.ask(w.Fold(Round(0), (first,)))
-    steps = node.session.train(w.Train(Round(1), 0, 1))
+    steps = node.session.train(w.Train(Round(1), 0, 1, 2, -1))
     next(steps)
     node.ask(w.Finalize(Round(0), (first,)))
     assert load_local(node.path / "state", SPEC.id).body.final == -1
@@ -271,7 +271,7 @@ def test_a_snapshot_with_another_state_is_refused(homes):
 def test_an_evaluation_names_the_view_that_it_measured(homes):
     node = homes("a")
     folded = node.ask(w.Fold(Round(0), (member(node.train(0).pending),)))
-    steps = node.session.train(w.Train(Round(1), 0, 1))
+    steps = node.session.train(w.Train(Round(1), 0, 1, 2, -1))
     next(steps)
     found = node.ask(w.Evaluate())
     assert found.state == folded.state

@@ -65,7 +65,7 @@ while (request := inbox.take()) is not None:
             break
 """
 TINY = RunSpec(
-    version=1, name="trainer", owner=Identity(bytes([1]) * 32).peer_id, seed=1,
+    version=2, name="trainer", owner=Identity(bytes([1]) * 32).peer_id, seed=1,
     model=ModelSpec(
         dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
         tied=True, rope_theta=1e4, norm_eps=1e-5,
@@ -169,7 +169,7 @@ async def test_asks_are_answered_and_faults_keep_their_name(rig):
             await one.trainer.ask(w.Verify("odd"), w.Verified)
         with pytest.raises(LocalFault, match="answered Verified"):
             await one.trainer.ask(w.Verify("x"), w.Folded)
-        trained = await one.trainer.ask(w.Train(Round(3), 0, 1), w.Trained)
+        trained = await one.trainer.ask(w.Train(Round(3), 0, 1, 40, -1), w.Trained)
         assert trained.pending.round == one.progress[0].round == 3
         pid = one.pid
     assert is_gone(pid)
@@ -236,7 +236,7 @@ async def test_a_trained_round_is_a_sign_of_health(rig):
     async with served(rig()) as one:
         for life in range(1, 2 * module.GIVE_UP_AFTER):
             await one.life(life)
-            await one.trainer.ask(w.Train(Round(life), 0, 1), w.Trained)
+            await one.trainer.ask(w.Train(Round(life), 0, 1, 40, -1), w.Trained)
             with pytest.raises(WorkerDied):
                 await one.trainer.ask(w.Verify("die"), w.Verified)
 
@@ -281,7 +281,7 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
     async with served(rig(real=True)) as one:
         await one.life(1)
         assert (one.started[0].final, one.started[0].parameters) == (-1, TINY.model.parameters)
-        training = asyncio.gather(one.trainer.ask(w.Train(Round(0), 0, 1), w.Trained))
+        training = asyncio.gather(one.trainer.ask(w.Train(Round(0), 0, 1, 40, -1), w.Trained))
         await wait_for(lambda: one.progress)
         assert await one.trainer.ask(w.Evaluate(), w.Evaluated), "served between two steps"
         pending = (await training)[0].pending
@@ -294,8 +294,8 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         await one.life(2)
         assert one.started[1].pending == (pending,)
         assert (await one.trainer.ask(w.Finalize(Round(0), (member,)), w.Finalized)).state == folded.state
-        late = asyncio.gather(one.trainer.ask(w.Train(Round(1), 0, 1), w.Trained), return_exceptions=True)
+        late = asyncio.gather(one.trainer.ask(w.Train(Round(1), 0, 1, 40, -1), w.Trained), return_exceptions=True)
         await wait_for(lambda: one.progress[-1].round == 1)
-        newer = await one.trainer.ask(w.Train(Round(2), 0, 1), w.Trained)
+        newer = await one.trainer.ask(w.Train(Round(2), 0, 1, 40, -1), w.Trained)
         assert [type(answer) for answer in await late] == [Superseded]
         assert newer.pending.round == 2

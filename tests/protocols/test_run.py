@@ -83,8 +83,14 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
 
 
 def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 2"):
-        open_run(sign_run(changed("version", 2), owner))
+    with pytest.raises(DecodeError, match="version 3"):
+        open_run(sign_run(changed("version", 3), owner))
+
+
+def test_a_spec_of_version_1_is_refused_by_its_version_and_not_by_its_keys(owner):
+    body = codec.encode({"version": 1, "name": "old"})
+    with pytest.raises(DecodeError, match="version 1; this node speaks 2"):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
 @settings(max_examples=300, deadline=None)

@@ -22,7 +22,7 @@ from atoll.p2p.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
 from atoll.protocols import worker as w
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import AtollError, DecodeError, Superseded
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, digest
 from atoll.protocols.model import ModelSpec
@@ -43,7 +43,7 @@ DEADLINE_S = 4000.0
 
 def run_spec(owner: PeerId, rounds: int, members: int) -> RunSpec:
     return RunSpec(
-        version=1,
+        version=2,
         name="virtual",
         owner=owner,
         seed=1,
@@ -109,6 +109,10 @@ class FakeWorker:
                 if Path(path).stat().st_size != PAYLOAD_BYTES:
                     raise DecodeError("not a payload")
                 return w.Verified()
+            case w.Fold(_, members) | w.Check(_, members) | w.Finalize(_, members) if not all(
+                Path(member.path).exists() for member in members
+            ):
+                raise CorruptFault("a payload is gone")
             case w.Fold(number, members) | w.Check(number, members) | w.Finalize(number, members) if any(
                 Path(member.path).stat().st_size != PAYLOAD_BYTES for member in members
             ):

@@ -1,0 +1,50 @@
+"""Fragments: the whole arena, no chunk twice, layers strided, embeddings apart."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from atoll.node.presets import NAMES, model_of
+from atoll.protocols.arena import arena_of
+from atoll.protocols.coverage import Span, cover_of, fragments, largest_payload, payload_size, size_of
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_fragments_cover_every_chunk_once(name, count):
+    model = model_of(name)
+    chunks = [chunk for cover in fragments(model, count) for span in cover for chunk in range(*span)]
+    assert sorted(chunks) == list(range(arena_of(model).chunks))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_spans_rise_and_do_not_touch(count):
+    for cover in fragments(model_of("10m"), count):
+        assert all(span.start < span.stop for span in cover)
+        assert all(a.stop < b.start for a, b in pairwise(cover))
+
+
+def test_embeddings_and_vectors_are_apart_and_layers_are_strided():
+    model = model_of("10m")
+    arena = arena_of(model)
+    first, *others = fragments(model, 4)
+
+    def owner(name):
+        place = next(p for p in arena.placements if p.name == name)
+        return next(
+            i for i, c in enumerate([first, *others]) if any(s.start <= place.first_chunk < s.stop for s in c)
+        )
+
+    assert owner("model.embed_tokens.weight") == owner("model.norm.weight") == 0
+    assert [owner(f"model.layers.{n}.mlp.up_proj.weight") for n in range(6)] == [1, 2, 3, 1, 2, 3]
+    sizes = [size_of(cover) for cover in others]
+    assert max(sizes) == min(sizes), "six equal layers in three fragments"
+
+
+def test_rounds_take_turns_and_only_their_rows_are_sent(spec):
+    whole = msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, fragments=1))
+    parts = msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, fragments=2))
+    assert cover_of(whole, 7) == (Span(0, arena_of(spec.model).chunks),)
+    assert cover_of(parts, 4) == cover_of(parts, 0) != cover_of(parts, 1)
+    assert largest_payload(parts) == max(payload_size(parts, 0), payload_size(parts, 1)) < payload_size(whole, 0)
