@@ -60,7 +60,7 @@ def test_round_trip_and_golden_id(spec, owner):
     data = sign_run(spec, owner)
     assert open_run(data) == spec
     assert open_run(data).id == spec.id
-    assert spec.id.hex() == "0197b67b45852e23fdea480a989536e89260c4504f4d8ed9462438c18d475b27"
+    assert spec.id.hex() == "6d7e19274b9a93dbb588fbe73a9fa185cd0a4d2cafbc0b45e72633ec00c99899"
 
 
 def test_only_the_owner_signs(spec):
