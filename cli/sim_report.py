@@ -84,10 +84,11 @@ def last_bpb(rows: Rows) -> float | None:
 
 
 def share_of(rows: Rows, *names: str) -> dict[str, float]:
-    """Per node: the share of these in all the time of its rounds."""
+    """Per node: the share of these in all the time of its rounds; its newest one also has the time after it."""
     shares = {}
     for number, of_node in rows.items():
-        whole = {name: sum(row[name] for row in of_node) for name in TimeShares.__struct_fields__}
+        over = sorted(of_node, key=lambda row: row["round"])[:-1]
+        whole = {name: sum(row[name] for row in over) for name in TimeShares.__struct_fields__}
         percent = percents(whole)
         shares[str(number)] = sum(percent[name] for name in names) / 100 if percent else 0.0
     return shares
