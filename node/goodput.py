@@ -112,30 +112,33 @@ class Books:
         self._idle, self._looked_at = idle, now
 
     def read(self, spent: Spent, now: float) -> None:
-        """How the worker spent its life so far. Its first word also ends the time without a worker."""
-        before = self._last
-        if before is None:
-            before = BEFORE
-            self._book(Shares(down_s=max(0.0, now - self._until - spent.age_ns / 1e9)), 0.0, now)
-        self._book(*between(before, spent, self._transfer_share()), now)
+        """How the worker spent its life so far; nothing at all: its process has only just begun."""
+        self._book(self._gap(now, spent.age_ns / 1e9), 0.0, now)
+        self._book(*between(self._last or BEFORE, spent, self._transfer_share()), now)
         self._last, self._until = spent, now
 
     def worker_gone(self, now: float) -> None:
-        """The worker ended. The steps that it had not saved are lost; the time since its last word was `down`."""
-        if self._last is not None:
-            self._book(Shares(), self._last.unsaved_ns / 1e9, now)
-        self._last = None
+        """The worker ended. The steps that it had not saved are lost; from its last word on it was down."""
+        gap = self._gap(now, 0.0)
+        self._book(gap, self._last.unsaved_ns / 1e9 if self._last else 0.0, now)
+        self._last, self._until = None, self._until + total_s(gap)
 
     def report(self, now: float) -> Goodput:
-        """Up to the newest reading; without a worker, up to now."""
-        down = Shares(down_s=max(0.0, now - self._until) if self._last is None else 0.0)
-        total, window = replace(self._total), Shares()
-        add(total, down)
+        """Up to the newest reading; without books of a worker, up to now."""
+        gap, total, window = self._gap(now, 0.0), replace(self._total), Shares()
+        add(total, gap)
         self._forget(now)
-        for shares in (down, *(shares for _, shares in self._slices)):
+        for shares in (gap, *(shares for _, shares in self._slices)):
             add(window, shares)
         shown = (TimeShares(**asdict(shares)) for shares in (window, total))
         return Goodput(window_s=total_s(window), window=next(shown), total=next(shown))
+
+    def _gap(self, now: float, age_s: float) -> Shares:
+        """The time that no books cover: no worker, or one that has not opened them, `age_s` ago."""
+        gone_s = max(0.0, now - self._until - age_s)
+        if self._last is None:
+            return Shares(down_s=gone_s)
+        return Shares(start_s=gone_s) if self._last == BEFORE else Shares()
 
     def _transfer_share(self) -> float:
         seen_s = sum(self._weights.values())

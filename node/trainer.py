@@ -79,7 +79,8 @@ class Trainer:
     ) -> None:
         """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works.
 
-        `on_spent` hears the worker's books with every reply, before whoever asked hears the answer.
+        `on_spent` hears the worker's books with every reply, before whoever asked hears the answer,
+        and empty ones when its process begins.
         """
         self._command = command
         self._start = start
@@ -172,6 +173,7 @@ class Trainer:
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
         self._process = process
+        self._on_spent(Spent())
         try:
             if self._stopping:
                 return

@@ -120,9 +120,9 @@ class TimeShares(msgspec.Struct, frozen=True, kw_only=True):
     recompute_s: float
     """Inner steps that were thrown away: by a newer round, or by the end of the worker."""
     start_s: float
-    """Loading model, data and checkpoint."""
+    """Loading the worker: its program, model, data and checkpoint."""
     down_s: float
-    """There was no worker, or its process was just beginning."""
+    """There was no worker."""
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ NAMES = ("start", "steps", "encode", "fold", "checkpoint", "evaluate", "wait")
     st.lists(
         st.one_of(
             st.tuples(st.sampled_from(NAMES), st.integers(0, 200)),
-            st.tuples(st.sampled_from(["die", "lose", "transfer", "idle", "busy"]), st.integers(0, 200)),
+            st.tuples(st.sampled_from(["die", "begin", "lose", "transfer", "idle", "busy"]), st.integers(0, 200)),
         ),
         max_size=60,
     )
@@ -75,6 +75,9 @@ def test_the_totals_add_up_to_the_wall_time_whatever_happens(story):
     for what, seconds in story:
         if what == "die":
             rig.die(seconds)
+        elif what == "begin":
+            rig.die(0.0).books.read(Spent(), rig.now)
+            rig.now += seconds
         elif what == "lose":
             unsaved_s = rig.spent.unsaved_ns / S
             rig.do(steps=-unsaved_s, recompute=unsaved_s, unsaved=-unsaved_s)
@@ -100,6 +103,25 @@ def test_a_new_worker_goes_on_with_the_totals_and_the_time_without_one_is_down()
     rig.do(start=1.0).do(wait=4.0)
     found = rig.total
     assert (found.start_s, found.steps_s, found.wait_s, found.down_s) == pytest.approx((3.0, 10.0, 4.0, 8.0))
+
+
+def test_from_the_begin_of_the_process_to_its_first_word_it_starts():
+    rig = Rig()
+    rig.now += 3.0
+    rig.books.read(Spent(), rig.now)
+    rig.now += 4.0
+    assert (rig.total.down_s, rig.total.start_s) == (3.0, 4.0)
+    rig.do(start=2.0, wait=1.0)
+    rig.now += 0.5
+    assert (rig.total.down_s, rig.total.start_s, rig.total.wait_s) == (3.0, 6.0, 1.0)
+
+
+def test_a_worker_that_dies_before_its_first_word_was_starting():
+    rig = Rig()
+    rig.books.read(Spent(), rig.now)
+    rig.now += 4.0
+    rig.die(2.0)
+    assert (rig.total.start_s, rig.total.down_s) == (4.0, 2.0)
 
 
 def test_the_unsaved_steps_of_a_dead_worker_are_recompute():

@@ -259,11 +259,12 @@ async def test_a_worker_that_waits_is_asked_for_its_books(rig, monkeypatch):
     async with served(one):
         await one.life(1)
         await wait_for(lambda: len(one.spent) > 5)
-        assert set(one.spent) == {w.Spent(wait_ns=7)}
+        assert set(one.spent) == {w.Spent(), w.Spent(wait_ns=7)}
         os.kill(one.pid, signal.SIGKILL)
         await one.life(2)
         known = len(one.spent)
         await wait_for(lambda: len(one.spent) > known + 5)
+        assert one.spent.count(w.Spent()) == 2, "one for each life"
 
 
 async def test_a_disk_that_is_full_at_a_restart_is_waited_for(rig):
