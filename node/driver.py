@@ -305,10 +305,10 @@ class Driver:
 
     async def _train(self, action: rnd.StartTraining) -> None:
         self.progress = None
-        self.log.training(action.round, self.now())
+        self.log.training(action.round)
         ask = w.Train(action.round, action.slot, action.slots, self.spec.steps(action.round), -1)
         done = await self.ask_until_saved(ask, w.Trained)
-        self.log.trained(done, self.now())
+        self.log.trained(done)
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
     def _announce(self, pending: w.Pending) -> None:
