@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from atoll.node.payloads import Payloads
 from atoll.node.roundlog import RoundLog
 from atoll.node.trainer import Trainer, WorkerDied
 from atoll.protocols import worker as w
-from atoll.protocols.coverage import largest_payload
+from atoll.protocols.coverage import largest_payload, payload_size
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.records import Ack, Body, Contribution, Entry, set_digest
@@ -66,9 +67,8 @@ class Driver:
         )
         self.round = round.begin(config)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
-        size = largest_payload(spec)
-        self._payload_bytes = size
-        self._payloads = Payloads(net, size, self._verify, self._on_held, self.blame, self.disk_trouble)
+        sizes = partial(payload_size, spec)
+        self._payloads = Payloads(net, sizes, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self, net, spool)
         self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
         self._own: dict[int, Digest] = {}
@@ -145,7 +145,7 @@ class Driver:
 
     def _drop_old_snapshots(self) -> None:
         """Whatever is larger than a payload: a new one is taken as soon as the worker is there."""
-        for blob in self._net.blobs_above(self._payload_bytes):
+        for blob in self._net.blobs_above(largest_payload(self.spec)):
             self.delete_blob(blob)
 
     def on_entry(self, entry: Entry) -> None:
@@ -432,7 +432,7 @@ class Driver:
                 except (DecodeError, CorruptFault) as error:
                     self.log.event("payload_damaged", error=error.line())
             for one in known:
-                await self._payloads.mend(one.payload, one.author)
+                await self._payloads.mend(one.payload, one.author, one.round)
             if life != self._lives:
                 raise WorkerDied("the worker that was asked is gone")
 
@@ -486,8 +486,8 @@ class Driver:
         self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
         self.post(self.finals.step)
 
-    async def _verify(self, path: Path) -> None:
-        await self.ask(w.Verify(str(path)), w.Verified)
+    async def _verify(self, path: Path, number: Round) -> None:
+        await self.ask(w.Verify(str(path), number), w.Verified)
 
 
 async def _unless_needless(work: Coroutine[Any, Any, None]) -> None:

@@ -49,13 +49,15 @@ class Payloads:
     def __init__(
         self,
         blobs: BlobSource,
-        payload_bytes: int,
-        verify: Callable[[Path], Awaitable[None]],
+        payload_bytes: Callable[[Round], int],
+        verify: Callable[[Path, Round], Awaitable[None]],
         on_held: Callable[[Digest], None],
         on_fault: Callable[[PeerId, AtollError], None],
         on_disk: Callable[[DiskFault], None],
     ) -> None:
-        """`on_held` hears of each wanted payload once; `on_disk` of a disk that refuses one: it is tried again."""
+        """`payload_bytes`: the legal size in a round. `on_held` hears of each wanted payload once; `on_disk` of a
+        disk that refuses one: it is tried again.
+        """
         self._blobs, self._payload_bytes = blobs, payload_bytes
         self._verify, self._on_held, self._on_fault, self._on_disk = verify, on_held, on_fault, on_disk
         self._wanted: dict[Digest, Round] = {}
@@ -71,7 +73,7 @@ class Payloads:
         if payload in self._wanted or payload in self._void or self.held(payload):
             return
         self._wanted[payload] = number
-        group.create_task(self._get(payload, author), name=f"payload {payload.hex()[:8]}")
+        group.create_task(self._get(payload, author, number), name=f"payload {payload.hex()[:8]}")
 
     def forget(self, final: Round) -> None:
         """Stop getting payloads of rounds up to `final`."""
@@ -80,12 +82,12 @@ class Payloads:
                 if number <= final:
                     del table[payload]
 
-    async def mend(self, payload: Digest, author: PeerId) -> None:
+    async def mend(self, payload: Digest, author: PeerId, number: Round) -> None:
         """Return when a payload that was held is whole: what the disk lost or damaged is fetched again."""
         attempt = 0
         while True:
             try:
-                await self._load(payload, author, attempt)
+                await self._load(payload, author, number, attempt)
                 return
             except DecodeError:
                 self._drop(payload)
@@ -96,19 +98,19 @@ class Payloads:
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
-    async def _get(self, payload: Digest, author: PeerId) -> None:
+    async def _get(self, payload: Digest, author: PeerId, number: Round) -> None:
         attempt = 0
-        while payload in self._wanted and not await self._attempt(payload, author, attempt):
+        while payload in self._wanted and not await self._attempt(payload, author, number, attempt):
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
-    async def _attempt(self, payload: Digest, author: PeerId, attempt: int) -> bool:
+    async def _attempt(self, payload: Digest, author: PeerId, number: Round, attempt: int) -> bool:
         """One try. True when there is nothing left to do."""
         try:
             async with self._slots:
-                await self._load(payload, author, attempt)
+                await self._load(payload, author, number, attempt)
         except DecodeError as error:
-            if (number := self._wanted.pop(payload, None)) is not None:
+            if self._wanted.pop(payload, None) is not None:
                 self._void[payload] = number
             self._drop(payload)
             self._on_fault(author, error)
@@ -123,11 +125,12 @@ class Payloads:
             self._on_held(payload)
         return True
 
-    async def _load(self, payload: Digest, author: PeerId, attempt: int) -> None:
+    async def _load(self, payload: Digest, author: PeerId, number: Round, attempt: int) -> None:
+        size = self._payload_bytes(number)
         async with asyncio.timeout(ATTEMPT_S):
             if not self._blobs.has_blob(payload):
-                await self._blobs.fetch_blob(payload, self._whom(author, attempt), self._payload_bytes)
-            await self._verify(self._blobs.blob_path(payload))
+                await self._blobs.fetch_blob(payload, self._whom(author, attempt, size), size)
+            await self._verify(self._blobs.blob_path(payload), number)
 
     def _drop(self, payload: Digest) -> None:
         try:
@@ -135,18 +138,18 @@ class Payloads:
         except DiskFault as error:
             self._on_disk(error)
 
-    def _whom(self, author: PeerId, attempt: int) -> list[PeerId]:
+    def _whom(self, author: PeerId, attempt: int, size_bytes: int) -> list[PeerId]:
         """The author; for what is large, or on a second try, others too, in turn.
 
         An author who is not connected is dialled at every other try.
         """
         near = self._blobs.neighbours()
         others = [peer for peer in near if peer != author]
-        if self._payload_bytes <= SMALL_BYTES:
+        if size_bytes <= SMALL_BYTES:
             first = FEW * attempt % max(1, len(others))
             others = (others[first:] + others[:first])[:FEW]
         if author in near:
-            return [author] if attempt == 0 and self._payload_bytes <= SMALL_BYTES else [author, *others]
+            return [author] if attempt == 0 and size_bytes <= SMALL_BYTES else [author, *others]
         return [author, *others] if attempt % 2 or not others else others
 
 

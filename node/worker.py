@@ -1,8 +1,8 @@
 """The worker process: torch, data, compression, fold; no sockets. `python -m atoll.node.worker`.
 
 Requests come on stdin, replies go to the original stdout; whatever libraries print goes to stderr (the
-log). While a round is trained, requests are served between two inner steps. The process ends when the
-daemon's end of the pipe does.
+log). While a round is trained, requests are served between two inner steps; a round that waits for a fold
+goes on after the request that brings it. The process ends when the daemon's end of the pipe does.
 """
 
 import os
@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator
 
 from atoll.node.pipe import Inbox, Outbox
-from atoll.node.session import Session
+from atoll.node.session import Event, Session
 from atoll.node.spent import Doing, Ledger
 from atoll.protocols.errors import AtollError, Superseded
 from atoll.protocols.worker import (
@@ -41,16 +41,19 @@ class Worker:
     def __init__(self, inbox: Inbox, outbox: Outbox) -> None:
         self._inbox, self._outbox = inbox, outbox
         self._session: Session | None = None
-        self._training: tuple[int, Generator[Progress | Trained, None, None]] | None = None
+        self._training: tuple[int, Generator[Event, None, None]] | None = None
+        self._held = False
+        """The round at hand can go on only after another request."""
         self._progress_at = 0.0
         self._spent = Ledger(time.monotonic_ns)
 
     def run(self) -> None:
         """Serve until Stop or until the daemon is gone."""
         while True:
-            if self._training is None or self._inbox.waiting():
+            if self._training is None or self._held or self._inbox.waiting():
                 self._spent.enter("wait")
                 request = self._inbox.take()
+                self._held = False
                 if request is None or not self._serve(request):
                     return
             else:
@@ -83,7 +86,7 @@ class Worker:
             case _:
                 return self._open().answer(request.ask)
 
-    def _begin(self, number: int, steps: Generator[Progress | Trained, None, None]) -> None:
+    def _begin(self, number: int, steps: Generator[Event, None, None]) -> None:
         if self._training is not None:
             before, old = self._training
             old.close()
@@ -105,10 +108,11 @@ class Worker:
             self._training = None
             self._reply(number, failed(error))
             return
+        self._held = event is None
         if isinstance(event, Trained):
             self._training = None
             self._reply(number, event)
-        elif (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S:
+        elif isinstance(event, Progress) and (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S:
             self._progress_at = now
             self._outbox.send(Reply(number, event, self._spent.read()))
 

@@ -54,7 +54,7 @@ def manifest_of(chunks: Iterable[bytes | memoryview]) -> Manifest:
     return Manifest(MANIFEST_VERSION, size, bytes(hashes))
 
 
-def manifest_of_bytes(data: bytes) -> Manifest:
+def manifest_of_bytes(data: bytes | bytearray | memoryview) -> Manifest:
     """Manifest of bytes in memory."""
     view = memoryview(data)
     return manifest_of(view[at : at + BLOB_CHUNK_BYTES] for at in range(0, len(view), BLOB_CHUNK_BYTES))

@@ -31,6 +31,23 @@ def size_of(cover: Cover) -> int:
     return sum(span.stop - span.start for span in cover)
 
 
+def rest_of(cover: Cover, chunks: int) -> Cover:
+    """The other chunks of an arena of `chunks` chunks."""
+    starts = (0, *(span.stop for span in cover))
+    stops = (*(span.start for span in cover), chunks)
+    return tuple(Span(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop)
+
+
+def slabs(cover: Cover, most: int) -> Iterator[tuple[int, Span]]:
+    """The cover in spans of at most `most` chunks, each with its first row among the rows of the cover."""
+    at = 0
+    for span in cover:
+        for start in range(span.start, span.stop, most):
+            stop = min(start + most, span.stop)
+            yield at, Span(start, stop)
+            at += stop - start
+
+
 @lru_cache(maxsize=32)
 def fragments(model: ModelSpec, count: int) -> tuple[Cover, ...]:
     """The covers of `count` fragments: together the whole arena, no chunk twice. Pure."""

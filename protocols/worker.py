@@ -6,7 +6,7 @@ requests in any order, by id; while it trains it serves requests between two inn
     daemon                                   worker (torch, no sockets)
     Start(spec, home, …)             ->      Started(what it has on disk)
     Train(round, …)                  ->      Progress* … Trained(payload)
-    Verify(path)                     ->      Verified()           the payload decodes
+    Verify(path, round)              ->      Verified()           the payload decodes
     Fold(round, set)                 ->      Folded(state)        replaces S_round in the view
     Check(round, set)                ->      Checked(state)       Θ_final(round), nothing kept
     Finalize(round, set)             ->      Finalized(state)     view and final state move on
@@ -53,9 +53,12 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
-    """Take the round's inner steps from the current view, then encode.
+    """Take the round's inner steps from the local weights, then encode what the round covers.
 
-    A Train that is still at work is given up for it, and answered with Failed(Superseded).
+    Without overlap and fragments the local weights are the view when a round begins. While `after` is not folded
+    in this worker, at most `overlap_steps` are taken; then the worker waits for its Fold or Finalize, and the
+    round does not end before it. A Train that names another `after` than the round sent last gives that one up.
+    A Train that is still at work is given up for the next one, and answered with Failed(Superseded).
     """
 
     round: Round
@@ -69,9 +72,10 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
 
 
 class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
-    """Is the file a legal payload of this run? Failed with DecodeError if not."""
+    """Is the file a legal payload of this round? Failed with DecodeError if not."""
 
     path: str
+    round: Round
 
 
 class Fold(msgspec.Struct, frozen=True, array_like=True, tag="fold"):
@@ -166,7 +170,12 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     pending: Pending
     payload_bytes: int
     train_s: float
+    """Without `held_s`."""
     encode_s: float
+    overlapped: int = 0
+    """Steps that were taken before the fold of `after` was in the local weights."""
+    held_s: float = 0.0
+    """Time spent waiting for that fold, because no more steps may be taken before it."""
 
 
 class Verified(msgspec.Struct, frozen=True, array_like=True, tag="verified"):

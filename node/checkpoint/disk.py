@@ -5,6 +5,7 @@ Every refusal of the disk becomes DiskFault here, with what the user can do abou
 
 import contextlib
 import errno
+import mmap
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -64,6 +65,14 @@ def write_synced(path: Path, pieces: Iterable[Piece]) -> tuple[int, Digest]:
         file.flush()
         os.fsync(file.fileno())
     return size, Digest(hasher.digest())
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file that is never changed in place, without a copy in memory. Raises OSError."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def sync_folder(folder: Path) -> None:

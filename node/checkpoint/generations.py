@@ -11,7 +11,7 @@ hash of the tensor file. So every flipped bit is found, and the generation befor
 
 import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -32,6 +32,10 @@ _TENSORS, _MANIFEST, _BAD = "tensors.safetensors", "manifest", ".bad"
 _NAME = re.compile(r"\d{10}")
 _DAMAGE = {errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 """Errors of a read that mean this generation is lost; others mean that we cannot use the disk at all."""
+
+
+Check = Callable[[Mapping[str, Tensor]], None]
+"""Raises CorruptFault for tensors that the caller cannot use."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -82,9 +86,10 @@ def save(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
         _forget(kept[KEPT - 1 :])
 
 
-def load(folder: Path) -> Loaded | None:
+def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     """The newest generation that verifies; None where nothing was ever saved.
 
+    `check` raises CorruptFault for tensors that the caller cannot use: an older generation may do.
     Raises CorruptFault when there are generations and none verifies, DiskFault.
     """
     found = _generations(folder)
@@ -92,7 +97,7 @@ def load(folder: Path) -> Loaded | None:
     for at, generation in enumerate(found):
         try:
             with disk(generation):
-                tensors, body = _read(generation)
+                tensors, body = _read(generation, check)
         except CorruptFault as fault:
             report.append(fault.line())
             continue
@@ -114,14 +119,16 @@ def _write(part: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
     sync_folder(part)
 
 
-def _read(generation: Path) -> tuple[dict[str, Tensor], bytes]:
+def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], bytes]:
     """Tensors and message. Raises CorruptFault, OSError."""
     try:
         with (generation / _MANIFEST).open("rb") as file:
             manifest = _manifest(file.read(MANIFEST_MAX_BYTES + 1))
         with (generation / _TENSORS).open("rb") as file:
-            return _tensors(file, manifest), manifest.body
-    except DecodeError as error:
+            tensors = _tensors(file, manifest)
+        check(tensors)
+        return tensors, manifest.body
+    except (DecodeError, CorruptFault) as error:
         raise CorruptFault(f"{generation}: {error}") from error
     except OSError as error:
         if error.errno in _DAMAGE:

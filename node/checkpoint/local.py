@@ -28,6 +28,8 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     steps: int
     """Inner steps that this node took: Adam's bias correction and the data position."""
     pending: tuple[Pending, ...]
+    sent: int = -1
+    """Round whose work the saved local weights have in flight; −1: none, or they are not saved."""
 
 
 class LocalState(NamedTuple):
@@ -44,9 +46,12 @@ def save_local(folder: Path, body: LocalBody, tensors: Mapping[str, Tensor]) -> 
     generations.save(folder, tensors, codec.encode(body))
 
 
-def load_local(folder: Path, run: RunId) -> LocalState | None:
-    """The newest save that verifies; None if there is none. Raises CorruptFault, DiskFault."""
-    loaded = generations.load(folder)
+def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:
+    """The newest save that verifies; None if there is none. `check`: see generations.load.
+
+    Raises CorruptFault, DiskFault.
+    """
+    loaded = generations.load(folder, check)
     if loaded is None:
         return None
     try:

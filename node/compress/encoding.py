@@ -1,6 +1,8 @@
-"""Compiled: a = β·e + (θ_base − θ_local) -> payload bytes and the new e, chunk by chunk in one pass.
+"""Compiled: a = β·e + (anchor − local) -> payload bytes and the new e, chunk by chunk in one pass.
 
-Same bytes and same e as the plain version (`feedback.feed`), which the tests hold it against.
+A payload is filled range of chunks by range of chunks, so that the caller needs only a slab of the local weights
+at a time: `is_sound` of every slab first, then `encode_rows` of every slab. Same bytes and same e as the plain
+version (`feedback.feed`), which the tests hold it against.
 """
 
 import math
@@ -23,40 +25,63 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Doubles = npt.NDArray[np.float64]
 
-_STEP = np.float32(2.0**-24)
 _UNIT = np.float32(2.0**-VALUE_BITS)
 _LARGEST = 0x5F800000
 """Bits of 2⁶⁴. With weights below it a finite residual stays finite for more rounds than anybody trains."""
 
 
-def encode_residual(
-    residual_C4096: Tensor, base_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *, threads: int = 1
-) -> bytes:
-    """Payload of β·e + Δ, Δ = base·2⁻²⁴ − local; `residual_C4096` (float32) becomes what was not said.
-
-    `base_C4096` is int32, `local_C4096` float32, all contiguous. Uses `threads` threads, one range of chunks each.
-    Raises Divergence for weights that are NaN or beyond 2⁶⁴, with the residual as it was. The residual must be
-    finite (zeros, or what this function left; `is_sound` tells): only then is nothing lost when it raises.
-    """
-    residual, base, local = (each.numpy() for each in (residual_C4096, base_C4096, local_C4096))
-    layout = Layout(len(residual), k)
+def blank_payload(layout: Layout) -> bytearray:
+    """A payload that `encode_rows` has yet to fill."""
     out = bytearray(layout.size_bytes)
     out[: len(layout.header)] = layout.header
-    payload = np.frombuffer(out, np.uint8)
-    ranges = ranges_of(layout.chunks, threads)
-    if not all(each_range(ranges, lambda a, b: _is_sound(local[a:b]))):
-        raise Divergence("the pseudo-gradient holds NaN or infinity")
-    shape = (k, layout.low_bits, *layout.row_bytes[1:])
-    norms = norms_of(k)
-    found = each_range(
-        ranges,
-        lambda a, b: _encode_chunks(
-            base, local, residual, np.float32(beta), (a, b), payload, layout.offsets, shape, norms
-        ),
-    )
-    if not all(found):
+    return out
+
+
+def is_sound(values_N4096: Tensor) -> bool:
+    """Whether float32 rows are weights (or a residual) that can be encoded: no NaN, nothing from 2⁶⁴ on."""
+    return bool(_is_sound(values_N4096.numpy()))
+
+
+def encode_rows(
+    payload: bytearray,
+    layout: Layout,
+    at: int,
+    residual_N4096: Tensor,
+    anchor_N4096: Tensor,
+    local_N4096: Tensor,
+    beta: float,
+) -> None:
+    """Fill the payload's chunks from `at` on with β·e + (anchor − local); e becomes what was not said.
+
+    All three are float32, contiguous and sound (`is_sound`): only then is nothing lost. Calls for other chunks of
+    the same payload may run at the same time. Raises Divergence for a residual that is not finite.
+    """
+    shape = (layout.k, layout.low_bits, *layout.row_bytes[1:])
+    anchor, local, residual = (each.numpy() for each in (anchor_N4096, local_N4096, residual_N4096))
+    into = np.frombuffer(payload, np.uint8)
+    norms = norms_of(layout.k)
+    if not _encode_chunks(anchor, local, residual, np.float32(beta), into, layout.offsets, at, shape, norms):
         raise Divergence("the error feedback holds NaN or infinity")
-    return bytes(out)
+
+
+def encode_residual(
+    residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *, threads: int = 1
+) -> bytes:
+    """Payload of β·e + (anchor − local) of whole arrays, as `encode_rows`. One range of chunks for each thread.
+
+    Raises Divergence for weights that are NaN or from 2⁶⁴ on, with the residual as it was.
+    """
+    layout = Layout(len(residual_C4096), k)
+    payload = blank_payload(layout)
+    ranges = ranges_of(layout.chunks, threads)
+    if not all(each_range(ranges, lambda a, b: is_sound(local_C4096[a:b]))):
+        raise Divergence("the pseudo-gradient holds NaN or infinity")
+
+    def work(a: int, b: int) -> None:
+        encode_rows(payload, layout, a, residual_C4096[a:b], anchor_C4096[a:b], local_C4096[a:b], beta)
+
+    each_range(ranges, work)
+    return bytes(payload)
 
 
 def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
@@ -87,13 +112,13 @@ def _is_sound(values: Floats) -> bool:
 
 @compiled
 def _encode_chunks(
-    base: Any,
+    anchor: Any,
     local: Any,
     residual: Any,
     beta: Any,
-    span: tuple[int, int],
     out: Bytes,
     offsets: tuple[int, int, int, int],
+    first: int,
     shape: tuple[int, int, int, int, int],
     norms: Doubles,
 ) -> bool:
@@ -107,9 +132,9 @@ def _encode_chunks(
     code = np.empty(k + 4, np.uint8)
     code[k:] = 0
     guess = 0
-    for c in range(span[0], span[1]):
+    for c in range(len(residual)):
         e = residual[c]
-        _add_up(e, base[c], local[c], beta)
+        _add_up(e, anchor[c], local[c], beta)
         guess = choose(e.view(np.int32), k, guess, scratch)
         if guess < 0:
             return False
@@ -121,16 +146,16 @@ def _encode_chunks(
         half = half_bits(scale, single)
         any_large = _say(e, at, key, code, half, form, order[split + 1], k)
         word = word_of(half, form, any_large)
-        out[offsets[0] + 2 * c] = word & 255
-        out[offsets[0] + 2 * c + 1] = word >> 8
-        _pack(out, c, at, code, offsets, shape)
+        out[offsets[0] + 2 * (first + c)] = word & 255
+        out[offsets[0] + 2 * (first + c) + 1] = word >> 8
+        _pack(out, first + c, at, code, offsets, shape)
     return True
 
 
 @inlined
-def _add_up(e: Floats, base: Ints, local: Floats, beta: Any) -> None:
+def _add_up(e: Floats, anchor: Floats, local: Floats, beta: Any) -> None:
     for i in range(CHUNK):
-        e[i] = e[i] * beta + (np.float32(base[i]) * _STEP - local[i])
+        e[i] = e[i] * beta + (anchor[i] - local[i])
 
 
 @inlined

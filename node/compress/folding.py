@@ -45,6 +45,10 @@ _FOUR_CODES = (
 )
 
 
+Member = tuple[int, bytes | memoryview]
+"""Weight and payload."""
+
+
 class Step(NamedTuple):
     """How a mean becomes an outer step; from the RunSpec."""
 
@@ -52,7 +56,7 @@ class Step(NamedTuple):
     floor_256: int
 
 
-def check(payload: bytes, chunks: int, k: int) -> None:
+def check(payload: bytes | memoryview, chunks: int, k: int) -> None:
     """Raise DecodeError unless these bytes are a legal payload."""
     layout = Layout(chunks, k)
     check_frame(payload, layout)
@@ -61,9 +65,7 @@ def check(payload: bytes, chunks: int, k: int) -> None:
     _raise([_fold_chunks(rows, np.ones(1, np.int64), (0, chunks), _facts(layout), (0, 1), empty, empty, empty)])
 
 
-def update_of(
-    members: Sequence[tuple[int, bytes]], chunks: int, k: int, step: Step, *, threads: int = 1
-) -> Tensor:
+def update_of(members: Sequence[Member], chunks: int, k: int, step: Step, *, threads: int = 1) -> Tensor:
     """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of (weight, payload) of one round's set, each given once.
 
     Raises DecodeError for an illegal payload or weight and for more than 1024 members.
@@ -76,7 +78,7 @@ def update_of(
 
 def fold_into(
     theta_C4096: Tensor,
-    members: Sequence[tuple[int, bytes]],
+    members: Sequence[Member],
     k: int,
     step: Step,
     out_C4096: Tensor,
@@ -92,7 +94,11 @@ def fold_into(
 
 
 def _run(
-    members: Sequence[tuple[int, bytes]], layout: Layout, step: Step, threads: int, arrays: tuple[Tensor, ...]
+    members: Sequence[Member],
+    layout: Layout,
+    step: Step,
+    threads: int,
+    arrays: tuple[Tensor, ...],
 ) -> None:
     if len(members) > MAX_SET or not all(1 <= weight <= MAX_WEIGHT for weight, _ in members):
         raise DecodeError("a set with too many members, or with an illegal weight")

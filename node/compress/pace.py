@@ -58,7 +58,7 @@ class Work:
 
     def encode(self) -> bytes:
         """Ours."""
-        return encode_residual(self.residual, self.base, self.local, BETA, K)
+        return encode_residual(self.residual, self.base_float, self.local, BETA, K)
 
     def encode_published(self) -> list[published.Sent]:
         """Theirs, tensor by tensor."""
@@ -155,7 +155,7 @@ def errors_of(kind: str) -> tuple[float, float]:
         values *= torch.randn((256, 1), generator=torch.Generator().manual_seed(7)).exp()
     values *= 1e-3
     nothing = torch.zeros_like(values)
-    payload = encode_residual(values.clone(), nothing.to(torch.int32), nothing, 1.0, K)
+    payload = encode_residual(values.clone(), nothing, nothing, 1.0, K)
     index, q = decode(payload, 256, K)
     chosen = values.gather(1, index)
     code, lookup = published.quantise(chosen)

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.protocols.coverage import Cover, Span, slabs
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest, digest
 
@@ -26,14 +27,17 @@ def to_float(theta: Tensor) -> Tensor:
     return theta.to(torch.float32) * 2.0**-FRACTION_BITS
 
 
-def plus(theta_C4096: Tensor, *terms_C4096: tuple[int, Tensor]) -> Tensor:
-    """θ + Σ sign·term, a new int32 array; the sum is taken in int64. Raises Divergence on overflow."""
-    out = torch.empty_like(theta_C4096)
-    for start in range(0, len(theta_C4096), SLAB_CHUNKS):
-        rows = slice(start, start + SLAB_CHUNKS)
+def plus(theta_C4096: Tensor, *terms: tuple[int, Tensor], cover: Cover | None = None) -> Tensor:
+    """θ + Σ sign·term, a new int32 array; the sum is taken in int64. Raises Divergence on overflow.
+
+    A term is int32 and holds the rows of `cover`; without one, all rows. The other rows of θ stay as they are.
+    """
+    out = theta_C4096.clone()
+    for at, span in slabs(cover if cover is not None else (Span(0, len(out)),), SLAB_CHUNKS):
+        rows = slice(span.start, span.stop)
         total = theta_C4096[rows].to(torch.int64)
-        for sign, term in terms_C4096:
-            total.add_(term[rows], alpha=sign)
+        for sign, term in terms:
+            total.add_(term[at : at + len(total)], alpha=sign)
         if not bool(((total >= _LOW) & (total <= _HIGH)).all()):
             raise Divergence("a weight left its range of -128 … 128")
         out[rows] = total.to(torch.int32)

@@ -29,7 +29,10 @@ def padding_of(arena: Arena) -> Padding:
     return Padding(torch.tensor([edge.chunk for edge in found], dtype=torch.int64), real)
 
 
-def clear(values_C4096: Tensor, padding: Padding) -> Tensor:
-    """Set the padding to zero, in place; returns the array."""
-    values_C4096[padding.chunk_P] = torch.where(padding.real_P4096, values_C4096[padding.chunk_P], 0)
-    return values_C4096
+def clear(values_N4096: Tensor, padding: Padding, first: int = 0) -> Tensor:
+    """Set the padding of the rows of chunks `first …` to zero, in place; returns the array."""
+    ends = torch.tensor([first, first + len(values_N4096)])
+    low, high = torch.searchsorted(padding.chunk_P, ends).tolist()
+    at = padding.chunk_P[low:high] - first
+    values_N4096[at] = torch.where(padding.real_P4096[low:high], values_N4096[at], 0)
+    return values_N4096

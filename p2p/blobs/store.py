@@ -5,6 +5,7 @@ the bits are written only after the chunks that they name are on the disk, and e
 when the download is resumed. Chunks of a download that is open are served like those of a whole blob.
 """
 
+import errno
 import itertools
 import os
 from pathlib import Path
@@ -25,6 +26,8 @@ from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
 from atoll.protocols.ids import Digest, digest, short
 
 __all__ = ["BlobStore", "Partial"]
+
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 
 class BlobStore:
@@ -62,16 +65,18 @@ class BlobStore:
         return blob
 
     def add_file(self, path: Path, *, move: bool = False) -> Digest:
-        """Store a file's bytes. `move`: the file may be taken instead of copied (if on the same file system)."""
+        """Store a file's bytes. `move`: its own name may be taken away.
+
+        The file must not be changed in place afterwards: on the same file system it only gets a second name.
+        """
         with disk(path), open(path, "rb") as source:
             manifest = manifest_of_file(source)
             blob = manifest.id
             if blob in self._manifests:
                 return blob
             new = self._new_file(blob)
-            if move and os.stat(path).st_dev == os.stat(self._folder).st_dev:
+            if _linked(path, new, move):
                 os.fsync(source.fileno())
-                os.replace(path, new)
             else:
                 source.seek(0)
                 _copy(source, new)
@@ -205,6 +210,20 @@ class BlobStore:
 
     def _file(self, blob: Digest, ending: str) -> Path:
         return self._folder / f"{blob.hex()}.{ending}"
+
+
+def _linked(path: Path, target: Path, move: bool) -> bool:
+    """Whether `target` is a name of the same file now. Not across file systems, nor where there are no links."""
+    try:
+        if move:
+            os.rename(path, target)
+        else:
+            os.link(path, target)
+    except OSError as error:
+        if error.errno in _NO_LINK:
+            return False
+        raise
+    return True
 
 
 def _copy(source: BinaryIO, target: Path) -> None:

@@ -67,11 +67,11 @@ class Rig:
         self.disk: list[DiskFault] = []
         self.bad: set[Digest] = set()
         self.payloads = Payloads(
-            *(self.shelf, payload_bytes, self.verify, self.held.append),
+            *(self.shelf, lambda number: payload_bytes, self.verify, self.held.append),
             *(lambda peer, error: self.faults.append((peer, error)), self.disk.append),
         )
 
-    async def verify(self, path: Path) -> None:
+    async def verify(self, path: Path, number: Round) -> None:
         if Digest(bytes.fromhex(path.name)) in self.bad:
             raise DecodeError("not a payload")
 
@@ -219,7 +219,7 @@ def test_a_payload_that_the_disk_damaged_is_fetched_again(play):
         rig.shelf.here.add(ONE)
         rig.bad.add(ONE)
         rig.shelf.holding = {AUTHOR: {ONE}}
-        mending = group.create_task(rig.payloads.mend(ONE, AUTHOR))
+        mending = group.create_task(rig.payloads.mend(ONE, AUTHOR, Round(0)))
         await asyncio.sleep(0.05)
         rig.bad.clear()
         await mending

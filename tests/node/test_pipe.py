@@ -18,7 +18,7 @@ def test_requests_arrive_whole_and_in_order_in_whatever_pieces():
     read, write = os.pipe()
     inbox = Inbox(read)
     assert not inbox.waiting()
-    wanted = [Request(1, FOLD), Request(2, Verify("/x" * 500)), Request(3, Stop())]
+    wanted = [Request(1, FOLD), Request(2, Verify("/x" * 500, Round(0))), Request(3, Stop())]
     data = b"".join(map(frame, wanted))
 
     def dribble() -> None:
@@ -61,7 +61,7 @@ def test_replies_larger_than_the_pipe_are_written_completely():
 
 def test_frames_above_the_cap_are_neither_sent_nor_read():
     with pytest.raises(LocalFault):
-        frame(Request(1, Verify("x" * FRAME_MAX_BYTES)))
+        frame(Request(1, Verify("x" * FRAME_MAX_BYTES, Round(0))))
     assert body_bytes(HEADER.pack(FRAME_MAX_BYTES)) == FRAME_MAX_BYTES
     with pytest.raises(DecodeError):
         body_bytes(HEADER.pack(FRAME_MAX_BYTES + 1))

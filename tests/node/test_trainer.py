@@ -163,16 +163,16 @@ def is_gone(pid: int) -> bool:
 async def test_asks_are_answered_and_faults_keep_their_name(rig):
     async with served(rig()) as one:
         await one.life(1)
-        assert await one.trainer.ask(w.Verify("x"), w.Verified) == w.Verified()
-        many = [one.trainer.ask(w.Verify("x" * 10_000), w.Verified) for _ in range(200)]
+        assert await one.trainer.ask(w.Verify("x", 0), w.Verified) == w.Verified()
+        many = [one.trainer.ask(w.Verify("x" * 10_000, 0), w.Verified) for _ in range(200)]
         assert len(await asyncio.gather(*many)) == 200
         with pytest.raises(DiskFault) as full:
-            await one.trainer.ask(w.Verify("full"), w.Verified)
+            await one.trainer.ask(w.Verify("full", 0), w.Verified)
         assert full.value.hint == "free some"
         with pytest.raises(LocalFault):
-            await one.trainer.ask(w.Verify("odd"), w.Verified)
+            await one.trainer.ask(w.Verify("odd", 0), w.Verified)
         with pytest.raises(LocalFault, match="answered Verified"):
-            await one.trainer.ask(w.Verify("x"), w.Folded)
+            await one.trainer.ask(w.Verify("x", 0), w.Folded)
         trained = await one.trainer.ask(w.Train(Round(3), 0, 1, 40, -1), w.Trained)
         assert trained.pending.round == one.progress[0].round == 3
         pid = one.pid
@@ -187,13 +187,13 @@ async def test_a_worker_that_dies_is_started_again_and_its_asks_fail(rig, way):
     async with served(rig()) as one:
         await one.life(1)
         waiting = asyncio.gather(
-            *(one.trainer.ask(w.Verify(text), w.Verified) for text in (way, "x", "x")), return_exceptions=True
+            *(one.trainer.ask(w.Verify(text, 0), w.Verified) for text in (way, "x", "x")), return_exceptions=True
         )
         assert {type(answer) for answer in await waiting} <= {WorkerDied, w.Verified}
         with pytest.raises(WorkerDied):
-            await one.trainer.ask(w.Verify("x"), w.Verified)
+            await one.trainer.ask(w.Verify("x", 0), w.Verified)
         await one.life(2)
-        assert await one.trainer.ask(w.Verify("x"), w.Verified) == w.Verified()
+        assert await one.trainer.ask(w.Verify("x", 0), w.Verified) == w.Verified()
         assert one.trainer.statistics().restarts == 1
         assert one.told == ["started", "gone", "started"]
 
@@ -201,7 +201,7 @@ async def test_a_worker_that_dies_is_started_again_and_its_asks_fail(rig, way):
 async def test_a_killed_worker_fails_what_was_asked_of_it(rig):
     async with served(rig()) as one:
         await one.life(1)
-        hanging = asyncio.gather(one.trainer.ask(w.Verify("hang"), w.Verified), return_exceptions=True)
+        hanging = asyncio.gather(one.trainer.ask(w.Verify("hang", 0), w.Verified), return_exceptions=True)
         await asyncio.sleep(0.05)
         os.kill(one.pid, signal.SIGKILL)
         assert [type(answer) for answer in await hanging] == [WorkerDied]
@@ -213,10 +213,10 @@ async def test_nothing_is_asked_before_the_worker_said_what_it_holds(rig):
     one = rig()
     async with served(one):
         with pytest.raises(WorkerDied):
-            await one.trainer.ask(w.Verify("x"), w.Verified)
+            await one.trainer.ask(w.Verify("x", 0), w.Verified)
         await wait_for(lambda: one.pid)
         with pytest.raises(WorkerDied):
-            await one.trainer.ask(w.Verify("x"), w.Verified)
+            await one.trainer.ask(w.Verify("x", 0), w.Verified)
         await one.life(1)
 
 
@@ -227,9 +227,9 @@ async def test_a_worker_that_dies_at_every_round_is_given_up(rig):
     async def hurt() -> None:
         for life in range(1, module.GIVE_UP_AFTER + 1):
             await one.life(life)
-            await one.trainer.ask(w.Verify("x"), w.Verified)
+            await one.trainer.ask(w.Verify("x", 0), w.Verified)
             with pytest.raises(WorkerDied):
-                await one.trainer.ask(w.Verify("die"), w.Verified)
+                await one.trainer.ask(w.Verify("die", 0), w.Verified)
 
     fault, _ = await asyncio.gather(one.trainer.serve(), hurt(), return_exceptions=True)
     assert isinstance(fault, LocalFault)
@@ -242,7 +242,7 @@ async def test_a_trained_round_is_a_sign_of_health(rig):
             await one.life(life)
             await one.trainer.ask(w.Train(Round(life), 0, 1, 40, -1), w.Trained)
             with pytest.raises(WorkerDied):
-                await one.trainer.ask(w.Verify("die"), w.Verified)
+                await one.trainer.ask(w.Verify("die", 0), w.Verified)
 
 
 async def test_what_the_user_must_mend_ends_the_node(rig):
@@ -304,7 +304,7 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         assert await one.trainer.ask(w.Evaluate(), w.Evaluated), "served between two steps"
         pending = (await training)[0].pending
         member = w.Member(digest(b"e"), TINY.owner, pending.weight, pending.payload, pending.path)
-        assert await one.trainer.ask(w.Verify(pending.path), w.Verified)
+        assert await one.trainer.ask(w.Verify(pending.path, 0), w.Verified)
         folded = await one.trainer.ask(w.Fold(Round(0), (member,)), w.Folded)
         evaluated = await one.trainer.ask(w.Evaluate(), w.Evaluated)
         assert evaluated.state == folded.state

@@ -4,10 +4,21 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.node.presets import NAMES, model_of
 from atoll.protocols.arena import arena_of
-from atoll.protocols.coverage import Span, cover_of, fragments, largest_payload, payload_size, size_of
+from atoll.protocols.coverage import (
+    Span,
+    cover_of,
+    fragments,
+    largest_payload,
+    payload_size,
+    rest_of,
+    size_of,
+    slabs,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,3 +59,26 @@ def test_rounds_take_turns_and_only_their_rows_are_sent(spec):
     assert cover_of(whole, 7) == (Span(0, arena_of(spec.model).chunks),)
     assert cover_of(parts, 4) == cover_of(parts, 0) != cover_of(parts, 1)
     assert largest_payload(parts) == max(payload_size(parts, 0), payload_size(parts, 1)) < payload_size(whole, 0)
+
+
+COVERS = st.lists(st.integers(0, 60), max_size=12, unique=True).map(
+    lambda ends: tuple(Span(a, b) for a, b in zip(sorted(ends)[::2], sorted(ends)[1::2], strict=False))
+)
+
+
+@given(COVERS, st.integers(1, 9))
+def test_a_cover_and_the_rest_are_the_arena_and_slabs_go_through_a_cover_in_order(cover, most):
+    def chunks_of(spans):
+        return [chunk for span in spans for chunk in range(span.start, span.stop)]
+
+    rest = rest_of(cover, 61)
+    assert sorted(chunks_of(cover) + chunks_of(rest)) == list(range(61))
+    assert all(span.start < span.stop for span in rest)
+    found = list(slabs(cover, most))
+    assert chunks_of(span for _, span in found) == chunks_of(cover)
+    assert all(1 <= span.stop - span.start <= most for _, span in found)
+    rows = 0
+    for at, span in found:
+        assert at == rows
+        rows += span.stop - span.start
+    assert rows == size_of(cover)

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.compress.encoding import encode_residual
+from atoll.node.compress.encoding import blank_payload, encode_residual, encode_rows, is_sound
 from atoll.node.compress.feedback import feed
 from atoll.node.compress.fitting import half_bits
-from atoll.node.outer.fixed import to_float
 from atoll.protocols.errors import Divergence
+from atoll.protocols.payload import Layout
 
 torch.set_num_threads(1)
 CHUNKS = 7
@@ -24,32 +24,32 @@ def noise(seed, scale=1e-3):
 
 
 def weights(seed):
-    return (noise(seed, 0.02) * 2**24).int()
+    return noise(seed, 0.02)
 
 
 def arms(kind, seed):
     """Residual, base and local weights that are hard in one way each."""
     base = weights(seed)
-    residual, local = noise(seed + 1), to_float(base) + noise(seed + 2)
+    residual, local = noise(seed + 1), base + noise(seed + 2)
     generator = torch.Generator().manual_seed(seed)
     if kind == "zeros":
-        return torch.zeros_like(residual), base, to_float(base)
+        return torch.zeros_like(residual), base, base
     if kind == "ties":
-        return torch.randint(-3, 4, residual.shape, generator=generator).float(), base, to_float(base)
+        return torch.randint(-3, 4, residual.shape, generator=generator).float(), base, base
     if kind == "scales":
         return residual * 10.0 ** torch.randint(-44, 30, (CHUNKS, 1), generator=generator), base, local
     if kind == "few":
         return (
             torch.where(torch.rand(residual.shape, generator=generator) < 0.01, residual, 0.0),
             base,
-            to_float(base),
+            base,
         )
     if kind == "heavy":
         return residual**5 * 1e9, base, local
     if kind == "one column":  # more candidates in one column of the search than anywhere
         crowd = torch.zeros_like(residual)
         crowd[:, ::512] = 1.0
-        return crowd, base, to_float(base)
+        return crowd, base, base
     return residual, base, local
 
 
@@ -59,7 +59,7 @@ def test_equals_the_plain_version_bit_for_bit(k, kind):
     residual, base, local = arms(kind, k)
     plain = residual.clone()
     for _ in range(2):
-        expected = feed(plain, to_float(base) - local, 0.95, k)
+        expected = feed(plain, base - local, 0.95, k)
         assert encode_residual(residual, base, local, 0.95, k) == expected
         assert torch.equal(residual.view(torch.int32), plain.view(torch.int32))
 
@@ -77,7 +77,7 @@ def test_equals_the_plain_version_for_values_from_anywhere(values, k, shift):
     residual = residual.roll(shift, 1)
     plain, nothing = residual.clone(), torch.zeros((1, 4096))
     expected = feed(plain, nothing, 1.0, k)
-    assert encode_residual(residual, nothing.int(), nothing, 1.0, k) == expected
+    assert encode_residual(residual, nothing, nothing, 1.0, k) == expected
     assert torch.equal(residual, plain)
 
 
@@ -141,3 +141,29 @@ def test_machine_code_is_kept_where_the_user_says_or_not_at_all(tmp_path, place)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == "42"
     assert bool(list(tmp_path.rglob("*.nbi"))) == (place == "kept")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, CHUNKS - 1), max_size=3, unique=True), st.permutations(range(4)))
+def test_slabs_in_any_order_give_the_payload_of_the_whole(cuts, order):
+    base, local = weights(1), weights(1) + noise(3)
+    whole, parts = noise(2), noise(2)
+    expected = encode_residual(whole, base, local, 0.9, 64)
+    ends = [0, *sorted(cuts), CHUNKS]
+    layout = Layout(CHUNKS, 64)
+    payload = blank_payload(layout)
+    for at in (each for each in order if each < len(ends) - 1):
+        rows = slice(ends[at], ends[at + 1])
+        encode_rows(payload, layout, ends[at], parts[rows], base[rows], local[rows], 0.9)
+    assert payload == expected
+    assert torch.equal(parts, whole)
+
+
+@pytest.mark.parametrize(
+    ("bad", "sound"), [(float("nan"), False), (-float("inf"), False), (2e19, False), (1e18, True)]
+)
+def test_soundness_is_seen_in_every_place(bad, sound):
+    values = noise(1)
+    assert is_sound(values)
+    values[CHUNKS - 1, 4095] = bad
+    assert is_sound(values) is sound

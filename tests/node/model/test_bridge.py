@@ -99,3 +99,24 @@ def test_a_missing_atom_is_an_error():
     del named["model.norm.weight"]
     with pytest.raises(KeyError):
         bridge.gather(named, arena_of(spec))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dim=st.integers(1, 40).map(lambda n: 4 * n),
+    ffn=st.integers(1, 300),
+    vocab=st.integers(1, 300),
+    ends=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_any_range_of_rows_is_that_part_of_the_whole_both_ways(dim, ffn, vocab, ends):
+    spec = spec_of(dim, ffn, vocab)
+    arena = arena_of(spec)
+    named = numbered(spec, torch.float32)
+    whole = bridge.gather(named, arena)
+    start, stop = sorted(round(end * arena.chunks) for end in ends)
+    rows = bridge.read_rows(named, arena, start, stop)
+    assert torch.equal(rows, whole[start:stop])
+    bridge.write_rows(named, arena, start, torch.where(rows != 0, -rows, 7.0))  # what lands in the padding is lost
+    expected = whole.clone()
+    expected[start:stop] *= -1
+    assert torch.equal(bridge.gather(named, arena), expected)

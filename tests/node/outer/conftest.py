@@ -11,6 +11,7 @@ from atoll.node.compress.sparse2 import decode, encode
 from atoll.node.outer.fixed import to_fixed
 from atoll.node.outer.fold import Fold, Part
 from atoll.protocols.arena import Arena, arena_of
+from atoll.protocols.coverage import Cover, Span
 from atoll.protocols.ids import digest
 from atoll.protocols.model import ModelSpec
 
@@ -36,7 +37,8 @@ class World:
     def __init__(self) -> None:
         self.arena: Arena = arena_of(MODEL)
         self.theta = to_fixed(pattern(self.arena.chunks, 99) * 0.05)
-        self.update = partial(outer_update, chunks=self.arena.chunks, alpha_256=200, floor_256=64)
+        self.update = partial(outer_update, alpha_256=200, floor_256=64)
+        self.cover: Cover = (Span(0, self.arena.chunks),)
         self.payloads: dict[str, bytes] = {}
 
     def part(self, salt: int, weight: int = 64) -> Part:
@@ -49,7 +51,7 @@ class World:
         return decode(self.payloads[source], self.arena.chunks, K)
 
     def fold(self) -> Fold:
-        return Fold(self.theta, self.arena, self.load, self.update)
+        return Fold(self.theta, self.arena, self.load, self.update, lambda _: self.cover)
 
 
 @pytest.fixture(scope="session")

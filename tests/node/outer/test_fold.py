@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from atoll.node.outer.fixed import state_digest
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.outer.padding import clear, padding_of
+from atoll.protocols.coverage import Span
 from atoll.protocols.errors import DecodeError, Divergence
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trajectory.json"
@@ -28,7 +29,7 @@ def reference(world, sets):
     theta = clear(world.theta.clone(), padding).to(torch.int64)
     for salts in sets.values():
         members = [(part.weight, *world.load(part.source)) for part in (world.part(salt) for salt in salts)]
-        theta += clear(world.update(members), padding)
+        theta += clear(world.update(members, world.arena.chunks), padding)
     return state_digest(theta.to(torch.int32))
 
 
@@ -176,7 +177,8 @@ def test_a_bad_payload_leaves_the_state_alone(world):
 def test_overflow_is_divergence_and_leaves_the_state_alone(world):
     top = torch.full_like(world.theta, 2**31 - 1)
     for sign in (1, -1):
-        fold = Fold(top if sign > 0 else -1 - top, world.arena, world.load, world.update)
+        start = top if sign > 0 else -1 - top
+        fold = Fold(start, world.arena, world.load, world.update, lambda _: world.cover)
         final, view = fold.state_digest(), fold.view_digest()
         for ask in (fold.set_round, fold.check, fold.finalize):
             with pytest.raises(Divergence):
@@ -190,7 +192,8 @@ def test_nobody_moves_the_padding(world):
     inside[padding.chunk_P] = ~padding.real_P4096
     assert inside.any()
     everywhere = Fold(
-        world.theta, world.arena, world.load, lambda _: torch.ones((world.arena.chunks, 4096), dtype=torch.int32)
+        *(world.theta, world.arena, world.load),
+        *(lambda _, chunks: torch.ones((chunks, 4096), dtype=torch.int32), lambda _: world.cover),
     )
     before = everywhere.view_C4096.clone()
     everywhere.set_round(0, parts(world, [0]))
@@ -252,3 +255,67 @@ def test_the_trajectory_does_not_depend_on_threads_or_vector_units():
     env = dict(os.environ) | {"ATEN_CPU_CAPABILITY": "default"}
     done = subprocess.run([sys.executable, "-c", text], env=env, check=True, capture_output=True)
     assert json.loads(done.stdout) == json.loads(GOLDEN.read_text())
+
+
+def fragment_world(world):
+    """A fold of rounds that take turns with two halves of the arena, and the same sums taken plainly."""
+    chunks = world.arena.chunks
+    middle = chunks // 2
+    covers = ((Span(0, 1), Span(middle, chunks)), (Span(1, middle),))
+
+    def update(members, size):
+        steps = [3 + 2 * at + len(members) if members else 0 for at in range(size)]
+        return torch.tensor(steps, dtype=torch.int32)[:, None].repeat(1, 4096)
+
+    fold = Fold(world.theta, world.arena, world.load, update, lambda number: covers[number % 2])
+    return fold, covers, update
+
+
+def plain_sum(world, covers, update, sets):
+    total = world.theta.clone()
+    for number, salts in sets.items():
+        whole = torch.zeros_like(total)
+        rows = [chunk for span in covers[number % 2] for chunk in range(span.start, span.stop)]
+        whole[rows] = update([None] * len(salts), len(rows))
+        total += clear(whole, padding_of(world.arena))
+    return clear(total, padding_of(world.arena))
+
+
+def test_a_round_moves_the_rows_of_its_cover_and_no_others(world):
+    fold, covers, _ = fragment_world(world)
+    before = fold.view_C4096.clone()
+    for number in (0, 1):
+        fold.set_round(number, parts(world, [0, 1]))
+        others = [chunk for span in covers[1 - number] for chunk in range(span.start, span.stop)]
+        assert torch.equal(fold.view_C4096[others], before[others])
+        assert not torch.equal(fold.view_C4096, before)
+        fold.set_round(number, [])
+        assert torch.equal(fold.view_C4096, before)
+
+
+@LAWS
+@given(SETS, st.randoms(use_true_random=False))
+def test_rounds_of_fragments_commute_are_replaced_and_become_final(world, sets, random):
+    fold, covers, update = fragment_world(world)
+    sets = {number: sets.get(number, frozenset()) for number in range(3)}
+    steps = [(number, size) for number, salts in sets.items() for size in range(len(salts) + 1)]
+    random.shuffle(steps)
+    for number, size in steps:
+        fold.set_round(number, parts(world, sorted(sets[number])[:size]))
+    for number, salts in sets.items():
+        fold.set_round(number, parts(world, salts))
+    expected = plain_sum(world, covers, update, sets)
+    assert torch.equal(fold.view_C4096, expected)
+    for number, salts in sets.items():
+        assert fold.check(number, parts(world, salts)) == fold.finalize(number, parts(world, salts))
+    assert torch.equal(fold.view_C4096, expected)
+
+
+def test_a_round_is_held_from_its_first_set_on(world):
+    fold = world.fold()
+    assert [fold.holds(number) for number in (-1, 0, 1)] == [True, False, False]
+    fold.set_round(1, [])
+    assert [fold.holds(number) for number in (-1, 0, 1)] == [True, False, True]
+    fold.finalize(0, [])
+    fold.adopt(fold.final_C4096, 0)
+    assert [fold.holds(number) for number in (0, 1)] == [True, False]

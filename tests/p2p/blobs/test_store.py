@@ -1,5 +1,6 @@
 """Blobs on disk: whole or partial, verified, resumable, and honest about damage."""
 
+import errno
 import os
 import random
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from atoll.p2p.blobs.store import BlobStore
 from atoll.protocols.blobs import BLOB_CHUNK_BYTES, manifest_of_bytes
-from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
+from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, LocalFault
 from atoll.protocols.ids import Digest
 
 DATA = random.Random(1).randbytes(3 * BLOB_CHUNK_BYTES + 100)
@@ -32,13 +33,51 @@ def test_bytes_come_back(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("move", [False, True])
-def test_files_are_copied_or_taken(tmp_path: Path, move: bool) -> None:
+def test_files_get_a_second_name_or_are_taken(tmp_path: Path, move: bool) -> None:
     source = tmp_path / "payload"
     source.write_bytes(DATA)
+    inode = source.stat().st_ino
     store = BlobStore(tmp_path / "blobs")
     blob = store.add_file(source, move=move)
     assert store.path(blob).read_bytes() == DATA
     assert source.exists() is not move
+    assert store.path(blob).stat().st_ino == inode, "nothing was copied"
+    source.unlink(missing_ok=True)
+    assert BlobStore(tmp_path / "blobs").path(blob).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("move", [False, True])
+@pytest.mark.parametrize("refusal", [errno.EXDEV, errno.EPERM, errno.EMLINK])
+def test_files_are_copied_where_names_cannot_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: bool, refusal: int
+) -> None:
+    source = tmp_path / "payload"
+    source.write_bytes(DATA)
+
+    def refuse(*_: object) -> None:
+        raise OSError(refusal, "no")
+
+    for name in ("link", "rename"):
+        monkeypatch.setattr(os, name, refuse)
+    store = BlobStore(tmp_path / "blobs")
+    blob = store.add_file(source, move=move)
+    assert store.path(blob).read_bytes() == source.read_bytes() == DATA
+    assert store.path(blob).stat().st_ino != source.stat().st_ino
+    assert not list((tmp_path / "blobs").glob("*.new"))
+
+
+def test_a_disk_that_refuses_the_name_is_a_fault_and_not_copied_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "payload"
+    source.write_bytes(DATA)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(DiskFault):
+        BlobStore(tmp_path / "blobs").add_file(source)
 
 
 def test_deleted_blobs_are_gone(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""What this node sends: its error feedback, the payloads it made of it, and which of them are not settled yet."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atoll.node.checkpoint.disk import disk, map_file, write_file
+from atoll.node.compress import encoding, feedback
+from atoll.node.local_weights import SLAB_CHUNKS, LocalWeights
+from atoll.node.outer.padding import clear, padding_of
+from atoll.protocols import worker as w
+from atoll.protocols.arena import CHUNK, arena_of
+from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.coverage import Cover, Span, cover_of, size_of, slabs
+from atoll.protocols.errors import Divergence
+from atoll.protocols.ids import Digest
+from atoll.protocols.payload import Layout
+from atoll.protocols.run import RunSpec
+
+
+class Sending:
+    """The error feedback e, float32 `[C, 4096]`, and the folder of payloads that left it."""
+
+    def __init__(self, spec: RunSpec, spool: Path, threads: int) -> None:
+        self._spec, self._spool, self._threads = spec, spool, threads
+        arena = arena_of(spec.model)
+        self._padding = padding_of(arena)
+        self.residual_C4096 = torch.zeros((arena.chunks, CHUNK))
+        self.pending: tuple[w.Pending, ...] = ()
+        with disk(spool):
+            spool.mkdir(parents=True, exist_ok=True)
+
+    def encode(self, number: int, weights: LocalWeights) -> bytearray:
+        """Payload of β·e + (A − L) on the round's cover, whose chunks are in flight from now on.
+
+        What it could not say stays in e; other rows of e are not touched. Raises Divergence for weights that are
+        NaN or from 2⁶⁴ on, with everything as it was.
+        """
+        cover = cover_of(self._spec, number)
+        if not all(self._each_slab(cover, lambda _, span: encoding.is_sound(weights.rows(span)))):
+            raise Divergence("the local weights hold NaN or infinity")
+        layout = Layout(size_of(cover), self._spec.compress.k)
+        payload = encoding.blank_payload(layout)
+
+        def say(at: int, span: Span) -> None:
+            local, rows = weights.rows(span), slice(span.start, span.stop)
+            before = self.residual_C4096[rows], weights.anchor_C4096[rows], local
+            encoding.encode_rows(payload, layout, at, *before, self._spec.compress.feedback)
+            clear(self.residual_C4096[rows], self._padding, span.start)
+            weights.mark_sent(span, local)
+
+        self._each_slab(cover, say)
+        weights.sent = number
+        return payload
+
+    def path_of(self, blob: Digest) -> Path:
+        """Where a payload of ours lies until its round is settled."""
+        return self._spool / f"{blob.hex()}.payload"
+
+    def keep(self, pending: w.Pending, payload: bytearray) -> None:
+        """Write a payload, once; from now on it is pending. Raises DiskFault."""
+        write_file(Path(pending.path), [memoryview(payload)])
+        self.pending = (*self.pending, pending)
+
+    def missed(self, number: int, included: set[Digest]) -> list[tuple[int, bytes]]:
+        """(round, payload) of ours up to round `number` that missed their final sets. Raises DiskFault."""
+        missed = [p for p in self.pending if p.round <= number and p.payload not in included]
+        with disk(self._spool):
+            return [(p.round, Path(p.path).read_bytes()) for p in missed if Path(p.path).exists()]
+
+    def settle(self, number: int, missed: list[tuple[int, bytes]]) -> None:
+        """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
+        for at, payload in missed:
+            feedback.give_back(self.residual_C4096, payload, self._spec.compress.k, cover_of(self._spec, at))
+        self.pending = tuple(p for p in self.pending if p.round > number)
+
+    def load(self, residual_C4096: Tensor, pending: tuple[w.Pending, ...]) -> None:
+        """Take over a saved state. A payload that is not whole any more is not pending."""
+        self.residual_C4096.copy_(residual_C4096)
+        self.pending = tuple(filter(_is_whole, pending))
+
+    def sweep(self) -> None:
+        """Delete spooled payloads that nobody waits for; the blob store has its own names for them."""
+        keep = {Path(pending.path).name for pending in self.pending}
+        with disk(self._spool):
+            for path in self._spool.glob("*.payload"):
+                if path.name not in keep:
+                    path.unlink(missing_ok=True)
+
+    def _each_slab(self, cover: Cover, work: Callable[[int, Span], object]) -> Iterator[object]:
+        """`work(row, span)` of every slab, by all threads together; no more than that many slabs exist at once."""
+        most = max(1, SLAB_CHUNKS // self._threads)
+        if self._threads == 1:
+            return iter([work(at, span) for at, span in slabs(cover, most)])
+        with ThreadPoolExecutor(max_workers=self._threads) as pool:
+            return iter(list(pool.map(lambda each: work(*each), slabs(cover, most))))
+
+
+def _is_whole(pending: w.Pending) -> bool:
+    """Whether the payload still lies in the spool. An older generation may name one that was swept."""
+    path = Path(pending.path)
+    with disk(path):
+        return path.exists() and manifest_of_bytes(map_file(path)).id == pending.payload

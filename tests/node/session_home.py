@@ -1,0 +1,99 @@
+"""One node's disk with a worker's session on it, for the tests of what it does and of what it keeps."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from atoll.node.checkpoint.local import LocalState, load_local
+from atoll.node.compress import feedback
+from atoll.node.session import Session
+from atoll.protocols import codec
+from atoll.protocols import worker as w
+from atoll.protocols.coverage import cover_of
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.model import ModelSpec
+from atoll.protocols.run import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+
+ME, OTHER = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
+K = 64
+SPEC = RunSpec(
+    version=2, name="session", owner=ME, seed=1,
+    model=ModelSpec(
+        dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
+        tied=True, rope_theta=1e4, norm_eps=1e-5,
+    ),
+    data=DataSpec(source="synthetic:markov?size=65536", tokenizer="bytes", digest=b""),
+    inner=InnerSpec(
+        lr=1e-2, lr_min=0.1, warmup_steps=1, total_steps=100, beta1=0.9, beta2=0.95, eps=1e-8,
+        weight_decay=0.0, clip=1.0, batch=2,
+    ),
+    outer=OuterSpec(rounds=50, stages=(Stage(0, 2),), alpha_256=256, floor_256=0),
+    compress=CompressSpec(codec="sparse2", k=K, feedback=0.95),
+    pace=PaceSpec(quorum_256=128, grace_256=256, lease_s=20.0, min_members=1),
+)  # fmt: skip
+
+
+class Home:
+    """One node's disk, and the session on it."""
+
+    def __init__(self, path: Path, peer: str = ME, spec: RunSpec = SPEC) -> None:
+        self.path, self.spec = path, spec
+        self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, "cpu")
+        self.session = Session(self.start)
+
+    def restart(self) -> w.Started:
+        self.session = Session(self.start)
+        return self.session.started()
+
+    def train_ask(self, number: int, after: int = -1) -> w.Train:
+        slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
+        return w.Train(Round(number), slot, slots, self.spec.steps(number), after)
+
+    def train(self, number: int) -> w.Trained:
+        *progress, trained = self.session.train(self.train_ask(number))
+        assert isinstance(trained, w.Trained)
+        self.steps = len(progress)
+        return trained
+
+    def ask(self, ask: w.Ask) -> w.Answer:
+        return self.session.answer(ask)
+
+    def saved(self) -> LocalState:
+        """The newest generation."""
+        found = load_local(self.path / "state", self.spec.id)
+        assert found is not None
+        return found
+
+    def residual(self) -> torch.Tensor:
+        """As it is on disk."""
+        return self.saved().tensors["residual"]
+
+
+def member(pending: w.Pending, author: str = ME) -> w.Member:
+    return w.Member(
+        digest(author.encode(), pending.payload), author, pending.weight, pending.payload, pending.path
+    )
+
+
+def said(pending: w.Pending, like: torch.Tensor, spec: RunSpec = SPEC) -> torch.Tensor:
+    """The values of a payload."""
+    value = torch.zeros_like(like)
+    feedback.give_back(value, Path(pending.path).read_bytes(), K, cover_of(spec, pending.round))
+    return value
+
+
+def blocked(path: Path) -> Callable[[], None]:
+    """Put a file where a folder must be; returns what takes it away again. Even root cannot write below it."""
+    aside = path.with_name(path.name + ".aside")
+    if path.exists():
+        path.rename(aside)
+    path.write_bytes(b"")
+
+    def mend() -> None:
+        path.unlink()
+        if aside.exists():
+            aside.rename(path)
+
+    return mend
