@@ -37,11 +37,13 @@ class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contributi
     """1 … 255: share of the nominal tokens of the round, in 64ths."""
     loss: float
     """Mean training loss of the steps, nats per token. A claim, not a proof."""
-    rows: bytes = b""
-    """Merkle root over the payload's rows (`protocols/rows.py`), so that a part of it verifies on its own.
 
-    Empty: the payload can only be had whole.
-    """
+
+class SlicedContribution(Contribution, frozen=True, array_like=True, tag="sliced", forbid_unknown_fields=True):
+    """A Contribution whose payload verifies in parts: what runs write whose rounds may be reduced."""
+
+    rows: Digest
+    """Merkle root over the payload's rows (`protocols/rows.py`)."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknown_fields=True):
@@ -146,7 +148,17 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_un
 
 
 Body: TypeAlias = (
-    Contribution | Ack | Proposal | Vote | Prepare | Promise | Leave | Admit | Reduction | ReductionFault
+    Contribution
+    | SlicedContribution
+    | Ack
+    | Proposal
+    | Vote
+    | Prepare
+    | Promise
+    | Leave
+    | Admit
+    | Reduction
+    | ReductionFault
 )
 
 
@@ -218,8 +230,8 @@ def check_body(body: Body) -> None:
             _digests(body.base, body.payload)
             if not (1 <= body.weight <= MAX_WEIGHT and 1 <= body.steps < 1 << 20 and 1 <= body.tokens < 1 << 48):
                 raise DecodeError("contribution: weight, steps or tokens outside their range")
-            if len(body.rows) not in (0, DIGEST_BYTES):
-                raise DecodeError("contribution: a root has 32 bytes")
+            if isinstance(body, SlicedContribution):
+                _digests(body.rows)
             if not 0 <= body.loss < 1e6:
                 raise DecodeError("contribution: loss outside its range")
         case Ack():

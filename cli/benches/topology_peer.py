@@ -22,10 +22,10 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.payload import Layout
 from atoll.protocols.records import (
     Body,
-    Contribution,
     Entry,
     Reduction,
     ReductionFault,
+    SlicedContribution,
     decode_entry,
     encode_entry,
     sign_entry,
@@ -125,7 +125,7 @@ class TrialPeer:
         rules = self._world.rules
         self._tree = RowTree(payload, Layout(rules.chunks, rules.k))
         blob = manifest_of_bytes(payload).id
-        body = Contribution(self.state.number, Digest(bytes(32)), blob, 1, 1, weight, 1.0, self._tree.root)
+        body = SlicedContribution(self.state.number, Digest(bytes(32)), blob, 1, 1, weight, 1.0, self._tree.root)
         await self.publish(body)
 
     async def publish(self, body: Body, made: Made | None = None) -> Digest:
@@ -212,7 +212,7 @@ class TrialPeer:
         """An entry is in our ledger."""
         self.entries[entry.id] = entry
         match entry.body:
-            case Contribution():
+            case SlicedContribution():
                 self.tell(rounds.OfferSeen(Offer(entry.id, entry.author, entry.body.weight, entry.seq)))
             case Reduction() if entry.author != self.me:
                 self.tell(rounds.ClaimSeen(Claim(entry.id, entry.author, entry.body)))
@@ -275,14 +275,14 @@ class TrialPeer:
 
     async def _fetch_rows(self, offer: Offer, span: Span) -> None:
         body = self.entries[offer.entry].body
-        assert isinstance(body, Contribution)
+        assert isinstance(body, SlicedContribution)
         rules = self._world.rules
         cap = rows_max_bytes(span, rules.chunks, rules.k)
         try:
             data = await self._ask(offer.author, RowsAsk(offer.entry, span), cap)
             answer = codec.decode(data, RowsAnswer, max_bytes=cap)
             rows = self._world.kept_once(answer.rows)
-            part = checked_rows(Digest(body.rows), rules.chunks, rules.k, span, rows, answer.path)
+            part = checked_rows(body.rows, rules.chunks, rules.k, span, rows, answer.path)
         except (Unreachable, DecodeError, TimeoutError):
             self.tell(rounds.Gone(offer.entry))
             return

@@ -14,10 +14,9 @@ from atoll.node.reduce.arithmetic import Arithmetic, decode_rows
 from atoll.node.reduce.reducing import kept_bytes, reduce_rows
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.ids import Digest
 from atoll.protocols.merkle import check_path, leaf_of
 from atoll.protocols.payload import Layout
-from atoll.protocols.records import Contribution, Entry, Reduction, decode_entry, set_digest
+from atoll.protocols.records import Entry, Reduction, SlicedContribution, decode_entry, set_digest
 from atoll.protocols.reduction import KEPT_BYTES, FaultProof, Opening, ReductionRules
 from atoll.protocols.rows import checked_rows, cut_rows
 from atoll.protocols.slices import Span
@@ -37,14 +36,14 @@ def proves_fault(proof: FaultProof, rules: ReductionRules, arithmetic: Arithmeti
     offers = [decode_entry(data, rules.run) for data in proof.contributions]
     before = decode_entry(proof.previous, rules.run) if proof.previous else None
     _check_links(claim, claim.body, offers, before)
-    bodies = [offer.body for offer in offers if isinstance(offer.body, Contribution)]
+    bodies = [offer.body for offer in offers if isinstance(offer.body, SlicedContribution)]
     previous = before.body if before is not None and isinstance(before.body, Reduction) else None
     _check_paths(claim.body, previous, bodies, proof.opening, rules)
     return not is_right(proof.opening, bodies, rules, arithmetic)
 
 
 def is_right(
-    opening: Opening, contributions: Sequence[Contribution], rules: ReductionRules, arithmetic: Arithmetic
+    opening: Opening, contributions: Sequence[SlicedContribution], rules: ReductionRules, arithmetic: Arithmetic
 ) -> bool:
     """Whether the chunk, computed again from what went in, is what came out. The paths were checked."""
     members = [
@@ -68,8 +67,8 @@ def _check_links(claim: Entry, body: Reduction, offers: Sequence[Entry], before:
     names = [offer.id for offer in offers]
     if names != sorted(set(names)) or set_digest(names) != body.members:
         raise DecodeError("fault proof: other contributions than those that the Reduction covers")
-    if any(not isinstance(offer.body, Contribution) or offer.body.round != body.round for offer in offers):
-        raise DecodeError("fault proof: an entry is no contribution to the round")
+    if any(not isinstance(offer.body, SlicedContribution) or offer.body.round != body.round for offer in offers):
+        raise DecodeError("fault proof: an entry is no sliced contribution to the round")
     if (before.id if before is not None else b"") != body.previous:
         raise DecodeError("fault proof: another Reduction before than the one that is named")
     if before is not None and (not isinstance(before.body, Reduction) or before.author != claim.author):
@@ -79,7 +78,7 @@ def _check_links(claim: Entry, body: Reduction, offers: Sequence[Entry], before:
 def _check_paths(
     body: Reduction,
     previous: Reduction | None,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[SlicedContribution],
     opening: Opening,
     rules: ReductionRules,
 ) -> None:
@@ -88,9 +87,7 @@ def _check_paths(
     if not span.holds(chunk) or span.stop > rules.chunks or len(opening.raw) != len(contributions):
         raise DecodeError("opening: a chunk outside the slice, or not as many rows as contributions")
     for contribution, (row, path) in zip(contributions, opening.raw, strict=True):
-        if not contribution.rows:
-            raise DecodeError("opening: a contribution without a root")
-        checked_rows(Digest(contribution.rows), rules.chunks, rules.k, Span(chunk, 1), row, path)
+        checked_rows(contribution.rows, rules.chunks, rules.k, Span(chunk, 1), row, path)
     place = chunk - span.first
     checked_rows(body.rows, span.chunks, rules.reduced_k, Span(place, 1), opening.row, opening.row_path)
     check_path(body.kept, span.chunks, place, [opening.after], opening.after_path)
