@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.payload import Layout
 from atoll.protocols.records import (
     Body,
@@ -50,6 +50,8 @@ from atoll.protocols.reduction import (
 from atoll.protocols.rows import RowPart, RowTree, checked_rows
 from atoll.protocols.slices import Plan, Span
 
+T = TypeVar("T")
+
 ASKS = "/atoll/trial-asks/1"
 RECORDS = "/atoll/trial-records/1"
 ASK_MAX_BYTES = 256
@@ -78,8 +80,8 @@ class World(Protocol):
     def spawn(self, work: Awaitable[None]) -> None:
         """Run beside the rest."""
 
-    def kept_once(self, data: bytes) -> bytes:
-        """Equal bytes as one object: the members of a simulation share a memory."""
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives for this key: what one member checked need not be checked again by 63 others."""
 
     def take_back(self, peer: PeerId, rest: Kept) -> None:
         """Hand what a reducer keeps no longer to the member's own error feedback."""
@@ -281,8 +283,10 @@ class TrialPeer:
         try:
             data = await self._ask(offer.author, RowsAsk(offer.entry, span), cap)
             answer = codec.decode(data, RowsAnswer, max_bytes=cap)
-            rows = self._world.kept_once(answer.rows)
-            part = checked_rows(body.rows, rules.chunks, rules.k, span, rows, answer.path)
+            part = self._world.once(
+                (body.rows, span, digest(answer.rows), answer.path),
+                lambda: checked_rows(body.rows, rules.chunks, rules.k, span, answer.rows, answer.path),
+            )
         except (Unreachable, DecodeError, TimeoutError):
             self.tell(rounds.Gone(offer.entry))
             return
@@ -296,13 +300,11 @@ class TrialPeer:
         except (Unreachable, TimeoutError):
             return
         try:
-            if manifest_of_bytes(data).id != claim.body.payload or RowTree(data, layout).root != claim.body.rows:
-                raise DecodeError("another payload than the Reduction names")
-            PLAIN.decode(data, layout.chunks, layout.k)
+            payload = self._world.once((claim.entry, digest(data)), lambda: checked_payload(claim, data, layout))
         except DecodeError:
             self.tell(rounds.Wrong(claim.entry))
             return
-        self.payloads[claim.entry] = self._world.kept_once(data)
+        self.payloads[claim.entry] = payload
         self.tell(rounds.ReductionHeld(claim.entry))
 
     async def _ask(self, peer: PeerId, ask: Ask, max_bytes: int) -> bytes:
@@ -365,6 +367,14 @@ async def serve_until_end(stream: Stream, answer: Callable[[Stream], Awaitable[N
             await answer(stream)
     except Unreachable:
         await stream.close()
+
+
+def checked_payload(claim: Claim, data: bytes, layout: Layout) -> bytes:
+    """The payload of a Reduction. Raises DecodeError unless it is the one that its record names, and legal."""
+    if manifest_of_bytes(data).id != claim.body.payload or RowTree(data, layout).root != claim.body.rows:
+        raise DecodeError("another payload than the Reduction names")
+    PLAIN.decode(data, layout.chunks, layout.k)
+    return data
 
 
 def made_body(entry: Entry) -> Reduction:

@@ -2,9 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from atoll.cli.benches.topology_peer import Behaviour, TrialPeer
 from atoll.node.reduce import member as rounds
@@ -19,6 +19,8 @@ from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.reduction import ReductionRules, opening_max_bytes
 from atoll.protocols.rows import row_bytes
 from atoll.protocols.slices import Plan, ReduceSpec, all_gather, plan_of
+
+T = TypeVar("T")
 
 LATENCY_S, BANDWIDTH_BPS = 0.03, 100e6
 COLLECT_S, PATIENCE_S, POLL_S = 600.0, 120.0, 0.5
@@ -77,7 +79,7 @@ class _Swarm:
         self._network = MemoryNetwork(trial.seed, latency_s=LATENCY_S, bandwidth_bps=BANDWIDTH_BPS)
         self._luck = random.Random(trial.seed)
         self._landscape = Landscape(trial.seed, trial.rules.chunks)
-        self._memory: dict[Digest, bytes] = {}
+        self._memory: dict[Hashable, Any] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._dead: set[PeerId] = set()
         self._tensors: dict[PeerId, TrialMember] = {}
@@ -112,9 +114,12 @@ class _Swarm:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
-    def kept_once(self, data: bytes) -> bytes:
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """See World."""
-        return self._memory.setdefault(digest(data), data)
+        if key not in self._memory:
+            self._memory[key] = make()
+        found: T = self._memory[key]
+        return found
 
     def take_back(self, peer: PeerId, rest: Kept) -> None:
         """See World."""
@@ -169,6 +174,7 @@ class _Swarm:
         last, after = self._digests(), self._traffic()
         self._state_of = last
         self._states.keep(last.values())
+        self._memory.clear()
         return RoundResult(
             up=tuple(after[peer.me][0] - before[peer.me][0] for peer in self._living()),
             down=tuple(after[peer.me][1] - before[peer.me][1] for peer in self._living()),

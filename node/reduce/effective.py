@@ -42,8 +42,9 @@ def effective(
     claims: Mapping[Digest, Claim],
     wrong: Collection[Digest] = (),
     absent: Collection[Digest] = (),
+    spans: Collection[Span] | None = None,
 ) -> tuple[Effective, ...]:
-    """What counts in every slice of round `number`.
+    """What counts in every slice of round `number`, or only in some of them.
 
     `offers`: the contributions that the ledger knows. `absent`: those that do not count raw.
     `claims`: the Reductions known of this round, and of rounds before as far as they are remembered. `wrong`:
@@ -52,8 +53,12 @@ def effective(
     """
     counted = one_per_author(offers)
     bad = tainted(claims, wrong)
-    sound = [claim for claim in sorted(claims.values()) if claim.body.round == number and claim.entry not in bad]
-    return tuple(_slice(plan, span, counted, sound, absent) for span in plan.spans)
+    sound: dict[Span, list[Claim]] = {}
+    for claim in sorted(claims.values()):
+        if claim.body.round == number and claim.entry not in bad:
+            sound.setdefault(claim.body.span, []).append(claim)
+    asked = plan.spans if spans is None else spans
+    return tuple(_slice(plan, span, counted, sound.get(span, []), absent) for span in asked)
 
 
 def tainted(claims: Mapping[Digest, Claim], wrong: Collection[Digest]) -> frozenset[Digest]:
@@ -79,11 +84,12 @@ def _slice(
     plan: Plan, span: Span, offers: tuple[Offer, ...], claims: Iterable[Claim], absent: Collection[Digest]
 ) -> Effective:
     """The designated reducer's lowest Reduction of contributions that are all known; the rest is raw."""
-    present = tuple(offer for offer in offers if offer.entry not in absent)
+    present = tuple(offer for offer in offers if offer.entry not in absent) if absent else offers
     for claim in claims:
-        if claim.body.span == span and plan.span_of(claim.author) == span:
+        if plan.span_of(claim.author) == span:
             covered = covered_by(claim.body, plan, offers)
             if covered is not None:
-                raw = tuple(offer for offer in present if offer not in covered)
+                names = {offer.entry for offer in covered}
+                raw = tuple(offer for offer in present if offer.entry not in names)
                 return Effective(span, claim, sum(offer.weight for offer in covered), raw)
     return Effective(span, None, 0, present)

@@ -134,14 +134,24 @@ class State:
 def step(state: State, event: Event) -> tuple[State, list[Action]]:
     """The next state and what to do. The same event twice changes nothing and asks for nothing."""
     state = _heard(state, event)
-    if isinstance(event, OfferSeen | ClaimSeen | Wrong):
-        parts = effective(state.number, state.plan, state.offers, state.claims, state.wrong)
-        state = replace(state, parts=parts)
+    state = replace(state, parts=_parts(state, event))
     fresh = [action for action in dict.fromkeys(_wanted(state)) if action not in state.asked]
     state = replace(state, asked=state.asked | frozenset(fresh))
     state, reduction = _reduction(state)
     state, fold = _fold(state)
     return state, [*fresh, *reduction, *fold]
+
+
+def _parts(state: State, event: Event) -> tuple[Effective, ...]:
+    """What counts after an event; a Reduction of this round changes its own slice only."""
+    if not isinstance(event, OfferSeen | ClaimSeen | Wrong):
+        return state.parts
+    spans = state.plan.spans
+    if isinstance(event, ClaimSeen) and state.parts and event.claim.body.round == state.number:
+        spans = (event.claim.body.span,)
+    made = effective(state.number, state.plan, state.offers, state.claims, state.wrong, spans=spans)
+    fresh = {part.span: part for part in made}
+    return tuple(fresh.get(part.span, part) for part in state.parts) if state.parts else made
 
 
 def missing_slices(state: State) -> tuple[Span, ...]:
