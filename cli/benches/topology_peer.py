@@ -299,6 +299,8 @@ class TrialPeer:
             data = await self._ask(claim.author, BlobAsk(claim.body.payload), layout.size_bytes)
         except (Unreachable, TimeoutError):
             return
+        if manifest_of_bytes(data).id != claim.body.payload:
+            return
         try:
             payload = self._world.once((claim.entry, digest(data)), lambda: checked_payload(claim, data, layout))
         except DecodeError:
@@ -370,9 +372,9 @@ async def serve_until_end(stream: Stream, answer: Callable[[Stream], Awaitable[N
 
 
 def checked_payload(claim: Claim, data: bytes, layout: Layout) -> bytes:
-    """The payload of a Reduction. Raises DecodeError unless it is the one that its record names, and legal."""
-    if manifest_of_bytes(data).id != claim.body.payload or RowTree(data, layout).root != claim.body.rows:
-        raise DecodeError("another payload than the Reduction names")
+    """The payload that a Reduction names. Raises DecodeError if it is illegal or has another root."""
+    if RowTree(data, layout).root != claim.body.rows:
+        raise DecodeError("the rows of the payload have another root than the Reduction says")
     PLAIN.decode(data, layout.chunks, layout.k)
     return data
 
