@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.node.compress.encoding import encode_residual
 from atoll.node.outer.fixed import plus, state_digest
 from atoll.node.reduce.effective import Effective
-from atoll.node.reduce.reducing import Kept, hand_back
+from atoll.node.reduce.reducing import Kept, hand_back, mean_of, nothing_kept, reduce_rows
 from atoll.node.reduce.stepping import slice_update
 from atoll.node.reduction import COMPILED
 from atoll.protocols.arena import CHUNK
@@ -23,6 +23,7 @@ from atoll.protocols.reduction import ReductionRules
 from atoll.protocols.slices import Span
 
 ALPHA_256 = 256
+WEIGHT = 64
 SIZE = 1e-3
 """Typical pseudo-gradient of a parameter."""
 
@@ -65,7 +66,7 @@ class TrialMember:
 
 
 class States:
-    """States of all members, by digest; an update is computed once from the bytes that went in.
+    """States of all members, by digest; each is computed once from the bytes that went in.
 
     Many members hold the same, and a simulation of them shares one memory.
     """
@@ -73,6 +74,7 @@ class States:
     def __init__(self, rules: ReductionRules) -> None:
         self._rules = rules
         self._known: dict[Digest, Tensor] = {}
+        self._after: dict[Digest, Digest] = {}
         zero = torch.zeros((rules.chunks, CHUNK), dtype=torch.int32)
         self.first = state_digest(zero)
         self._thetas = {self.first: zero}
@@ -85,16 +87,19 @@ class States:
         reduced: Mapping[Digest, bytes],
     ) -> Digest:
         """Digest of the state `before` and a round, from the rows and payloads that one member holds."""
-        updates = torch.cat([self._update(part, raw, reduced) for part in parts])
-        theta = plus(self._thetas[before], (1, updates))
-        name = state_digest(theta)
-        self._thetas.setdefault(name, theta)
-        return name
+        key = digest(before, *(_name_of(part, raw, reduced) for part in parts))
+        if key not in self._after:
+            updates = torch.cat([self._update(part, raw, reduced) for part in parts])
+            theta = plus(self._thetas[before], (1, updates))
+            self._after[key] = state_digest(theta)
+            self._thetas[self._after[key]] = theta
+        return self._after[key]
 
     def keep(self, names: Collection[Digest]) -> None:
         """Forget all other states, and all updates."""
         self._thetas = {name: theta for name, theta in self._thetas.items() if name in names}
         self._known.clear()
+        self._after.clear()
 
     def _update(
         self, part: Effective, raw: Mapping[tuple[Digest, Span], bytes], reduced: Mapping[Digest, bytes]
@@ -116,10 +121,32 @@ def _name_of(part: Effective, raw: Mapping[tuple[Digest, Span], bytes], reduced:
 
 
 class Loss(NamedTuple):
-    """How far reduced steps are from the exact ones, over all rounds so far."""
+    """How far reduced steps are from the exact ones, relative, in the 2-norm."""
 
-    rounds: int
     step: float
-    """|U_reduced − U_exact| / |U_exact| of the last round."""
+    """Of the last round's step."""
     total: float
-    """The same of the sums of all rounds: what error feedback still owes."""
+    """Of the sum of all rounds' steps: what error feedback still owes."""
+
+
+def losses(members: int, reduced_k: int, rounds: int, rules: ReductionRules, beta: float, seed: int) -> list[Loss]:
+    """After each round of a swarm whose every chunk is reduced to `reduced_k` values, against the mean itself."""
+    landscape = Landscape(seed, rules.chunks)
+    swarm = [TrialMember(rules, beta) for _ in range(members)]
+    kept = nothing_kept(Span(0, rules.chunks)).values_C4096
+    exact = torch.zeros((rules.chunks, CHUNK), dtype=torch.float64)
+    found: list[Loss] = []
+    for number in range(rounds):
+        sent = [each.payload(landscape.delta_C4096(number, slot)) for slot, each in enumerate(swarm)]
+        weighted = [(WEIGHT, *COMPILED.decode(payload, rules.chunks, rules.k)) for payload in sent]
+        mean = mean_of(weighted, rules.floor_256, COMPILED)
+        owed = mean + kept
+        _, kept = reduce_rows(kept, weighted, reduced_k, rules.floor_256, COMPILED)
+        exact += mean
+        said = owed - kept
+        found.append(Loss(_relative(said - mean, mean), _relative(kept, exact)))
+    return found
+
+
+def _relative(error: Tensor, truth: Tensor) -> float:
+    return float(error.double().norm() / truth.double().norm())

@@ -2,14 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from atoll.cli.benches.topology_peer import Behaviour, TrialPeer
 from atoll.node.reduce import member as rounds
 from atoll.node.reduce.reducing import Kept
-from atoll.node.reduction_trial import Landscape, States, TrialMember
+from atoll.node.reduction_trial import WEIGHT, Landscape, States, TrialMember
 from atoll.p2p.host import PeerAddress
 from atoll.p2p.transports.memory import MemoryNetwork
 from atoll.p2p.transports.virtual_time import run_virtual
@@ -24,7 +25,6 @@ T = TypeVar("T")
 
 LATENCY_S, BANDWIDTH_BPS = 0.03, 100e6
 COLLECT_S, PATIENCE_S, POLL_S = 600.0, 120.0, 0.5
-WEIGHT = 64
 SAMPLE_SHARE = 0.05
 """Openings may cost this share of the payload bytes that a member gets in a reduced round, on average."""
 FEEDBACK = 0.95
@@ -43,6 +43,8 @@ class Trial:
     always_sample: bool = False
     """Everybody opens a chunk in every round, whatever that costs."""
     seed: int = 1
+    payloads: Sequence[bytes] = ()
+    """Of round 0, by member, made before; else they are made when they are needed."""
 
 
 class RoundResult(NamedTuple):
@@ -66,6 +68,12 @@ class RoundResult(NamedTuple):
     """Virtual, until the last member folded."""
 
 
+def first_payloads(members: int, rules: ReductionRules, seed: int) -> list[bytes]:
+    """Payloads of round 0: nothing is carried over yet, so that trials of one round can share them."""
+    landscape = Landscape(seed, rules.chunks)
+    return [TrialMember(rules, FEEDBACK).payload(landscape.delta_C4096(0, slot)) for slot in range(members)]
+
+
 def run_trial(trial: Trial) -> list[RoundResult]:
     """All rounds of a trial; deterministic."""
     return run_virtual(_Swarm(trial).run(), trial.seed)
@@ -78,7 +86,6 @@ class _Swarm:
         self.rules, self._trial = trial.rules, trial
         self._network = MemoryNetwork(trial.seed, latency_s=LATENCY_S, bandwidth_bps=BANDWIDTH_BPS)
         self._luck = random.Random(trial.seed)
-        self._landscape = Landscape(trial.seed, trial.rules.chunks)
         self._memory: dict[Hashable, Any] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._dead: set[PeerId] = set()
@@ -161,8 +168,7 @@ class _Swarm:
             peer.begin(number, plan)
         for slot, peer in enumerate(self._peers):
             if peer in living:
-                delta = self._landscape.delta_C4096(number, slot)
-                self.spawn(peer.contribute(self._tensors_of(peer).payload(delta), WEIGHT))
+                self.spawn(peer.contribute(self._payload(number, slot), WEIGHT))
                 self.spawn(self._close(peer, len(living)))
         await self._settle()
         seconds = asyncio.get_running_loop().time() - began_s
@@ -187,6 +193,10 @@ class _Swarm:
             seconds=seconds,
         )
 
+    @cached_property
+    def _landscape(self) -> Landscape:
+        return Landscape(self._trial.seed, self.rules.chunks)
+
     def _living(self) -> list[TrialPeer]:
         return [peer for peer in self._peers if peer.me not in self._dead]
 
@@ -201,13 +211,11 @@ class _Swarm:
         payloads = self.rules.chunks * (row_bytes(self.rules.k) + row_bytes(self.rules.reduced_k))
         return SAMPLE_SHARE * payloads / opening_max_bytes(self.rules, self._trial.members)
 
-    def _tensors_of(self, peer: TrialPeer) -> TrialMember:
-        """In a trial of one round nothing is carried over: a member's error feedback need not stay in memory."""
-        if self._trial.rounds == 1:
-            return TrialMember(self.rules, FEEDBACK)
-        if peer.me not in self._tensors:
-            self._tensors[peer.me] = TrialMember(self.rules, FEEDBACK)
-        return self._tensors[peer.me]
+    def _payload(self, number: Round, slot: int) -> bytes:
+        if number < 1 and self._trial.payloads:
+            return self._trial.payloads[slot]
+        tensors = self._tensors.setdefault(self._peers[slot].me, TrialMember(self.rules, FEEDBACK))
+        return tensors.payload(self._landscape.delta_C4096(number, slot))
 
     async def _close(self, peer: TrialPeer, expected: int) -> None:
         """The round machine around the member: everybody was heard, or the time is over."""
