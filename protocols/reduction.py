@@ -4,7 +4,7 @@ See docs/wires/reduction.md. Sizes that are legal follow from `ReductionRules`, 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -19,6 +19,7 @@ from atoll.protocols.slices import Plan, Span
 KEPT_BYTES = 4 * CHUNK
 """Error feedback of one chunk: int32, little endian, units of 2⁻²⁶."""
 PROOF_VERSION = 1
+ASK_MAX_BYTES = 256
 
 
 class ReductionRules(msgspec.Struct, frozen=True):
@@ -73,6 +74,9 @@ class OpeningAsk(msgspec.Struct, frozen=True, array_like=True, tag="opening", fo
     """Of the arena."""
 
 
+Ask: TypeAlias = RowsAsk | OpeningAsk
+
+
 class Opening(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Everything that went into one chunk of a reduction, and what came out, with paths to the signed roots."""
 
@@ -122,6 +126,12 @@ def opening_max_bytes(rules: ReductionRules, members: int) -> int:
 def proof_max_bytes(rules: ReductionRules, members: int) -> int:
     """Cap of a FaultProof of so many contributions."""
     return opening_max_bytes(rules, members) + (members + 2) * (ENTRY_MAX_BYTES + 8)
+
+
+def decode_ask(data: bytes) -> Ask:
+    """A question on the wire. Raises DecodeError; whether span and chunk exist is the answerer's to see."""
+    ask: Ask = codec.decode(data, cast(type[RowsAsk], Ask), max_bytes=ASK_MAX_BYTES)
+    return ask
 
 
 def decode_proof(data: bytes, rules: ReductionRules) -> FaultProof:

@@ -31,7 +31,9 @@ from atoll.protocols.records import (
     sign_entry,
 )
 from atoll.protocols.reduction import (
+    ASK_MAX_BYTES,
     PROOF_VERSION,
+    Ask,
     Claim,
     FaultProof,
     Offer,
@@ -42,6 +44,7 @@ from atoll.protocols.reduction import (
     RowsAsk,
     cover,
     covered_by,
+    decode_ask,
     decode_proof,
     opening_max_bytes,
     proof_max_bytes,
@@ -49,24 +52,21 @@ from atoll.protocols.reduction import (
 )
 from atoll.protocols.rows import RowPart, RowTree, checked_rows
 from atoll.protocols.slices import Plan, Span
+from atoll.protocols.wires import REDUCTION
 
 T = TypeVar("T")
 
-ASKS = "/atoll/trial-asks/1"
-RECORDS = "/atoll/trial-records/1"
-ASK_MAX_BYTES = 256
+ASKS = REDUCTION.protocol()
+BLOBS, RECORDS = "/atoll/trial-blobs/1", "/atoll/trial-records/1"
 ANSWER_S = 120.0
 
 Behaviour = Literal["honest", "missing", "lying"]
 
 
-class BlobAsk(msgspec.Struct, frozen=True, array_like=True, tag="blob", forbid_unknown_fields=True):
+class BlobAsk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The bytes of a blob; stands for the blob wire."""
 
     blob: Digest
-
-
-Ask = RowsAsk | OpeningAsk | BlobAsk
 
 
 class World(Protocol):
@@ -111,6 +111,7 @@ class TrialPeer:
         self._streams: dict[tuple[PeerId, str], Stream] = {}
         self._turns: dict[tuple[PeerId, str], asyncio.Lock] = {}
         host.set_handler(ASKS, self._serve_asks)
+        host.set_handler(BLOBS, self._serve_blobs)
         host.set_handler(RECORDS, self._serve_records)
 
     def begin(self, number: Round, plan: Plan) -> None:
@@ -309,10 +310,11 @@ class TrialPeer:
         self.payloads[claim.entry] = payload
         self.tell(rounds.ReductionHeld(claim.entry))
 
-    async def _ask(self, peer: PeerId, ask: Ask, max_bytes: int) -> bytes:
+    async def _ask(self, peer: PeerId, ask: Ask | BlobAsk, max_bytes: int) -> bytes:
         """One answer. Raises Unreachable or TimeoutError."""
-        async with self._turn(peer, ASKS), asyncio.timeout(ANSWER_S):
-            stream = await self._stream(peer, ASKS)
+        protocol = BLOBS if isinstance(ask, BlobAsk) else ASKS
+        async with self._turn(peer, protocol), asyncio.timeout(ANSWER_S):
+            stream = await self._stream(peer, protocol)
             await write_frame(stream, codec.encode(ask))
             return await read_frame(stream, max_bytes)
 
@@ -342,15 +344,19 @@ class TrialPeer:
         await serve_until_end(stream, self._answer)
 
     async def _answer(self, stream: Stream) -> None:
-        ask: Ask = codec.decode(await read_frame(stream, ASK_MAX_BYTES), Ask)  # type: ignore[arg-type]
-        match ask:
+        match decode_ask(await read_frame(stream, ASK_MAX_BYTES)):
             case RowsAsk(_, span):
                 assert self._tree is not None
                 await write_frame(stream, codec.encode(RowsAnswer(*self._tree.part(span))))
             case OpeningAsk(reduction, chunk):
                 await write_frame(stream, codec.encode(self.reducer.open(reduction, chunk)))
-            case BlobAsk(blob):
-                await write_frame(stream, self._blob(blob))
+
+    async def _serve_blobs(self, stream: Stream) -> None:
+        await serve_until_end(stream, self._answer_blob)
+
+    async def _answer_blob(self, stream: Stream) -> None:
+        ask = codec.decode(await read_frame(stream, ASK_MAX_BYTES), BlobAsk)
+        await write_frame(stream, self._blob(ask.blob))
 
     def _blob(self, blob: Digest) -> bytes:
         if blob in self._blobs:
