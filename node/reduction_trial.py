@@ -121,12 +121,16 @@ def _name_of(part: Effective, raw: Mapping[tuple[Digest, Span], bytes], reduced:
 
 
 class Loss(NamedTuple):
-    """How far reduced steps are from the exact ones, relative, in the 2-norm."""
+    """How far reduced steps are from the exact means of the same payloads, and both from the uncompressed mean."""
 
     step: float
-    """Of the last round's step."""
+    """Relative error of the last round's step, in the 2-norm."""
     total: float
-    """Of the sum of all rounds' steps: what error feedback still owes."""
+    """The same of the sum of all rounds: what error feedback still owes."""
+    gathered_cosine: float
+    """Of the sum of exact means with the sum of mean pseudo-gradients."""
+    reduced_cosine: float
+    """Of the sum of reduced steps with it."""
 
 
 def losses(members: int, reduced_k: int, rounds: int, rules: ReductionRules, beta: float, seed: int) -> list[Loss]:
@@ -134,18 +138,24 @@ def losses(members: int, reduced_k: int, rounds: int, rules: ReductionRules, bet
     landscape = Landscape(seed, rules.chunks)
     swarm = [TrialMember(rules, beta) for _ in range(members)]
     kept = nothing_kept(Span(0, rules.chunks)).values_C4096
-    exact = torch.zeros((rules.chunks, CHUNK), dtype=torch.float64)
+    exact, dense = (torch.zeros((rules.chunks, CHUNK), dtype=torch.float64) for _ in range(2))
     found: list[Loss] = []
     for number in range(rounds):
-        sent = [each.payload(landscape.delta_C4096(number, slot)) for slot, each in enumerate(swarm)]
+        deltas = [landscape.delta_C4096(number, slot) for slot in range(members)]
+        dense += torch.stack(deltas).mean(0)
+        sent = [each.payload(delta) for each, delta in zip(swarm, deltas, strict=True)]
         weighted = [(WEIGHT, *COMPILED.decode(payload, rules.chunks, rules.k)) for payload in sent]
         mean = mean_of(weighted, rules.floor_256, COMPILED)
         owed = mean + kept
         _, kept = reduce_rows(kept, weighted, reduced_k, rules.floor_256, COMPILED)
         exact += mean
-        said = owed - kept
-        found.append(Loss(_relative(said - mean, mean), _relative(kept, exact)))
+        step, total = _relative(owed - kept - mean, mean), _relative(kept, exact)
+        found.append(Loss(step, total, _cosine(exact, dense), _cosine(exact - kept, dense)))
     return found
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    return float((one * other).sum() / (one.norm() * other.norm()))
 
 
 def _relative(error: Tensor, truth: Tensor) -> float:

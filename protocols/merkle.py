@@ -30,11 +30,6 @@ def levels_of(leaves: Iterable[Digest]) -> list[list[Digest]]:
     return levels
 
 
-def root_of(leaves: Iterable[Digest]) -> Digest:
-    """What commits to all leaves."""
-    return levels_of(leaves)[-1][0]
-
-
 def path_of(levels: Sequence[Sequence[Digest]], first: int, count: int) -> bytes:
     """What a verifier of leaves `first` … needs beside them: neighbours from the bottom up, left before right."""
     start, stop, path = first, first + count, b""

@@ -144,7 +144,7 @@ def _more(got: RoundResult, usual: RoundResult, payload: int) -> float:
 
 
 def _quality(members: int, rounds: int, chunks: int, say: Callable[[str], None]) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for factor in (1, 2, 4):
         say(f"error of reductions of {factor} k")
         found = losses(members, factor * K, rounds, rules_of(chunks), FEEDBACK, SEED)
@@ -153,6 +153,10 @@ def _quality(members: int, rounds: int, chunks: int, say: Callable[[str], None])
         rows += [
             row(f"{label}: error of a step", found[-1].step, "of it", note=f"round {rounds}; synthetic"),
             row(f"{label}: error of the sum of {rounds}", found[-1].total, "of it"),
+            row(f"{label}: cosine of the sum with the uncompressed mean's", found[-1].reduced_cosine, ""),
             row(f"{label}: bytes", 1 + size, "payloads", note="each way, of many members"),
         ]
-    return rows
+    gathered = row(
+        f"R = {members}, all-gather: cosine of the sum with the uncompressed mean's", found[-1].gathered_cosine, ""
+    )
+    return [gathered, *rows]

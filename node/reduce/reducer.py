@@ -81,10 +81,6 @@ class Reducer:
         added = minus(round_of.left, moved(round_of.began, round_of.span)[0])
         return minus(last.left, moved(added, last.span)[0])
 
-    def payload(self, entry: Digest) -> bytes:
-        """Payload of one of our Reductions. Raises LocalFault for one that is not here."""
-        return self._of(entry).payload
-
     def open(self, entry: Digest, chunk: int) -> Opening:
         """Everything about one chunk of one of our Reductions. Raises LocalFault for one that is not here."""
         made = self._of(entry)

@@ -3,7 +3,8 @@
     python tests/bench/calibrate.py sparse --members 4 --stages 0:2,8:8 --rounds 54 --lr 4e-3 --k 128
 
 Arms: `dp` (data-parallel AdamW), `diloco` (Nesterov 0.7/0.9), `average` (plain averaging), `sparse` (the
-product's codec, error feedback, integer aggregation and fixed-point weights, without the network).
+product's codec, error feedback, integer aggregation and fixed-point weights, without the network). With
+`--reduced-k K` the mean of `sparse` goes through reducers that keep K values of each chunk.
 Everything after the arm's name replaces a number of the preset.
 """
 
@@ -23,20 +24,24 @@ from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
 from atoll.node.model import bridge
 from atoll.node.outer.fixed import plus, to_fixed, to_float
+from atoll.node.reduce.reducing import nothing_kept, reduce_rows
+from atoll.node.reduction import PLAIN
 from atoll.protocols.arena import arena_of
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run import RunSpec, Stage
+from atoll.protocols.slices import Span
 
 OWNER = peer_id_of(bytes(range(32)))
 
 
-def sparse(task: Task, present: float) -> Iterator[Point]:
+def sparse(task: Task, present: float, reduced_k: int | None) -> Iterator[Point]:
     """SparseLoCo as the swarm does it. A member misses a round with probability 1 − `present`."""
     began = time.monotonic()
     spec, arena = task.spec, arena_of(task.spec.model)
     theta = to_fixed(task.genesis_C4096())
     members = [task.inner() for _ in range(task.members)]
     residuals = [torch.zeros((arena.chunks, 4096)) for _ in members]
+    kept = nothing_kept(Span(0, arena.chunks)).values_C4096
     dice = torch.Generator().manual_seed(spec.seed)
     for number in range(task.rounds):
         losses: list[float] = []
@@ -49,6 +54,9 @@ def sparse(task: Task, present: float) -> Iterator[Point]:
             delta = base - bridge.read(inner.module, arena)
             payload = feedback.feed(residuals[slot], delta, spec.compress.feedback, spec.compress.k)
             sent.append((64, *sparse2.decode(payload, arena.chunks, spec.compress.k)))
+        if sent and reduced_k is not None:
+            payload, kept = reduce_rows(kept, sent, reduced_k, spec.outer.floor_256, PLAIN)
+            sent = [(1, *sparse2.decode(payload, arena.chunks, reduced_k))]
         if sent:
             theta = plus(theta, (1, outer_update(sent, arena.chunks, spec.outer.alpha_256, spec.outer.floor_256)))
         bridge.fill(members[0].module, to_float(theta), arena)
@@ -67,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr-scale", type=float, default=1.0)
     parser.add_argument("--present", type=float, default=1.0)
     parser.add_argument("--stages", default="")
+    parser.add_argument("--reduced-k", type=int)
     for name in ("--lr", "--lr-min", "--beta2", "--feedback"):
         parser.add_argument(name, type=float)
     for name in (
@@ -121,7 +130,7 @@ def main() -> None:
         "dp": lambda: data_parallel(task, given.lr_scale),
         "diloco": lambda: dense_diloco(task, DILOCO),
         "average": lambda: dense_diloco(task, AVERAGE),
-        "sparse": lambda: sparse(task, given.present),
+        "sparse": lambda: sparse(task, given.present, given.reduced_k),
     }
     for point in arms[given.arm]():
         last = point.round == spec.outer.rounds - 1
