@@ -134,6 +134,7 @@ def test_entries_of_something_else_prove_nothing(small):
         {"reduction": codec.encode(world.entries[other.entry])},
         {"previous": proof.reduction},
         {"opening": replace(proof.opening, raw=proof.opening.raw[:-1])},
+        {"contributions": proof.contributions[:-1], "opening": replace(proof.opening, raw=proof.opening.raw[:-1])},
         {"opening": replace(proof.opening, chunk=claim.body.span.stop)},
         {"opening": replace(proof.opening, before=bytes(1 << 14))},
         {"version": 2},
