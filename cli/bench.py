@@ -19,9 +19,16 @@ BENCHES = {
     "blobs": "Blobs from one holder and from four, against a raw stream; one holder lies.",
     "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
+    "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
 }
 """Name -> its one line. A bench is the module `atoll.cli.benches.NAME`, imported when it is asked for."""
-OPTIONS = {"calls": (), "blobs": ("mib",), "connections": ("count", "own_limits"), "compress": ("millions",)}
+OPTIONS = {
+    "calls": (),
+    "blobs": ("mib",),
+    "connections": ("count", "own_limits"),
+    "compress": ("millions",),
+    "topology": ("millions",),
+}
 DEADLINE_S = 900.0
 
 
@@ -32,9 +39,9 @@ DEADLINE_S = 900.0
 @click.option("--mib", type=click.IntRange(4, 4096), help="blobs: size of the blob that four holders serve.")
 @click.option("--count", type=click.IntRange(1, 4000), help="connections: how many.")
 @click.option("--own-limits", is_flag=True, default=None, help="connections: the node may close what it likes.")
-@click.option("--millions", type=click.IntRange(1, 1024), help="compress: parameters, in Mi (64).")
+@click.option("--millions", type=click.IntRange(1, 1024), help="compress: parameters, in Mi (64); topology: (16).")
 def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | None) -> int:
-    """Measure NAME and compare with the bars: calls, blobs, connections or compress (docs/bench.md).
+    """Measure NAME and compare with the bars: calls, blobs, connections, compress or topology (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

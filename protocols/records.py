@@ -13,6 +13,7 @@ from atoll.protocols.admission import Permit, check_permit
 from atoll.protocols.errors import DecodeError, SignatureFault
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest, public_key_of
+from atoll.protocols.slices import Span
 
 FEED_VERSION = 1
 MAX_SET = 1024
@@ -36,6 +37,13 @@ class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contributi
     """1 … 255: share of the nominal tokens of the round, in 64ths."""
     loss: float
     """Mean training loss of the steps, nats per token. A claim, not a proof."""
+
+
+class SlicedContribution(Contribution, frozen=True, array_like=True, tag="sliced", forbid_unknown_fields=True):
+    """A Contribution whose payload verifies in parts: what runs write whose rounds may be reduced."""
+
+    rows: Digest
+    """Merkle root over the payload's rows (`protocols/rows.py`)."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknown_fields=True):
@@ -90,6 +98,39 @@ class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise", forbi
     """Entry id of the author's own highest Vote in this round; empty if it has none."""
 
 
+class Reduction(msgspec.Struct, frozen=True, array_like=True, tag="reduction", forbid_unknown_fields=True):
+    """`author` reduced its slice of these contributions to one payload; see docs/wires/reduction.md."""
+
+    round: Round
+    span: Span
+    """The chunks of the slice."""
+    covered: bytes
+    """Bitmap over the sorted authors of the set that named the reducers; bit 0 of byte 0 is the first."""
+    more: tuple[Digest, ...]
+    """Entry ids of covered contributions of other authors, sorted."""
+    members: Digest
+    """Digest of the set of covered contributions."""
+    payload: Digest
+    """The reduced payload, a blob."""
+    rows: Digest
+    """Merkle root over its rows."""
+    kept: Digest
+    """Merkle root over the error feedback that remains, chunk by chunk."""
+    previous: bytes
+    """Entry id of the author's Reduction whose `kept` this one began with; empty: it began with zeros."""
+
+
+class ReductionFault(msgspec.Struct, frozen=True, array_like=True, tag="fault", forbid_unknown_fields=True):
+    """`author` holds a proof that a Reduction is wrong. Whoever reads the proof can check it alone."""
+
+    round: Round
+    """Of the Reduction."""
+    reduction: Digest
+    """Its entry id."""
+    proof: Digest
+    """A blob."""
+
+
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
     """`author` stops after `round` in good order."""
 
@@ -106,7 +147,19 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_un
     """The permit's key over (run, author)."""
 
 
-Body: TypeAlias = Contribution | Ack | Proposal | Vote | Prepare | Promise | Leave | Admit
+Body: TypeAlias = (
+    Contribution
+    | SlicedContribution
+    | Ack
+    | Proposal
+    | Vote
+    | Prepare
+    | Promise
+    | Leave
+    | Admit
+    | Reduction
+    | ReductionFault
+)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -177,6 +230,8 @@ def check_body(body: Body) -> None:
             _digests(body.base, body.payload)
             if not (1 <= body.weight <= MAX_WEIGHT and 1 <= body.steps < 1 << 20 and 1 <= body.tokens < 1 << 48):
                 raise DecodeError("contribution: weight, steps or tokens outside their range")
+            if isinstance(body, SlicedContribution):
+                _digests(body.rows)
             if not 0 <= body.loss < 1e6:
                 raise DecodeError("contribution: loss outside its range")
         case Ack():
@@ -192,12 +247,27 @@ def check_body(body: Body) -> None:
             _digests(*body.voted)
             if len(body.voted) > 1:
                 raise DecodeError("promise: at most one vote")
+        case Reduction():
+            _check_reduction(body)
+        case ReductionFault():
+            _digests(body.reduction, body.proof)
         case Prepare() | Leave():
             pass
     if isinstance(body, Proposal | Vote | Prepare | Promise):
         public_key_of(body.ballot.proposer)
         if not 0 <= body.ballot.attempt < 1 << 20:
             raise DecodeError("ballot attempt outside its range")
+
+
+def _check_reduction(body: Reduction) -> None:
+    _digests(body.members, body.payload, body.rows, body.kept, *body.more)
+    if not (0 <= body.span.first < 1 << 32 and 1 <= body.span.chunks < 1 << 32):
+        raise DecodeError("reduction: chunks outside their range")
+    if list(body.more) != sorted(set(body.more)) or len(body.previous) not in (0, DIGEST_BYTES):
+        raise DecodeError("reduction: contributions must be sorted and unique, a link has 32 bytes")
+    many = int.from_bytes(body.covered, "little").bit_count() + len(body.more)
+    if not 1 <= many <= MAX_SET or len(body.covered) > MAX_SET // 8:
+        raise DecodeError("reduction: covers nothing, or too much")
 
 
 def _digests(*values: bytes) -> None:

@@ -13,12 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK = {"protocols": 0, "p2p": 1, "node": 2, "cli": 3}
-LEAVES = {"model", "data", "inner", "outer", "compress", "aggregate", "checkpoint"}
+LEAVES = {"model", "data", "inner", "outer", "compress", "aggregate", "checkpoint", "reduce"}
 BANNED = {
     "protocols": {"torch", "hivemind", "asyncio", "socket", "time", "subprocess", "threading", "random", "uvloop"},
     "p2p": {"torch"},
 }
-TORCH_SIDE = {"worker", "session", "rounds", "local_weights", "sending", "baselines", "reference"}
+TORCH_SIDE = {
+    "worker", "session", "rounds", "local_weights", "sending", "baselines", "reference",
+    "reduction", "reduction_trial",
+}  # fmt: skip
 """Modules of node/ that run in the worker, or compare against it."""
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py"}
 LAZY_IMPORTS = {

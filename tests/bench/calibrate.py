@@ -4,7 +4,8 @@
 
 Arms: `dp` (data-parallel AdamW), `diloco` (Nesterov 0.7/0.9), `average` (plain averaging), `sparse` (the
 product's codec, error feedback, integer aggregation and fixed-point weights, without the network). With
-`--delay` inner steps the folds come late and `--rule` merges them; `--fragments` take turns in finer rounds.
+`--delay` inner steps the folds come late and `--rule` merges them; `--fragments` take turns in finer rounds; with
+`--reduced-k K` the mean goes through reducers that keep K values of each chunk.
 Everything after the arm's name replaces a number of the preset.
 """
 
@@ -42,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=float, default=1.0, help="kappa of rebase and forecast, alpha of blend")
     parser.add_argument("--delay", type=int, default=0, help="inner steps until a fold is merged")
     parser.add_argument("--fragments", type=int, default=1)
+    parser.add_argument("--reduced-k", type=int, help="values of a chunk that reducers keep")
     for name in ("--lr", "--lr-min", "--beta2", "--feedback"):
         parser.add_argument(name, type=float)
     for name in (
@@ -98,7 +100,7 @@ def main() -> None:
         "dp": lambda: data_parallel(task, given.lr_scale),
         "diloco": lambda: dense_diloco(task, DILOCO),
         "average": lambda: dense_diloco(task, AVERAGE),
-        "sparse": lambda: delayed_sparse(task, rule, given.delay, given.fragments, given.present),
+        "sparse": lambda: delayed_sparse(task, rule, given.delay, given.fragments, given.present, given.reduced_k),
     }
     for point in arms[given.arm]():
         last = point.round == spec.outer.rounds - 1

@@ -17,6 +17,8 @@ from atoll.node.compress import feedback, sparse2
 from atoll.node.inner.loop import Inner, run_steps
 from atoll.node.model import bridge
 from atoll.node.outer.fixed import plus, to_fixed, to_float
+from atoll.node.reduce.reducing import reduce_rows
+from atoll.node.reduction import PLAIN
 from atoll.protocols import coverage
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.payload import VALUE_BITS
@@ -87,13 +89,19 @@ class _Member:
 
 
 def delayed_sparse(
-    task: Task, rule: LateRule, delay_steps: int = 0, fragments: int = 1, present: float = 1.0
+    task: Task,
+    rule: LateRule,
+    delay_steps: int = 0,
+    fragments: int = 1,
+    present: float = 1.0,
+    reduced_k: int | None = None,
 ) -> Iterator[Point]:
     """The sparse swarm; round r exchanges fragment r mod `fragments`. A Point for every turn of all fragments.
 
     A fold comes `delay_steps` inner steps after its round, but always before the next contribution is sent: one is
     under way at a time. A member sits a round out with probability 1 − `present`, and merges nevertheless.
-    Scores the view. Raises ConfigError for more fragments than the model has.
+    With `reduced_k`, the mean goes through reducers that keep so many values of a chunk. Scores the view. Raises
+    ConfigError for more fragments than the model has.
     """
     began = time.monotonic()
     arena = arena_of(task.spec.model)
@@ -103,6 +111,7 @@ def delayed_sparse(
     judge = task.inner().module
     dice = torch.Generator().manual_seed(task.spec.seed)
     losses: list[float] = []
+    kept = [torch.zeros((len(own), CHUNK), dtype=torch.int32) for own in rows]
     for number in range(task.rounds):
         now, past = number % fragments, (number - 1) % fragments
         view_F4096 = to_float(theta[rows[past]])
@@ -116,6 +125,9 @@ def delayed_sparse(
             if here:
                 losses += member.train(number, wait, task.spec.steps(number) - wait)
                 sent.append(member.send(now))
+        if sent and reduced_k is not None:
+            payload, kept[now] = reduce_rows(kept[now], sent, reduced_k, task.spec.outer.floor_256, PLAIN)
+            sent = [(1, *sparse2.decode(payload, len(rows[now]), reduced_k))]
         theta[rows[now]] = _folded(task, theta[rows[now]], sent)
         if now == fragments - 1:
             bridge.fill(judge, to_float(theta), arena)

@@ -206,3 +206,13 @@ def test_quick_compress(atoll, tmp_path):
     assert rows["wire: published"]["value"] == pytest.approx(0.0391, rel=1e-2)
     assert rows["encode: ours / memcpy"]["bar"] == "<= 3.5"
     assert rows["decode + fold of 8: published / ours"]["value"] > 0.5
+
+
+def test_quick_topology(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "topology")
+    assert rows["all-gather, R = 8"]["value"] > 2 * rows["all-gather, R = 4"]["value"]
+    assert rows["reduce-scatter, R = 8"]["value"] < 0.6 * rows["all-gather, R = 8"]["value"]
+    assert rows["digests after each round, most"]["value"] == 1
+    assert rows["R = 8, a reducer dies: slices folded raw"]["value"] == 1
+    assert rows["R = 8, a reducer lies: members with a checked proof"]["bar"] == ">= 1"
+    assert rows["R = 8, a reducer lies: digests, any round"]["value"] == 1

@@ -21,6 +21,9 @@ from atoll.protocols.records import (
     Prepare,
     Promise,
     Proposal,
+    Reduction,
+    ReductionFault,
+    SlicedContribution,
     Vote,
     decode_entry,
     encode_entry,
@@ -28,15 +31,19 @@ from atoll.protocols.records import (
     sign_entry,
     unsigned,
 )
+from atoll.protocols.slices import Span
 
 AUTHOR = Identity(bytes(range(32)))
 RUN = RunId(b"r" * 32)
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 BALLOT = Ballot(3, AUTHOR.peer_id)
 WORK = Contribution(round=4, base=A, payload=B, steps=5, tokens=4096, weight=64, loss=2.5)
+SLICED = SlicedContribution(4, A, B, 5, 4096, 64, 2.5, rows=A)
+REDUCED = Reduction(4, Span(256, 16), b"\x05", (A, B), A, B, A, B, previous=b"")
 BODIES = [
     WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
     Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
+    SLICED, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B),
 ]  # fmt: skip
 
 
@@ -61,6 +68,25 @@ def test_golden_entry():
     assert len(encode_entry(entry)) == 288
 
 
+@pytest.mark.parametrize(
+    ("body", "size", "name"),
+    [
+        (SLICED, 316, "b8d71b1c3847565b4b61bf261f5c90d7eda4f1456d42f98e162c68a1fff0ecaa"),
+        (REDUCED, 418, "8ddbd63cd7502b315c8cbd55df9743a68cb027be162a4fb74c9362e80d1777dc"),
+        (ReductionFault(4, A, B), 267, "8b3f3c8dc99edcaca0960096336bbab0dc5e0b608f561de93b48424383dcba7a"),
+    ],
+)
+def test_golden_entries_of_reduced_rounds(body, size, name):
+    entry = sign_entry(RUN, AUTHOR, 7, A, body)
+    assert (len(encode_entry(entry)), entry.id.hex()) == (size, name)
+
+
+def test_a_sliced_contribution_is_a_contribution_with_a_root():
+    assert isinstance(SLICED, Contribution)
+    assert SLICED != WORK
+    assert codec.encode(SLICED) == codec.encode(["sliced", 4, A, B, 5, 4096, 64, 2.5, A])
+
+
 def test_the_name_does_not_depend_on_the_signature():
     entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
     assert replace(entry, signature=bytes(64)).id == entry.id
@@ -80,6 +106,12 @@ def test_the_name_does_not_depend_on_the_signature():
         Proposal(1, BALLOT, tuple(sorted(bytes([i // 256, i % 256]) + bytes(30) for i in range(MAX_SET + 1))), A),
         Vote(1, BALLOT, b""), Vote(1, Ballot(1 << 20, AUTHOR.peer_id), A), Vote(1, Ballot(0, "somebody"), A),
         Prepare(1, Ballot(0, "")), Promise(1, BALLOT, (A, B)), Promise(1, BALLOT, (b"",)), Leave(1 << 24),
+        replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),
+        *(replace(REDUCED, **{key: value}) for key, values in {
+            "round": (-1,), "span": (Span(-1, 4), Span(0, 0), Span(1 << 32, 1), Span(0, 1 << 32)),
+            "more": ((B, A), (A, A), (b"",)), "members": (b"",), "payload": (b"a",), "rows": (b"",),
+            "kept": (b"",), "previous": (b"a",), "covered": (bytes(MAX_SET // 8 + 1), b"\xff" * (MAX_SET // 8)),
+        }.items() for value in values), replace(REDUCED, covered=b"", more=()),
     ],
 )  # fmt: skip
 def test_illegal_bodies_are_refused(body):

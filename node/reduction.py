@@ -1,0 +1,21 @@
+"""The arithmetic of reductions, put together from the codec and the mean; the worker's side."""
+
+import torch
+from torch import Tensor
+
+from atoll.node.aggregate.mean import divisor, outer_step, round_half_away, sums
+from atoll.node.compress import sparse2
+from atoll.node.compress.encoding import encode_residual
+from atoll.node.reduce.arithmetic import Arithmetic
+
+
+def encode(values_C4096: Tensor, k: int) -> bytes:
+    """Payload of finite float32 values, by the compiled encoder. The values are used up."""
+    nowhere = torch.zeros(values_C4096.shape, dtype=torch.int32)
+    return encode_residual(values_C4096, nowhere, torch.zeros(values_C4096.shape), 1.0, k)
+
+
+PLAIN = Arithmetic(sparse2.encode, sparse2.decode, sums, divisor, round_half_away, outer_step)
+"""Torch only: small pieces, such as one chunk that is judged."""
+COMPILED = PLAIN._replace(encode=encode)
+"""Same bits; whole slices."""

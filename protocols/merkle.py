@@ -1,0 +1,93 @@
+"""Merkle trees over BLAKE3: one digest commits to a row of leaves, and any run of leaves can be shown to be in it.
+
+A leaf is BLAKE3(0 ‖ data), a node BLAKE3(1 ‖ left ‖ right); a node without a neighbour goes up as it is. Who
+verifies knows the number of leaves from elsewhere (the RunSpec), so that a tree has one shape.
+R. Merkle, "A Digital Signature Based on a Conventional Encryption Function", 1987.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.ids import DIGEST_BYTES, Digest, digest
+
+_LEAF, _NODE = b"\0", b"\1"
+
+
+def leaf_of(data: bytes | memoryview) -> Digest:
+    """Name of one leaf."""
+    return digest(_LEAF, data)
+
+
+def levels_of(leaves: Iterable[Digest]) -> list[list[Digest]]:
+    """The tree, leaves first, root last. Raises ValueError without leaves."""
+    levels = [list(leaves)]
+    if not levels[0]:
+        raise ValueError("a tree has at least one leaf")
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        above = [digest(_NODE, *below[at : at + 2]) for at in range(0, len(below) - 1, 2)]
+        levels.append(above + below[len(below) & ~1 :])
+    return levels
+
+
+def path_of(levels: Sequence[Sequence[Digest]], first: int, count: int) -> bytes:
+    """What a verifier of leaves `first` … needs beside them: neighbours from the bottom up, left before right."""
+    start, stop, path = first, first + count, b""
+    for level in levels[:-1]:
+        if start & 1:
+            path += level[start - 1]
+        if stop & 1 and stop < len(level):
+            path += level[stop]
+        start, stop = start >> 1, (stop + 1) >> 1
+    return path
+
+
+class Part:
+    """Neighbouring leaves and their path: as much of a tree as follows from them."""
+
+    def __init__(self, total: int, first: int, leaves: Sequence[Digest], path: bytes) -> None:
+        """Raises DecodeError unless `path` has the length that leaves `first` … of `total` need."""
+        if not 0 <= first < first + len(leaves) <= total or len(path) % DIGEST_BYTES:
+            raise DecodeError("merkle: leaves outside the tree, or a path of broken digests")
+        given = iter([Digest(path[at : at + DIGEST_BYTES]) for at in range(0, len(path), DIGEST_BYTES)])
+        self._rows: list[tuple[int, list[Digest]]] = []
+        start, row, width = first, list(leaves), total
+        while width > 1:
+            start, row = self._widened(start, row, width, given)
+            row = [
+                digest(_NODE, *row[at : at + 2]) if at + 1 < len(row) else row[at] for at in range(0, len(row), 2)
+            ]
+            start, width = start >> 1, (width + 1) >> 1
+        if next(given, None) is not None:
+            raise DecodeError("merkle: the path is too long")
+        self.root = row[0]
+
+    def path(self, leaf: int) -> bytes:
+        """Path of one of the leaves alone."""
+        path, at = b"", leaf
+        for start, row in self._rows:
+            beside = (at ^ 1) - start
+            if 0 <= beside < len(row):
+                path += row[beside]
+            at >>= 1
+        return path
+
+    def _widened(
+        self, start: int, row: list[Digest], width: int, given: Iterator[Digest]
+    ) -> tuple[int, list[Digest]]:
+        """The row with the neighbours that its nodes above need."""
+        left = start & 1
+        right = (start + len(row)) & 1 and start + len(row) < width
+        try:
+            row = [next(given), *row] if left else row
+            row = [*row, next(given)] if right else row
+        except StopIteration:
+            raise DecodeError("merkle: the path is too short") from None
+        self._rows.append((start - left, row))
+        return start - left, row
+
+
+def check_path(root: Digest, total: int, first: int, leaves: Sequence[Digest], path: bytes) -> None:
+    """Raise DecodeError unless `leaves` are leaves `first` … of the tree of `total` leaves that `root` names."""
+    if Part(total, first, leaves, path).root != root:
+        raise DecodeError("merkle: the leaves are not in the tree")
