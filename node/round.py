@@ -17,9 +17,9 @@ from atoll.node.round_facts import (
     came_late,
     closes_at,
     contributed,
-    idle_at,
     in_flight,
     may_train_on,
+    must_wait,
     next_round,
     present,
     worked_in,
@@ -367,8 +367,8 @@ def _lease(state: RoundState, actions: list[Action]) -> Out:
 
 
 _MOVES = (
-    *(_leave_sync, _train_on, _close, _refold, _after_fold, _rest),
-    *(_train_on, _close, _refold, _after_fold),
+    *(_leave_sync, _refold, _train_on, _close, _refold, _after_fold, _rest),
+    *(_refold, _train_on, _close, _refold, _after_fold),
 )
 
 
@@ -386,7 +386,7 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
             return f"waiting for members: {len(present(state)) + 1} of {state.config.min_members} are here"
         case Phase.COLLECT:
             return _collect_reason(state, name)
-        case Phase.TRAIN if in_flight(state) and state.now >= idle_at(state):
+        case Phase.TRAIN if must_wait(state):
             return _collect_reason(state, name)
         case Phase.FOLD:
             return "folding contributions"

@@ -24,12 +24,20 @@ def closes_at(state: RoundState) -> float:
 
 
 def idle_at(state: RoundState) -> float:
-    """Since when, or from when on, waiting for the collected round costs this node time.
+    """From when on the collected round keeps this node idle; its grace does not begin before.
 
-    At once in COLLECT; in TRAIN when the steps that may be ahead of the fold are done.
+    While the next round is trained: when the steps that may be ahead of the fold are done. As long it takes where
+    no next round is trained (at the end, before a pause): with overlap members may be so far apart.
     """
-    ahead_s = state.config.overlap_steps * state.step_s if state.phase is Phase.TRAIN else 0.0
-    return state.since + ahead_s
+    if state.phase is Phase.COLLECT and in_flight(state):
+        return state.since
+    return state.since + min(state.config.overlap_steps * state.step_s, state.train_s)
+
+
+def must_wait(state: RoundState) -> bool:
+    """Are the steps done that may be ahead of the fold? By the pace of the round before; False before the first."""
+    ahead_s = state.config.overlap_steps * state.step_s
+    return in_flight(state) and ahead_s > 0 and state.now >= state.since + ahead_s
 
 
 def in_flight(state: RoundState) -> bool:

@@ -452,6 +452,13 @@ def test_the_grace_of_a_long_overlap_begins_when_the_next_round_is_trained():
     assert node.tick(0.1).find(FoldRound)
 
 
+def test_the_last_round_waits_for_members_that_are_a_round_behind():
+    node = overlapping(rounds=1, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0)
+    node.tick(TRAIN_S + TRAIN_S / 2 - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert node.tick(0.1).find(FoldRound)
+
+
 def test_a_stuck_member_stalls_an_overlapped_round_no_longer_than_another():
     node = overlapping(quorum_256=256).leases(a=0).train(0).train(1)
     node.tick((STALL_ROUNDS - 1) * TRAIN_S + LEASE_S - 0.1)
@@ -547,6 +554,15 @@ def test_a_worker_that_dies_with_a_round_in_flight_begins_without_one():
     node.feed(Behind("the worker died", node.now)).ready()
     assert [action.round for action in node.find(FoldRound)] == [0]
     assert node.fold().find(StartTraining) == [StartTraining(Round(1), 0, 2, -1)]
+
+
+def test_a_fresh_worker_folds_what_is_closed_before_it_trains_over_the_newest_round():
+    node = overlapping(quorum_256=256).leases(a=1).seen(A, 0).train(0).fold().train(1)
+    assert (node.state.collecting, node.state.closed, node.state.round) == (1, 0, 2)
+    node.feed(Behind("the worker died", node.now)).ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert not node.find(StartTraining)
+    assert node.fold().find(StartTraining) == [StartTraining(Round(2), 0, 2, 1)]
 
 
 def test_work_that_is_not_announced_yet_is_not_trained_over():
