@@ -35,9 +35,8 @@ def idle_at(state: RoundState) -> float:
 
 
 def must_wait(state: RoundState) -> bool:
-    """Are the steps done that may be ahead of the fold? By the pace of the round before; False before the first."""
-    ahead_s = state.config.overlap_steps * state.step_s
-    return in_flight(state) and ahead_s > 0 and state.now >= state.since + ahead_s
+    """Are the steps done that may be ahead of the fold? By the pace of the last round; False before the first."""
+    return in_flight(state) and state.step_s > 0 and state.now >= idle_at(state)
 
 
 def in_flight(state: RoundState) -> bool:

@@ -1,4 +1,4 @@
-"""Whole nodes that train a round while the one before is sent, collected and folded; and that share out its steps."""
+"""Whole nodes that train a round while the one before is sent, collected and folded, and that share out steps."""
 
 import asyncio
 import random
