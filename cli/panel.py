@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from atoll.cli import goodput
 from atoll.cli.client import stream
 from atoll.cli.show import number, print_json, size, span, tail
 from atoll.cli.status import one_line
@@ -101,6 +102,7 @@ def _rows(now: c.Status) -> Iterator[tuple[str, str]]:
         "last round",
         f"trained {span(now.train_s)}, waited {span(now.wait_s)}, payload {size(now.payload_bytes)}",
     )
+    yield "goodput", goodput.line(now.goodput)
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield "swarm", f"{now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield "agreed", f"final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli import sim_verdict as verdict
+from atoll.cli.goodput import percents
+from atoll.protocols.control import TimeShares
 
 if TYPE_CHECKING:
     from atoll.cli.sim import Swarm
@@ -37,7 +39,8 @@ def as_json(swarm: "Swarm", rows: Rows, arms: Mapping[str, Any]) -> dict[str, An
         "rounds": rounds,
         "baseline": dict(arms),
         "val_bpb": last_bpb(rows),
-        "wait_share": wait_share(rows),
+        "goodput": share_of(rows, "steps"),
+        "wait_share": share_of(rows, "wait", "transfer"),
         "checks": [asdict(check) for check in checks],
     }
 
@@ -80,21 +83,24 @@ def last_bpb(rows: Rows) -> float | None:
     return max(found)[1] if found else None
 
 
-def wait_share(rows: Rows) -> dict[str, float]:
-    """Per node: time between the end of one round's training and the start of the next, over the whole."""
+def share_of(rows: Rows, *names: str) -> dict[str, float]:
+    """Per node: the share of these in all the time of its rounds; its newest one also has the time after it."""
     shares = {}
     for number, of_node in rows.items():
-        train = sum(row["train_s"] for row in of_node)
-        wait = sum(row["wait_s"] for row in of_node)
-        shares[str(number)] = wait / (train + wait) if train + wait else 0.0
+        over = sorted(of_node, key=lambda row: row["round"])[:-1]
+        whole = {name: sum(row[name] for row in over) for name in TimeShares.__struct_fields__}
+        percent = percents(whole)
+        shares[str(number)] = sum(percent[name] for name in names) / 100 if percent else 0.0
     return shares
 
 
 def print_report(report: Mapping[str, Any], say: Callable[[str], None]) -> None:
     """The report for people."""
     say("")
+    goodput = ", ".join(f"{100 * share:.0f} %" for share in report["goodput"].values())
     waits = ", ".join(f"node {node} {100 * share:.0f} %" for node, share in report["wait_share"].items())
     say(f"{report['run']['name']}: {len(report['rounds'])} rounds in {report['seconds']:.0f} s; waiting: {waits}")
+    say(f"  goodput by node: {goodput}")
     for name, arm in report["baseline"].items():
         if "points" in arm:
             say(f"  reference {name:<8} {arm['points'][-1]['val_bpb']:.3f} bits per byte at equal tokens")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import click
 
+from atoll.cli import goodput
 from atoll.cli.client import call, stream
 from atoll.cli.options import home_option, json_option
 from atoll.cli.show import number, print_json, print_table, size, span, tail
@@ -53,7 +54,20 @@ def rounds(home: Home, as_json: bool, last: int) -> None:
     if as_json:
         print_json(answer)
         return
-    head = ("round", "digest", "final", "by", "loss", "val bpb", "payload", "up", "down", "train", "wait")
+    head = (
+        "round",
+        "digest",
+        "final",
+        "by",
+        "loss",
+        "val bpb",
+        "payload",
+        "up",
+        "down",
+        "train",
+        "wait",
+        "goodput",
+    )
     print_table(head, map(_round_cells, answer.rounds))
 
 
@@ -67,6 +81,7 @@ def one_line(now: c.Status) -> str:
     if now.eta_s is not None:
         parts.append(f"about {span(now.eta_s)} left")
     parts += [f"loss {number(now.train_loss)}", f"val {number(now.val_bpb)} bpb", f"{now.members} members"]
+    parts.append(f"goodput {goodput.short(now.goodput)}")
     parts += [f"final {now.final}", f"up {size(now.bytes_up)}", f"down {size(now.bytes_down)}"]
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
 
@@ -87,6 +102,7 @@ def facts(now: c.Status) -> Iterator[str]:
     yield f"agreed    final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
     yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
     yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
+    yield f"goodput   {goodput.line(now.goodput)}"
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
@@ -143,5 +159,6 @@ def _round_cells(row: c.RoundRow) -> tuple[str, ...]:
         size(row.bytes_up),
         size(row.bytes_down),
         span(row.train_s),
-        span(row.wait_s),
+        span(row.wait_s + row.transfer_s),
+        goodput.of_round(row),
     )

@@ -19,6 +19,7 @@ from atoll.node.invites import kept_invite, opening_entry
 from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
 from atoll.node.roundlog import RoundLog
+from atoll.node.timekeeper import Timekeeper
 from atoll.node.trainer import Trainer
 from atoll.node.transport import base_host, route_host
 from atoll.p2p.dht import Dht
@@ -80,9 +81,13 @@ class Daemon:
             *(codec.encode(self.spec), me, str(folder), config.data),
             *(config.threads, config.device),
         )
+        self.timekeeper = Timekeeper(
+            *(self.log, time.monotonic, lambda: self.driver.round, lambda: self.net.bytes_moved()[3])
+        )
         self.trainer = Trainer(
             *(start, folder / "worker.log", self.driver.on_started, self.driver.on_progress),
-            on_gone=self.driver.on_worker_gone,
+            on_gone=self._on_worker_gone,
+            on_spent=self.timekeeper.on_spent,
         )
         self.driver.trainer = self.trainer
         self.operator = DaemonOperator(self)
@@ -132,6 +137,7 @@ class Daemon:
         await asyncio.sleep(0)
         group.create_task(self.net.carry(self.driver), name="carry")
         group.create_task(self.trainer.serve(), name="trainer")
+        group.create_task(self.timekeeper.serve(), name="timekeeper")
 
     def _dht_options(self) -> ChildOptions:
         """The DHT's child speaks through our p2pd. Raises LocalFault while there is none."""
@@ -150,6 +156,10 @@ class Daemon:
     async def _wait_round(self) -> None:
         while self._finish_round and self.driver.is_busy():  # noqa: ASYNC110 - the machine has no waiters
             await asyncio.sleep(FINISH_POLL_S)
+
+    def _on_worker_gone(self) -> None:
+        self.timekeeper.on_worker_gone()
+        self.driver.on_worker_gone()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -303,13 +303,13 @@ class Driver:
 
     async def _train(self, action: rnd.StartTraining) -> None:
         self.progress = None
-        self.log.training(action.round, self.now())
+        self.log.training(action.round)
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
         ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after)
         done = await self.ask_until_saved(ask, w.Trained)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
-        self.log.trained(done, self.now())
+        self.log.trained(done)
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
     def _announce(self, pending: w.Pending) -> None:

@@ -69,6 +69,7 @@ class DaemonOperator:
             worker_restarts=d.trainer.statistics().restarts,
             host_restarts=moved.restarts,
             trouble=self._trouble(),
+            goodput=d.timekeeper.report(),
             **self._network(),
         )
 

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from atoll.node.goodput import Shares, add, take_back
 from atoll.p2p.files import disk, write_whole
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -47,9 +48,18 @@ class RoundRow:
     blob_bytes_up: int = 0
     blob_payload_up: int = 0
     train_s: float = 0.0
-    encode_s: float = 0.0
+    """From the first of our inner steps to the last, folds between them included."""
+    steps_s: float = 0.0
+    """This and what follows: shares of the time from the start of this round's training to the next one's."""
     wait_s: float = 0.0
-    """From the end of our own training of this round to the start of the next one."""
+    transfer_s: float = 0.0
+    encode_s: float = 0.0
+    fold_s: float = 0.0
+    checkpoint_s: float = 0.0
+    evaluate_s: float = 0.0
+    recompute_s: float = 0.0
+    start_s: float = 0.0
+    down_s: float = 0.0
 
 
 class RoundLog:
@@ -59,7 +69,10 @@ class RoundLog:
         """`wall`: seconds since 1970, for people's logs only. Raises DiskFault."""
         self._peer, self._wall = peer, wall
         self.rows: dict[int, RoundRow] = {}
-        self._trained_at: tuple[int, float] | None = None
+        self.newest_payload: tuple[int, int] | None = None
+        """Round and bytes of the newest payload that this daemon's worker made."""
+        self._at_hand: int | None = None
+        """Round whose row the time goes to: the newest one whose training began."""
         self._moved = (0, 0, 0, 0)
         path = folder / "rounds.jsonl"
         with disk(folder):
@@ -71,7 +84,10 @@ class RoundLog:
             self._events_file: TextIO = journal.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """Close the files. What a full disk refused is lost."""
+        """Close the files, once. What a full disk refused is lost."""
+        if self._at_hand is not None:
+            self._save(self._at_hand)
+            self._at_hand = None
         for file in (self._rows_file, self._events_file):
             with contextlib.suppress(OSError):
                 file.close()
@@ -82,20 +98,33 @@ class RoundLog:
         self._write(self._events_file, line)
         log.info("%s %s", name, " ".join(f"{key}={value}" for key, value in facts.items()))
 
-    def training(self, number: Round, now: float) -> None:
-        """Training of a round starts: the wait of the one before ends."""
-        if self._trained_at is not None:
-            before, since = self._trained_at
-            self._row(before).wait_s = now - since
-            self._save(before)
+    def training(self, number: Round) -> None:
+        """Training of a round starts: from now on the time goes to its row.
+
+        Steps that an earlier start of the same round left there without a payload were in vain.
+        """
+        if self._at_hand is not None:
+            self._save(self._at_hand)
+        self._at_hand = number
+        row = self._row(number)
+        if not row.payload_bytes:
+            take_back([row], row.steps_s)
         self.event("training", round=number)
 
-    def trained(self, done: Trained, now: float) -> None:
+    def spend(self, shares: Shares, lost_s: float) -> None:
+        """Time went by; `lost_s` of the newest steps were in vain. Written with the row's next change."""
+        if self._at_hand is None:
+            return
+        add(self._row(self._at_hand), shares)
+        if lost_s > 0.0:
+            take_back((self.rows[at] for at in sorted(self.rows, reverse=True) if at <= self._at_hand), lost_s)
+
+    def trained(self, done: Trained) -> None:
         """Our own work of a round is encoded."""
         row = self._row(done.pending.round)
         row.train_loss, row.steps, row.tokens = done.pending.loss, done.pending.steps, done.pending.tokens
-        row.train_s, row.encode_s, row.payload_bytes = done.train_s, done.encode_s, done.payload_bytes
-        self._trained_at = (done.pending.round, now)
+        row.train_s, row.payload_bytes = done.train_s, done.payload_bytes
+        self.newest_payload = (row.round, row.payload_bytes)
         self._save(row.round)
 
     def closed(

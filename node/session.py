@@ -31,6 +31,7 @@ from atoll.node.model.genesis import genesis
 from atoll.node.outer.fixed import state_digest, to_float
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.outer.padding import clear, padding_of
+from atoll.node.spent import Ledger
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
@@ -47,10 +48,14 @@ WEIGHT_UNIT = 64
 class Session:
     """One run in one worker."""
 
-    def __init__(self, start: w.Start) -> None:
-        """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault."""
+    def __init__(self, start: w.Start, spent: Ledger | None = None) -> None:
+        """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
+
+        `spent`: the worker's books of time; what takes none of the asker's kind is named there.
+        """
         torch.set_num_threads(max(1, start.threads))
         self._start = start
+        self._spent = spent or Ledger(time.monotonic_ns)
         self._spec = spec = codec.decode(start.spec, RunSpec)
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
@@ -117,6 +122,8 @@ class Session:
             yield from self._steps(ask)
         finally:
             self._training = None
+            if self._unsaved is None:
+                self._spent.discard()
 
     def _steps(self, ask: w.Train) -> Generator[w.Progress | w.Trained, None, None]:
         began = time.monotonic()
@@ -132,7 +139,8 @@ class Session:
             speed = (step + 1) * self._step_tokens / max(1e-9, time.monotonic() - began)
             yield w.Progress(ask.round, step + 1, total, loss, speed)
         train_s = time.monotonic() - began
-        done, payload = self._encode(ask.round, base_C4096, base, losses)
+        with self._spent.within("encode"):
+            done, payload = self._encode(ask.round, base_C4096, base, losses)
         trained = w.Trained(done, len(payload), train_s, time.monotonic() - began - train_s)
         self._unsaved = (trained, payload)
         yield self._save_trained()
@@ -169,12 +177,14 @@ class Session:
         """Keep the result. After a full disk the same round is asked again, and only saved again."""
         assert self._unsaved is not None
         trained, payload = self._unsaved
-        if payload:
-            write_file(Path(trained.pending.path), [payload])
-            self._pending = (*self._pending, trained.pending)
-            self._unsaved = (trained, b"")
-        self._save()
+        with self._spent.within("checkpoint"):
+            if payload:
+                write_file(Path(trained.pending.path), [payload])
+                self._pending = (*self._pending, trained.pending)
+                self._unsaved = (trained, b"")
+            self._save()
         self._unsaved = None
+        self._spent.keep()
         return trained
 
     # --- the fold -------------------------------------------------------------------------------
@@ -191,7 +201,8 @@ class Session:
             self._fold.finalize(number, _parts(members))
             self._settle(number, settle)
         if self._training is None:
-            self._save()
+            with self._spent.within("checkpoint"):
+                self._save()
         return w.Finalized(number, self._fold.state_digest())
 
     def _settling(self, number: int, included: set[Digest]) -> list[bytes]:
@@ -216,7 +227,8 @@ class Session:
             settle = self._settling(ask.round, set(ask.included))
             self._fold.adopt(found.theta_C4096, ask.round)
             self._settle(ask.round, settle)
-        self._save()
+        with self._spent.within("checkpoint"):
+            self._save()
         return w.Adopted(ask.round, ask.state)
 
     def _snapshot(self, path: Path) -> w.Snapshotted:

@@ -25,7 +25,10 @@ from atoll.protocols.worker import (
     Failed,
     Progress,
     Reply,
+    Report,
+    Reported,
     Request,
+    Spent,
     Start,
     Started,
     Stop,
@@ -42,6 +45,8 @@ MAX_BACKOFF_S = 30.0
 GIVE_UP_AFTER = 5
 """Deaths in a row without a trained round or an hour of life: the fault is ours, not the weather's."""
 HEALTHY_S = 3600.0
+REPORT_S = 1.0
+"""A worker that was silent for so long is asked how it spends its time."""
 WORKER = (sys.executable, "-m", "atoll.node.worker")
 
 
@@ -69,15 +74,22 @@ class Trainer:
         on_progress: Callable[[Progress], None],
         on_gone: Callable[[], None] = lambda: None,
         *,
+        on_spent: Callable[[Spent], None] = lambda _: None,
         command: tuple[str, ...] = WORKER,
     ) -> None:
-        """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works."""
+        """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works.
+
+        `on_spent` hears the worker's books with every reply, before whoever asked hears the answer,
+        and empty ones when its process begins.
+        """
         self._command = command
         self._start = start
         self._log = log
         self._on_started = on_started
         self._on_progress = on_progress
         self._on_gone = on_gone
+        self._on_spent = on_spent
+        self._heard_at = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._pending: dict[int, asyncio.Future[Answer]] = {}
         self._next_id = 0
@@ -161,6 +173,7 @@ class Trainer:
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
         self._process = process
+        self._on_spent(Spent())
         try:
             if self._stopping:
                 return
@@ -191,6 +204,15 @@ class Trainer:
             raise WorkerDied(error.line()) from error
         self._is_started = True
         await self._on_started(started)
+        await self._keep_asking()
+
+    async def _keep_asking(self) -> None:
+        """A worker that waits says so about once a second; one that trains tells by itself."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(REPORT_S)
+            if loop.time() - self._heard_at >= REPORT_S / 2:
+                await self._ask(Report(), Reported)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -204,6 +226,8 @@ class Trainer:
             raise WorkerDied(f"the worker ended: {error}") from error
 
     def _deliver(self, reply: Reply) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        self._on_spent(reply.spent)
         if isinstance(reply.answer, Progress):
             self._on_progress(reply.answer)
             return

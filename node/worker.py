@@ -12,8 +12,25 @@ from collections.abc import Generator
 
 from atoll.node.pipe import Inbox, Outbox
 from atoll.node.session import Session
+from atoll.node.spent import Doing, Ledger
 from atoll.protocols.errors import AtollError, Superseded
-from atoll.protocols.worker import Answer, Failed, Progress, Reply, Request, Start, Stop, Stopped, Train, Trained
+from atoll.protocols.worker import (
+    Answer,
+    Ask,
+    Evaluate,
+    Failed,
+    Progress,
+    Reply,
+    Report,
+    Reported,
+    Request,
+    Snapshot,
+    Start,
+    Stop,
+    Stopped,
+    Train,
+    Trained,
+)
 
 PROGRESS_EVERY_S = 0.5
 
@@ -26,11 +43,13 @@ class Worker:
         self._session: Session | None = None
         self._training: tuple[int, Generator[Progress | Trained, None, None]] | None = None
         self._progress_at = 0.0
+        self._spent = Ledger(time.monotonic_ns)
 
     def run(self) -> None:
         """Serve until Stop or until the daemon is gone."""
         while True:
             if self._training is None or self._inbox.waiting():
+                self._spent.enter("wait")
                 request = self._inbox.take()
                 if request is None or not self._serve(request):
                     return
@@ -39,6 +58,7 @@ class Worker:
 
     def _serve(self, request: Request) -> bool:
         """Answer one request. False after Stop."""
+        self._spent.enter(doing(request.ask))
         if isinstance(request.ask, Stop):
             self._reply(request.id, Stopped())
             return False
@@ -53,11 +73,13 @@ class Worker:
     def _answer(self, request: Request) -> Answer | None:
         match request.ask:
             case Start():
-                self._session = Session(request.ask)
+                self._session = Session(request.ask, self._spent)
                 return self._session.started()
             case Train():
                 self._begin(request.id, self._open().train(request.ask))
                 return None
+            case Report():
+                return Reported()
             case _:
                 return self._open().answer(request.ask)
 
@@ -76,6 +98,7 @@ class Worker:
     def _one_step(self) -> None:
         assert self._training is not None
         number, steps = self._training
+        self._spent.enter("steps")
         try:
             event = next(steps)
         except (AtollError, OSError, MemoryError) as error:
@@ -87,10 +110,26 @@ class Worker:
             self._reply(number, event)
         elif (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S:
             self._progress_at = now
-            self._outbox.send(Reply(number, event))
+            self._outbox.send(Reply(number, event, self._spent.read()))
 
     def _reply(self, number: int, answer: Answer) -> None:
-        self._outbox.send(Reply(number, answer))
+        self._outbox.send(Reply(number, answer, self._spent.read()))
+
+
+def doing(ask: Ask) -> Doing:
+    """What the time goes into that an ask takes; inside it the session may name parts of it otherwise."""
+    match ask:
+        case Start():
+            return "start"
+        case Train():
+            return "steps"
+        case Evaluate():
+            return "evaluate"
+        case Snapshot():
+            return "checkpoint"
+        case Report() | Stop():
+            return "wait"
+    return "fold"
 
 
 def failed(error: Exception) -> Failed:

@@ -103,6 +103,38 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     """Why large transfers stand still; empty: they do not."""
 
 
+class TimeShares(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds by what the worker did. They add up to the time that they cover."""
+
+    steps_s: float
+    """Inner steps that count."""
+    wait_s: float
+    """Idle: for members who still train, for a quorum, for finality, in a pause."""
+    transfer_s: float
+    """Idle while payloads were on their way, ours to the first of the others or theirs to us."""
+    encode_s: float
+    fold_s: float
+    """Folding, and checking payloads and other members' states."""
+    checkpoint_s: float
+    evaluate_s: float
+    recompute_s: float
+    """Inner steps that were thrown away: by a newer round, or by the end of the worker."""
+    start_s: float
+    """Loading the worker: its program, model, data and checkpoint."""
+    down_s: float
+    """There was no worker."""
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time goes."""
+
+    window_s: float
+    """What `window` covers: about the last 10 minutes, or less after the start."""
+    window: TimeShares
+    total: TimeShares
+    """Since the start of the daemon."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """One node now. Unknown numbers are null, never zero."""
 
@@ -152,6 +184,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     bytes_down: int
     """Totals since the start of the daemon."""
     train_s: float | None
+    """From the first inner step to the last."""
     wait_s: float | None
     """Of the newest round of ours."""
     device: str
@@ -174,6 +207,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Median of how far peers' clocks are ahead of ours."""
     seeds: dict[str, str] = {}
     """Each seed, and the DHT, with its state."""
+    goodput: Goodput | None = None
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,9 +257,18 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     blob_bytes_up: int
     blob_payload_up: int
     train_s: float
+    """From the first of our inner steps to the last, folds between them included."""
     encode_s: float
+    """This and all that follow: shares of the time from the start of this round's training to the next one's."""
     wait_s: float
-    """From the end of our own training of this round to the start of the next one."""
+    transfer_s: float = 0.0
+    steps_s: float = 0.0
+    fold_s: float = 0.0
+    checkpoint_s: float = 0.0
+    evaluate_s: float = 0.0
+    recompute_s: float = 0.0
+    start_s: float = 0.0
+    down_s: float = 0.0
 
 
 class Rounds(msgspec.Struct, frozen=True, tag="rounds"):

@@ -70,8 +70,8 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Round r exchanges fragment r mod `fragments` of the model (protocols/coverage.py); 1: all of it."""
     overlap_steps: int = 0
     """Inner steps of the next round that a member may take before the fold of this round is in; 0: none."""
-    keep_256: int = 256
-    """Share of the progress made during the overlap that stays in the local weights when the fold is in."""
+    keep_256: int = 128
+    """α: share of its own weights that a member keeps when a fold comes late (Streaming DiLoCo, Alg. 2)."""
 
 
 class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

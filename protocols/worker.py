@@ -13,9 +13,10 @@ requests in any order, by id; while it trains it serves requests between two inn
     Adopt(path, round)               ->      Adopted(state)       a verified snapshot of somebody else's
     Snapshot()                       ->      Snapshotted(path)    Θ_final as a safetensors file
     Evaluate()                       ->      Evaluated(val_bpb)
+    Report()                         ->      Reported()
     Stop()                           ->      Stopped()
 
-Any request may be answered by Failed; the worker goes on.
+Any request may be answered by Failed; the worker goes on. Every reply carries the worker's books of time.
 """
 
 from typing import TypeAlias
@@ -114,11 +115,15 @@ class Evaluate(msgspec.Struct, frozen=True, array_like=True, tag="evaluate"):
     """Validation loss of the current view."""
 
 
+class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+    """Nothing but the books of time, which every reply carries."""
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Save and exit."""
 
 
-Ask: TypeAlias = Start | Train | Verify | Fold | Check | Finalize | Adopt | Snapshot | Evaluate | Stop
+Ask: TypeAlias = Start | Train | Verify | Fold | Check | Finalize | Adopt | Snapshot | Evaluate | Report | Stop
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):
@@ -216,6 +221,10 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
     """Nats per token."""
 
 
+class Reported(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
+    """The worker is there."""
+
+
 class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
     """Last message."""
 
@@ -238,6 +247,7 @@ Answer: TypeAlias = (
     | Adopted
     | Snapshotted
     | Evaluated
+    | Reported
     | Stopped
     | Failed
 )
@@ -250,8 +260,36 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     ask: Ask
 
 
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """The worker's life so far by what it did, each moment once. All entries but the last add up to its age."""
+
+    start_ns: int = 0
+    """Loading."""
+    steps_ns: int = 0
+    """Inner steps."""
+    encode_ns: int = 0
+    fold_ns: int = 0
+    """Fold, Check, Verify, Finalize, Adopt."""
+    checkpoint_ns: int = 0
+    """Saving: generations and snapshots."""
+    evaluate_ns: int = 0
+    recompute_ns: int = 0
+    """Inner steps that were thrown away."""
+    wait_ns: int = 0
+    """Nothing was asked."""
+    unsaved_ns: int = 0
+    """Of `steps_ns`: not saved yet."""
+
+    @property
+    def age_ns(self) -> int:
+        """Time since the books were opened."""
+        entries_ns: tuple[int, ...] = msgspec.structs.astuple(self)
+        return sum(entries_ns) - self.unsaved_ns
+
+
 class Reply(msgspec.Struct, frozen=True, array_like=True):
     """Worker to daemon. Progress carries the id of its Train request and is not the answer."""
 
     id: int
     answer: Answer | Progress
+    spent: Spent

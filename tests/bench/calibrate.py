@@ -1,58 +1,29 @@
 """One arm of the calibration of a preset, in one process and one thread; prints JSON lines.
 
-    python tests/bench/calibrate.py sparse --members 4 --stages 0:2,8:8 --rounds 54 --lr 4e-3 --k 128
+    python -m tests.bench.calibrate sparse --members 4 --stages 0:2,8:8 --rounds 54 --lr 4e-3 --k 128
 
 Arms: `dp` (data-parallel AdamW), `diloco` (Nesterov 0.7/0.9), `average` (plain averaging), `sparse` (the
-product's codec, error feedback, integer aggregation and fixed-point weights, without the network).
+product's codec, error feedback, integer aggregation and fixed-point weights, without the network). With
+`--delay` inner steps the folds come late and `--rule` merges them; `--fragments` take turns in finer rounds.
 Everything after the arm's name replaces a number of the preset.
 """
 
 import argparse
 import json
-import time
-from collections.abc import Iterator
 
 import msgspec
 import torch
 
 from atoll.node import presets
-from atoll.node.aggregate.mean import outer_update
-from atoll.node.baselines import AVERAGE, DILOCO, Point, Task, data_parallel, dense_diloco, member_round
-from atoll.node.compress import feedback, sparse2
+from atoll.node.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
-from atoll.node.model import bridge
-from atoll.node.outer.fixed import plus, to_fixed, to_float
-from atoll.protocols.arena import arena_of
+from atoll.node.fragments import finer
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run import RunSpec, Stage
+from tests.bench.delayed import LateRule, delayed_sparse
 
 OWNER = peer_id_of(bytes(range(32)))
-
-
-def sparse(task: Task, present: float) -> Iterator[Point]:
-    """SparseLoCo as the swarm does it. A member misses a round with probability 1 − `present`."""
-    began = time.monotonic()
-    spec, arena = task.spec, arena_of(task.spec.model)
-    theta = to_fixed(task.genesis_C4096())
-    members = [task.inner() for _ in range(task.members)]
-    residuals = [torch.zeros((arena.chunks, 4096)) for _ in members]
-    dice = torch.Generator().manual_seed(spec.seed)
-    for number in range(task.rounds):
-        losses: list[float] = []
-        sent = []
-        for slot, inner in enumerate(members):
-            if float(torch.rand((), generator=dice)) >= present:
-                continue
-            base = to_float(theta)
-            losses += member_round(task, inner, base, number, slot)
-            delta = base - bridge.read(inner.module, arena)
-            payload = feedback.feed(residuals[slot], delta, spec.compress.feedback, spec.compress.k)
-            sent.append((64, *sparse2.decode(payload, arena.chunks, spec.compress.k)))
-        if sent:
-            theta = plus(theta, (1, outer_update(sent, arena.chunks, spec.outer.alpha_256, spec.outer.floor_256)))
-        bridge.fill(members[0].module, to_float(theta), arena)
-        yield task.point(number, losses or [0.0], members[0].module, began)
 
 
 def arguments() -> argparse.Namespace:
@@ -67,6 +38,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr-scale", type=float, default=1.0)
     parser.add_argument("--present", type=float, default=1.0)
     parser.add_argument("--stages", default="")
+    parser.add_argument("--rule", choices=["rebase", "forecast", "blend"], default="rebase")
+    parser.add_argument("--keep", type=float, default=1.0, help="kappa of rebase and forecast, alpha of blend")
+    parser.add_argument("--delay", type=int, default=0, help="inner steps until a fold is merged")
+    parser.add_argument("--fragments", type=int, default=1)
     for name in ("--lr", "--lr-min", "--beta2", "--feedback"):
         parser.add_argument(name, type=float)
     for name in (
@@ -96,6 +71,7 @@ def spec_of(given: argparse.Namespace) -> RunSpec:
     if given.stages:
         pairs = [part.split(":") for part in given.stages.split(",")]
         outer = msgspec.structs.replace(outer, stages=tuple(Stage(int(a), int(b)) for a, b in pairs))
+    outer = finer(outer, given.fragments)
     spec = msgspec.structs.replace(
         spec,
         outer=outer,
@@ -117,15 +93,16 @@ def main() -> None:
     spec = spec_of(given)
     data = open_data(spec.data, spec.model.context, "", default_cache())
     task = Task(spec, data, given.members, spec.outer.rounds, given.device)
+    rule = LateRule(given.rule, given.keep)
     arms = {
         "dp": lambda: data_parallel(task, given.lr_scale),
         "diloco": lambda: dense_diloco(task, DILOCO),
         "average": lambda: dense_diloco(task, AVERAGE),
-        "sparse": lambda: sparse(task, given.present),
+        "sparse": lambda: delayed_sparse(task, rule, given.delay, given.fragments, given.present),
     }
     for point in arms[given.arm]():
         last = point.round == spec.outer.rounds - 1
-        if last or point.round % given.every == 0:
+        if last or point.round // given.fragments % given.every == 0:
             row = {
                 "arm": given.arm,
                 "parameters": spec.model.parameters,

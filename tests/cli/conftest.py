@@ -23,6 +23,17 @@ STATUS = c.Status(
     paths={"direct": 3}, train_loss=2.5, val_bpb=3.25, tokens_per_s=7164.6, payload_bytes=19722,
     bytes_up=1_500_000, bytes_down=900, train_s=0.28, wait_s=1.5, device="cpu", worker_pid=4712,
     worker_restarts=0, host_restarts=0,
+    goodput=c.Goodput(
+        window_s=600.0,
+        window=c.TimeShares(
+            steps_s=558.6, wait_s=24.0, transfer_s=0.0, encode_s=3.6, fold_s=11.4, checkpoint_s=2.4,
+            evaluate_s=0.0, recompute_s=0.0, start_s=0.0, down_s=0.0,
+        ),
+        total=c.TimeShares(
+            steps_s=700.0, wait_s=200.0, transfer_s=0.0, encode_s=10.0, fold_s=40.0, checkpoint_s=8.0,
+            evaluate_s=2.0, recompute_s=20.0, start_s=5.0, down_s=15.0,
+        ),
+    ),
 )  # fmt: skip
 PEER_ROW = c.PeerRow(
     peer=PEER, path="punched", maddr="/ip4/127.0.0.1/udp/4710/quic-v1", rtt_s=0.012, member=True,
@@ -31,7 +42,7 @@ PEER_ROW = c.PeerRow(
 ROUND_ROW = c.RoundRow(
     round=6, peer=PEER, digest="cd" * 32, set="ef" * 32, final=False, contributors=(PEER,), train_loss=2.5,
     val_bpb=None, steps=8, tokens=8192, payload_bytes=19722, bytes_up=59166, bytes_down=59166, blob_bytes_up=59200,
-    blob_payload_up=59166, train_s=0.28, encode_s=0.05, wait_s=1.5,
+    blob_payload_up=59166, train_s=0.28, encode_s=0.05, wait_s=1.5, steps_s=0.25, transfer_s=0.2,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from atoll.cli.client import ask, call, stream
 from atoll.cli.panel import is_news, new_addresses, render
+from atoll.cli.status import facts, one_line
 from atoll.node.home import Home
 from atoll.protocols import control as c
 from atoll.protocols.errors import ConfigError, NotRunning
@@ -22,6 +23,26 @@ def test_status_says_what_and_why(atoll, daemon):
     assert "round 7 of 54: collecting – waiting for 1 of 4, about 2.5 s left" in ran.out
     assert "4 members, 3 connections (3 direct)" in ran.out
     assert "up 1.5 MB, down 900 B, payload 19.7 kB" in ran.out
+
+
+def test_status_says_where_the_time_goes(atoll, daemon):
+    line = "93.1 % of the last 10 m 00 s: wait 4.0, fold 1.9, encode 0.6, checkpoint 0.4"
+    assert f"goodput   {line}\n" in atoll("status").out
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render(daemon.operator.state))
+    assert line in console.export_text()
+    assert "goodput 93.1 %" in one_line(daemon.operator.state)
+    total = json.loads(atoll("status", "--json").out)["goodput"]["total"]
+    assert sum(total.values()) == 1000.0
+
+
+@pytest.mark.parametrize("window_s", [None, 0.0])
+def test_a_node_that_does_not_know_where_its_time_goes_says_so(daemon, window_s):
+    nothing = c.TimeShares(**dict.fromkeys(c.TimeShares.__struct_fields__, 0.0))
+    found = None if window_s is None else c.Goodput(window_s=window_s, window=nothing, total=nothing)
+    now = msgspec.structs.replace(daemon.operator.state, goodput=found)
+    assert "goodput   –" in facts(now)
+    assert "goodput –" in one_line(now)
 
 
 def test_status_json_is_the_status(atoll, daemon):
@@ -50,6 +71,8 @@ def test_peers(atoll, daemon):
 def test_rounds(atoll, daemon):
     table = atoll("rounds").out.splitlines()
     assert [line.split()[0] for line in table] == ["round", "6", "7"]
+    assert [line.split()[-2:] for line in table[1:]] == [["12.5", "%"]] * 2
+    assert "1.7 s" in table[1], "idle in all"
     rows = json.loads(atoll("rounds", "--json", "--last", "1").out)["rounds"]
     assert [row["round"] for row in rows] == [7]
     assert set(rows[0]) == set(c.RoundRow.__struct_fields__)

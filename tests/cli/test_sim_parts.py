@@ -3,7 +3,9 @@
 import pytest
 
 from atoll.cli import sim_verdict as verdict
+from atoll.cli.sim_report import share_of
 from atoll.cli.sim_story import plan
+from atoll.protocols.control import TimeShares
 
 
 def row(
@@ -54,6 +56,15 @@ def test_a_node_that_never_contributed_again_is_seen():
 @pytest.mark.parametrize(("sent", "ok"), [(1000, True), (1049, True), (1060, False), (0, False)])
 def test_bytes_on_the_wire_are_held_against_the_payloads(sent, ok):
     assert verdict.wire_overhead([{"blob_bytes_up": sent, "blob_payload_up": 1000}]).ok is ok
+
+
+def test_shares_of_time_are_of_all_rounds_of_a_node_but_the_newest():
+    empty = {"round": 0, **dict.fromkeys(TimeShares.__struct_fields__, 0.0)}
+    first, second = {**empty, "steps_s": 3.0}, {**empty, "wait_s": 4.0, "transfer_s": 2.0, "fold_s": 1.0}
+    newest = {**empty, "round": 2, "wait_s": 1e6}
+    rows = {0: [newest, first, {**second, "round": 1}], 1: [empty, newest], 2: []}
+    assert share_of(rows, "steps") == {"0": 0.3, "1": 0.0, "2": 0.0}
+    assert share_of(rows, "wait", "transfer") == {"0": 0.6, "1": 0.0, "2": 0.0}
 
 
 def test_limits_of_learning():

@@ -9,7 +9,7 @@ from atoll.node.pipe import HEADER, Inbox, Outbox, body_bytes, frame
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round, digest
-from atoll.protocols.worker import FRAME_MAX_BYTES, Fold, Folded, Member, Reply, Request, Stop, Verify
+from atoll.protocols.worker import FRAME_MAX_BYTES, Fold, Folded, Member, Reply, Request, Spent, Stop, Verify
 
 FOLD = Fold(Round(3), (Member(digest(b"e"), PeerId("p"), 64, digest(b"p"), "/a/b"),))
 
@@ -45,7 +45,7 @@ def test_an_end_within_a_frame_is_the_end():
 
 def test_replies_larger_than_the_pipe_are_written_completely():
     read, write = os.pipe()
-    reply = Reply(7, Folded(Round(1), Digest(bytes(200_000)), 0.5))
+    reply = Reply(7, Folded(Round(1), Digest(bytes(200_000)), 0.5), Spent(wait_ns=1))
     writer = threading.Thread(target=lambda: Outbox(write).send(reply))
     writer.start()
     found = bytearray()

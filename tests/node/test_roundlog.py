@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.node import roundlog
+from atoll.node.goodput import Shares
 from atoll.node.roundlog import RoundLog
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
@@ -41,19 +42,65 @@ def events(folder: Path) -> list[str]:
 
 def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     log = opened(tmp_path)
-    log.training(Round(0), 0.0)
-    log.trained(trained(0), 12.0)
+    log.training(Round(0))
+    log.trained(trained(0))
     log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], (100, 200, 30, 20))
     log.evaluated(Round(0), 3.25)
-    log.training(Round(1), 15.0)
+    log.spend(Shares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
+    log.training(Round(1))
+    log.spend(Shares(steps_s=5.0), 0.0)
     log.finalized(Round(0), digest(b"final set"), digest(b"final"), [ME])
     log.close()
     row = opened(tmp_path).rows[0]
     assert (row.train_loss, row.steps, row.tokens, row.payload_bytes) == (2.5, 5, 640, 996)
-    assert (row.train_s, row.wait_s, row.val_bpb) == (12.0, 3.0, 3.25)
+    assert (row.train_s, row.steps_s, row.wait_s, row.fold_s, row.val_bpb) == (12.0, 11.0, 3.0, 1.0, 3.25)
     assert (row.bytes_up, row.bytes_down, row.blob_bytes_up, row.blob_payload_up) == (100, 200, 30, 20)
     assert (row.final, row.digest, row.contributors) == (True, digest(b"final").hex(), ["me"])
     assert events(tmp_path) == ["training", "closed", "evaluated", "training", "final"]
+
+
+def test_time_goes_to_the_newest_round_that_was_begun_and_survives_a_good_end(opened, tmp_path):
+    log = opened(tmp_path)
+    log.spend(Shares(start_s=9.0), 0.0)
+    assert log.rows == {}, "nothing was trained yet"
+    log.training(Round(4))
+    log.spend(Shares(steps_s=2.0, down_s=1.0), 0.0)
+    log.spend(Shares(steps_s=3.0), 0.0)
+    log.close()
+    row = opened(tmp_path).rows[4]
+    assert (row.steps_s, row.down_s, row.start_s) == (5.0, 1.0, 0.0)
+
+
+def test_lost_steps_are_booked_where_they_were_made(opened, tmp_path):
+    """The newer round that took the place of round 0 has begun when the worker says what was lost."""
+    log = opened(tmp_path)
+    log.training(Round(0))
+    log.spend(Shares(steps_s=6.0), 0.0)
+    log.training(Round(1))
+    log.spend(Shares(wait_s=1.0), 6.0)
+    assert (log.rows[0].steps_s, log.rows[0].recompute_s) == (0.0, 6.0)
+    assert (log.rows[1].steps_s, log.rows[1].recompute_s, log.rows[1].wait_s) == (0.0, 0.0, 1.0)
+
+
+def test_steps_before_a_restart_of_the_same_round_were_in_vain(opened, tmp_path):
+    log = opened(tmp_path)
+    log.training(Round(0))
+    log.spend(Shares(steps_s=6.0), 0.0)
+    log.close()
+    again = opened(tmp_path)
+    again.training(Round(0))
+    again.spend(Shares(steps_s=12.0), 0.0)
+    again.trained(trained(0))
+    assert (again.rows[0].steps_s, again.rows[0].recompute_s) == (12.0, 6.0)
+    assert again.newest_payload == (0, 996)
+
+
+def test_lines_of_older_versions_load(opened, tmp_path):
+    (tmp_path / "rounds.jsonl").write_text(
+        '{"round": 3, "peer": "me", "train_s": 9.5, "encode_s": 0.5, "wait_s": 2.0, "payload_bytes": 996}\n'
+    )
+    row = opened(tmp_path).rows[3]
+    assert (row.train_s, row.encode_s, row.wait_s, row.steps_s, row.transfer_s) == (9.5, 0.5, 2.0, 0.0, 0.0)
 
 
 def test_bytes_are_counted_for_the_round_in_which_they_moved(opened, tmp_path):

@@ -10,6 +10,7 @@ import torch
 from atoll.node.checkpoint.local import load_local
 from atoll.node.compress import feedback
 from atoll.node.session import Session, weight_of
+from atoll.node.spent import Ledger
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, Superseded
@@ -294,3 +295,40 @@ def test_a_payload_that_vanished_is_a_fault_of_ours(homes):
 @pytest.mark.parametrize(("tokens", "weight"), [(0, 1), (1, 1), (50, 32), (100, 64), (1000, 255)])
 def test_the_weight_is_the_share_of_the_nominal_tokens(tokens, weight):
     assert weight_of(tokens, 100) == weight
+
+
+def test_time_goes_where_the_work_is_and_a_round_given_up_is_recompute(tmp_path):
+    clock = iter(range(1_000, 10**9, 10))
+    ledger = Ledger(lambda: next(clock))
+    session = Session(w.Start(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger)
+    ledger.enter("steps")
+    given_up = session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1))
+    next(given_up)
+    given_up.close()
+    before = ledger.read()
+    assert before.recompute_ns > 0
+    assert (before.encode_ns, before.checkpoint_ns) == (0, 0)
+    assert before.steps_ns <= 10, "one look at the clock"
+    *_, trained = session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1))
+    after = ledger.read()
+    assert after.recompute_ns - before.recompute_ns <= 10, "one look at the clock"
+    assert min(after.steps_ns, after.encode_ns, after.checkpoint_ns) > 0
+    assert after.unsaved_ns < after.steps_ns, "what is saved counts"
+    ledger.enter("fold")
+    session.answer(w.Finalize(Round(0), (member(trained.pending),)))
+    assert ledger.read().checkpoint_ns > after.checkpoint_ns
+
+
+def test_steps_that_a_full_disk_did_not_take_are_not_in_vain(tmp_path):
+    clock = iter(range(1_000, 10**9, 10))
+    ledger = Ledger(lambda: next(clock))
+    session = Session(w.Start(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger)
+    ledger.enter("steps")
+    free = blocked(tmp_path / "state")
+    ask = w.Train(Round(0), 0, 1, SPEC.steps(0), -1)
+    with pytest.raises(DiskFault):
+        list(session.train(ask))
+    assert ledger.read().unsaved_ns > 0
+    free()
+    assert len(list(session.train(ask))) == 1
+    assert ledger.read().recompute_ns == 0

@@ -33,7 +33,7 @@ with lives.open("a") as file:
     file.write("life\\n")
 print("a last word", file=sys.stderr, flush=True)
 while (request := inbox.take()) is not None:
-    ask, say = request.ask, lambda answer: outbox.send(w.Reply(request.id, answer))
+    ask, say = request.ask, lambda answer: outbox.send(w.Reply(request.id, answer, w.Spent(wait_ns=7)))
     match ask:
         case w.Start(home="broken"):
             say(w.Failed("ConfigError", "no such data", "give --data"))
@@ -60,6 +60,8 @@ while (request := inbox.take()) is not None:
             say(w.Progress(number, 1, 2, 1.0, 10.0))
             pending = w.Pending(number, Digest(bytes(32)), Digest(bytes(32)), "", 1, 1, 1, 1.0)
             say(w.Trained(pending, 1, 1.0, 0.0))
+        case w.Report():
+            say(w.Reported())
         case w.Stop():
             say(w.Stopped())
             break
@@ -89,10 +91,12 @@ class Rig:
         self.started: list[w.Started] = []
         self.progress: list[w.Progress] = []
         self.told: list[str] = []
+        self.spent: list[w.Spent] = []
         self.news = asyncio.Event()
         self.trainer = Trainer(
-            start, self.log, self._on_started, self._on_progress, self._on_gone, command=command
-        )
+            start, self.log, self._on_started, self._on_progress, self._on_gone, command=command,
+            on_spent=self.spent.append,
+        )  # fmt: skip
 
     async def _on_started(self, started: w.Started) -> None:
         self.started.append(started)
@@ -249,6 +253,20 @@ async def test_what_the_user_must_mend_ends_the_node(rig):
     assert fault.hint == "give --data"
 
 
+async def test_a_worker_that_waits_is_asked_for_its_books(rig, monkeypatch):
+    monkeypatch.setattr(module, "REPORT_S", 0.02)
+    one = rig()
+    async with served(one):
+        await one.life(1)
+        await wait_for(lambda: len(one.spent) > 5)
+        assert set(one.spent) == {w.Spent(), w.Spent(wait_ns=7)}
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+        known = len(one.spent)
+        await wait_for(lambda: len(one.spent) > known + 5)
+        assert one.spent.count(w.Spent()) == 2, "one for each life"
+
+
 async def test_a_disk_that_is_full_at_a_restart_is_waited_for(rig):
     async with served(rig("full")) as one:
         await one.life(1)
@@ -299,3 +317,7 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         newer = await one.trainer.ask(w.Train(Round(2), 0, 1, 40, -1), w.Trained)
         assert [type(answer) for answer in await late] == [Superseded]
         assert newer.pending.round == 2
+        last = one.spent[-1]
+        assert last.recompute_ns > 0, "round 1 was given up"
+        assert min(last.start_ns, last.steps_ns, last.encode_ns, last.fold_ns, last.checkpoint_ns) > 0
+        assert last.unsaved_ns < 0.1 * last.steps_ns, "round 2 is saved"

@@ -60,7 +60,7 @@ def test_round_trip_and_golden_id(spec, owner):
     data = sign_run(spec, owner)
     assert open_run(data) == spec
     assert open_run(data).id == spec.id
-    assert spec.id.hex() == "6d7e19274b9a93dbb588fbe73a9fa185cd0a4d2cafbc0b45e72633ec00c99899"
+    assert spec.id.hex() == "83b839aae1fd9c2c888ce052917a6305981873e9d282736992949e2b82774aba"
 
 
 def test_only_the_owner_signs(spec):

@@ -52,7 +52,7 @@ def pace(nodes: Sequence[RigNode]) -> tuple[float, float]:
     time.sleep(MEASURE_S)
     gone_s, after = time.monotonic() - began, nodes[1].status()["round"]
     rows = [row for row in nodes[1].rounds() if before <= row["round"] < after and row["train_s"]]
-    trained_s, waited_s = sum(r["train_s"] for r in rows), sum(r["wait_s"] or 0.0 for r in rows)
+    trained_s, waited_s = sum(r["train_s"] for r in rows), sum(r["wait_s"] + r["transfer_s"] for r in rows)
     return (after - before) * 3600 / gone_s, waited_s / max(trained_s + waited_s, 1e-9)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 FIELDS = {
     "peer", "digest", "contributors", "train_loss", "val_bpb", "payload_bytes", "bytes_up", "bytes_down",
-    "train_s", "wait_s",
+    "train_s", "steps_s", "wait_s", "transfer_s",
 }  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     assert len(report["nodes"]) == 4
     assert [entry["round"] for entry in report["rounds"]] == list(range(14))
     assert all(set(node) >= FIELDS for entry in report["rounds"] for node in entry["nodes"])
+    assert 0.0 < max(report["goodput"].values()) < 1.0, report["goodput"]
     assert "Traceback" not in done.stdout + done.stderr
     for home in (tmp_path / "swarm").glob("node-*"):
         assert "Traceback" not in (home / "out.log").read_text(), home
