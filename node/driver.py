@@ -22,6 +22,7 @@ from atoll.node.membership import Known, MemberView
 from atoll.node.needs import Network, round_half_s
 from atoll.node.payloads import Payloads
 from atoll.node.roundlog import RoundLog
+from atoll.node.tempo import Tempo, choose, measured
 from atoll.node.trainer import Trainer, WorkerDied
 from atoll.protocols import worker as w
 from atoll.protocols.coverage import largest_payload, payload_size
@@ -61,11 +62,8 @@ class Driver:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        pace = spec.pace
-        config = rnd.RoundConfig(
-            me, spec.outer.rounds, pace.quorum_256, pace.grace_256, pace.lease_s, pace.min_members
-        )
-        self.round = round.begin(config)
+        self.round = round.begin(rnd.config_of(spec, me))
+        self.tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         sizes = partial(payload_size, spec)
         self._payloads = Payloads(net, sizes, self._verify, self._on_held, self.blame, self.disk_trouble)
@@ -182,7 +180,7 @@ class Driver:
         self._members_at = self.now()
         born = self._members_at - self.spec.pace.lease_s
         members = {
-            peer: MemberView(lease.activity, lease.round, round_half_s(born + left_s))
+            peer: MemberView(lease.activity, lease.round, round_half_s(born + left_s), lease.tokens_per_s)
             for peer, (lease, left_s) in self._net.leases().items()
         }
         if members != self._members:
@@ -306,8 +304,11 @@ class Driver:
     async def _train(self, action: rnd.StartTraining) -> None:
         self.progress = None
         self.log.training(action.round)
-        ask = w.Train(action.round, action.slot, action.slots, self.spec.steps(action.round), -1)
+        speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
+        self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
+        ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after)
         done = await self.ask_until_saved(ask, w.Trained)
+        self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done)
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
@@ -384,7 +385,7 @@ class Driver:
     def _put_lease(self) -> None:
         activity, number = self._lease
         offer = self.finals.offer
-        speed = self.progress.tokens_per_s if self.progress else 0.0
+        speed = self.tempo.tokens_per_s or (self.progress.tokens_per_s if self.progress else 0.0)
         self._lease_at = self.now()
         blob, at = (offer.blob, offer.round) if offer else (b"", -1)
         lease = Lease(activity, number, self.finals.applied, blob, at, speed)

@@ -17,6 +17,8 @@ class MemberView:
     activity: Activity
     round: Round
     heard: float
+    tokens_per_s: float = 0.0
+    """Its speed; 0 while it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +45,43 @@ def chosen(known: Iterable[Known]) -> tuple[Known, ...]:
     return tuple(sorted(first.values(), key=lambda k: k.entry))
 
 
-def takes_part(view: MemberView, number: int) -> bool:
+def takes_part(view: MemberView, number: int, ahead: int = 0) -> bool:
     """Will the peer still contribute to round `number`, and soon?
 
-    A peer at a later round has left this one behind. A peer more than one round behind is not waited for.
+    A peer more than `ahead` rounds later has left this one behind: 0 where nobody trains the next round before
+    this one is folded. A peer more than one round behind is not waited for.
     """
-    return view.activity == "training" and number - 1 <= view.round <= number
+    return view.activity == "training" and number - 1 <= view.round <= number + ahead
 
 
-def expected(me: PeerId, number: int, known: Iterable[Known], members: Mapping[PeerId, MemberView]) -> set[PeerId]:
+def walked(
+    before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView], walks: Mapping[PeerId, int]
+) -> dict[PeerId, int]:
+    """For each peer that went on from one round to the very next: the round that it left, and so contributed to.
+
+    Its contribution may still be on the way. Who came in by a leap, or was not seen before, has none.
+    """
+    known = {peer: before[peer] for peer in now if peer in before}
+    stayed = {peer: walks[peer] for peer, was in known.items() if peer in walks and now[peer].round == was.round}
+    went = {p: int(was.round) for p, was in known.items() if now[p].round == was.round + 1}
+    return {**stayed, **{peer: left for peer, left in went.items() if known[peer].activity == "training"}}
+
+
+def expected(
+    me: PeerId,
+    number: int,
+    known: Iterable[Known],
+    members: Mapping[PeerId, MemberView],
+    walks: Mapping[PeerId, int],
+) -> set[PeerId]:
     """Whose contributions round `number` waits for, oneself included.
 
-    An announced contribution whose payload is missing is waited for while its author lives.
+    An announced contribution whose payload is missing is waited for while its author lives; so is one that was
+    not seen yet, of a member that just went on to the next round (`walks`, of `walked`).
     """
     authors = {k.author for k in known if k.held or k.author in members}
-    return {me} | authors | {peer for peer, view in members.items() if takes_part(view, number)}
+    on_the_way = {peer for peer, left in walks.items() if left == number and peer in members}
+    return {me} | authors | on_the_way | {peer for peer, view in members.items() if takes_part(view, number)}
 
 
 def enough(count: int, quorum_256: int) -> int:
@@ -65,9 +89,9 @@ def enough(count: int, quorum_256: int) -> int:
     return max(1, -(-count * quorum_256 // 256))
 
 
-def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView]) -> tuple[int, int]:
+def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead: int = 0) -> tuple[int, int]:
     """(slot, slots): our place among the sorted members that train round `number`, and their count."""
-    peers = sorted({me} | {peer for peer, view in members.items() if takes_part(view, number)})
+    peers = sorted({me} | {peer for peer, view in members.items() if takes_part(view, number, ahead)})
     return peers.index(me), len(peers)
 
 

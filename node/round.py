@@ -1,5 +1,8 @@
 """The round as a pure state machine: `step(state, event) -> (state, actions)`. Rules in words: docs/rounds.md.
 
+With overlap (`RoundConfig.overlap_steps`) one round may be in flight: it is collected and folded while the next
+one is trained. TRAIN and COLLECT name the newest round in `round` and the one that is collected in `collecting`.
+
 No clock, no network, no randomness: events carry the time. Every event first becomes a fact of the
 state; then `_settle` moves the phases as far as the facts allow.
 """
@@ -7,9 +10,21 @@ state; then `_settle` moves the phases as far as the facts allow.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from atoll.node.membership import Known, chosen, enough, expected, frontier, slot_of
+from atoll.node.membership import Known, chosen, enough, slot_of, walked
+from atoll.node.round_facts import (
+    all_known,
+    attendance,
+    came_late,
+    closes_at,
+    contributed,
+    in_flight,
+    may_train_on,
+    must_wait,
+    next_round,
+    present,
+    worked_in,
+)
 from atoll.node.round_words import (
-    STALL_ROUNDS,
     Action,
     Announce,
     Behind,
@@ -55,6 +70,7 @@ _ACTIVITY: Mapping[Phase, Activity] = {
     Phase.FINISHED: "done",
 }
 _RESTING = (Phase.GATHER, Phase.PAUSED, Phase.FULL, Phase.DONE, Phase.FINISHED)
+_WORKING = (Phase.TRAIN, Phase.COLLECT)
 
 Out = tuple[RoundState, list[Action]]
 
@@ -67,7 +83,7 @@ def begin(config: RoundConfig) -> RoundState:
 def step(state: RoundState, event: Event) -> Out:
     """Next state, and what to do about it."""
     state, actions = _take(replace(state, now=max(state.now, event.now)), event)
-    for move in (_leave_sync, _close, _refold, _after_fold, _rest, _refold, _after_fold):
+    for move in _MOVES:
         state, more = move(state)
         actions += more
     return _lease(state, actions)
@@ -85,7 +101,8 @@ def _take(state: RoundState, event: Event) -> Out:
         case PayloadHeld(payload):
             return _held(state, payload), []
         case LeasesChanged(members):
-            return replace(state, members=dict(members)), []
+            walks = walked(state.members, members, state.walks) if state.config.overlap_steps else {}
+            return replace(state, members=dict(members), walks=walks), []
         case Trained():
             return _trained(state, event)
         case Folded(number, digest):
@@ -98,7 +115,8 @@ def _take(state: RoundState, event: Event) -> Out:
         case Resume():
             return replace(state, resting=""), []
         case Behind(reason):
-            return _enter(replace(state, syncing=reason, folding={}), Phase.CATCH_UP, state.round), []
+            state = replace(state, syncing=reason, folding={}, collecting=-1)
+            return _enter(state, Phase.CATCH_UP, state.round), []
         case Tick():
             return _tick(state)
 
@@ -109,10 +127,10 @@ def _ready(state: RoundState, event: Ready) -> Out:
     for pending in event.pending:
         if pending.round <= state.final:
             actions.append(Discard(pending))
-        elif not _contributed(state, pending.round):
+        elif not contributed(state, pending.round):
             actions.append(Announce(pending))
             state = replace(state, unannounced=pending)
-    state = replace(state, folding={}, folded={}, syncing="", ready=True)
+    state = replace(state, folding={}, folded={}, collecting=-1, syncing="", ready=True)
     actions += _wanted(state, newest=-1)
     return _enter(state, Phase.CATCH_UP, state.round), actions
 
@@ -140,7 +158,7 @@ def _wanted(state: RoundState, newest: int) -> list[Action]:
     if not state.ready:
         return []
     last = state.final + state.config.max_open_rounds
-    missing = [k for k in _all(state) if not k.held and newest < k.round <= last]
+    missing = [k for k in all_known(state) if not k.held and newest < k.round <= last]
     return [FetchPayload(k.payload, k.author, k.round) for k in missing]
 
 
@@ -156,12 +174,12 @@ def _held(state: RoundState, payload: Digest) -> RoundState:
 def _trained(state: RoundState, event: Trained) -> Out:
     """Work that ends after the node fell behind (CATCH_UP) is late, and announced all the same."""
     at_hand = state.phase is Phase.TRAIN and event.round == state.round
-    state = replace(state, train_s=event.train_s)
+    state = replace(state, train_s=event.train_s, step_s=event.train_s / max(1, event.pending.steps))
     if event.round <= state.final:
         return (_enter(state, Phase.FOLD, state.round) if at_hand else state), [Discard(event.pending)]
     state = replace(state, unannounced=event.pending, announced_at=state.now)
     if at_hand:
-        state = _enter(replace(state, quorum_at=None), Phase.COLLECT, state.round)
+        state = _collect(state, state.collecting if in_flight(state) else state.round)
     return state, [Announce(event.pending)]
 
 
@@ -200,42 +218,46 @@ def _leave_sync(state: RoundState) -> Out:
     """After Ready: wait for the payloads of open rounds, but not for ever; then go where the others are."""
     if state.phase is not Phase.CATCH_UP or not state.ready or state.syncing:
         return state, []
-    waiting = any(not k.held for k in _all(state))  # far rounds too: they say that finality is far ahead
+    waiting = any(not k.held for k in all_known(state))  # far rounds too: they say that finality is far ahead
     if waiting and state.now - state.since < state.config.lease_s:
         return state, []
     numbers = [*state.books, *([state.unannounced.round] if state.unannounced else [])]
-    ours = [number for number in numbers if number > state.closed and _worked_in(state, number)]
-    if ours:
-        return _enter(replace(state, quorum_at=None), Phase.COLLECT, max(ours)), []
-    return _enter(state, Phase.FOLD, state.round), []
+    ours = [number for number in numbers if number > state.closed and worked_in(state, number)]
+    if not ours:
+        return _enter(state, Phase.FOLD, state.round), []
+    newest = max(ours)
+    if not state.config.overlap_steps:
+        return _collect(replace(state, round=newest), newest), []
+    first = newest - 1 if newest - 1 in ours else newest
+    return _collect(replace(state, round=newest, closed=max(state.closed, first - 1)), first), []
+
+
+def _train_on(state: RoundState) -> Out:
+    """With overlap: the next round begins while ours is collected."""
+    if not may_train_on(state):
+        return state, []
+    return _train(state, state.round + 1, state.round)
 
 
 def _close(state: RoundState) -> Out:
-    """COLLECT ends when everybody who is expected is there, or enough are and the grace is over."""
-    if state.phase is not Phase.COLLECT:
-        return state, []
-    if state.round <= state.final:
+    """A round closes when everybody who is expected is there, or enough are and the grace is over."""
+    if state.phase is Phase.COLLECT and state.round <= state.final:
         return _enter(state, Phase.FOLD, state.round), []
-    awaited, there = _attendance(state)
+    if state.phase not in _WORKING or state.collecting <= state.closed:
+        return state, []
+    awaited, there = attendance(state)
     reached = len(there) >= enough(len(awaited), state.config.quorum_256)
     if reached and state.quorum_at is None:
         state = replace(state, quorum_at=state.now)
-    if not awaited - there or state.now >= _closes_at(state):
-        return _enter(replace(state, closed=max(state.closed, state.round)), Phase.FOLD, state.round), []
-    return state, []
-
-
-def _closes_at(state: RoundState) -> float:
-    """When the round closes whoever is missing."""
-    stall = state.since + STALL_ROUNDS * state.train_s + state.config.lease_s
-    if state.quorum_at is None:
-        return stall
-    return min(stall, state.quorum_at + state.config.grace_256 / 256 * state.train_s)
+    if awaited - there and state.now < closes_at(state):
+        return state, []
+    state = replace(state, closed=state.collecting)
+    return (state if in_flight(state) else _enter(state, Phase.FOLD, state.round)), []
 
 
 def _refold(state: RoundState) -> Out:
     """Fold every closed round whose set is not what the worker's view holds."""
-    if state.phase is not Phase.FOLD and state.phase not in _RESTING:
+    if not _may_fold(state):
         return state, []
     actions: list[Action] = []
     folding = dict(state.folding)
@@ -243,7 +265,7 @@ def _refold(state: RoundState) -> Out:
         members = chosen(state.books[number].values())
         names = tuple(k.entry for k in members)
         asked = folding.get(number, state.folded.get(number, ()))
-        behind = number <= state.closed or (state.phase is Phase.FOLD and number < _next(state))
+        behind = number <= state.closed or (state.phase is Phase.FOLD and number < next_round(state))
         if behind and names != asked and number not in folding:
             folding[number] = names
             actions.append(FoldRound(Round(number), members))
@@ -252,12 +274,27 @@ def _refold(state: RoundState) -> Out:
 
 def _after_fold(state: RoundState) -> Out:
     """Everything is folded: say what we hold, then start the next round or rest."""
-    if state.folding or (state.phase is not Phase.FOLD and state.phase not in _RESTING):
+    if state.folding or not _may_fold(state):
         return state, []
     state, actions = _ack(state)
-    if state.phase is not Phase.FOLD:
-        return state, actions
-    return _go(state, actions)
+    if state.phase is Phase.FOLD:
+        return _go(state, actions)
+    return _land(state), actions
+
+
+def _may_fold(state: RoundState) -> bool:
+    """With overlap the worker folds while it trains; else only between two rounds."""
+    overlapped = state.config.overlap_steps > 0 and state.phase in _WORKING
+    return overlapped or state.phase is Phase.FOLD or state.phase in _RESTING
+
+
+def _land(state: RoundState) -> RoundState:
+    """The round in flight is folded, or final: the one at hand is collected next, once it is trained."""
+    if state.phase not in _WORKING or not in_flight(state) or state.collecting > state.closed:
+        return state
+    if state.phase is Phase.TRAIN:
+        return replace(state, collecting=-1)
+    return _collect(state, state.round)
 
 
 def _ack(state: RoundState) -> Out:
@@ -272,7 +309,7 @@ def _ack(state: RoundState) -> Out:
 
 
 def _go(state: RoundState, actions: list[Action]) -> Out:
-    number = _next(state)
+    number = next_round(state)
     state = replace(state, closed=max(state.closed, number - 1))
     if number >= state.config.rounds:
         return _enter(state, Phase.DONE, state.config.rounds), actions
@@ -280,12 +317,28 @@ def _go(state: RoundState, actions: list[Action]) -> Out:
         return _enter(state, Phase.PAUSED, number), actions
     if number - state.final > state.config.max_open_rounds:
         return _enter(state, Phase.FULL, number), actions
-    if number == 0 and not state.books and len(_present(state)) + 1 < state.config.min_members:
+    if number == 0 and not state.books and len(present(state)) + 1 < state.config.min_members:
         return _enter(state, Phase.GATHER, number), actions
-    if _worked_in(state, number):
-        return _enter(replace(state, quorum_at=None), Phase.COLLECT, number), actions
-    slot, slots = slot_of(state.config.me, number, state.members)
-    return _enter(state, Phase.TRAIN, number), [*actions, StartTraining(Round(number), slot, slots)]
+    if worked_in(state, number):
+        return _collect(replace(state, round=number), number), actions
+    state, start = _train(state, number, -1)
+    return state, actions + start
+
+
+def _train(state: RoundState, number: int, after: int) -> Out:
+    """Start round `number`, with round `after` in flight."""
+    slot, slots = slot_of(state.config.me, number, state.members, int(state.config.overlap_steps > 0))
+    state = _enter(replace(state, collecting=after), Phase.TRAIN, number)
+    return state, [StartTraining(Round(number), slot, slots, after)]
+
+
+def _collect(state: RoundState, number: int) -> RoundState:
+    """Nothing to train: wait for round `number`, which is the one at hand or the one before it."""
+    if state.phase is not Phase.COLLECT:
+        state = replace(state, late=came_late(state, state.round))
+    if number != state.collecting:
+        state = replace(state, collecting=number, collecting_since=state.now, quorum_at=None)
+    return replace(state, phase=Phase.COLLECT, since=state.now)
 
 
 def _rest(state: RoundState) -> Out:
@@ -298,51 +351,6 @@ def _rest(state: RoundState) -> Out:
     if after.phase is state.phase:
         return state, []
     return _enter(state, Phase.FOLD, state.round), []  # what was skipped is folded first
-
-
-# --- what the facts say -------------------------------------------------------------------------------
-
-
-def _next(state: RoundState) -> int:
-    """The round to train next: the one after ours, or after the newest one that half of the others left behind."""
-    first = max(state.final, state.closed) + 1
-    newest = frontier(first, state.config.rounds - 1, state.books, state.members)
-    while newest >= first and not _left_behind(state, newest):
-        newest -= 1
-    return max(first, newest + 1)
-
-
-def _left_behind(state: RoundState, number: int) -> bool:
-    """Is it too late to take part in round `number`? Yes when half of the others are past it, or we are in it."""
-    if _worked_in(state, number):
-        return False
-    others = [view for view in state.members.values() if view.activity in ("training", "done")]
-    return 2 * sum(view.round > number for view in others) >= len(others)
-
-
-def _attendance(state: RoundState) -> tuple[set[PeerId], set[PeerId]]:
-    """(expected, those of them whose contribution is held) of the round at hand."""
-    known = state.books.get(state.round, {}).values()
-    awaited = expected(state.config.me, state.round, known, state.members)
-    return awaited, {k.author for k in known if k.held} & awaited
-
-
-def _present(state: RoundState) -> list[PeerId]:
-    return [peer for peer, view in state.members.items() if view.activity in ("training", "done")]
-
-
-def _contributed(state: RoundState, number: int) -> bool:
-    return any(k.author == state.config.me for k in state.books.get(number, {}).values())
-
-
-def _worked_in(state: RoundState, number: int) -> bool:
-    """Contributed, or about to: the work is saved, and its entry not seen yet."""
-    written = state.unannounced is None or state.unannounced.round != number
-    return not written or _contributed(state, number)
-
-
-def _all(state: RoundState) -> list[Known]:
-    return [known for book in state.books.values() for known in book.values()]
 
 
 def _enter(state: RoundState, phase: Phase, number: int) -> RoundState:
@@ -358,6 +366,12 @@ def _lease(state: RoundState, actions: list[Action]) -> Out:
     return replace(state, leased=lease), [*actions, PublishLease(lease[0], Round(lease[1]))]
 
 
+_MOVES = (
+    *(_leave_sync, _refold, _train_on, _close, _refold, _after_fold, _rest),
+    *(_refold, _train_on, _close, _refold, _after_fold),
+)
+
+
 # --- for people -----------------------------------------------------------------------------------------
 
 
@@ -367,10 +381,12 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
         case Phase.SYNC:
             return "waiting for a peer to compare ledgers with"
         case Phase.CATCH_UP:
-            return state.syncing or f"fetching {sum(not k.held for k in _all(state))} payloads of open rounds"
+            return state.syncing or f"fetching {sum(not k.held for k in all_known(state))} payloads of open rounds"
         case Phase.GATHER:
-            return f"waiting for members: {len(_present(state)) + 1} of {state.config.min_members} are here"
+            return f"waiting for members: {len(present(state)) + 1} of {state.config.min_members} are here"
         case Phase.COLLECT:
+            return _collect_reason(state, name)
+        case Phase.TRAIN if must_wait(state):
             return _collect_reason(state, name)
         case Phase.FOLD:
             return "folding contributions"
@@ -388,11 +404,14 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
 
 
 def _collect_reason(state: RoundState, name: Callable[[str], str]) -> str:
-    awaited, there = _attendance(state)
+    before = f"round {state.collecting}: " if in_flight(state) else ""
+    if state.collecting in state.folding:
+        return before + "folding contributions"
+    awaited, there = attendance(state)
     missing = sorted(awaited - there)
     who = ", ".join(f"{name(peer)} {_whereabouts(state, peer)}" for peer in missing[:4])
-    left_s = max(0.0, _closes_at(state) - state.now)
-    return f"waiting for {len(missing)} of {len(awaited)}: {who}; goes on in {left_s:.0f} s at the latest"
+    left_s = max(0.0, closes_at(state) - state.now)
+    return f"{before}waiting for {len(missing)} of {len(awaited)}: {who}; goes on in {left_s:.0f} s at the latest"
 
 
 def _whereabouts(state: RoundState, peer: PeerId) -> str:

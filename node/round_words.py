@@ -12,6 +12,7 @@ from atoll.node.membership import Known, MemberView
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.records import Contribution
 from atoll.protocols.registers import Activity
+from atoll.protocols.run import RunSpec
 from atoll.protocols.worker import Pending
 
 MAX_OPEN_ROUNDS = 64
@@ -76,6 +77,7 @@ class Trained:
     round: Round
     pending: Pending
     train_s: float
+    """Without the time that the worker waited for the fold of the round before."""
     now: float
 
 
@@ -151,6 +153,8 @@ class StartTraining:
     round: Round
     slot: int
     slots: int
+    after: int
+    """Round that is collected meanwhile: its FoldRound comes while this one is trained; -1: none is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,22 @@ class RoundConfig:
     lease_s: float
     min_members: int = 1
     max_open_rounds: int = MAX_OPEN_ROUNDS
+    overlap_steps: int = 0
+    """Steps of a round that may be trained before the round before it is folded; 0: none."""
+
+
+def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
+    """What the machine needs of a RunSpec."""
+    pace, outer = spec.pace, spec.outer
+    return RoundConfig(
+        me=me,
+        rounds=outer.rounds,
+        quorum_256=pace.quorum_256,
+        grace_256=pace.grace_256,
+        lease_s=pace.lease_s,
+        min_members=pace.min_members,
+        overlap_steps=outer.overlap_steps,
+    )
 
 
 Book: TypeAlias = Mapping[Digest, Known]
@@ -259,6 +279,9 @@ class RoundState:
     phase: Phase = Phase.SYNC
     round: int = 0
     """The round at hand (TRAIN, COLLECT, FOLD), else the round that would be next."""
+    collecting: int = -1
+    """The round that is waited for (TRAIN, COLLECT): the one at hand, or the one before it; -1: none."""
+    collecting_since: float = 0.0
     final: int = -1
     closed: int = -1
     """Newest round that this node closed, or that it saw the others leave."""
@@ -266,13 +289,19 @@ class RoundState:
     since: float = 0.0
     """When the phase began."""
     train_s: float = 0.0
-    """Own time of the newest trained round; 0 before the first."""
+    """Own time of the newest trained round, without waiting; 0 before the first."""
+    step_s: float = 0.0
+    """Own time of one of its steps."""
+    late: bool = False
+    """The others had closed our newest round before our work was done."""
     quorum_at: float | None = None
-    """When the round at hand reached its quorum."""
+    """When the collected round reached its quorum."""
     resting: str = ""
     """Reason of a pause; empty when there is none."""
     books: Mapping[int, Book] = field(default_factory=dict)
     members: Mapping[PeerId, MemberView] = field(default_factory=dict)
+    walks: Mapping[PeerId, int] = field(default_factory=dict)
+    """Rounds that members were seen to leave for the very next one (`membership.walked`); only with overlap."""
     folding: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """Asked of the worker, not answered yet."""
     folded: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.membership import Known, MemberView, chosen, enough, expected, frontier, slot_of, takes_part
+from atoll.node.membership import (
+    Known,
+    MemberView,
+    chosen,
+    enough,
+    expected,
+    frontier,
+    slot_of,
+    takes_part,
+    walked,
+)
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 
 ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
@@ -53,14 +63,14 @@ def test_what_is_not_held_is_not_folded():
 )
 def test_only_members_at_this_round_or_the_one_before_are_waited_for(number, activity, waited):
     assert takes_part(view(number, activity), 3) is waited
-    assert (A in expected(ME, 3, [], {A: view(number, activity)})) is waited
+    assert (A in expected(ME, 3, [], {A: view(number, activity)}, {})) is waited
 
 
 def test_a_missing_payload_is_waited_for_while_its_author_lives():
     announced = known(A, held=False)
-    assert expected(ME, 3, [announced], {}) == {ME}
-    assert expected(ME, 3, [announced], {A: view(9)}) == {ME, A}
-    assert expected(ME, 3, [known(A)], {}) == {ME, A}
+    assert expected(ME, 3, [announced], {}, {}) == {ME}
+    assert expected(ME, 3, [announced], {A: view(9)}, {}) == {ME, A}
+    assert expected(ME, 3, [known(A)], {}, {}) == {ME, A}
 
 
 @pytest.mark.parametrize(
@@ -100,3 +110,31 @@ def test_the_frontier_stays_in_its_window_and_sees_members_that_are_done():
     ones = books(*(known(A, n) for n in range(3, 10)))
     assert frontier(3, 6, ones, {A: view(10, "done")}) == 6
     assert frontier(3, 6, ones, {A: view(10, "paused")}) == 2
+
+
+def test_who_goes_on_to_the_next_round_has_contributed_to_the_one_before():
+    before = {A: view(3), B: view(3), C: view(3)}
+    walks = walked(before, {A: view(4), B: view(5), C: view(3)}, {})
+    assert walks == {A: 3}, "B came by a leap, C is still there"
+    assert expected(ME, 3, [], {A: view(4), B: view(5)}, walks) == {ME, A}
+    assert expected(ME, 3, [], {A: view(4), B: view(5)}, {}) == {ME}
+
+
+def test_a_walk_is_remembered_until_the_next_one():
+    walks = walked({A: view(3)}, {A: view(4)}, {})
+    walks = walked({A: view(4)}, {A: view(4, "paused")}, walks)
+    assert walks == {A: 3}
+    assert walked({A: view(4)}, {A: view(5)}, walks) == {A: 4}
+    assert walked({A: view(4)}, {A: view(7)}, walks) == {}
+    assert walked({A: view(4)}, {}, walks) == {}
+    assert walked({}, {A: view(4)}, {}) == {}
+    assert walked({A: view(3, "syncing")}, {A: view(4)}, {}) == {}, "who synced trained nothing"
+
+
+def test_with_overlap_slots_count_members_that_are_a_round_ahead():
+    peers = [A, B, ME]
+    at = {A: 4, B: 3, ME: 2}
+    for me in peers:
+        others = {peer: view(at[peer]) for peer in peers if peer != me}
+        assert slot_of(me, 3, others, 1) == (sorted(peers).index(me), 3)
+    assert slot_of(ME, 3, {A: view(4)}) == (0, 1)

@@ -32,6 +32,7 @@ from atoll.protocols.worker import Pending
 
 ME, A, B, C = (PeerId(name) for name in ("me", "peer-a", "peer-b", "peer-c"))
 TRAIN_S = 10.0
+STEPS = 10
 LEASE_S = 20.0
 
 
@@ -44,7 +45,7 @@ def payload_of(author: PeerId, number: int) -> Digest:
 
 
 def pending_of(number: int) -> Pending:
-    return Pending(Round(number), digest(b"base"), payload_of(ME, number), "path", 1, 1, 64, 1.0)
+    return Pending(Round(number), digest(b"base"), payload_of(ME, number), "path", STEPS, 1, 64, 1.0)
 
 
 class Node:
@@ -106,7 +107,7 @@ class Node:
 
 def test_a_round_of_one_node_from_ready_to_the_next():
     node = Node().ready()
-    assert node.find(StartTraining) == [StartTraining(Round(0), 0, 1)]
+    assert node.find(StartTraining) == [StartTraining(Round(0), 0, 1, -1)]
     node.trained(0)
     assert node.find(Announce) == [Announce(pending_of(0))]
     node.seen(ME, 0)
@@ -114,7 +115,7 @@ def test_a_round_of_one_node_from_ready_to_the_next():
     node.fold()
     names = (entry_of(ME, 0),)
     assert node.find(PublishAck) == [PublishAck(Round(0), names, set_digest(list(names)), digest(b"view", *names))]
-    assert node.find(StartTraining) == [StartTraining(Round(1), 0, 1)]
+    assert node.find(StartTraining) == [StartTraining(Round(1), 0, 1, -1)]
     assert node.find(PublishLease) == [PublishLease("training", Round(1))]
 
 
@@ -131,7 +132,7 @@ def test_round_zero_waits_for_its_members():
     node.leases(a=0, b=("syncing", 0))
     assert node.state.phase is Phase.GATHER
     node.leases(a=0, b=0)
-    assert node.find(StartTraining) == [StartTraining(Round(0), 0, 3)]
+    assert node.find(StartTraining) == [StartTraining(Round(0), 0, 3, -1)]
 
 
 def test_nobody_gathers_once_the_run_has_begun():
@@ -225,7 +226,7 @@ def test_who_is_behind_goes_where_the_others_are():
     node.ready()
     assert sorted(action.round for action in node.find(FoldRound)) == list(range(5))
     node.fold()
-    assert node.find(StartTraining) == [StartTraining(Round(5), 0, 3)]
+    assert node.find(StartTraining) == [StartTraining(Round(5), 0, 3, -1)]
 
 
 def test_who_is_a_little_late_still_takes_part():
@@ -393,3 +394,178 @@ def test_work_that_ends_after_the_node_fell_behind_is_announced_late():
     assert node.state.phase is Phase.CATCH_UP
     node.ready(0)
     assert (node.state.phase, node.state.round) == (Phase.COLLECT, 1), "it is not trained again"
+
+
+# --- overlap: the next round is trained while this one is collected -----------------------------------
+
+
+def overlapping(steps: int = STEPS, **more) -> Node:
+    return Node(overlap_steps=steps, **more).ready()
+
+
+def started(node: Node) -> list[tuple[int, int]]:
+    """(round, after) of every StartTraining so far."""
+    return [(action.round, action.after) for action in node.log if isinstance(action, StartTraining)]
+
+
+def test_the_next_round_begins_when_ours_is_announced_and_is_folded_into_later():
+    node = overlapping().leases(a=0).trained(0)
+    assert node.said == [Announce(pending_of(0))], "not before our contribution is in the ledger"
+    node.seen(ME, 0)
+    assert node.find(StartTraining) == [StartTraining(Round(1), 0, 2, 0)]
+    assert node.find(PublishLease) == [PublishLease("training", Round(1))]
+    node.seen(A, 0)
+    assert [(f.round, len(f.members)) for f in node.find(FoldRound)] == [(0, 2)]
+    assert (node.state.phase, node.state.round) == (Phase.TRAIN, 1)
+    node.fold()
+    assert [action.round for action in node.find(PublishAck)] == [0]
+    node.train(1)
+    assert started(node) == [(0, -1), (1, 0), (2, 1)]
+
+
+def test_one_round_at_most_is_in_flight():
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1)
+    assert node.state.phase is Phase.COLLECT
+    assert round.reason(node.state).startswith("round 0: waiting for 1 of 2: …peer-a (training round 0")
+    assert PublishLease("training", Round(1)) in node.log, "the lease does not go back"
+    node.seen(A, 0)
+    assert started(node) == [(0, -1), (1, 0)]
+    assert round.reason(node.state) == "round 0: folding contributions"
+    node.fold()
+    assert started(node) == [(0, -1), (1, 0), (2, 1)]
+
+
+def test_the_grace_begins_when_waiting_costs_time():
+    """Five of ten steps may be ahead: then the worker waits for the fold, and from then on the grace runs."""
+    node = overlapping(5, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0)
+    assert round.reason(node.state) == ""
+    node.tick(TRAIN_S / 2 + TRAIN_S / 2 - 0.1)
+    assert not node.find(FoldRound)
+    assert round.reason(node.state).startswith("round 0: waiting for 1 of 3: …peer-b")
+    assert node.tick(0.1).find(FoldRound)
+
+
+def test_the_grace_of_a_long_overlap_begins_when_the_next_round_is_trained():
+    node = overlapping(10 * STEPS, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0).train(1)
+    node.tick(TRAIN_S / 2 - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert node.tick(0.1).find(FoldRound)
+
+
+def test_the_last_round_waits_for_members_that_are_a_round_behind():
+    node = overlapping(rounds=1, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0)
+    node.tick(TRAIN_S + TRAIN_S / 2 - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert node.tick(0.1).find(FoldRound)
+
+
+def test_a_stuck_member_stalls_an_overlapped_round_no_longer_than_another():
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1)
+    node.tick((STALL_ROUNDS - 1) * TRAIN_S + LEASE_S - 0.1)
+    assert not node.find(FoldRound)
+    assert node.tick(0.1).find(FoldRound)
+
+
+def test_late_contributions_are_folded_while_training():
+    node = overlapping().train(0).fold()
+    assert (node.state.phase, node.state.round, node.state.collecting) == (Phase.TRAIN, 1, -1)
+    node.seen(A, 0)
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert [action.round for action in node.fold().find(PublishAck)] == [0]
+
+
+def test_no_round_begins_while_an_older_one_is_being_folded():
+    node = overlapping().train(0).fold().seen(A, 0)
+    assert node.state.folding
+    node.trained(1).seen(ME, 1)
+    assert started(node)[-1] == (1, 0)
+    node.fold()
+    assert started(node)[-1][0] == 2
+
+
+def test_a_pause_and_the_end_close_the_round_in_flight_and_the_one_at_hand():
+    for node in (overlapping().leases(a=0), overlapping(rounds=2).leases(a=0)):
+        node.train(0)
+        if node.state.config.rounds > 2:
+            node.feed(Pause("by the user", node.now))
+        node.train(1).seen(A, 0).seen(A, 1).fold()
+        assert started(node) == [(0, -1), (1, 0)]
+        assert node.state.phase in (Phase.PAUSED, Phase.DONE)
+        assert sorted(node.state.acked) == [0, 1]
+
+
+def test_who_resumes_before_its_round_closed_trains_on_at_once():
+    node = overlapping().leases(a=0).feed(Pause("by the user", 0.0)).train(0)
+    assert node.state.phase is Phase.COLLECT
+    assert node.feed(Resume(node.now)).find(StartTraining) == [StartTraining(Round(1), 0, 2, 0)]
+
+
+def test_open_rounds_are_bounded_with_overlap_too():
+    node = overlapping(max_open_rounds=2).train(0).fold().train(1).fold()
+    assert node.state.phase is Phase.FULL
+    node.feed(Finalized(Round(0), node.now))
+    assert node.find(StartTraining)[0].round == 2
+
+
+def test_the_contribution_of_a_member_that_just_went_on_is_waited_for():
+    """Of B, which leaped, and C, which was not seen before, nothing may be on the way."""
+    node = overlapping().leases(a=0, b=0).leases(a=1, b=3, c=1).train(0)
+    assert round.reason(node.tick(TRAIN_S).state).startswith("round 0: waiting for 1 of 2: …peer-a")
+    assert node.seen(A, 0).find(FoldRound)
+
+
+def test_a_slow_node_skips_no_round_that_the_others_still_collect():
+    """The others are a round ahead and wait; a moment after our contribution they are two ahead."""
+    node = overlapping().leases(a=0, b=0).leases(a=1, b=1).seen(A, 0).seen(B, 0).seen(A, 1).seen(B, 1)
+    node.train(0).leases(a=2, b=2).fold()
+    assert started(node) == [(0, -1), (1, 0)]
+
+
+def test_who_came_late_goes_where_the_others_are():
+    node = overlapping()
+    for number in range(3):
+        node.seen(A, number).seen(B, number)
+    node.leases(a=3, b=3).train(0)
+    assert node.state.phase is Phase.FOLD
+    node.fold()
+    assert started(node) == [(0, -1), (3, -1)]
+
+
+def test_a_round_in_flight_that_becomes_final_is_not_waited_for():
+    node = overlapping(quorum_256=256).leases(a=0).train(0).feed(Finalized(Round(0), TRAIN_S))
+    assert node.state.collecting == -1
+    assert node.train(1).find(StartTraining) == [StartTraining(Round(2), 0, 1, 1)]
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(Finalized(Round(0), 2 * TRAIN_S))
+    assert started(node)[-1] == (2, 1)
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(Finalized(Round(1), 2 * TRAIN_S))
+    assert started(node)[-1] == (2, -1)
+
+
+def test_after_a_restart_the_older_of_two_open_rounds_is_collected_first():
+    node = Node(overlap_steps=STEPS, quorum_256=256).seen(ME, 0).seen(ME, 1).leases(a=1).seen(A, 0)
+    node.ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    node.fold()
+    assert started(node) == [(2, 1)]
+
+
+def test_a_worker_that_dies_with_a_round_in_flight_begins_without_one():
+    node = overlapping().leases(a=0).train(0).seen(A, 0).fold()
+    node.feed(Behind("the worker died", node.now)).ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert node.fold().find(StartTraining) == [StartTraining(Round(1), 0, 2, -1)]
+
+
+def test_a_fresh_worker_folds_what_is_closed_before_it_trains_over_the_newest_round():
+    node = overlapping(quorum_256=256).leases(a=1).seen(A, 0).train(0).fold().train(1)
+    assert (node.state.collecting, node.state.closed, node.state.round) == (1, 0, 2)
+    node.feed(Behind("the worker died", node.now)).ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert not node.find(StartTraining)
+    assert node.fold().find(StartTraining) == [StartTraining(Round(2), 0, 2, 1)]
+
+
+def test_work_that_is_not_announced_yet_is_not_trained_over():
+    node = overlapping().leases(a=0).trained(0).seen(A, 0).tick(round.ANNOUNCE_AGAIN_S)
+    assert node.find(Announce) == [Announce(pending_of(0))]
+    assert started(node) == [(0, -1)]

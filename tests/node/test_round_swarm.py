@@ -1,7 +1,8 @@
 """Both machines of 20 nodes on one virtual clock: different speeds, loss, two crashes, newcomers, a partition.
 
 A small world of its own: a heap of timed calls, feeds that are gossiped entry by entry and compared now and
-then, payloads that any holder serves, leases that expire, and a worker whose state is a hash over the sets.
+then, payloads that any holder serves, leases that expire, and a worker whose state is a hash over the sets and
+that takes a given share of a round's steps at most before the round in flight is folded.
 A crash forgets both machines and the worker's view; ledger, payloads, Θ_final and saved work stay.
 """
 
@@ -24,6 +25,9 @@ RUN = RunId(digest(b"round swarm"))
 LEASE_S = 15.0
 SLOWEST_S = 12.0
 ROUNDS = 12
+STEPS = 12
+BLOCKING, SOME, ALL = 0, 5, 2 * STEPS
+"""Steps of overlap: none, less than a round, more than a round."""
 
 
 class Clock:
@@ -60,11 +64,14 @@ class Node:
 
     def boot(self) -> None:
         self.up, self.life = True, self.life + 1
+        self.view: set[int] = set()
+        self.stalled: tuple[int, Callable[[], None]] | None = None
         self.leases: dict[PeerId, tuple[tuple[str, int], float]] = {}
         self.lease: tuple[str, int] = ("syncing", 0)
         self.fetching: set[Digest] = set()
         self.applying = self.told = self.synced = False
-        config = rnd.RoundConfig(self.peer, ROUNDS, 171, 128, LEASE_S, min_members=self.world.gather)
+        more = {"min_members": self.world.gather, "overlap_steps": self.world.overlap}
+        config = rnd.RoundConfig(self.peer, ROUNDS, 171, 128, LEASE_S, **more)
         self.round = round.begin(config)
         self.finality = finality.begin(RUN, self.peer, ROUNDS, self.world.owner)
         self.feed_finality(fin.Finalized(Round(self.applied)))
@@ -170,10 +177,10 @@ class Node:
     def do_round(self, action: object) -> None:
         now = self.world.clock.now
         match action:
-            case rnd.StartTraining(number, slot, slots):
+            case rnd.StartTraining(number, slot, slots, after):
                 assert 0 <= slot < slots
                 self.world.started.setdefault(number, now)
-                self.later(self.train_s, lambda: self.trained(number))
+                self.train(number, after)
             case rnd.Announce(pending):
                 p = pending
                 mine = [b.round for _, _, b in self.feeds.get(self.peer, []) if isinstance(b, Contribution)]
@@ -183,7 +190,7 @@ class Node:
                 self.fetch(payload)
             case rnd.FoldRound(number, members):
                 view = digest(*(one.entry for one in members))
-                self.later(0.05, lambda: self.feed_round(rnd.Folded(number, view, self.world.clock.now)))
+                self.later(0.05, lambda: self.folded(number, view))
             case rnd.PublishAck(number, members, name, view):
                 self.write(Ack(number, name, view))
                 self.feed_finality(fin.RoundClosed(number, members))
@@ -194,9 +201,35 @@ class Node:
             case rnd.Finish():
                 self.finished = True
 
+    def train(self, number: Round, after: int) -> None:
+        """All steps; with a round in flight at most `overlap` of them before it is folded."""
+        assert after in (-1, number - 1)
+        assert self.world.overlap or after == -1
+        ahead_s = self.train_s * min(self.world.overlap, STEPS) / STEPS if after >= 0 else self.train_s
+
+        def rest() -> None:
+            self.stalled = None
+            self.later(self.train_s - ahead_s, lambda: self.trained(number))
+
+        def halt() -> None:
+            self.stalled = (after, rest)
+            self.go_on()
+
+        self.later(ahead_s, halt)
+
+    def go_on(self) -> None:
+        if self.stalled and (self.stalled[0] in self.view or self.stalled[0] <= self.applied):
+            self.stalled[1]()
+
+    def folded(self, number: Round, view: Digest) -> None:
+        self.view.add(number)
+        self.go_on()
+        self.feed_round(rnd.Folded(number, view, self.world.clock.now))
+
     def trained(self, number: Round) -> None:
+        self.world.busy_s += self.train_s
         payload = digest(b"payload", self.peer.encode(), number.to_bytes(2, "big"), bytes([self.life]))
-        pending = Pending(number, digest(b"base"), payload, "", 1, 1, 64, 1.0)
+        pending = Pending(number, digest(b"base"), payload, "", STEPS, 1, 64, 1.0)
         self.saved[number] = pending
         self.payloads.add(payload)
         self.feed_round(rnd.Trained(number, pending, self.train_s, self.world.clock.now))
@@ -237,14 +270,17 @@ class Node:
 
     def applied_final(self, number: Round) -> None:
         self.applied, self.applying = number, False
+        self.go_on()
         self.feed_round(rnd.Finalized(number, self.world.clock.now))
         self.feed_finality(fin.Finalized(number))
         self.apply_finals()
 
 
 class World:
-    def __init__(self, seed: int, count: int, gather: int) -> None:
-        self.rng, self.clock, self.gather = random.Random(seed), Clock(), gather
+    def __init__(self, seed: int, count: int, gather: int, overlap: int = BLOCKING) -> None:
+        self.rng, self.clock, self.gather, self.overlap = random.Random(seed), Clock(), gather, overlap
+        self.busy_s = 0.0
+        """Training of all nodes together."""
         self.cut: set[PeerId] = set()
         self.started: dict[int, float] = {}
         self.nodes = [Node(self, PeerId(f"peer-{n:02}"), self.rng.uniform(5.0, SLOWEST_S)) for n in range(count)]
@@ -287,9 +323,11 @@ class World:
         return max(after - before for before, after in pairwise(times))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_twenty_nodes_with_crashes_newcomers_and_a_partition(seed):
-    world = World(seed, 20, gather=18)
+@pytest.mark.parametrize(
+    ("seed", "overlap"), [(0, BLOCKING), (1, BLOCKING), (2, BLOCKING), (0, SOME), (1, SOME), (2, ALL)]
+)
+def test_twenty_nodes_with_crashes_newcomers_and_a_partition(seed, overlap):
+    world = World(seed, 20, 18, overlap)
     for node in world.nodes[:18]:
         node.boot()
     world.until(lambda: world.newest() >= 2)
@@ -312,10 +350,11 @@ def test_twenty_nodes_with_crashes_newcomers_and_a_partition(seed):
     assert len(authors) >= 14, "all are back in step"
 
 
+@pytest.mark.parametrize("overlap", [BLOCKING, SOME, ALL])
 @pytest.mark.parametrize("seed", range(10))
-def test_four_nodes_through_random_deaths(seed):
+def test_four_nodes_through_random_deaths(seed, overlap):
     """One node at a time dies at a random moment and returns; the owner is no exception."""
-    world = World(100 + seed, 4, gather=4)
+    world = World(100 + seed, 4, 4, overlap)
     for node in world.nodes:
         node.boot()
     while not all(node.finished for node in world.nodes):
@@ -331,8 +370,9 @@ def test_four_nodes_through_random_deaths(seed):
     world.check(world.nodes)
 
 
-def test_one_node_alone_never_waits():
-    world = World(7, 1, gather=1)
+@pytest.mark.parametrize("overlap", [BLOCKING, SOME, ALL])
+def test_one_node_alone_never_waits(overlap):
+    world = World(7, 1, 1, overlap)
     node = world.nodes[0]
     node.boot()
     world.until(lambda: node.finished)

@@ -1,7 +1,8 @@
 """Whole nodes on virtual time: the real driver, swarm, ledger and blobs; only torch is replaced.
 
 The fake worker obeys protocols/worker.py: it answers the same asks with the same meanings, takes virtual
-time for a round, and its "state" is a hash chain over the final sets, so that equal states mean equal sets.
+time for each step, takes no more steps ahead of a fold than the run allows, and its "state" is a hash chain over
+the final sets, so that equal states mean equal sets.
 """
 
 import asyncio
@@ -38,10 +39,11 @@ from atoll.protocols.run import (
 )
 
 PAYLOAD_BYTES = 996
+STEPS = 20
 DEADLINE_S = 4000.0
 
 
-def run_spec(owner: PeerId, rounds: int, members: int) -> RunSpec:
+def run_spec(owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, **pace: int) -> RunSpec:
     return RunSpec(
         version=2,
         name="virtual",
@@ -56,9 +58,11 @@ def run_spec(owner: PeerId, rounds: int, members: int) -> RunSpec:
             lr=1e-3, lr_min=0.1, warmup_steps=1, total_steps=100, beta1=0.9, beta2=0.95, eps=1e-8,
             weight_decay=0.0, clip=1.0, batch=1,
         ),
-        outer=OuterSpec(rounds=rounds, stages=(Stage(0, 5),), alpha_256=256, floor_256=0),
+        outer=OuterSpec(
+            rounds=rounds, stages=(Stage(0, STEPS),), alpha_256=256, floor_256=0, overlap_steps=overlap_steps
+        ),
         compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
-        pace=PaceSpec(quorum_256=128, grace_256=256, lease_s=20.0, min_members=members),
+        pace=PaceSpec(**{"quorum_256": 128, "grace_256": 256, "lease_s": 20.0, "min_members": members, **pace}),
     )  # fmt: skip
 
 
@@ -67,10 +71,14 @@ def set_state(base: bytes, number: int, members: tuple[w.Member, ...]) -> Digest
 
 
 class FakeWorker:
-    """One worker's disk and its answers. `train_s`: virtual seconds of a round."""
+    """One worker's disk and its answers. `train_s`: virtual seconds of a round's nominal steps."""
 
-    def __init__(self, folder: Path, me: PeerId, train_s: float) -> None:
-        self.folder, self.me, self.train_s = folder, me, train_s
+    def __init__(self, folder: Path, me: PeerId, train_s: float, overlap_steps: int) -> None:
+        self.folder, self.me, self.train_s, self.overlap_steps = folder, me, train_s, overlap_steps
+        self.busy_s = 0.0
+        """Time of all steps."""
+        self._trains = 0
+        self._moved = asyncio.Event()
         self.final, self.state = -1, digest(b"genesis")
         self.open: dict[int, tuple[w.Member, ...]] = {}
         self.pending: tuple[w.Pending, ...] = ()
@@ -83,6 +91,10 @@ class FakeWorker:
     def started(self) -> w.Started:
         self.open = {}
         return w.Started(self.final, self.state, self.pending, 1, "cpu")
+
+    def wake(self) -> None:
+        """Whoever waits for a fold looks again."""
+        self._moved.set()
 
     def view(self) -> Digest:
         return digest(self.state, *(set_state(b"", n, self.open[n]) for n in sorted(self.open)))
@@ -120,6 +132,7 @@ class FakeWorker:
             case w.Fold(number, members):
                 if number > self.final:
                     self.open[number] = members
+                    self.wake()
                 return w.Folded(number, self.view(), 0.0)
             case w.Check(number, _) if number <= self.final:
                 raise Superseded(f"round {number} is final already")
@@ -132,6 +145,7 @@ class FakeWorker:
                 self.state, self.final = set_state(self.state, number, members), number
                 self.open.pop(number, None)
                 self.pending = tuple(p for p in self.pending if p.round > number)
+                self.wake()
                 return w.Finalized(number, self.state)
             case w.Snapshot(path):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -142,23 +156,53 @@ class FakeWorker:
                 if data != number.to_bytes(4, "big") + state:
                     raise DecodeError("another snapshot")
                 self.final, self.state, self.open = number, state, {}
+                self.wake()
                 return w.Adopted(number, state)
             case w.Evaluate():
                 return w.Evaluated(self.view(), 1.0, 1.0)
         raise AssertionError(ask)
 
     async def _train(self, ask: w.Train) -> w.Trained:
-        base, life = self.view(), self.lives
-        await asyncio.sleep(self.train_s)
-        if life != self.lives:
-            raise WorkerDied("the worker process ended")
+        base, step_s = self.view(), self.train_s / STEPS
+        self._check_flight(ask)
+        self._trains += 1
+        self.wake()
+        ahead = min(ask.steps, self.overlap_steps) if ask.after >= 0 else ask.steps
+        now = (self.lives, self._trains)
+        await self._steps(ahead, now)
+        while ask.after > self.final and ask.after not in self.open:
+            self._moved.clear()
+            await self._moved.wait()
+            self._check_life(now)
+        await self._steps(ask.steps - ahead, now)
         data = random.Random(f"{self.me} {ask.round}").randbytes(PAYLOAD_BYTES)
         path = self.folder / f"{ask.round}.payload"
         path.write_bytes(data)
-        pending = w.Pending(ask.round, base, manifest_of_bytes(data).id, str(path), 5, 80, 64, 1.0)
+        weight = max(1, min(255, 64 * ask.steps // STEPS))
+        blob = manifest_of_bytes(data).id
+        pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0)
         self.pending = (*self.pending, pending)
         self.trained.append(ask.round)
-        return w.Trained(pending, PAYLOAD_BYTES, self.train_s, 0.0)
+        return w.Trained(pending, PAYLOAD_BYTES, step_s * ask.steps, 0.0)
+
+    async def _steps(self, count: int, now: tuple[int, int]) -> None:
+        """Fractions of a second would cost more than they show: all steps in one sleep."""
+        took_s = count * self.train_s / STEPS
+        await asyncio.sleep(took_s)
+        self._check_life(now)
+        self.busy_s += took_s
+
+    def _check_life(self, now: tuple[int, int]) -> None:
+        if now[0] != self.lives:
+            raise WorkerDied("the worker process ended")
+        if now[1] != self._trains:
+            raise Superseded("another round took the place of this one")
+
+    def _check_flight(self, ask: w.Train) -> None:
+        """One round at most may be in flight; all before it that we worked in are in the view."""
+        assert ask.after == -1 or (self.overlap_steps > 0 and ask.after == ask.round - 1)
+        ours = {pending.round for pending in self.pending if self.final < pending.round < ask.round}
+        assert ours - {ask.after} <= set(self.open), (ask, ours, set(self.open))
 
 
 class Node:
@@ -170,7 +214,7 @@ class Node:
         self.peer = self.identity.peer_id
         self.home = world.root / f"n{number}"
         self.home.mkdir(exist_ok=True)
-        self.worker = FakeWorker(self.home / "spool", self.peer, train_s)
+        self.worker = FakeWorker(self.home / "spool", self.peer, train_s, world.spec.outer.overlap_steps)
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None
@@ -179,6 +223,7 @@ class Node:
         """The worker dies now and is back after a while, as after an out-of-memory kill."""
         assert self.driver is not None
         self.worker.lives += 1
+        self.worker.wake()
         self.driver.on_worker_gone()
         await asyncio.sleep(down_s)
         await self.driver.on_started(self.worker.started())
@@ -213,10 +258,13 @@ class Node:
 class World:
     """The network, the nodes, and what must hold between them."""
 
-    def __init__(self, root: Path, rounds: int, members: int) -> None:
+    def __init__(
+        self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0, **more: int
+    ) -> None:
+        """`more`: overlap_steps, and keys of PaceSpec."""
         self.root = root
-        self.network = MemoryNetwork(seed=1, latency_s=0.02)
-        self.spec = run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members)
+        self.network = MemoryNetwork(seed=1, latency_s=latency_s, loss=loss)
+        self.spec = run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members, **more)
         self.nodes: dict[int, Node] = {}
         self.hosts: dict[int, MemoryHost] = {}
         self._group = asyncio.TaskGroup()
@@ -305,7 +353,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[Callable[[int, int], World]]:
+def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     """Homes in memory where there is a tmpfs: twenty nodes write and fsync a lot."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else tmp_path) as folder:
-        yield lambda rounds, members: World(Path(folder), rounds, members)
+        yield lambda rounds, members, **more: World(Path(tempfile.mkdtemp(dir=folder)), rounds, members, **more)

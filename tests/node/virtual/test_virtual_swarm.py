@@ -7,7 +7,7 @@ import pytest
 
 from atoll.p2p.transports.virtual_time import run_virtual
 
-Worlds = Callable[[int, int], object]
+Worlds = Callable[..., object]
 
 
 def test_four_nodes_agree_on_every_round(world):
@@ -27,9 +27,10 @@ def test_four_nodes_agree_on_every_round(world):
     run_virtual(story())
 
 
-def test_one_node_alone_makes_progress(world):
+@pytest.mark.parametrize("overlap_steps", [0, 10])
+def test_one_node_alone_makes_progress(world, overlap_steps):
     async def story() -> None:
-        async with world(5, 1) as w:
+        async with world(5, 1, overlap_steps=overlap_steps) as w:
             node = w.start(0)
             took_s = await w.until(w.all_final)
             assert node.worker.trained == list(range(5))
@@ -61,9 +62,10 @@ def test_a_killed_node_comes_back_and_contributes_again(world, victim):
     run_virtual(story())
 
 
-def test_a_late_joiner_adopts_a_snapshot_and_contributes(world):
+@pytest.mark.parametrize("overlap_steps", [0, 10])
+def test_a_late_joiner_adopts_a_snapshot_and_contributes(world, overlap_steps):
     async def story() -> None:
-        async with world(16, 3) as w:
+        async with world(16, 3, overlap_steps=overlap_steps) as w:
             for number in range(3):
                 w.start(number)
             await w.until(lambda: w.newest() >= 9)
@@ -95,9 +97,10 @@ def test_a_healed_partition_has_one_digest(world):
     run_virtual(story())
 
 
-def test_all_nodes_die_and_resume(world):
+@pytest.mark.parametrize("overlap_steps", [0, 10])
+def test_all_nodes_die_and_resume(world, overlap_steps):
     async def story() -> None:
-        async with world(10, 3) as w:
+        async with world(10, 3, overlap_steps=overlap_steps) as w:
             for number in range(3):
                 w.start(number)
             await w.until(lambda: w.newest() >= 4)

@@ -1,0 +1,59 @@
+"""How many inner steps a member takes in a round, so that it is done when the others are.
+
+Every member aims at the median of the times that the members need for the round's nominal steps. Who is slower
+takes fewer steps, who is faster more, within the bounds of the RunSpec; contributions are weighted by tokens,
+so that fewer steps also count less. Pure: times are given.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import floor
+from statistics import median
+
+REMEMBERED = 5
+"""Rounds whose median is a node's own speed: one round that was disturbed changes nothing."""
+TOLERANCE = 0.1
+"""A share of the nominal steps, or of the steps chosen last, that is so near to it is not worth a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """What a node knows of its own speed, and what it chose last."""
+
+    step_tokens: int
+    """Tokens of one inner step."""
+    least_256: int
+    most_256: int
+    step_s: tuple[float, ...] = ()
+    """Own seconds per step of the newest rounds, oldest first."""
+    chosen: int = 0
+    """Steps of the newest choice; 0 before the first."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Own speed; 0 before the first measured round."""
+        return self.step_tokens / median(self.step_s) if self.step_s else 0.0
+
+
+def measured(tempo: Tempo, train_s: float, steps: int) -> Tempo:
+    """After a round: `steps` took `train_s` seconds, without any waiting."""
+    if train_s <= 0 or steps <= 0:
+        return tempo
+    return replace(tempo, step_s=(*tempo.step_s, train_s / steps)[-REMEMBERED:])
+
+
+def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
+    """`chosen` for a round of `nominal` steps. `speeds`: tokens per second of the others; 0 where unknown."""
+    own = tempo.tokens_per_s
+    others = [speed for speed in speeds if speed > 0]
+    if not own or not others:
+        return replace(tempo, chosen=nominal)
+    wish = nominal * own * median(1.0 / speed for speed in (own, *others))
+    low, high = -(-nominal * tempo.least_256 // 256), nominal * tempo.most_256 // 256
+    return replace(tempo, chosen=max(low, min(high, _steady(wish, nominal, tempo.chosen))))
+
+
+def _steady(wish: float, nominal: int, before: int) -> int:
+    """Whole steps for `wish`: the nominal ones or those of the round before, where these are near."""
+    near = (steps for steps in (nominal, before) if steps and abs(wish - steps) <= TOLERANCE * steps)
+    return next(near, floor(wish))

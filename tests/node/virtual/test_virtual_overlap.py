@@ -1,0 +1,153 @@
+"""Whole nodes that train a round while the one before is sent, collected and folded, and that share out steps."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from atoll.p2p.transports.virtual_time import run_virtual
+
+Worlds = Callable[..., object]
+
+ROUNDS = 14
+SOME, ALL = 5, 40
+"""Steps of overlap, of 20 in a round."""
+
+
+@dataclass
+class Ran:
+    """What an undisturbed swarm did, one number per node."""
+
+    took_s: float
+    idle: list[float]
+    trained: list[int]
+    included: list[int]
+    """Rounds whose final set holds the node's contribution."""
+
+    @property
+    def mean_idle(self) -> float:
+        return sum(self.idle) / len(self.idle)
+
+
+def ran(world: Worlds, speeds_s: Sequence[float], **more: float) -> Ran:
+    """All rounds of nodes that need so many seconds each for a round's nominal steps."""
+    found: list[Ran] = []
+
+    async def story() -> None:
+        async with world(ROUNDS, len(speeds_s), **more) as w:
+            for number, train_s in enumerate(speeds_s):
+                w.start(number, train_s=train_s)
+            took_s = await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            nodes, rows = list(w.nodes.values()), w.nodes[0].driver.log.rows
+            idle = [1.0 - node.worker.busy_s / took_s for node in nodes]
+            included = [sum(node.peer in row.contributors for row in rows.values()) for node in nodes]
+            found.append(Ran(took_s, idle, [len(node.worker.trained) for node in nodes], included))
+
+    run_virtual(story())
+    return found[0]
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.02])
+def test_overlap_hides_the_exchange(world, loss):
+    blocking, some, every = (
+        ran(world, [10.0] * 4, latency_s=0.3, loss=loss, overlap_steps=steps) for steps in (0, SOME, ALL)
+    )
+    for overlapped in (some, every):
+        assert overlapped.mean_idle < 0.6 * blocking.mean_idle
+        assert overlapped.took_s < blocking.took_s
+        assert overlapped.included == [ROUNDS] * 4, "nothing comes too late"
+        assert overlapped.trained == [ROUNDS] * 4
+
+
+def test_overlap_hides_what_varies_between_members(world):
+    """Members of different speeds: each waits for the slowest, but for nothing else."""
+    blocking, overlapped = (
+        ran(world, [10.0, 10.0, 12.0, 15.0], latency_s=1.0, overlap_steps=steps) for steps in (0, ALL)
+    )
+    assert overlapped.mean_idle < blocking.mean_idle
+    assert overlapped.idle[3] < 0.12, "the slowest waits for nobody but at the start and the end"
+    assert overlapped.included == [ROUNDS] * 4
+
+
+@pytest.mark.parametrize("overlap_steps", [SOME, ALL])
+def test_members_four_times_slower_do_not_hold_up_the_others(world, overlap_steps):
+    blocking = ran(world, [10.0, 20.0, 40.0])
+    overlapped = ran(world, [10.0, 20.0, 40.0], overlap_steps=overlap_steps)
+    assert overlapped.took_s < blocking.took_s
+    assert overlapped.mean_idle < blocking.mean_idle
+    assert overlapped.included[2] > blocking.included[2]
+
+
+@pytest.mark.parametrize("overlap_steps", [SOME, ALL])
+def test_kills_pauses_and_a_partition_with_overlap(world, overlap_steps):
+    async def story() -> None:
+        async with world(24, 6, overlap_steps=overlap_steps, latency_s=0.1, loss=0.01) as w:
+            for number in range(6):
+                w.start(number, train_s=8.0 + 2.0 * (number % 3))
+            await w.until(lambda: w.newest() >= 3)
+            w.nodes[1].driver.pause("by the user")
+            await w.kill(2)
+            await w.until(lambda: w.newest() >= 7)
+            w.nodes[1].driver.resume()
+            w.start(2)
+            await w.until(lambda: w.newest() >= 10)
+            peers = [node.peer for node in w.nodes.values()]
+            w.network.cut(peers[:2], peers[2:])
+            await asyncio.sleep(45.0)
+            w.network.heal()
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            rows = w.nodes[0].driver.log.rows
+            assert len(rows) == 24
+            sizes = [len(rows[number].contributors) for number in range(24)]
+            assert sizes[:2] + sizes[-2:] == [6] * 4, f"all are in step again: {sizes}"
+            for node in w.nodes.values():
+                assert len(node.worker.trained) == len(set(node.worker.trained)), "no round is trained twice"
+            assert all(len(w.nodes[number].worker.trained) >= 22 for number in (3, 4, 5)), "and few are skipped"
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_worker_may_die_at_any_point_with_a_round_in_flight(world, seed):
+    async def story() -> None:
+        luck = random.Random(seed)
+        async with world(10, 3, overlap_steps=(SOME, ALL)[seed % 2]) as w:
+            for number in range(3):
+                w.start(number)
+            await asyncio.sleep(1.0)
+            for _ in range(12):
+                await asyncio.sleep(luck.uniform(0.0, 14.0))
+                await w.nodes[luck.randrange(3)].crash_worker(luck.choice([0.0, 0.3, 3.0]))
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            for node in w.nodes.values():
+                assert len(node.worker.trained) == len(set(node.worker.trained)), "no round is trained twice"
+                assert len(node.worker.trained) >= 5
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("overlap_steps", [0, SOME])
+def test_a_slow_member_takes_fewer_steps_and_is_in_time(world, overlap_steps):
+    """Three times slower than the others: with its share of the steps it holds nobody up, and misses nothing."""
+    speeds_s = [10.0, 10.0, 10.0, 30.0]
+    whole = ran(world, speeds_s, overlap_steps=overlap_steps)
+    shared = ran(world, speeds_s, overlap_steps=overlap_steps, least_256=64)
+    assert shared.took_s < 0.75 * whole.took_s
+    assert shared.included[3] >= ROUNDS - 2
+    assert shared.included[:3] == [ROUNDS] * 3
+
+
+def test_a_fast_member_takes_more_steps_while_the_others_finish(world):
+    speeds_s = [5.0, 10.0, 10.0, 10.0]
+    plain, more = (ran(world, speeds_s, most_256=most_256) for most_256 in (256, 512))
+    assert more.idle[0] < plain.idle[0] - 0.25
+    assert more.took_s < 1.05 * plain.took_s
+    assert more.included == [ROUNDS] * 4
