@@ -1,4 +1,4 @@
-"""Peak extra memory of an encode: `python encode_memory.py RUNSPEC_HEX THREADS`; prints JSON, smallest turn first."""
+"""Peak extra memory of an encode: `python encode_memory.py RUNSPEC_HEX THREADS`; prints JSON, smallest first."""
 
 import ctypes
 import gc
@@ -17,7 +17,7 @@ from atoll.protocols import codec
 from atoll.protocols.arena import arena_of
 from atoll.protocols.run import RunSpec
 
-TURNS = 5
+TURNS = 3
 
 
 def resident(field: str) -> int:

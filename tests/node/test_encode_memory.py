@@ -17,16 +17,15 @@ MODEL = msgspec.structs.replace(
 """63 million parameters; the sides of its matrices are no multiples of 64."""
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_an_encode_takes_a_twentieth_of_the_parameters_at_most(threads):
+def test_an_encode_takes_a_twentieth_of_the_parameters_at_most():
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         pytest.skip("this system does not tell the peak of a process")
     spec = codec.encode(msgspec.structs.replace(SPEC, model=MODEL)).hex()
     script = Path(__file__).with_name("encode_memory.py")
-    ran = subprocess.run([sys.executable, script, spec, str(threads)], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, script, spec, "1"], capture_output=True, text=True, check=True)
     found = json.loads(ran.stdout)
     assert found["parameters"] > 60e6
-    middle = found["extra_bytes"][2]
+    middle = found["extra_bytes"][1]
     assert middle <= 0.05 * 4 * found["parameters"], found
