@@ -60,9 +60,12 @@ class LocalWeights:
                 self._land(view_C4096, span)
             self.sent = -1
 
-    def rows(self, span: Span) -> Tensor:
-        """L of some chunks, float32 `[N, 4096]` on the CPU; a copy."""
-        return bridge.read_rows(self._named, self._arena, span.start, span.stop).cpu()
+    def rows(self, span: Span, into_M4096: Tensor | None = None) -> Tensor:
+        """L of some chunks, float32 `[N, 4096]` on the CPU; a copy, at the start of `into` where that is given."""
+        size = span.stop - span.start
+        rows_N4096 = torch.empty((size, CHUNK)) if into_M4096 is None else into_M4096[:size]
+        bridge.read_rows(self._named, self._arena, span.start, rows_N4096)
+        return rows_N4096
 
     def mark_sent(self, span: Span, local_N4096: Tensor) -> None:
         """These rows of L have been said: A ← L. `sent` is set when all of a round's cover has been."""

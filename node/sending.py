@@ -1,7 +1,8 @@
 """What this node sends: its error feedback, the payloads it made of it, and which of them are not settled yet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,6 +20,9 @@ from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.payload import Layout
 from atoll.protocols.run import RunSpec
+
+Work = Callable[[int, Span, Tensor], object]
+"""What is done with a slab: its first row in the payload, its chunks, its local weights."""
 
 
 class Sending:
@@ -40,19 +44,19 @@ class Sending:
         NaN or from 2⁶⁴ on, with everything as it was.
         """
         cover = cover_of(self._spec, number)
-        if not all(self._each_slab(cover, lambda _, span: encoding.is_sound(weights.rows(span)))):
+        if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity")
         layout = Layout(size_of(cover), self._spec.compress.k)
         payload = encoding.blank_payload(layout)
 
-        def say(at: int, span: Span) -> None:
-            local, rows = weights.rows(span), slice(span.start, span.stop)
+        def say(at: int, span: Span, local: Tensor) -> None:
+            rows = slice(span.start, span.stop)
             before = self.residual_C4096[rows], weights.anchor_C4096[rows], local
             encoding.encode_rows(payload, layout, at, *before, self._spec.compress.feedback)
             clear(self.residual_C4096[rows], self._padding, span.start)
             weights.mark_sent(span, local)
 
-        self._each_slab(cover, say)
+        self._each_slab(weights, cover, say)
         weights.sent = number
         return payload
 
@@ -90,13 +94,19 @@ class Sending:
                 if path.name not in keep:
                     path.unlink(missing_ok=True)
 
-    def _each_slab(self, cover: Cover, work: Callable[[int, Span], object]) -> Iterator[object]:
-        """`work(row, span)` of every slab, by all threads together; no more than that many slabs exist at once."""
+    def _each_slab(self, weights: LocalWeights, cover: Cover, work: Work) -> list[object]:
+        """What `work` gives for every slab, by all threads together. Each thread has one buffer for its slabs."""
         most = max(1, SLAB_CHUNKS // self._threads)
+
+        def share(first: int) -> list[object]:
+            into_M4096 = torch.empty((most, CHUNK))
+            mine = islice(slabs(cover, most), first, None, self._threads)
+            return [work(at, span, weights.rows(span, into_M4096)) for at, span in mine]
+
         if self._threads == 1:
-            return iter([work(at, span) for at, span in slabs(cover, most)])
+            return share(0)
         with ThreadPoolExecutor(max_workers=self._threads) as pool:
-            return iter(list(pool.map(lambda each: work(*each), slabs(cover, most))))
+            return [found for each in pool.map(share, range(self._threads)) for found in each]
 
 
 def _is_whole(pending: w.Pending) -> bool:

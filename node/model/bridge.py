@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from atoll.protocols.arena import CHUNK, SIDE, Arena, Placement
 
 
-def read_rows(named: Mapping[str, Tensor], arena: Arena, start: int, stop: int) -> Tensor:
-    """Chunks `start … stop − 1` as an array `[stop − start, 4096]` with the tensors' dtype and device."""
-    first = next(iter(named.values()))
-    rows_N4096 = torch.zeros((stop - start, CHUNK), dtype=first.dtype, device=first.device)
+def read_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
+    """Fill an array with chunks from `start` on; converts dtype and device."""
+    rows_N4096.zero_()
     for row_values, values in _views(named, arena, start, rows_N4096):
         row_values.copy_(values)
-    return rows_N4096
 
 
 def write_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
@@ -29,7 +27,10 @@ def write_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096
 
 def gather(named: Mapping[str, Tensor], arena: Arena) -> Tensor:
     """One array `[C, 4096]` of all atoms, in the arena's order, with the tensors' dtype and device."""
-    return read_rows(named, arena, 0, arena.chunks)
+    first = next(iter(named.values()))
+    out_C4096 = torch.empty((arena.chunks, CHUNK), dtype=first.dtype, device=first.device)
+    read_rows(named, arena, 0, out_C4096)
+    return out_C4096
 
 
 def scatter(arena_C4096: Tensor, arena: Arena) -> dict[str, Tensor]:

@@ -91,10 +91,10 @@ def test_what_makes_the_round_final_lets_the_next_one_go_on(homes, how):
     node.train(0)
     steps = node.session.train(node.train_ask(1, after=0))
     assert drain(steps) == (1, None)
-    final = other.ask(w.Finalize(Round(0), (theirs,)))
     if how == "finalize":
-        node.ask(w.Finalize(Round(0), (theirs,)))
+        final = node.ask(w.Finalize(Round(0), (theirs,)))
     else:
+        final = other.ask(w.Finalize(Round(0), (theirs,)))
         made = other.ask(w.Snapshot(str(other.path / "snapshot")))
         node.ask(w.Adopt(Round(0), made.path, final.state, ()))
     _, trained = drain(steps)
@@ -204,16 +204,18 @@ def test_folds_in_any_order_end_in_one_view_and_one_set_of_local_weights(homes, 
 def test_a_round_of_a_fragment_touches_nothing_outside_its_cover(homes):
     spec = spec_of(fragments=2)
     node = homes("a", spec)
-    node.train(0)
+    node.ask(w.Fold(Round(0), (member(node.train(0).pending),)))
+    steps = node.session.train(node.train_ask(1))
+    next(steps)
     residual, weights = node.residual(), anchor(node)
-    pending = node.train(1).pending
+    pending = drain(steps)[1].pending
     outside, inside = rows(spec, 1, outside=True), rows(spec, 1)
     assert torch.equal(node.residual()[outside], residual[outside])
     assert torch.equal(anchor(node)[outside], weights[outside])
     assert not torch.equal(node.residual()[inside], residual[inside])
-    genesis = view(node).clone()
+    before = view(node).clone()
     node.ask(w.Fold(Round(1), (member(pending),)))
-    moved = view(node) != genesis
+    moved = view(node) != before
     assert moved[inside].any()
     assert not moved[outside].any()
 
@@ -298,10 +300,10 @@ def test_a_restart_between_two_rounds_goes_on_as_if_there_had_been_none(homes):
 def test_weights_that_diverged_leave_everything_as_it_was(homes):
     node = homes("a", spec_of(fragments=2))
     node.train(0)
-    residual, weights = node.session._sending.residual_C4096.clone(), anchor(node)
     steps = node.session.train(node.train_ask(1))
     for _ in range(STEPS):
         next(steps)
+    residual, weights = node.session._sending.residual_C4096.clone(), anchor(node)
     spoilt = dict(node.session._model.named_parameters())["model.layers.0.mlp.down_proj.weight"]
     spoilt.data[-1, -1] = float("nan")
     with pytest.raises(Divergence):
