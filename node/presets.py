@@ -76,7 +76,7 @@ def preset(
         inner=inner,
         outer=outer,
         compress=compress,
-        pace=PaceSpec(quorum_256=192, grace_256=128, lease_s=60.0, min_members=1),
+        pace=PaceSpec(quorum_256=192, grace_256=128, lease_s=60.0, min_members=1, least_256=64),
     )
     spec.check()
     return spec
@@ -87,7 +87,9 @@ _TINY = (
         lr=3e-3, lr_min=0.1, warmup_steps=20, total_steps=384,
         beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=8,
     ),
-    OuterSpec(rounds=54, stages=(Stage(0, 2), Stage(8, 8)), alpha_256=256, floor_256=64),
+    OuterSpec(
+        rounds=54, stages=(Stage(0, 2), Stage(8, 8)), alpha_256=256, floor_256=64, overlap_steps=4
+    ),
     CompressSpec(codec="sparse2", k=128, feedback=0.5),
 )  # fmt: skip
 
@@ -102,7 +104,10 @@ _LARGE = {
 
 
 def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
-    """H grows to 15 (10m) or 30; k = 64, β = 0.95, α = 1; divisor floor of a quarter of all weight."""
+    """H grows to 15 (10m) or 30; k = 64, β = 0.95, α = 1; divisor floor of a quarter of all weight.
+
+    A fold may come up to five steps late, as Streaming DiLoCo advises (arXiv 2501.18512 §3.3.2).
+    """
     lr, batch, rounds = _LARGE[name]
     last = 15 if name == "10m" else 30
     stages = (Stage(0, 5), Stage(rounds // 20, last))
@@ -111,5 +116,5 @@ def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
         lr=lr, lr_min=0.1, warmup_steps=min(500, steps // 20), total_steps=steps,
         beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=batch,
     )  # fmt: skip
-    outer = OuterSpec(rounds=rounds, stages=stages, alpha_256=256, floor_256=64)
+    outer = OuterSpec(rounds=rounds, stages=stages, alpha_256=256, floor_256=64, overlap_steps=5)
     return inner, outer, CompressSpec(codec="sparse2", k=64, feedback=0.95)
