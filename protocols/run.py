@@ -71,7 +71,7 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     overlap_steps: int = 0
     """Inner steps of the next round that a member may take before the fold of this round is in; 0: none."""
     keep_256: int = 128
-    """α: share of its own weights that a member keeps when a fold comes late (Streaming DiLoCo, Alg. 2)."""
+    """Share of the progress made during the overlap that stays in the local weights when the fold is in."""
 
 
 class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
