@@ -97,6 +97,7 @@ class RoundLog:
         row.train_s, row.encode_s, row.payload_bytes = done.train_s, done.encode_s, done.payload_bytes
         self._trained_at = (done.pending.round, now)
         self._save(row.round)
+        self.event("trained", round=row.round, steps=row.steps)
 
     def closed(
         self,

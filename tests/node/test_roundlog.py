@@ -53,7 +53,7 @@ def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     assert (row.train_s, row.wait_s, row.val_bpb) == (12.0, 3.0, 3.25)
     assert (row.bytes_up, row.bytes_down, row.blob_bytes_up, row.blob_payload_up) == (100, 200, 30, 20)
     assert (row.final, row.digest, row.contributors) == (True, digest(b"final").hex(), ["me"])
-    assert events(tmp_path) == ["training", "closed", "evaluated", "training", "final"]
+    assert events(tmp_path) == ["training", "trained", "closed", "evaluated", "training", "final"]
 
 
 def test_bytes_are_counted_for_the_round_in_which_they_moved(opened, tmp_path):

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from atoll.protocols.errors import LocalFault
+
 T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
 FOLDER = Path("/run/netns")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class LabError(Exception):
+class LabError(LocalFault):
     """The lab was asked for something impossible, or the kernel refused a step; the message says which."""
 
 
