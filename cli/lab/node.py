@@ -17,6 +17,7 @@ from atoll.protocols.errors import AtollError
 
 PORT = 4710
 START_S = 90.0
+END_S = 30.0
 
 
 class LabNode:
@@ -90,11 +91,24 @@ class LabNode:
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=10)
 
-    def stop(self) -> None:
-        """In good order."""
+    def terminate(self) -> None:
+        """Ask the daemon to end in good order."""
+        if self.running:
+            assert self._process is not None
+            os.kill(self._process.pid, signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Until the daemon has ended. Raises LabError."""
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGTERM)
-        self._process.wait(timeout=30)
+        try:
+            self._process.wait(timeout=END_S)
+        except subprocess.TimeoutExpired as error:
+            raise LabError(f"{self.host.name} did not end within {END_S:.0f} s") from error
+
+    def stop(self) -> None:
+        """End the daemon in good order. Raises LabError."""
+        self.terminate()
+        self.wait()
 
     def _row(self, other: "LabNode") -> dict[str, Any]:
         rows = self._ask("peers").get("peers", ())
