@@ -48,7 +48,7 @@ def planned(quick: bool, nodes: int, preset_name: str, rounds: int | None, overl
     """The preset's own H decides the overlap; a slow preset gets few rounds."""
     steps = preset(preset_name, Identity(bytes(32)).peer_id, 1).outer.stages[-1].steps
     usual = 2 if quick else 24 if preset_name == "tiny" else 3
-    turns = 1 if quick else 10 if preset_name == "tiny" else 3
+    turns = 1 if quick else 8 if preset_name == "tiny" else 3
     shown = COMPRESSIONS[:1] if quick else COMPRESSIONS
     return Plan(nodes, preset_name, rounds or usual, overlap or max(1, steps // 2), turns, shown)
 
@@ -123,7 +123,7 @@ def mean_goodput(traces: Sequence[Trace], first: int, last: int) -> float | None
 def rows_of_rival(kind: str, seen: Averaged) -> list[Row]:
     """hivemind's figures at one compression."""
     label = f"hivemind, {kind}"
-    note = f"{seen.failures} steps failed" if seen.failures else ""
+    note = f"{seen.failures} steps failed: a peer was lost" if seen.failures else ""
     return [
         row(f"{label}: step(), matchmaking included", median(seen.step_s), "s", note=note),
         row(f"{label}: all-reduce alone", median(seen.exchange_s), "s"),

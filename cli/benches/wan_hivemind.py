@@ -24,7 +24,6 @@ from hivemind.utils.multiaddr import Multiaddr
 from atoll.cli.benches.child import obey
 from atoll.protocols.errors import LocalFault, Unreachable
 
-STEP_S = 240.0
 MATCHING_S = 5.0
 """hivemind's default: a leader waits so long for others, or until its group is full."""
 POLL_S = 0.005
@@ -72,31 +71,36 @@ class Peer:
             await asyncio.sleep(DIAL_PAUSE_S)
         raise Unreachable(f"hivemind cannot dial {maddr}")
 
-    async def step(self) -> float:
+    async def step(self, limit_s: float) -> float:
         """Seconds of a whole `step()`: finding the group, and the exchange. Raises Unreachable."""
         began = time.monotonic()
-        self._check(await asyncio.to_thread(self._averager.step, timeout=STEP_S))
+        self._check(await asyncio.to_thread(self._averager.step, timeout=limit_s))
         return time.monotonic() - began
 
-    async def match(self) -> float:
+    async def match(self, limit_s: float) -> float:
         """Find a group and stop there; seconds. Raises Unreachable."""
         began = time.monotonic()
-        step = await asyncio.to_thread(self._averager.step, timeout=STEP_S, wait=False, require_trigger=True)
+        step = await asyncio.to_thread(self._averager.step, timeout=limit_s, wait=False, require_trigger=True)
+        self._step = step
         while step.stage != AveragingStage.AWAITING_TRIGGER:
-            if step.done() or time.monotonic() - began > STEP_S:
+            if step.done() or time.monotonic() - began > limit_s:
                 raise Unreachable("hivemind found no group")
             await asyncio.sleep(POLL_S)
-        self._step = step
         return time.monotonic() - began
 
-    async def exchange(self) -> float:
+    async def exchange(self, limit_s: float) -> float:
         """What follows a match: the all-reduce alone; seconds. Raises LocalFault, Unreachable."""
         if self._step is None:
             raise LocalFault("no group was found before")
         began = time.monotonic()
         self._step.allow_allreduce()
-        self._check(await asyncio.to_thread(self._step.result, STEP_S))
+        self._check(await asyncio.to_thread(self._step.result, limit_s))
         return time.monotonic() - began
+
+    async def drop(self) -> None:
+        """Leave the group of a match that others did not reach."""
+        if self._step is not None and not self._step.done():
+            self._step.cancel()
 
     async def values(self) -> list[float]:
         """The first few values, to see that all peers have the same."""
@@ -112,7 +116,9 @@ class Peer:
 def main(ip: str, values: str, group: str, compression: str, bootstrap: str | None = None) -> None:
     """Until standard input ends."""
     peer = Peer(ip, int(values), int(group), compression, bootstrap)
-    orders = {name: getattr(peer, name) for name in ("address", "meet", "step", "match", "exchange", "values")}
+    orders = {
+        name: getattr(peer, name) for name in ("address", "meet", "step", "match", "exchange", "drop", "values")
+    }
     asyncio.run(obey(orders))
 
 

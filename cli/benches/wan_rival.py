@@ -13,8 +13,12 @@ from atoll.cli.lab.lab import Host
 from atoll.protocols.errors import LocalFault
 
 MODULE = "atoll.cli.benches.wan_hivemind"
-STEP_S = 300.0
+PATIENCE_S, SLOWER = 20.0, 4.0
+"""A step may take this long and so many times what the slowest link needs. hivemind loses a peer now and then, which
+then looks for the others until its time is up."""
+ANSWER_S = 10.0
 WARM_UPS = 2
+BITS = {"float16": 16, "none": 32}
 CLOSE = 1e-2
 """Averages of float16 values that went through float16 again agree so well."""
 
@@ -38,16 +42,18 @@ async def average(
 ) -> Averaged:
     """`turns` whole steps and `turns` all-reduces after a match, by turns. Raises LocalFault."""
     seen = Averaged()
+    limit_s = PATIENCE_S + SLOWER * least_s(hosts, values, compression)
     async with contextlib.AsyncExitStack() as stack:
         peers = await joined(stack, hosts, values, compression)
         for _ in range(WARM_UPS):
-            await attempt(peers, "step")
+            await attempt(peers, "step", limit_s)
         before, done = carried(hosts), 0
         for _ in range(turns):
             for order, times in (("step", seen.step_s), ("match", None), ("exchange", seen.exchange_s)):
-                seconds = await attempt(peers, order)
+                seconds = await attempt(peers, order, limit_s)
                 if seconds is None:
                     seen.failures += 1
+                    await asyncio.gather(*(peer.ask("drop") for peer in peers))
                     break
                 done += order != "match"
                 if times is not None:
@@ -57,6 +63,12 @@ async def average(
             agree([await peer.ask("values") for peer in peers])
     say(f"hivemind, {compression}: {len(seen.exchange_s)} of {turns} turns")
     return seen
+
+
+def least_s(hosts: Sequence[Host], values: int, compression: str) -> float:
+    """What an all-reduce needs at the least: every peer sends its share of the sums and its values to the others'."""
+    bits = values * BITS[compression] * 2 * (len(hosts) - 1) / len(hosts)
+    return max((bits / host.link.spec.up_bits_s for host in hosts if host.link.spec.up_bits_s), default=0.0)
 
 
 async def joined(
@@ -77,18 +89,18 @@ async def joined(
     return peers
 
 
-async def attempt(peers: Sequence[Child], order: str) -> float | None:
+async def attempt(peers: Sequence[Child], order: str, limit_s: float) -> float | None:
     """All peers obey at the same time; seconds of the slowest, None when one of them failed."""
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(told(peer, order)) for peer in peers]
+        asked = [group.create_task(told(peer, order, limit_s)) for peer in peers]
     seconds = [task.result() for task in asked]
     return None if None in seconds else max(one for one in seconds if one is not None)
 
 
-async def told(peer: Child, order: str) -> float | None:
+async def told(peer: Child, order: str, limit_s: float) -> float | None:
     """Seconds that the peer needed, None when it could not."""
     try:
-        seconds: float = await peer.ask(order, STEP_S)
+        seconds: float = await peer.ask(order, limit_s + ANSWER_S, limit_s=limit_s)
     except LocalFault:
         return None
     return seconds

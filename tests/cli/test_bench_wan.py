@@ -99,7 +99,7 @@ def test_a_rival_that_never_averaged_reaches_no_bar():
     rows, made = rows_with(Averaged(failures=3))
     against = rows["hivemind all-reduce / our exchange"]
     assert (against.value, against.passed) == (None, None)
-    assert rows["hivemind, float16: step(), matchmaking included"].note == "3 steps failed"
+    assert rows["hivemind, float16: step(), matchmaking included"].note == "3 steps failed: a peer was lost"
     assert not all_reached(made)
 
 
