@@ -127,7 +127,7 @@ def rows_of_rival(kind: str, seen: Averaged) -> list[Row]:
     return [
         row(f"{label}: step(), matchmaking included", median(seen.step_s), "s", note=note),
         row(f"{label}: all-reduce alone", median(seen.exchange_s), "s"),
-        row(f"{label}: bytes on a node's link per step", seen.round_bytes / 1e6, "MB"),
+        row(f"{label}: bytes on a node's link per step", scaled(median(seen.step_bytes)), "MB"),
     ]
 
 
@@ -137,6 +137,11 @@ def ratios(ours_s: float | None, rival: Averaged) -> list[Row]:
         row("hivemind step() / our exchange", over(median(rival.step_s), ours_s), "x"),
         row("hivemind all-reduce / our exchange", over(median(rival.exchange_s), ours_s), "x", OF_RIVAL),
     ]
+
+
+def scaled(size: float | None) -> float | None:
+    """Bytes to MB."""
+    return None if size is None else size / 1e6
 
 
 def over(theirs_s: float | None, ours_s: float | None) -> float | None:

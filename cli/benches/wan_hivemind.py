@@ -81,11 +81,11 @@ class Peer:
         """Find a group and stop there; seconds. Raises Unreachable."""
         began = time.monotonic()
         step = await asyncio.to_thread(self._averager.step, timeout=limit_s, wait=False, require_trigger=True)
-        self._step = step
         while step.stage != AveragingStage.AWAITING_TRIGGER:
             if step.done() or time.monotonic() - began > limit_s:
                 raise Unreachable("hivemind found no group")
             await asyncio.sleep(POLL_S)
+        self._step = step
         return time.monotonic() - began
 
     async def exchange(self, limit_s: float) -> float:
@@ -96,11 +96,6 @@ class Peer:
         self._step.allow_allreduce()
         self._check(await asyncio.to_thread(self._step.result, limit_s))
         return time.monotonic() - began
-
-    async def drop(self) -> None:
-        """Leave the group of a match that others did not reach."""
-        if self._step is not None and not self._step.done():
-            self._step.cancel()
 
     async def values(self) -> list[float]:
         """The first few values, to see that all peers have the same."""
@@ -116,9 +111,8 @@ class Peer:
 def main(ip: str, values: str, group: str, compression: str, bootstrap: str | None = None) -> None:
     """Until standard input ends."""
     peer = Peer(ip, int(values), int(group), compression, bootstrap)
-    orders = {
-        name: getattr(peer, name) for name in ("address", "meet", "step", "match", "exchange", "drop", "values")
-    }
+    names = ("address", "meet", "step", "match", "exchange", "values")
+    orders = {name: getattr(peer, name) for name in names}
     asyncio.run(obey(orders))
 
 

@@ -14,10 +14,12 @@ from atoll.protocols.errors import LocalFault
 
 MODULE = "atoll.cli.benches.wan_hivemind"
 PATIENCE_S, SLOWER = 20.0, 4.0
-"""A step may take this long and so many times what the slowest link needs. hivemind loses a peer now and then, which
-then looks for the others until its time is up."""
+"""A step may take this long, and so many times what the slowest link needs."""
+SWARMS = 3
+"""hivemind loses a peer now and then, which looks for the others until its time is up. Then all begin anew."""
 ANSWER_S = 10.0
 WARM_UPS = 2
+TURN = ("step", "match", "exchange")
 BITS = {"float16": 16, "none": 32}
 CLOSE = 1e-2
 """Averages of float16 values that went through float16 again agree so well."""
@@ -31,42 +33,52 @@ class Averaged:
     """A whole `step()`: matchmaking and all-reduce."""
     exchange_s: list[float] = field(default_factory=list)
     """The all-reduce alone: the group was found before and waited for its trigger."""
+    step_bytes: list[float] = field(default_factory=list)
+    """Mean over nodes, both directions, headers and all."""
     failures: int = 0
     """Steps that ended without the whole group."""
-    round_bytes: float = 0.0
-    """Mean over nodes and steps, both directions, headers and all."""
 
 
 async def average(
     hosts: Sequence[Host], values: int, compression: str, turns: int, say: Callable[[str], None]
 ) -> Averaged:
-    """`turns` whole steps and `turns` all-reduces after a match, by turns. Raises LocalFault."""
+    """Whole steps, and all-reduces after a match, by turns. What fails is counted, and said."""
     seen = Averaged()
+    for _ in range(SWARMS):
+        try:
+            await one_swarm(hosts, values, compression, turns, seen)
+        except LocalFault as fault:
+            say(f"hivemind, {compression}: {fault.line()}")
+        if len(seen.exchange_s) >= turns:
+            break
+        seen.failures += 1
+    say(f"hivemind, {compression}: {len(seen.exchange_s)} of {turns} turns, {seen.failures} steps failed")
+    return seen
+
+
+async def one_swarm(hosts: Sequence[Host], values: int, compression: str, turns: int, seen: Averaged) -> None:
+    """Turns until there are enough, or a step fails."""
     limit_s = PATIENCE_S + SLOWER * least_s(hosts, values, compression)
     async with contextlib.AsyncExitStack() as stack:
         peers = await joined(stack, hosts, values, compression)
         for _ in range(WARM_UPS):
-            await attempt(peers, "step", limit_s)
-        before, done = carried(hosts), 0
-        for _ in range(turns):
-            for order, times in (("step", seen.step_s), ("match", None), ("exchange", seen.exchange_s)):
-                seconds = await attempt(peers, order, limit_s)
-                if seconds is None:
-                    seen.failures += 1
-                    await asyncio.gather(*(peer.ask("drop") for peer in peers))
-                    break
-                done += order != "match"
-                if times is not None:
-                    times.append(seconds)
-        seen.round_bytes = (carried(hosts) - before) / len(hosts) / max(done, 1)
-        if seen.exchange_s:
-            agree([await peer.ask("values") for peer in peers])
-    say(f"hivemind, {compression}: {len(seen.exchange_s)} of {turns} turns")
-    return seen
+            if await attempt(peers, "step", limit_s) is None:
+                return
+        while len(seen.exchange_s) < turns:
+            before = carried(hosts)
+            seconds = {}
+            for order in TURN:
+                if (took_s := await attempt(peers, order, limit_s)) is None:
+                    return
+                seconds[order] = took_s
+            seen.step_s.append(seconds["step"])
+            seen.exchange_s.append(seconds["exchange"])
+            seen.step_bytes.append((carried(hosts) - before) / len(hosts) / 2)
+        agree([await peer.ask("values") for peer in peers])
 
 
 def least_s(hosts: Sequence[Host], values: int, compression: str) -> float:
-    """What an all-reduce needs at the least: every peer sends its share of the sums and its values to the others'."""
+    """What an all-reduce takes at the least: a peer sends others their shares, and all of them its own."""
     bits = values * BITS[compression] * 2 * (len(hosts) - 1) / len(hosts)
     return max((bits / host.link.spec.up_bits_s for host in hosts if host.link.spec.up_bits_s), default=0.0)
 

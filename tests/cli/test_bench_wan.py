@@ -85,7 +85,7 @@ def rows_with(rival):
 
 
 def test_rows_are_judged():
-    rows, made = rows_with(Averaged([2.0, 9.0, 2.5], [0.4, 0.6, 0.5], 0, 5e6))
+    rows, made = rows_with(Averaged([2.0, 9.0, 2.5], [0.4, 0.6, 0.5], [5e6]))
     assert rows["2 nodes, tiny, overlap: goodput"].value == pytest.approx(3.9 / 4)
     assert rows["2 nodes, tiny, overlap: goodput"].passed is True
     assert rows["2 nodes, tiny, no overlap: goodput"].passed is None
