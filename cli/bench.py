@@ -11,6 +11,7 @@ import msgspec
 from atoll.cli.benches.machine import machine
 from atoll.cli.benches.report import Row, all_reached, unjudged
 from atoll.cli.show import print_table
+from atoll.node.presets import NAMES
 from atoll.p2p.files import write_whole
 from atoll.protocols.errors import LocalFault
 
@@ -20,6 +21,7 @@ BENCHES = {
     "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
+    "wan": "Nodes that train behind slow links, beside hivemind's averager on the same links (root, Linux).",
 }
 """Name -> its one line. A bench is the module `atoll.cli.benches.NAME`, imported when it is asked for."""
 OPTIONS = {
@@ -28,6 +30,7 @@ OPTIONS = {
     "connections": ("count", "own_limits"),
     "compress": ("millions",),
     "topology": ("millions",),
+    "wan": ("nodes", "preset", "rounds", "overlap"),
 }
 DEADLINE_S = 900.0
 
@@ -40,8 +43,14 @@ DEADLINE_S = 900.0
 @click.option("--count", type=click.IntRange(1, 4000), help="connections: how many.")
 @click.option("--own-limits", is_flag=True, default=None, help="connections: the node may close what it likes.")
 @click.option("--millions", type=click.IntRange(1, 1024), help="compress: parameters, in Mi (64); topology: (16).")
-def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | None) -> int:
-    """Measure NAME and compare with the bars: calls, blobs, connections, compress or topology (docs/bench.md).
+@click.option("--nodes", type=click.IntRange(2, 16), help="wan: how many (4).")
+@click.option("--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny).")
+@click.option("--rounds", type=click.IntRange(1, 1000), help="wan: how many are measured.")
+@click.option(
+    "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
+)
+def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
+    """Measure NAME and compare with the bars: calls, blobs, connections, compress, topology, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

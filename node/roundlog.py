@@ -126,6 +126,7 @@ class RoundLog:
         row.train_s, row.payload_bytes = done.train_s, done.payload_bytes
         self.newest_payload = (row.round, row.payload_bytes)
         self._save(row.round)
+        self.event("trained", round=row.round, steps=row.steps)
 
     def closed(
         self,

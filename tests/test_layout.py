@@ -23,7 +23,9 @@ TORCH_SIDE = {
     "reduction", "reduction_trial",
 }  # fmt: skip
 """Modules of node/ that run in the worker, or compare against it."""
-HIVEMIND_ONLY_IN = {"p2p/dht_child.py"}
+RIVALS = {"cli/benches/wan_hivemind.py"}
+"""Children of benches that are another project's program, in a process of its own."""
+HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
     ("p2p/dnsaddr.py", "system_lookup"): "dnspython loads QUIC and trio",
@@ -124,6 +126,7 @@ def test_torch_stays_on_the_workers_side():
         path
         for path, tree in SOURCES.items()
         if any(name.split(".")[0] == "torch" for name in imports_of(tree))
+        and path not in RIVALS
         and not (path.startswith("node/") and (path.split("/")[1] in LEAVES or Path(path).stem in TORCH_SIDE))
     ]
     assert not wrong, wrong

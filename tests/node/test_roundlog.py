@@ -56,7 +56,7 @@ def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     assert (row.train_s, row.steps_s, row.wait_s, row.fold_s, row.val_bpb) == (12.0, 11.0, 3.0, 1.0, 3.25)
     assert (row.bytes_up, row.bytes_down, row.blob_bytes_up, row.blob_payload_up) == (100, 200, 30, 20)
     assert (row.final, row.digest, row.contributors) == (True, digest(b"final").hex(), ["me"])
-    assert events(tmp_path) == ["training", "closed", "evaluated", "training", "final"]
+    assert events(tmp_path) == ["training", "trained", "closed", "evaluated", "training", "final"]
 
 
 def test_time_goes_to_the_newest_round_that_was_begun_and_survives_a_good_end(opened, tmp_path):

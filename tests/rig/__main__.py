@@ -7,7 +7,6 @@ the internet sees, and the seed's address.
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -17,9 +16,10 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from tests.rig.capability import missing
-from tests.rig.lab import PREFIX, Host, Lab
-from tests.rig.namespaces import FOLDER, LabError, Namespace, end_processes
+from atoll.cli.lab.capability import missing
+from atoll.cli.lab.lab import Host, Lab
+from atoll.cli.lab.namespaces import LabError, end_processes
+from atoll.cli.lab.sweep import sweep
 from tests.rig.topologies import SEED, path_link, topology
 
 STOPPED = 130
@@ -83,13 +83,10 @@ def run_everywhere(lab: Lab, words: Sequence[str]) -> int:
     return next((status for status in statuses if status), 0)
 
 
-def sweep() -> int:
-    """Removes the namespaces, and ends the processes inside, of labs whose process is gone."""
-    for path in sorted(FOLDER.glob(f"{PREFIX}-*")) if FOLDER.is_dir() else []:
-        owner = path.name.split("-")[1]
-        if not os.path.exists(f"/proc/{owner}"):
-            Namespace(path.name).remove()
-            print(f"removed {path.name}")
+def sweep_and_tell() -> int:
+    """Says what it removed."""
+    for name in sweep():
+        print(f"removed {name}")
     return 0
 
 
@@ -115,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         print(lack, file=sys.stderr)
         return 2
     if options.check or options.sweep:
-        return sweep() if options.sweep else 0
+        return sweep_and_tell() if options.sweep else 0
     words = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not words:
         print("no command: python -m tests.rig --topology home-home -- COMMAND", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rig.capability import missing
+from atoll.cli.lab.capability import missing
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.rig.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
-from tests.rig.namespaces import LabError
-from tests.rig.rig_node import RigNode, until
+from atoll.cli.lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
+from atoll.cli.lab.namespaces import LabError
+from atoll.cli.lab.node import LabNode, until
 from tests.rig.tables import Row
 
 LINK = LinkSpec(delay_s=0.015)
@@ -28,12 +28,12 @@ class Town:
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
-        self.nodes = {host.name: RigNode(host, folder) for host in lab}
+        self.nodes = {host.name: LabNode(host, folder) for host in lab}
         self.run_file = folder / "town.run"
         self.known_s: dict[str, float] = {}
         """Seconds from a home's start to its first word on how it is reached."""
 
-    def __getitem__(self, name: str) -> RigNode:
+    def __getitem__(self, name: str) -> LabNode:
         return self.nodes[name]
 
     def start(self) -> None:

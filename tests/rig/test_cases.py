@@ -2,8 +2,8 @@
 
 import pytest
 
+from atoll.cli.lab.lab import Nat
 from tests.rig import punch_cases
-from tests.rig.lab import Nat
 
 pytestmark = [pytest.mark.usefixtures("lab_possible"), pytest.mark.swarm]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.lab import PREFIX, Home, Host, Lab, LabError, LabSpec, LinkSpec, Nat, Public
-from tests.rig.namespaces import network_of
+from atoll.cli.lab.lab import PREFIX, Home, Host, Lab, LabError, LabSpec, LinkSpec, Nat, Public
+from atoll.cli.lab.namespaces import network_of
 
 pytestmark = [pytest.mark.usefixtures("lab_possible"), pytest.mark.swarm]
 

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 
-from tests.rig.lab import Home, LabSpec, Public
-from tests.rig.links import LinkSpec
-from tests.rig.namespaces import LabError
-from tests.rig.routers import Nat
+from atoll.cli.lab.lab import Home, LabSpec, Public
+from atoll.cli.lab.links import LinkSpec
+from atoll.cli.lab.namespaces import LabError
+from atoll.cli.lab.routers import Nat
 
 SEED = "seed"
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

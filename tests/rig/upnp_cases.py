@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.rig.lab import Home, Lab, LabSpec, Nat, Public
-from tests.rig.links import OUTER
-from tests.rig.namespaces import LabError
+from atoll.cli.lab.lab import Home, Lab, LabSpec, Nat, Public
+from atoll.cli.lab.links import OUTER
+from atoll.cli.lab.namespaces import LabError
+from atoll.cli.lab.routers import INNER, Router
 from tests.rig.remote import Remote
-from tests.rig.routers import INNER, Router
 from tests.rig.tables import Row
 
 BAR_S = 30.0

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.rig.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
+from atoll.cli.lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
+from atoll.cli.lab.node import LabNode, until
 from tests.rig.remote import Remote
-from tests.rig.rig_node import RigNode, until
 from tests.rig.tables import Row
 from tests.rig.topologies import path_link
 
@@ -32,9 +32,9 @@ def spec(link: LinkSpec) -> LabSpec:
     )
 
 
-def started(lab: Lab, folder: Path) -> list[RigNode]:
+def started(lab: Lab, folder: Path) -> list[LabNode]:
     """All four nodes, training."""
-    nodes = [RigNode(host, folder) for host in lab]
+    nodes = [LabNode(host, folder) for host in lab]
     seed = nodes[0]
     flags = [part for change in RUN for part in ("--set", change)]
     seed.atoll("run", "new", "wan", "--preset", "tiny", "--seed", "1", *flags, "--data", "synthetic:markov")
@@ -46,7 +46,7 @@ def started(lab: Lab, folder: Path) -> list[RigNode]:
     return nodes
 
 
-def pace(nodes: Sequence[RigNode]) -> tuple[float, float]:
+def pace(nodes: Sequence[LabNode]) -> tuple[float, float]:
     """(rounds an hour, share of the time in which home1 waited) over MEASURE_S."""
     before, began = nodes[1].status()["round"], time.monotonic()
     time.sleep(MEASURE_S)

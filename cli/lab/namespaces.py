@@ -4,11 +4,13 @@ import ctypes
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
+
+from atoll.protocols.errors import LocalFault
 
 T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
@@ -16,7 +18,7 @@ FOLDER = Path("/run/netns")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class LabError(Exception):
+class LabError(LocalFault):
     """The lab was asked for something impossible, or the kernel refused a step; the message says which."""
 
 
@@ -67,22 +69,13 @@ class Namespace:
 
         It runs in a thread of its own, because a thread that has entered does not come back.
         """
-        results: list[T] = []
-        errors: list[BaseException] = []
 
-        def run() -> None:
-            try:
-                enter(self.name)
-                results.append(act())
-            except BaseException as error:  # handed to the caller below
-                errors.append(error)
+        def run() -> T:
+            enter(self.name)
+            return act()
 
-        thread = threading.Thread(target=run, name=self.name)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        with ThreadPoolExecutor(1, self.name) as threads:
+            return threads.submit(run).result()
 
     def set_kernel(self, setting: str, value: str) -> None:
         """A setting below /proc/sys/net of this network. Raises OSError."""

@@ -6,7 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.rig.namespaces import LabError, Namespace
+from atoll.cli.lab.lab import PREFIX
+from atoll.cli.lab.namespaces import LabError, Namespace
 
 PROGRAMS = ("ip", "tc", "nft")
 TRIAL_RULES = """
@@ -39,7 +40,7 @@ def _missing() -> str | None:
 
 
 def _trial() -> str | None:
-    namespace = Namespace(f"atollrig-{os.getpid()}-trial")
+    namespace = Namespace(f"{PREFIX}-{os.getpid()}-trial")
     try:
         namespace.make()
     except LabError as error:

@@ -21,9 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.rig.links import Link, LinkSpec
-from tests.rig.namespaces import LabError, Namespace, end_processes
-from tests.rig.routers import INNER, Nat, Router
+from atoll.cli.lab.links import Link, LinkSpec
+from atoll.cli.lab.namespaces import LabError, Namespace, end_processes
+from atoll.cli.lab.routers import INNER, Nat, Router
+from atoll.p2p.children import die_with_parent
 
 T = TypeVar("T")
 PREFIX = "atollrig"
@@ -73,14 +74,20 @@ class Host:
         """Where the internet sees it: its own address or, now, its router's."""
         return self.router.address if self.router else self.address
 
+    @property
+    def within(self) -> tuple[str, ...]:
+        """Words before a command that put it on this host; the process id stays the command's own."""
+        return ("ip", "netns", "exec", self.namespace.name)
+
     def run(self, words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a program on this host; `options` are Popen's. The process id is the program's own.
 
-        It has a session of its own and ends with the lab at the latest.
+        It has a session of its own and ends with the lab at the latest, and with this process however that ends.
         """
         options.setdefault("stdin", subprocess.DEVNULL)
         options.setdefault("start_new_session", True)
-        process = subprocess.Popen(["ip", "netns", "exec", self.namespace.name, *words], **options)
+        options.setdefault("preexec_fn", die_with_parent(os.getpid()))
+        process = subprocess.Popen([*self.within, *words], **options)
         self.processes.append(process)
         return process
 

@@ -8,8 +8,8 @@ import socket
 import struct
 from pathlib import Path
 
-from tests.rig.links import OUTER, Link
-from tests.rig.namespaces import LabError, Namespace
+from atoll.cli.lab.links import OUTER, Link
+from atoll.cli.lab.namespaces import LabError, Namespace
 
 INNER = "lan"
 NETLINK_NETFILTER = 12

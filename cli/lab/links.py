@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from tests.rig.namespaces import LabError, Namespace, command
+from atoll.cli.lab.namespaces import LabError, Namespace, command
 
 OUTER = "ext"
 """The device of a link in the machine; in the core it is called `port` with a number."""
