@@ -22,15 +22,20 @@ def _through(x_PD: Tensor, counts: Sequence[int], gate_up: Packed, down: Packed)
     """down(silu(gate x) · up x) of each row, and the pre-activations `[P, 2F]`."""
     h_P2F = products(x_PD, gate_up, counts, transposed=True)
     gate_PF, up_PF = h_P2F.chunk(2, -1)
-    return products(functional.silu(gate_PF) * up_PF, down, counts, transposed=True), h_P2F
+    return products(functional.silu(gate_PF).mul_(up_PF), down, counts, transposed=True), h_P2F
 
 
-def _back(dy_PD: Tensor, h_P2F: Tensor, counts: Sequence[int], down: Packed) -> Tensor:
-    """Gradient of the pre-activations."""
+def _back(dy_PD: Tensor, h_P2F: Tensor, counts: Sequence[int], down: Packed) -> tuple[Tensor, Tensor]:
+    """Gradient of the pre-activations, and the activations again. Passes over memory cost as much as products
+    where experts are narrow: nothing is written twice."""
     gate_PF, up_PF = h_P2F.chunk(2, -1)
-    d_act_PF = products(dy_PD.contiguous(), down, counts, transposed=False)
-    d_gate_PF = torch.ops.aten.silu_backward(d_act_PF * up_PF, gate_PF)
-    return torch.cat((d_gate_PF, d_act_PF * functional.silu(gate_PF)), -1)
+    d_act_PF = products(dy_PD, down, counts, transposed=False)
+    act_PF = functional.silu(gate_PF)
+    dh_P2F = torch.empty_like(h_P2F)
+    d_gate_PF, d_up_PF = dh_P2F.chunk(2, -1)
+    torch.mul(d_act_PF, act_PF, out=d_up_PF)
+    torch.ops.aten.silu_backward.grad_input(d_act_PF.mul_(up_PF), gate_PF, grad_input=d_gate_PF)
+    return dh_P2F, act_PF.mul_(up_PF)
 
 
 class Frozen(torch.autograd.Function):
@@ -49,7 +54,7 @@ class Frozen(torch.autograd.Function):
     def backward(ctx: Any, dy_PD: Tensor) -> tuple[Tensor, None, None, None]:
         """Gradient of the rows."""
         (h_P2F,) = ctx.saved_tensors
-        dh_P2F = _back(dy_PD, h_P2F, ctx.counts, ctx.down)
+        dh_P2F, _ = _back(dy_PD.contiguous(), h_P2F, ctx.counts, ctx.down)
         return products(dh_P2F, ctx.gate_up, ctx.counts, transposed=False), None, None, None
 
 
@@ -69,10 +74,9 @@ class Trained(torch.autograd.Function):
     def backward(ctx: Any, dy_PD: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor]:
         """Gradients of the rows and of both stacks, with the stacks' dtype."""
         x_PD, h_P2F, gate_up_EOD, down_EDF = ctx.saved_tensors
-        dh_P2F = _back(dy_PD, h_P2F, ctx.counts, Packed(down_EDF))
-        gate_PF, up_PF = h_P2F.chunk(2, -1)
-        act_PF = functional.silu(gate_PF) * up_PF
-        d_down = weight_gradients(dy_PD.contiguous(), act_PF, ctx.counts).to(down_EDF.dtype)
+        dy_PD = dy_PD.contiguous()
+        dh_P2F, act_PF = _back(dy_PD, h_P2F, ctx.counts, Packed(down_EDF))
+        d_down = weight_gradients(dy_PD, act_PF, ctx.counts).to(down_EDF.dtype)
         d_gate_up = weight_gradients(dh_P2F, x_PD, ctx.counts).to(gate_up_EOD.dtype)
         return products(dh_P2F, Packed(gate_up_EOD), ctx.counts, transposed=False), None, d_gate_up, d_down
 
@@ -138,13 +142,13 @@ class Experts(nn.Module):
     def forward(self, x_PD: Tensor, counts: Sequence[int]) -> Tensor:
         """Output rows; `x_PD` is sorted in the order of memory and `counts` has one number for each expert."""
         ours, theirs = counts[: len(self.owned)], counts[len(self.owned) :]
-        at = sum(ours)
+        x_OD, x_FD = x_PD.split_with_sizes([sum(ours), sum(theirs)]) if ours and theirs else (x_PD, x_PD)
         parts: list[Tensor] = []
         if self.owned:
-            parts.append(Trained.apply(x_PD[:at], ours, self.gate_up, self.down))  # type: ignore[no-untyped-call]
+            parts.append(Trained.apply(x_OD, ours, self.gate_up, self.down))  # type: ignore[no-untyped-call]
         if self.shelf is not None:
             stacks = self.shelf.packed("gate_up"), self.shelf.packed("down")
-            parts.append(Frozen.apply(x_PD[at:], theirs, *stacks))  # type: ignore[no-untyped-call]
+            parts.append(Frozen.apply(x_FD, theirs, *stacks))  # type: ignore[no-untyped-call]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def places(self) -> Iterator[tuple[str, Place]]:

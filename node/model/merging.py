@@ -1,4 +1,4 @@
-"""Expert merging: early in a run each expert moves a little towards the experts that are most like it (SPES).
+"""Expert merging: early in a run each expert moves a little towards those most like it (SPES, arXiv 2602.11543).
 
 Per layer, likeness of two experts is the cosine of their gate projections. Each expert moves towards the mean of
 its `donors` nearest others, all at once:  θ_e += α · mean_j(θ_j − θ_e),  α = α₀ · (1 − t/T).

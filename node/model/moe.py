@@ -100,16 +100,19 @@ class Mixture(nn.Module):
         order_P = self.rank_S[choice.slot_Nk.flatten()].argsort(stable=True)
         x_PD = x_ND.index_select(0, order_P // per_token)
         y_PD = self._rows(x_PD, torch.empty_like(count_S).scatter_(0, self.rank_S, count_S).tolist())
-        y_PD = y_PD * choice.weight_Nk.flatten()[order_P, None]
-        return y_PD[order_P.argsort()].view(len(x_ND), per_token, -1).sum(1)
+        y_PD = y_PD * choice.weight_Nk.flatten().index_select(0, order_P)[:, None]
+        back_P = torch.empty_like(order_P).scatter_(0, order_P, torch.arange(len(order_P), device=order_P.device))
+        return y_PD.index_select(0, back_P).view(len(x_ND), per_token, -1).sum(1)
 
     def _rows(self, x_PD: Tensor, counts: list[int]) -> Tensor:
         """Each row through its expert; the last rows are those of the zero experts."""
         device = x_PD.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_PD.dtype
+        if not self._spec.zero:
+            return self.experts(x_PD.to(dtype), counts).to(x_PD.dtype)  # type: ignore[no-any-return]
         real = sum(counts[: self._spec.count])
-        y_PD: Tensor = self.experts(x_PD[:real].to(dtype), counts[: self._spec.count])
-        return torch.cat((y_PD.to(x_PD.dtype), x_PD[real:])) if self._spec.zero else y_PD.to(x_PD.dtype)
+        x_RD, same_ZD = x_PD.split_with_sizes([real, len(x_PD) - real])
+        return torch.cat((self.experts(x_RD.to(dtype), counts[: self._spec.count]).to(x_PD.dtype), same_ZD))
 
     def _term(self, choice: Choice, count_S: Tensor) -> Tensor:
         count = self._spec.count
