@@ -18,18 +18,82 @@ from atoll.node.model.stack import Packed, products, quantised, weight_gradients
 from atoll.protocols.model import ExpertsSpec
 
 
-def _through(x_PD: Tensor, counts: Sequence[int], gate_up: Packed, down: Packed) -> tuple[Tensor, Tensor]:
-    """down(silu(gate x) · up x) of each row, and the pre-activations `[P, 2F]`."""
-    h_P2F = products(x_PD, gate_up, counts, transposed=True)
-    gate_PF, up_PF = h_P2F.chunk(2, -1)
-    return products(functional.silu(gate_PF).mul_(up_PF), down, counts, transposed=True), h_P2F
+class Side(NamedTuple):
+    """The owned or the frozen experts: their stacks, and which rows are theirs."""
+
+    gate_up: Packed
+    down: Packed
+    counts: Sequence[int]
+    rows: slice
 
 
-def _back(dy_PD: Tensor, h_P2F: Tensor, counts: Sequence[int], down: Packed) -> tuple[Tensor, Tensor]:
+Pair = tuple[Packed, Packed]
+"""Stacks of both projections."""
+
+
+class Pass(torch.autograd.Function):
+    """down(silu(gate x) · up x) of sorted rows; both sides write into one array, nothing is joined afterwards.
+
+    Saved are the pre-activations of all rows and the input of the owned experts' rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_PD: Tensor, counts: Sequence[int], frozen: Pair | None, *owned_pair: Tensor) -> Tensor:
+        """Output rows `[P, D]`; `owned_pair`: both trained stacks, or nothing."""
+        sides = _sides(counts, owned_pair, frozen)
+        h_P2F = x_PD.new_empty((len(x_PD), sides[0].gate_up.values_EOI.shape[1]))
+        for side in sides:
+            products(x_PD[side.rows], side.gate_up, side.counts, h_P2F[side.rows], transposed=True)
+        gate_PF, up_PF = h_P2F.chunk(2, -1)
+        act_PF = functional.silu(gate_PF).mul_(up_PF)
+        y_PD = torch.empty_like(x_PD)
+        for side in sides:
+            products(act_PF[side.rows], side.down, side.counts, y_PD[side.rows], transposed=True)
+        # A view would keep the rows of the frozen experts alive with it.
+        kept = [_part(x_PD, sides[0].rows)] if owned_pair else []
+        ctx.save_for_backward(h_P2F, *kept, *owned_pair)
+        ctx.counts, ctx.frozen = counts, frozen
+        return y_PD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_PD: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the rows and of the trained stacks."""
+        h_P2F, *kept = ctx.saved_tensors
+        sides = _sides(ctx.counts, tuple(kept[1:]), ctx.frozen)
+        dy_PD = dy_PD.contiguous()
+        dh_P2F, act_PF = _back(dy_PD, h_P2F, sides)
+        dx_PD = torch.empty_like(dy_PD)
+        for side in sides:
+            products(dh_P2F[side.rows], side.gate_up, side.counts, dx_PD[side.rows], transposed=False)
+        if not kept:
+            return dx_PD, None, None
+        x_OD, gate_up, down = kept
+        ours, rows = sides[0].counts, sides[0].rows
+        d_gate_up = weight_gradients(dh_P2F[rows], x_OD, ours).to(gate_up.dtype)
+        d_down = weight_gradients(dy_PD[rows], act_PF[rows], ours).to(down.dtype)
+        return dx_PD, None, None, d_gate_up, d_down
+
+
+def _sides(counts: Sequence[int], owned_pair: Sequence[Tensor], frozen: Pair | None) -> list[Side]:
+    """Owned experts first, as they lie in memory."""
+    number = len(owned_pair[0]) if owned_pair else 0
+    at = sum(counts[:number])
+    found = []
+    if owned_pair:
+        found.append(Side(Packed(owned_pair[0]), Packed(owned_pair[1]), counts[:number], slice(0, at)))
+    if frozen is not None:
+        found.append(Side(*frozen, counts[number:], slice(at, None)))
+    return found
+
+
+def _back(dy_PD: Tensor, h_P2F: Tensor, sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
     """Gradient of the pre-activations, and the activations again. Passes over memory cost as much as products
     where experts are narrow: nothing is written twice."""
     gate_PF, up_PF = h_P2F.chunk(2, -1)
-    d_act_PF = products(dy_PD, down, counts, transposed=False)
+    d_act_PF = dy_PD.new_empty(gate_PF.shape)
+    for side in sides:
+        products(dy_PD[side.rows], side.down, side.counts, d_act_PF[side.rows], transposed=False)
     act_PF = functional.silu(gate_PF)
     dh_P2F = torch.empty_like(h_P2F)
     d_gate_PF, d_up_PF = dh_P2F.chunk(2, -1)
@@ -38,47 +102,8 @@ def _back(dy_PD: Tensor, h_P2F: Tensor, counts: Sequence[int], down: Packed) -> 
     return dh_P2F, act_PF.mul_(up_PF)
 
 
-class Frozen(torch.autograd.Function):
-    """Experts of others: exact values, exact gradient of the rows, nothing else."""
-
-    @staticmethod
-    def forward(ctx: Any, x_PD: Tensor, counts: Sequence[int], gate_up: Packed, down: Packed) -> Tensor:
-        """Output rows `[P, D]`."""
-        y_PD, h_P2F = _through(x_PD, counts, gate_up, down)
-        ctx.save_for_backward(h_P2F)
-        ctx.counts, ctx.gate_up, ctx.down = counts, gate_up, down
-        return y_PD
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy_PD: Tensor) -> tuple[Tensor, None, None, None]:
-        """Gradient of the rows."""
-        (h_P2F,) = ctx.saved_tensors
-        dh_P2F, _ = _back(dy_PD.contiguous(), h_P2F, ctx.counts, ctx.down)
-        return products(dh_P2F, ctx.gate_up, ctx.counts, transposed=False), None, None, None
-
-
-class Trained(torch.autograd.Function):
-    """Experts of ours: saves the input and the pre-activations, computes everything between again."""
-
-    @staticmethod
-    def forward(ctx: Any, x_PD: Tensor, counts: Sequence[int], gate_up_EOD: Tensor, down_EDF: Tensor) -> Tensor:
-        """Output rows `[P, D]`."""
-        y_PD, h_P2F = _through(x_PD, counts, Packed(gate_up_EOD), Packed(down_EDF))
-        ctx.save_for_backward(x_PD, h_P2F, gate_up_EOD, down_EDF)
-        ctx.counts = counts
-        return y_PD
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy_PD: Tensor) -> tuple[Tensor | None, None, Tensor, Tensor]:
-        """Gradients of the rows and of both stacks, with the stacks' dtype."""
-        x_PD, h_P2F, gate_up_EOD, down_EDF = ctx.saved_tensors
-        dy_PD = dy_PD.contiguous()
-        dh_P2F, act_PF = _back(dy_PD, h_P2F, ctx.counts, Packed(down_EDF))
-        d_down = weight_gradients(dy_PD, act_PF, ctx.counts).to(down_EDF.dtype)
-        d_gate_up = weight_gradients(dh_P2F, x_PD, ctx.counts).to(gate_up_EOD.dtype)
-        return products(dh_P2F, Packed(gate_up_EOD), ctx.counts, transposed=False), None, d_gate_up, d_down
+def _part(x_PD: Tensor, rows: slice) -> Tensor:
+    return x_PD if rows.stop == len(x_PD) else x_PD[rows].clone()
 
 
 class Shelf(nn.Module):
@@ -141,15 +166,10 @@ class Experts(nn.Module):
 
     def forward(self, x_PD: Tensor, counts: Sequence[int]) -> Tensor:
         """Output rows; `x_PD` is sorted in the order of memory and `counts` has one number for each expert."""
-        ours, theirs = counts[: len(self.owned)], counts[len(self.owned) :]
-        x_OD, x_FD = x_PD.split_with_sizes([sum(ours), sum(theirs)]) if ours and theirs else (x_PD, x_PD)
-        parts: list[Tensor] = []
-        if self.owned:
-            parts.append(Trained.apply(x_OD, ours, self.gate_up, self.down))  # type: ignore[no-untyped-call]
-        if self.shelf is not None:
-            stacks = self.shelf.packed("gate_up"), self.shelf.packed("down")
-            parts.append(Frozen.apply(x_FD, theirs, *stacks))  # type: ignore[no-untyped-call]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        frozen = None if self.shelf is None else (self.shelf.packed("gate_up"), self.shelf.packed("down"))
+        owned_pair = (self.gate_up, self.down) if self.owned else ()
+        y_PD: Tensor = Pass.apply(x_PD, counts, frozen, *owned_pair)  # type: ignore[no-untyped-call]
+        return y_PD
 
     def places(self) -> Iterator[tuple[str, Place]]:
         """`3.gate_proj.weight` and so on: views into the stacks."""

@@ -33,10 +33,6 @@ class Packed(NamedTuple):
         values = self.values_EOI.to(like.device, like.dtype, non_blocking=True)
         return values if self.scale_EO1 is None else values * self.scale_EO1.to(like)
 
-    def ready(self, like: Tensor) -> bool:
-        """Whether it can be multiplied as it is."""
-        return (self.values_EOI.dtype, self.values_EOI.device) == (like.dtype, like.device)
-
 
 def quantised(matrix_OI: Tensor) -> tuple[Tensor, Tensor]:
     """int8 and the scale of each row `[O, 1]`: the largest value of a row becomes ±127."""
@@ -45,22 +41,26 @@ def quantised(matrix_OI: Tensor) -> tuple[Tensor, Tensor]:
     return (matrix_OI.float() / safe_O1).round().to(torch.int8), scale_O1
 
 
-def products(x_PI: Tensor, stack: Packed, counts: Sequence[int], *, transposed: bool) -> Tensor:
-    """x Wᵀ (`transposed`, the forward direction) or x W (the backward one), each row with its expert's W.
+def products(x_PI: Tensor, stack: Packed, counts: Sequence[int], out: Tensor, *, transposed: bool) -> None:
+    """x Wᵀ (`transposed`, the forward direction) or x W (the backward one) into `out`, each row with its W.
 
-    One grouped product where the stack can be used as it is. On a CPU other stacks are converted one expert at
-    a time: a whole copy in float32 would undo what the narrow format saves. An accelerator converts all at once.
+    An accelerator widens and multiplies a whole stack at once. A CPU goes from expert to expert: its grouped
+    product does the same but cannot write into a slice, and a whole stack in float32 would undo what a narrow one
+    saves.
     """
-    if not _groupable(x_PI, *stack.values_EOI.shape[1:]) or not (stack.ready(x_PI) or x_PI.is_cuda):
-        return _one_by_one(x_PI, stack, counts, transposed)
-    whole_EOI = stack.whole(x_PI)
-    return functional.grouped_mm(x_PI, whole_EOI.mT if transposed else whole_EOI, offs=_ends(x_PI, counts))
+    if grouped(x_PI, *stack.values_EOI.shape[1:]):
+        whole_EOI = stack.whole(x_PI)
+        out.copy_(functional.grouped_mm(x_PI, whole_EOI.mT if transposed else whole_EOI, offs=_ends(x_PI, counts)))
+        return
+    for expert, rows in _spans(counts):
+        matrix = stack.one(expert, x_PI)
+        torch.mm(x_PI[rows], matrix.mT if transposed else matrix, out=out[rows])
 
 
 def weight_gradients(dy_PO: Tensor, x_PI: Tensor, counts: Sequence[int]) -> Tensor:
     """dyᵀ x of each expert's rows `[E, O, I]`; zero where an expert got none."""
     wide, narrow = dy_PO.shape[1], x_PI.shape[1]
-    if _groupable(x_PI, wide, narrow):
+    if grouped(x_PI, wide, narrow):
         return functional.grouped_mm(dy_PO.mT, x_PI, offs=_ends(x_PI, counts))
     out_EOI = x_PI.new_zeros((len(counts), wide, narrow))
     for expert, rows in _spans(counts):
@@ -68,13 +68,10 @@ def weight_gradients(dy_PO: Tensor, x_PI: Tensor, counts: Sequence[int]) -> Tens
     return out_EOI
 
 
-def _one_by_one(x_PI: Tensor, stack: Packed, counts: Sequence[int], transposed: bool) -> Tensor:
-    _, wide, narrow = stack.values_EOI.shape
-    out = x_PI.new_empty((len(x_PI), wide if transposed else narrow))
-    for expert, rows in _spans(counts):
-        matrix = stack.one(expert, x_PI)
-        torch.mm(x_PI[rows], matrix.mT if transposed else matrix, out=out[rows])
-    return out
+def grouped(like: Tensor, *widths: int) -> bool:
+    """Whether one grouped product is the way: on an accelerator, with aligned rows, no wider than float32."""
+    fits = like.itemsize <= 4 and all((width * like.itemsize) % _ALIGN_BYTES == 0 for width in widths)
+    return like.is_cuda and fits
 
 
 def _spans(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
@@ -88,8 +85,3 @@ def _spans(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
 
 def _ends(like: Tensor, counts: Sequence[int]) -> Tensor:
     return torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(like.device)
-
-
-def _groupable(like: Tensor, *widths: int) -> bool:
-    """Whether `grouped_mm` takes rows of these widths: aligned, and of no dtype wider than float32."""
-    return like.itemsize <= 4 and all((width * like.itemsize) % _ALIGN_BYTES == 0 for width in widths)

@@ -5,8 +5,8 @@ import torch
 from msgspec.structs import replace
 from torch.nn import functional
 
+from atoll.node.model import stack as stack_module
 from atoll.node.model.decoder import Decoder, loss_of
-from atoll.node.model.experts import Frozen, Shelf
 from atoll.node.model.genesis import genesis
 from atoll.node.model.moe import Mixture, load_balance, router_z
 from atoll.node.model.named import named_atoms, trained_atoms, write_atoms
@@ -138,17 +138,18 @@ def saved_by(run):
     return shapes
 
 
-def test_frozen_experts_save_their_pre_activations_and_nothing_else():
-    shelf = Shelf({"gate_up": (3, 32, 16), "down": (3, 16, 16)}, torch.float32, on_host=False)
-    for buffer in shelf.buffers():
-        torch.nn.init.normal_(buffer)
+@pytest.mark.parametrize(
+    ("owned", "saved"), [(set(), [(20, 32)]), ({0}, [(20, 32), (5, 16), (1, 32, 16), (1, 16, 16)])]
+)
+def test_frozen_experts_save_their_pre_activations_and_nothing_else(owned, saved):
+    """The owned ones also save their input, five rows, and their weights."""
+    made, _ = mixture(ExpertsSpec(count=3, per_token=1, ffn=16), owned, dim=16)
     x = torch.randn(20, 16, requires_grad=True)
     y = []
-    stacks = shelf.packed("gate_up"), shelf.packed("down")
-    assert saved_by(lambda: y.append(Frozen.apply(x, [5, 0, 15], *stacks))) == [(20, 32)]
+    assert saved_by(lambda: y.append(made.experts(x, [5, 0, 15]))) == saved
     y[0].sum().backward()
     assert x.grad is not None
-    assert all(buffer.grad is None for buffer in shelf.buffers())
+    assert all(buffer.grad is None for buffer in made.experts.shelf.buffers())
 
 
 def test_a_layer_saves_less_the_fewer_experts_it_owns():
@@ -204,17 +205,21 @@ def test_int8_keeps_each_row_within_half_a_step():
     assert not small[3].any()
 
 
-@pytest.mark.parametrize(("wide", "narrow"), [(16, 8), (7, 5), (12, 6)])
+@pytest.mark.parametrize("way", [True, False], ids=["grouped", "one by one"])
+@pytest.mark.parametrize(("wide", "narrow"), [(16, 8), (12, 4)])
 @pytest.mark.parametrize("counts", [[3, 0, 4], [0, 0, 7], [7, 0, 0], [0, 0, 0]])
-def test_products_of_sorted_rows(wide, narrow, counts):
+def test_products_of_sorted_rows(monkeypatch, wide, narrow, counts, way):
+    """Both ways, on this CPU: an accelerator takes the grouped one."""
+    monkeypatch.setattr(stack_module, "grouped", lambda *_: way)
     source = torch.Generator().manual_seed(4)
     stack = torch.randn(3, wide, narrow, generator=source)
     x, dy = (torch.randn(sum(counts), size, generator=source) for size in (narrow, wide))
     expert = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
-    forward = torch.einsum("pi,poi->po", x, stack[expert])
-    assert torch.allclose(products(x, Packed(stack), counts, transposed=True), forward, atol=1e-5)
-    backward = torch.einsum("po,poi->pi", dy, stack[expert])
-    assert torch.allclose(products(dy, Packed(stack), counts, transposed=False), backward, atol=1e-5)
+    y, dx = torch.empty_like(dy), torch.empty_like(x)
+    products(x, Packed(stack), counts, y, transposed=True)
+    assert torch.allclose(y, torch.einsum("pi,poi->po", x, stack[expert]), atol=1e-5)
+    products(dy, Packed(stack), counts, dx, transposed=False)
+    assert torch.allclose(dx, torch.einsum("po,poi->pi", dy, stack[expert]), atol=1e-5)
     wanted = torch.zeros(3, wide, narrow).index_add_(0, expert, torch.einsum("po,pi->poi", dy, x))
     assert torch.allclose(weight_gradients(dy, x, counts), wanted, atol=1e-5)
 
@@ -319,3 +324,20 @@ def test_qk_norm_normalises_each_head_before_the_rotation():
     write_atoms(other, large.items())
     with torch.no_grad():
         assert torch.allclose(model(WINDOW[:, :-1]), other(WINDOW[:, :-1]), atol=1e-3), "the size of q is lost"
+
+
+def test_under_autocast_products_are_narrow_and_gradients_are_not():
+    model, narrow = built(SPEC, owned=frozenset({1})), built(SPEC, owned=frozenset({1}))
+    loss, wide_grads = gradients(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = loss_of(narrow, WINDOW)
+    out.backward()
+    assert float(out.detach()) == pytest.approx(loss, rel=1e-2)
+    name = "model.layers.0.mlp.experts.gate_up"
+    found = dict(narrow.named_parameters())[name].grad
+    assert found.dtype == torch.float32
+    assert (
+        functional.cosine_similarity(found.flatten(), dict(model.named_parameters())[name].grad.flatten(), 0)
+        > 0.99
+    )
+    assert wide_grads
