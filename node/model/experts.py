@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from atoll.node.model.stack import Packed, products, quantised, weight_gradients
+from atoll.protocols.errors import ConfigError
 from atoll.protocols.model import ExpertsSpec
 
 
@@ -154,6 +155,8 @@ class Experts(nn.Module):
         self, dim: int, experts: ExpertsSpec, owned: frozenset[int], frozen_dtype: torch.dtype, on_host: bool
     ) -> None:
         super().__init__()
+        if not owned <= set(range(experts.count)):
+            raise ConfigError(f"experts {sorted(owned)} are not all within 0 … {experts.count - 1}")
         self.width = experts.ffn
         self.owned = tuple(sorted(owned))
         self.frozen = tuple(e for e in range(experts.count) if e not in owned)

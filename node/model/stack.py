@@ -69,9 +69,9 @@ def weight_gradients(dy_PO: Tensor, x_PI: Tensor, counts: Sequence[int]) -> Tens
 
 
 def grouped(like: Tensor, *widths: int) -> bool:
-    """Whether one grouped product is the way: on an accelerator, with aligned rows, no wider than float32."""
+    """Whether one grouped product is the way: on an accelerator, with any rows, aligned, no wider than float32."""
     fits = like.itemsize <= 4 and all((width * like.itemsize) % _ALIGN_BYTES == 0 for width in widths)
-    return like.is_cuda and fits
+    return like.is_cuda and len(like) > 0 and fits
 
 
 def _spans(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:

@@ -11,6 +11,7 @@ from atoll.node.model.genesis import genesis
 from atoll.node.model.moe import Mixture, load_balance, router_z
 from atoll.node.model.named import named_atoms, trained_atoms, write_atoms
 from atoll.node.model.stack import Packed, products, quantised, weight_gradients
+from atoll.protocols.errors import ConfigError
 from atoll.protocols.model import ExpertsSpec, ModelSpec, atoms
 
 torch.set_num_threads(1)
@@ -261,6 +262,11 @@ def test_only_owned_experts_are_parameters():
     moved = {name for name, value in named_atoms(model).items() if not torch.equal(value, before[name])}
     trained = {name for name in before if not any(f".experts.{e}." in name for e in (1, 2, 5))}
     assert moved == trained
+
+
+def test_an_expert_that_is_not_there_cannot_be_owned():
+    with pytest.raises(ConfigError, match="0 … 5"):
+        Decoder(SPEC, owned=frozenset({0, 6}))
 
 
 def test_load_balance_is_one_when_even_and_e_when_all_choose_one():
