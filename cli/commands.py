@@ -12,6 +12,7 @@ COMMANDS = {
     "resume": ("atoll.cli.orders:resume", "Go on after a pause."),
     "stop": ("atoll.cli.orders:stop", "Stop the node in good order."),
     "eval": ("atoll.cli.orders:evaluate", "Validation loss of the weights as they are now."),
+    "export": ("atoll.cli.export:export", "Write the weights of a run for other programs."),
     "id": ("atoll.cli.identity:identity", "The node's identity."),
     "doctor": ("atoll.cli.doctor:doctor", "Check machine, network and node; say what to do."),
     "bench": ("atoll.cli.bench:bench", "The published figures, measured again here."),

@@ -1,14 +1,15 @@
 """Ready RunSpecs, from a swarm on one laptop to a billion parameters.
 
 `tiny` is the one that `make swarm` trains; its numbers were measured (docs/calibration.md). The others
-follow SparseLoCo's published settings (arXiv 2508.15706) and are starting points.
+follow SparseLoCo's published settings (arXiv 2508.15706) and are starting points. `moe-…` are mixtures of experts:
+`moe-smoke` for tests, `moe-12m` with 92 % of its weights in experts.
 """
 
 import msgspec
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId
-from atoll.protocols.model import ModelSpec
+from atoll.protocols.model import ExpertsSpec, ModelSpec
 from atoll.protocols.run import (
     SPEC_VERSION,
     CompressSpec,
@@ -33,6 +34,8 @@ class Shape(msgspec.Struct, frozen=True):
     kv_heads: int
     ffn: int
     context: int
+    qk_norm: bool = False
+    experts: ExpertsSpec | None = None
 
 
 SHAPES = {
@@ -42,8 +45,11 @@ SHAPES = {
     "125m": Shape(768, 18, 12, 4, 2176, 1024),
     "350m": Shape(1024, 24, 16, 4, 3840, 1024),
     "1b": Shape(2048, 16, 32, 8, 8192, 2048),
+    "moe-smoke": Shape(128, 4, 4, 4, 256, 128, True, ExpertsSpec(count=8, per_token=2, ffn=128)),
+    "moe-12m": Shape(192, 6, 6, 6, 384, 256, True, ExpertsSpec(count=16, per_token=2, ffn=192)),
 }
 NAMES = tuple(SHAPES)
+_OF_BYTES = ("tiny", "10m", "moe-smoke", "moe-12m")
 
 
 def model_of(name: str) -> ModelSpec:
@@ -51,7 +57,7 @@ def model_of(name: str) -> ModelSpec:
     shape = SHAPES.get(name)
     if shape is None:
         raise ConfigError(f"no preset {name!r}", hint=f"use one of {', '.join(NAMES)}")
-    vocab = BYTES if name in ("tiny", "10m") else BPE
+    vocab = BYTES if name in _OF_BYTES else BPE
     fields = msgspec.structs.asdict(shape)
     return ModelSpec(vocab=vocab, tied=True, rope_theta=10000.0, norm_eps=1e-5, **fields)
 
@@ -65,7 +71,7 @@ def preset(
     """
     model = model_of(name)
     tokenizer = "bytes" if model.vocab == BYTES else "bpe8k"
-    inner, outer, compress = _TINY if name == "tiny" else _large(name)
+    inner, outer, compress = _SMALL if name in ("tiny", "moe-smoke") else _large(name)
     spec = RunSpec(
         version=SPEC_VERSION,
         name=name,
@@ -82,7 +88,7 @@ def preset(
     return spec
 
 
-_TINY = (
+_SMALL = (
     InnerSpec(
         lr=3e-3, lr_min=0.1, warmup_steps=20, total_steps=384,
         beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=8,
@@ -100,16 +106,17 @@ _LARGE = {
     "125m": (1e-3, 64, 2000),
     "350m": (8e-4, 128, 4000),
     "1b": (4e-4, 256, 8000),
+    "moe-12m": (2e-3, 16, 400),
 }
 
 
 def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
-    """H grows to 15 (10m) or 30; k = 64, β = 0.95, α = 1; divisor floor of a quarter of all weight.
+    """H grows to 15 (about 10M) or 30; k = 64, β = 0.95, α = 1; divisor floor of a quarter of all weight.
 
     A fold may come up to five steps late, as Streaming DiLoCo advises (arXiv 2501.18512 §3.3.2).
     """
     lr, batch, rounds = _LARGE[name]
-    last = 15 if name == "10m" else 30
+    last = 15 if name in ("10m", "moe-12m") else 30
     stages = (Stage(0, 5), Stage(rounds // 20, last))
     steps = (rounds // 20) * 5 + (rounds - rounds // 20) * last
     inner = InnerSpec(

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK = {"protocols": 0, "p2p": 1, "node": 2, "cli": 3}
-LEAVES = {"model", "data", "inner", "outer", "compress", "aggregate", "checkpoint", "reduce"}
+LEAVES = {"model", "data", "inner", "outer", "compress", "aggregate", "checkpoint", "reduce", "export"}
 BANNED = {
     "protocols": {"torch", "hivemind", "asyncio", "socket", "time", "subprocess", "threading", "random", "uvloop"},
     "p2p": {"torch"},
@@ -258,9 +258,6 @@ def test_package_list_equals_the_tree():
 
 
 IMPORT_NAMES = {"protobuf": "google", "dnspython": "dns", "pyopenssl": "OpenSSL"}
-NOT_IMPORTED = {
-    "safetensors": "our files are read back with it in tests/node/checkpoint",
-}
 
 
 def test_what_is_imported_is_declared_and_the_other_way_round():
@@ -268,7 +265,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
     declared = {re.split(r"[<>=!~ ]", wish)[0] for wish in project["dependencies"]}
     imported = {name.split(".")[0] for tree in SOURCES.values() for name in imports_of(tree)}
     imported -= {*sys.stdlib_module_names, "atoll", ""}
-    expected = {IMPORT_NAMES.get(name, name) for name in declared - set(NOT_IMPORTED)}
+    expected = {IMPORT_NAMES.get(name, name) for name in declared}
     assert imported == expected
     page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
     assert [name for name in sorted(declared) if f"| {name} |" not in page] == []

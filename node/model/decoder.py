@@ -1,17 +1,24 @@
-"""The decoder: a Llama-shaped language model, small enough to read.
+"""The decoder: a language model shaped like Llama, Qwen3 or Qwen3-MoE, small enough to read.
 
-RMSNorm, rotary positions, SwiGLU and grouped-query attention; `named_parameters()` are exactly
-`protocols.model.atoms(spec)`, name, shape and order, so that a checkpoint is a Hugging Face Llama one.
+RMSNorm, rotary positions, grouped-query attention, and SwiGLU or a mixture of experts. `named.named_atoms` are
+exactly `protocols.model.atoms(spec)`, so that a checkpoint is a Hugging Face one; a dense decoder's
+`named_parameters()` are the same in name, shape and order.
 
 Letters in names: B batch, T time, D model width, H heads, K key heads, E head size, F ffn width, V vocabulary.
 """
+
+from collections.abc import Callable, MutableSequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from atoll.node.model.moe import Mixture
 from atoll.protocols.model import ModelSpec
+
+Terms = MutableSequence[Tensor] | None
+"""Collects each mixture's term of the loss; None where nobody wants them."""
 
 
 def linear(features_in: int, features_out: int) -> nn.Linear:
@@ -41,14 +48,14 @@ def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
 class Norm(nn.Module):
     """RMSNorm with a gain."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, width: int, eps: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(model.dim))
-        self._eps = model.norm_eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self._eps = eps
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Scaled to unit mean square, then multiplied by the gain; the mean is taken in float32."""
-        return functional.rms_norm(x_BTD.float(), self.weight.shape, self.weight.float(), self._eps)
+    def forward(self, x: Tensor) -> Tensor:
+        """Last axis scaled to unit mean square, then multiplied by the gain; the mean is taken in float32."""
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), self._eps)
 
 
 class Attention(nn.Module):
@@ -61,13 +68,17 @@ class Attention(nn.Module):
         self.k_proj = linear(model.dim, narrow)
         self.v_proj = linear(model.dim, narrow)
         self.o_proj = linear(model.dim, model.dim)
+        self.q_norm = Norm(model.head_dim, model.norm_eps) if model.qk_norm else None
+        self.k_norm = Norm(model.head_dim, model.norm_eps) if model.qk_norm else None
         self._head_dim = model.head_dim
         self._sharing = model.heads // model.kv_heads
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
         """Mix positions; position t sees 0 … t."""
-        q_BHTE = rotate(self._split(self.q_proj(x_BTD)), cos_TE, sin_TE)
-        k_BKTE = rotate(self._split(self.k_proj(x_BTD)), cos_TE, sin_TE)
+        q_BHTE, k_BKTE = self._split(self.q_proj(x_BTD)), self._split(self.k_proj(x_BTD))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BHTE, k_BKTE = self.q_norm(q_BHTE).to(q_BHTE.dtype), self.k_norm(k_BKTE).to(k_BKTE.dtype)
+        q_BHTE, k_BKTE = rotate(q_BHTE, cos_TE, sin_TE), rotate(k_BKTE, cos_TE, sin_TE)
         v_BKTE = self._split(self.v_proj(x_BTD))
         # Repeated keys keep torch's flash kernel on CPU; `enable_gqa` falls back to the plain one there.
         k_BHTE = k_BKTE.repeat_interleave(self._sharing, dim=1)
@@ -99,46 +110,65 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each behind a norm and added to the residual stream."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, mlp: nn.Module) -> None:
         super().__init__()
-        self.input_layernorm = Norm(model)
+        self.input_layernorm = Norm(model.dim, model.norm_eps)
         self.self_attn = Attention(model)
-        self.post_attention_layernorm = Norm(model)
-        self.mlp = FeedForward(model)
+        self.post_attention_layernorm = Norm(model.dim, model.norm_eps)
+        self.mlp = mlp
 
-    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, terms: Terms) -> Tensor:
         """One step along the residual stream."""
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE)
-        out: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        normed_BTD = self.post_attention_layernorm(x_BTD)
+        mixed = isinstance(self.mlp, Mixture)
+        out: Tensor = x_BTD + (self.mlp(normed_BTD, terms) if mixed else self.mlp(normed_BTD))
         return out
 
 
 class Trunk(nn.Module):
     """Everything below the output head; a module of its own because the names say `model.`."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, mlp_of: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.embed_tokens: nn.Embedding = nn.utils.skip_init(  # type: ignore[no-untyped-call]
             nn.Embedding, model.vocab, model.dim
         )
-        self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers))
-        self.norm = Norm(model)
+        self.layers = nn.ModuleList(Layer(model, mlp_of()) for _ in range(model.layers))
+        self.norm = Norm(model.dim, model.norm_eps)
 
-    def forward(self, tokens_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor, terms: Terms) -> Tensor:
         """Last hidden state `[B, T, D]`, normed."""
         x_BTD = self.embed_tokens(tokens_BT)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, cos_TE, sin_TE)
+            x_BTD = layer(x_BTD, cos_TE, sin_TE, terms)
         out: Tensor = self.norm(x_BTD)
         return out
 
 
 class Decoder(nn.Module):
-    """The language model. Its parameters hold no values until `bridge.scatter` fills them."""
+    """The language model. Its parameters hold no values until `bridge.fill` gives them some.
 
-    def __init__(self, model: ModelSpec) -> None:
+    `owned`: the experts that are trained here, in every layer; None: all. The others are stored as `frozen_dtype`
+    (float32, bfloat16 or int8), on the host if `frozen_on_host`: they then stay there when the model moves.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        owned: frozenset[int] | None = None,
+        frozen_dtype: torch.dtype = torch.float32,
+        frozen_on_host: bool = False,
+    ) -> None:
         super().__init__()
-        self.model = Trunk(model)
+
+        def mlp() -> nn.Module:
+            if model.experts is None:
+                return FeedForward(model)
+            ours = frozenset(range(model.experts.count)) if owned is None else owned
+            return Mixture(model.dim, model.experts, ours, frozen_dtype, frozen_on_host)
+
+        self.model = Trunk(model, mlp)
         self.lm_head = None if model.tied else linear(model.dim, model.vocab)
         cos_TE, sin_TE = rope_tables(model)
         self.cos_TE: Tensor
@@ -146,15 +176,24 @@ class Decoder(nn.Module):
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits `[B, T, V]` for int64 tokens `[B, T]`; T is at most the model's context."""
+    def forward(self, tokens_BT: Tensor, terms: Terms = None) -> Tensor:
+        """Logits `[B, T, V]` for int64 tokens `[B, T]`; T is at most the model's context.
+
+        Each mixture appends its term of the loss to `terms`.
+        """
         time = tokens_BT.shape[1]
-        x_BTD = self.model(tokens_BT, self.cos_TE[:time], self.sin_TE[:time])
+        x_BTD = self.model(tokens_BT, self.cos_TE[:time], self.sin_TE[:time], terms)
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return functional.linear(x_BTD, head)
 
 
 def loss_of(decoder: nn.Module, window_BT1: Tensor) -> Tensor:
-    """Mean cross-entropy, nats per token, of int64 windows `[B, T + 1]`: each token from those before it."""
-    logits_BTV = decoder(window_BT1[:, :-1])
-    return functional.cross_entropy(logits_BTV.float().flatten(0, 1), window_BT1[:, 1:].flatten())
+    """Mean cross-entropy, nats per token, of int64 windows `[B, T + 1]`: each token from those before it.
+
+    Where gradients are recorded, the mean of the mixtures' terms is added: they steer the router and measure
+    nothing, so that an evaluation is cross-entropy alone.
+    """
+    terms: list[Tensor] = []
+    logits_BTV = decoder(window_BT1[:, :-1], terms if torch.is_grad_enabled() else None)
+    loss = functional.cross_entropy(logits_BTV.float().flatten(0, 1), window_BT1[:, 1:].flatten())
+    return loss + torch.stack(terms).mean() if terms else loss

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.protocols.ids import digest
-from atoll.protocols.model import Atom, ModelSpec, atoms
+from atoll.protocols.model import BIAS, Atom, ModelSpec, atoms
 
 UNIT = 1 << 24
 """Steps in 1.0."""
@@ -53,7 +53,9 @@ def bell(key: bytes, count: int, inverse: int) -> NDArray[np.int32]:
 
 
 def genesis_atom(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:
-    """First values of one atom in units of 2⁻²⁴: norms are 1, matrices bell-shaped around 0."""
+    """First values of one atom in units of 2⁻²⁴: norms 1, biases 0, matrices bell-shaped around 0."""
+    if atom.name.endswith(BIAS):
+        return np.zeros(atom.shape, np.int32)
     if len(atom.shape) == 1:
         return np.full(atom.shape, UNIT, np.int32)
     key = digest(b"atoll genesis/1", seed.to_bytes(8, "little"), atom.name.encode())[:16]

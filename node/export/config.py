@@ -1,0 +1,170 @@
+"""`config.json` of a Hugging Face checkpoint, made from a ModelSpec and read back into one.
+
+Dense models are Llama, with `qk_norm` Qwen3; mixtures are Qwen3-MoE. Reading is strict: every key is one that we
+understand, or one that changes nothing, or the checkpoint is refused with the key's name.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.model import ExpertsSpec, ModelSpec
+
+CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+"""`model_type` -> class in transformers."""
+_SIZES = {
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "vocab": "vocab_size",
+}
+_IDLE = {
+    "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id",
+    "id2label", "initializer_range", "label2id", "max_window_layers", "output_router_logits", "pad_token_id",
+    "sliding_window", "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
+"""Keys that change no logits. `sliding_window` is idle because `use_sliding_window` must be false."""
+_ONLY: dict[str, Callable[[Any], bool]] = {
+    "attention_bias": lambda value: value is False,
+    "decoder_sparse_step": lambda value: value == 1,
+    "hidden_act": lambda value: value == "silu",
+    "layer_types": lambda value: value is None or set(value) == {"full_attention"},
+    "mlp_bias": lambda value: value is False,
+    "mlp_only_layers": lambda value: value in (None, []),
+    "pretraining_tp": lambda value: value == 1,
+    "rope_scaling": lambda value: value is None,
+    "use_sliding_window": lambda value: value is False,
+}
+"""Keys whose other values are a model that we do not have."""
+_READ = {
+    *_SIZES.values(), "head_dim", "intermediate_size", "max_position_embeddings", "model_type",
+    "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok", "num_local_experts",
+    "rms_norm_eps", "rope_parameters", "rope_theta", "router_aux_loss_coef", "tie_word_embeddings",
+}  # fmt: skip
+
+
+def config_of(model: ModelSpec) -> dict[str, Any]:
+    """The config of a model. Raises ConfigError for one that has no class in transformers."""
+    kind = _kind(model)
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[kind]],
+        "model_type": kind,
+        **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
+        "intermediate_size": model.ffn,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": model.norm_eps,
+        # Version 5 of transformers reads the first, version 4 the second.
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "rope_theta": model.rope_theta,
+        "tie_word_embeddings": model.tied,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "dtype": "float32",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    return config | (_experts(model.experts) if model.experts else {"mlp_bias": False} if kind == "llama" else {})
+
+
+def model_of(config: Mapping[str, Any], context: int | None = None) -> ModelSpec:
+    """The model of a config, with `context` tokens a sequence (as many as it allows, if None).
+
+    Raises ConfigError, with the key's name, for anything that our decoder does not compute.
+    """
+    kind = config.get("model_type")
+    if kind not in CLASSES:
+        raise ConfigError(f"config.json: model_type {kind!r} is none of {', '.join(CLASSES)}")
+    for key, value in config.items():
+        if key in _ONLY and not _ONLY[key](value):
+            raise ConfigError(f"config.json: {key} = {value!r} is not supported")
+        if key not in _ONLY and key not in _IDLE and key not in _READ:
+            raise ConfigError(f"config.json: key {key!r} is not supported")
+    return _built(config, str(kind), context)
+
+
+def _built(config: Mapping[str, Any], kind: str, context: int | None) -> ModelSpec:
+    sizes = {ours: _whole(config, theirs) for ours, theirs in _SIZES.items()}
+    experts = _read_experts(config) if kind == "qwen3_moe" else None
+    longest = _whole(config, "max_position_embeddings")
+    model = ModelSpec(
+        **sizes,
+        ffn=experts.per_token * experts.ffn if experts else _whole(config, "intermediate_size"),
+        context=longest if context is None else context,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        rope_theta=_rope_theta(config),
+        norm_eps=_real(config, "rms_norm_eps"),
+        qk_norm=kind != "llama",
+        experts=experts,
+    )
+    model.check()
+    if model.context > longest:
+        raise ConfigError(f"a context of {model.context} is above the checkpoint's {longest}")
+    if config.get("head_dim") not in (None, model.head_dim):
+        raise ConfigError(f"config.json: head_dim {config['head_dim']!r} is not {model.dim} / {model.heads}")
+    return model
+
+
+def _experts(experts: ExpertsSpec) -> dict[str, Any]:
+    return {
+        # transformers 5 writes only the second and reads both; version 4 and others read the first.
+        "num_experts": experts.count,
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.ffn,
+        "norm_topk_prob": experts.normalise,
+        "router_aux_loss_coef": experts.load_balance,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "output_router_logits": False,
+        "use_sliding_window": False,
+    }
+
+
+def _read_experts(config: Mapping[str, Any]) -> ExpertsSpec:
+    count = "num_experts" if "num_experts" in config else "num_local_experts"
+    return ExpertsSpec(
+        count=_whole(config, count),
+        per_token=_whole(config, "num_experts_per_tok"),
+        ffn=_whole(config, "moe_intermediate_size"),
+        normalise=bool(config.get("norm_topk_prob", False)),
+        load_balance=_real(config, "router_aux_loss_coef") if "router_aux_loss_coef" in config else 0.001,
+    )
+
+
+def _kind(model: ModelSpec) -> str:
+    if model.experts is None:
+        return "qwen3" if model.qk_norm else "llama"
+    if not model.qk_norm:
+        raise ConfigError("a mixture of experts without model.qk_norm has no class in transformers that we write")
+    if model.experts.zero or model.experts.bias_rate:
+        raise ConfigError("zero experts and a choice bias have no class in transformers that we write")
+    return "qwen3_moe"
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float:
+    found = config.get("rope_parameters")
+    if found is None:
+        return _real(config, "rope_theta")
+    if not isinstance(found, Mapping) or set(found) - {"rope_type", "rope_theta"}:
+        raise ConfigError(f"config.json: rope_parameters = {found!r} is not supported")
+    if found.get("rope_type", "default") != "default":
+        raise ConfigError(f"config.json: rope_type {found['rope_type']!r} is not supported")
+    return _real(found, "rope_theta")
+
+
+def _whole(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"config.json: {key} = {value!r} is not a whole number")
+    return value
+
+
+def _real(config: Mapping[str, Any], key: str) -> float:
+    value = config.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigError(f"config.json: {key} = {value!r} is not a number")
+    return float(value)

@@ -1,0 +1,73 @@
+"""A run's newest weights in this home, as a Hugging Face folder. Needs no running node.
+
+Read are the files that the worker saves after each round, or a snapshot file. A running node may replace the files
+meanwhile: then the reading fails in one line, and a second try succeeds.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from atoll.node.checkpoint.atoms import read_atom
+from atoll.node.checkpoint.local import load_local
+from atoll.node.checkpoint.snapshot import Snapshot, read_own_snapshot
+from atoll.node.data import corpus
+from atoll.node.data.cache import default_cache
+from atoll.node.data.tokens import tokenizer_for
+from atoll.node.export.folder import save_folder
+from atoll.node.export.tokenizer import byte_tokenizer, tokenizer_files
+from atoll.node.outer.fixed import state_digest
+from atoll.protocols.arena import arena_of
+from atoll.protocols.errors import ConfigError, CorruptFault
+from atoll.protocols.ids import Digest
+from atoll.protocols.run import DataSpec, RunSpec
+
+STATE = "state"
+"""Below the run's folder: where the worker keeps its generations."""
+
+
+class Exported(NamedTuple):
+    """What was written."""
+
+    class_name: str
+    """In transformers."""
+    round: int
+    state: Digest
+
+
+def export_run(spec: RunSpec, run_folder: Path, to: Path, snapshot: Path | None, data: str) -> Exported:
+    """Write `to` from a snapshot file, or from what the worker saved below `run_folder`.
+
+    data: path of the text of a `file:` source; its tokenizer is trained again from it. Raises ConfigError,
+    CorruptFault, DiskFault.
+    """
+    arena = arena_of(spec.model)
+    found = _saved(spec, run_folder) if snapshot is None else read_own_snapshot(snapshot, arena, state_digest)
+    places = {place.name: place for place in arena.placements}
+    files = tokenizer_files(tokenizer_of(spec.data, data), spec.model.context)
+    named = save_folder(to, spec.model, lambda name: read_atom(found.theta_C4096, places[name]), files)
+    return Exported(named, found.round, found.state)
+
+
+def tokenizer_of(data: DataSpec, path: str) -> str:
+    """The JSON of a run's tokenizer. Raises ConfigError, Unreachable when a first fetch of its text fails."""
+    if data.tokenizer == "bytes":
+        return byte_tokenizer()
+    text = corpus.load(data.source, path, default_cache())
+    tokens = tokenizer_for(data.tokenizer, text.train)
+    if data.digest and corpus.text_digest(text, tokens.identity) != data.digest:
+        raise ConfigError(
+            f"{data.source} here is not the text of this run", hint="give the run's own text: --data PATH"
+        )
+    return tokens.identity.decode()
+
+
+def _saved(spec: RunSpec, run_folder: Path) -> Snapshot:
+    found = load_local(run_folder / STATE, spec.id)
+    if found is None:
+        raise ConfigError(
+            f"there are no weights of {spec.name!r} in this home yet", hint="train first, or give --snapshot FILE"
+        )
+    theta = found.tensors["final"]
+    if state_digest(theta) != found.body.state:
+        raise CorruptFault(f"{run_folder / STATE}: the weights do not have the digest that was saved with them")
+    return Snapshot(theta, found.body.final, found.body.state)
