@@ -20,15 +20,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compiled(function: F) -> F:
     """Machine code for `function` at its first call. It holds no lock on the interpreter: threads run beside it.
 
-    Plain IEEE arithmetic: nothing is reassociated or contracted, so results are those of the plain version.
+    It cannot allocate: arrays that it works in are arguments. So it counts no references either, which in the
+    inner loops cost more than the arithmetic. Plain IEEE arithmetic: nothing is reassociated or contracted, so
+    results are those of the plain version.
     """
-    made: F = numba.njit(nogil=True, cache=_KEPT, error_model="numpy")(function)
+    made: F = numba.njit(nogil=True, cache=_KEPT, error_model="numpy", _nrt=False)(function)
     return made
 
 
 def inlined(function: F) -> F:
-    """As `compiled`, for a part that is only called by compiled functions."""
-    made: F = numba.njit(nogil=True, error_model="numpy")(function)
+    """A part of compiled functions: becomes part of their text, because a call costs as much as a small loop."""
+    made: F = numba.njit(nogil=True, error_model="numpy", inline="always")(function)
     return made
 
 

@@ -51,7 +51,16 @@ def encode_residual(
     found = each_range(
         ranges,
         lambda a, b: _encode_chunks(
-            base, local, residual, np.float32(beta), (a, b), payload, layout.offsets, shape, norms
+            base,
+            local,
+            residual,
+            np.float32(beta),
+            (a, b),
+            payload,
+            layout.offsets,
+            shape,
+            norms,
+            encode_scratch(k),
         ),
     )
     if not all(found):
@@ -70,6 +79,12 @@ def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
         return [work(*ranges[0])]
     with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
         return list(pool.map(lambda span: work(*span), ranges))
+
+
+def encode_scratch(k: int) -> Any:
+    """What the encoder works in, one for each thread."""
+    fit = (np.empty(k), np.empty((SHAPES, k)), np.empty(1, np.float32), np.zeros(k + 4, np.uint8))
+    return scratch_for(k), fit
 
 
 @compiled
@@ -96,21 +111,18 @@ def _encode_chunks(
     offsets: tuple[int, int, int, int],
     shape: tuple[int, int, int, int, int],
     norms: Doubles,
+    scratch: Any,
 ) -> bool:
     """Whether everything was finite."""
     k = shape[0]
-    scratch = scratch_for(k)
-    _, at, key, order, _, _, _ = scratch
+    chosen, (small, gain, single, code) = scratch
+    at, key, order = chosen[1], chosen[2], chosen[3]
     sizes = order[1:].view(np.float32)
-    small, gain = np.empty(k, np.float64), np.empty((SHAPES, k), np.float64)
-    single = np.empty(1, np.float32)
-    code = np.empty(k + 4, np.uint8)
-    code[k:] = 0
     guess = 0
     for c in range(span[0], span[1]):
         e = residual[c]
         _add_up(e, base[c], local[c], beta)
-        guess = choose(e.view(np.int32), k, guess, scratch)
+        guess = choose(e.view(np.int32), k, guess, chosen)
         if guess < 0:
             return False
         total = 0.0
