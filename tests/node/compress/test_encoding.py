@@ -1,9 +1,5 @@
 """The compiled encoder against the plain one: same bytes, same residual, any k, any values, any threads."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,26 +114,3 @@ def test_a_residual_that_is_not_finite_is_divergence(bad):
     residual[3, 5] = bad
     with pytest.raises(Divergence):
         encode_residual(residual, weights(1), noise(2), 0.95, 64)
-
-
-PROBE = """
-from atoll.node.compress.compiled import compiled
-
-@compiled
-def twice(value: int) -> int:
-    return 2 * value
-
-print(twice(21))
-"""
-
-
-@pytest.mark.parametrize("place", ["kept", "file/impossible"])
-def test_machine_code_is_kept_where_the_user_says_or_not_at_all(tmp_path, place):
-    (tmp_path / "file").touch()
-    script = tmp_path / "probe.py"
-    script.write_text(PROBE)
-    env = dict(os.environ) | {"NUMBA_CACHE_DIR": str(tmp_path / place)}
-    ran = subprocess.run([sys.executable, "-W", "error", script], env=env, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == "42"
-    assert bool(list(tmp_path.rglob("*.nbi"))) == (place == "kept")
