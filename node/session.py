@@ -19,7 +19,8 @@ from torch import Tensor
 
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, write_file
-from atoll.node.compress import encoding, feedback, folding
+from atoll.node.compress.codecs import codec_of
+from atoll.node.compress.folding import Step
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
 from atoll.node.data.windows import Place, windows
@@ -54,6 +55,7 @@ class Session:
         self._spec = spec = codec.decode(start.spec, RunSpec)
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
+        self._codec = codec_of(spec.compress.codec, spec.compress.k)
         with disk(self._home):
             (self._home / "spool").mkdir(parents=True, exist_ok=True)
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache())
@@ -84,7 +86,7 @@ class Session:
         """Do everything but training. Raises AtollError."""
         match ask:
             case w.Verify(path):
-                folding.check(*self._load(path), self._arena.chunks, self._spec.compress.k)
+                self._codec.check(*self._load(path), self._arena.chunks)
                 return w.Verified()
             case w.Fold(number, members):
                 return self._fold_round(number, members)
@@ -149,12 +151,11 @@ class Session:
     ) -> tuple[w.Pending, bytes]:
         """Payload of β·e + (θ_base − θ_local); what it could not say stays in e."""
         local_C4096 = bridge.read(self._model, self._arena).cpu()
-        payload = encoding.encode_residual(
+        payload = self._codec.encode(
             self._residual_C4096,
             base_C4096,
             local_C4096,
             self._spec.compress.feedback,
-            self._spec.compress.k,
             threads=max(1, self._start.threads),
         )
         clear(self._residual_C4096, self._padding)
@@ -203,7 +204,7 @@ class Session:
     def _settle(self, number: int, missed: list[bytes]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
         for payload in missed:
-            feedback.give_back(self._residual_C4096, payload, self._spec.compress.k)
+            self._codec.give_back(self._residual_C4096, payload)
         self._pending = tuple(p for p in self._pending if p.round > number)
 
     def _adopt(self, ask: w.Adopt) -> w.Adopted:
@@ -244,9 +245,9 @@ class Session:
                 raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
 
     def _update(self, members: Sequence[tuple[int, bytes]]) -> Tensor:
-        outer = folding.Step(self._spec.outer.alpha_256, self._spec.outer.floor_256)
+        outer = Step(self._spec.outer.alpha_256, self._spec.outer.floor_256)
         threads = max(1, self._start.threads)
-        return folding.update_of(members, self._arena.chunks, self._spec.compress.k, outer, threads=threads)
+        return self._codec.update_of(members, self._arena.chunks, outer, threads=threads)
 
     # --- the disk -------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Compiled: a = β·e + (θ_base − θ_local) -> payload bytes and the new e, chunk by chunk in one pass.
 
-Same bytes and same e as the plain version (`feedback.feed`), which the tests hold it against.
+Same bytes and same e as a plain version in torch, which the tests hold it against.
 """
 
 import math
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from atoll.node.compress.compiled import compiled, inlined
+from atoll.node.compress.dense import dense_facts, dense_scratch, encode_dense
 from atoll.node.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norms_of, units_of, word_of
 from atoll.node.compress.selecting import choose, scratch_for
 from atoll.protocols.arena import CHUNK
@@ -30,8 +31,9 @@ _LARGEST = 0x5F800000
 
 
 def encode_residual(
-    residual_C4096: Tensor, base_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *, threads: int = 1
-) -> bytes:
+    residual_C4096: Tensor, base_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *,
+    codec: str = "sparse2", threads: int = 1,
+) -> bytes:  # fmt: skip
     """Payload of β·e + Δ, Δ = base·2⁻²⁴ − local; `residual_C4096` (float32) becomes what was not said.
 
     `base_C4096` is int32, `local_C4096` float32, all contiguous. Uses `threads` threads, one range of chunks each.
@@ -39,33 +41,30 @@ def encode_residual(
     finite (zeros, or what this function left; `is_sound` tells): only then is nothing lost when it raises.
     """
     residual, base, local = (each.numpy() for each in (residual_C4096, base_C4096, local_C4096))
-    layout = Layout(len(residual), k)
+    layout = Layout(codec, len(residual), k)
     out = bytearray(layout.size_bytes)
     out[: len(layout.header)] = layout.header
     payload = np.frombuffer(out, np.uint8)
     ranges = ranges_of(layout.chunks, threads)
     if not all(each_range(ranges, lambda a, b: _is_sound(local[a:b]))):
         raise Divergence("the pseudo-gradient holds NaN or infinity")
-    shape = (k, layout.low_bits, *layout.row_bytes[1:])
-    norms = norms_of(k)
-    found = each_range(
-        ranges,
-        lambda a, b: _encode_chunks(
-            base,
-            local,
-            residual,
-            np.float32(beta),
-            (a, b),
-            payload,
-            layout.offsets,
-            shape,
-            norms,
-            encode_scratch(k),
-        ),
-    )
+    work = _kernel(layout, (base, local, residual), np.float32(beta), payload)
+    found = each_range(ranges, work)
     if not all(found):
         raise Divergence("the error feedback holds NaN or infinity")
     return bytes(out)
+
+
+def _kernel(layout: Layout, arrays: tuple[Any, Any, Any], beta: Any, out: Bytes) -> Any:
+    """The codec's encoder of a range of chunks."""
+    if layout.is_dense:
+        facts = dense_facts(layout)
+        return lambda a, b: encode_dense(*arrays, beta, (a, b), out, facts, dense_scratch(facts[0]))
+    shape = (layout.k, layout.low_bits, *layout.row_bytes[1:], layout.code_bits)
+    norms = norms_of(layout.k)
+    return lambda a, b: _encode_chunks(
+        *arrays, beta, (a, b), out, layout.offsets, shape, norms, encode_scratch(layout.k)
+    )
 
 
 def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
@@ -83,7 +82,7 @@ def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
 
 def encode_scratch(k: int) -> Any:
     """What the encoder works in, one for each thread."""
-    fit = (np.empty(k), np.empty((SHAPES, k)), np.empty(1, np.float32), np.zeros(k + 4, np.uint8))
+    fit = (np.empty(k), np.empty((SHAPES, k)), np.empty(1, np.float32), np.zeros(k + 8, np.uint8))
     return scratch_for(k), fit
 
 
@@ -108,8 +107,8 @@ def _encode_chunks(
     beta: Any,
     span: tuple[int, int],
     out: Bytes,
-    offsets: tuple[int, int, int, int],
-    shape: tuple[int, int, int, int, int],
+    offsets: tuple[int, ...],
+    shape: tuple[int, ...],
     norms: Doubles,
     scratch: Any,
 ) -> bool:
@@ -129,7 +128,10 @@ def _encode_chunks(
         for i in range(k):
             total += np.float64(sizes[i])
             small[i] = total
-        form, split, scale = best_fit(small, norms, gain)
+        if shape[5] == 2:
+            form, split, scale = best_fit(small, norms, gain)
+        else:
+            form, split, scale = 0, k - 1, total / k
         half = half_bits(scale, single)
         any_large = _say(e, at, key, code, half, form, order[split + 1], k)
         word = word_of(half, form, any_large)
@@ -173,7 +175,7 @@ def _say(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form: int, bar:
 @inlined
 def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -> None:
     """Lows, highs and codes of one chunk."""
-    k, low_bits, lows, highs, codes = shape
+    k, low_bits, lows, highs, codes, code_bits = shape
     width = np.uint64(low_bits)
     spot = np.uint64(offsets[1] + c * lows)
     held, have, one, eight = np.uint64(0), np.uint64(0), np.uint64(1), np.uint64(8)
@@ -191,6 +193,10 @@ def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -
         bit = np.uint32((at[i] >> low_bits) + np.int32(i))
         row[bit >> np.uint32(3)] |= np.uint8(np.uint32(1) << (bit & np.uint32(7)))
     row = out[offsets[3] + c * codes : offsets[3] + (c + 1) * codes]
+    each = 8 // code_bits
     for i in range(codes):
-        four = code[4 * i : 4 * i + 4]
-        row[i] = four[0] | (four[1] << 2) | (four[2] << 4) | (four[3] << 6)
+        byte = 0
+        for j in range(each):
+            # one bit: the sign, which is the upper of the two
+            byte |= (code[each * i + j] >> (2 - code_bits)) << (code_bits * j)
+        row[i] = byte

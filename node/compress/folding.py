@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from atoll.node.compress import dense, sparse_fold
 from atoll.node.compress.encoding import each_range, ranges_of
 from atoll.node.compress.reading import SPARE
-from atoll.node.compress.sparse_fold import FAULTS, LEFT_RANGE, fold_sparse, scratch_for
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.errors import DecodeError, Divergence
 from atoll.protocols.payload import Layout, check_frame
@@ -27,20 +27,21 @@ class Step(NamedTuple):
     floor_256: int
 
 
-def check(payload: bytes, chunks: int, k: int) -> None:
+def check(payload: bytes, chunks: int, k: int, *, codec: str = "sparse2") -> None:
     """Raise DecodeError unless these bytes are a legal payload."""
-    _run([(1, payload)], Layout(chunks, k), Step(0, 0), 1, (_nothing(), _nothing(), _nothing()))
+    _run([(1, payload)], Layout(codec, chunks, k), Step(0, 0), 1, (_nothing(), _nothing(), _nothing()))
 
 
 def update_of(
-    members: Sequence[tuple[int, bytes]], chunks: int, k: int, step: Step, *, threads: int = 1
-) -> Tensor:
+    members: Sequence[tuple[int, bytes]], chunks: int, k: int, step: Step, *,
+    codec: str = "sparse2", threads: int = 1,
+) -> Tensor:  # fmt: skip
     """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of (weight, payload) of one round's set, each given once.
 
     Raises DecodeError for an illegal payload or weight and for more than 1024 members.
     """
     update = torch.empty((chunks, CHUNK), dtype=torch.int32)
-    _run(members, Layout(chunks, k), step, threads, (update, _nothing(), _nothing()))
+    _run(members, Layout(codec, chunks, k), step, threads, (update, _nothing(), _nothing()))
     return update
 
 
@@ -51,13 +52,27 @@ def fold_into(
     step: Step,
     out_C4096: Tensor,
     *,
+    codec: str = "sparse2",
     threads: int = 1,
 ) -> None:
     """θ + U into `out_C4096`, in the same pass and without storing U; both int32. Padding is left to the caller.
 
     Raises DecodeError and, where a weight leaves ±128, Divergence; θ is never changed.
     """
-    _run(members, Layout(len(theta_C4096), k), step, threads, (_nothing(), theta_C4096, out_C4096))
+    _run(members, Layout(codec, len(theta_C4096), k), step, threads, (_nothing(), theta_C4096, out_C4096))
+
+
+def give_back(residual_C4096: Tensor, payload: bytes, k: int, *, codec: str = "sparse2") -> None:
+    """Add what a payload said to `residual_C4096` (float32). Raises DecodeError, with the residual as it was."""
+    layout = Layout(codec, len(residual_C4096), k)
+    check(payload, layout.chunks, k, codec=codec)
+    rows, span, residual = _rows([payload], layout), (0, layout.chunks), residual_C4096.numpy()
+    if layout.is_dense:
+        facts = dense.dense_facts(layout)
+        _raise([dense.add_dense(rows[0], span, facts, residual, dense.dense_scratch(facts[0])[0])])
+    else:
+        facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout)
+        _raise([sparse_fold.add_sparse(rows, span, facts, residual, own)])
 
 
 def _nothing() -> Tensor:
@@ -72,11 +87,15 @@ def _run(
     rows = _rows([payload for _, payload in members], layout)
     weights = np.array([weight for weight, _ in members], np.int64)
     rule = (step.alpha_256, max(1, -(-step.floor_256 * int(weights.sum()) // 256)))
-    facts = (layout.k, layout.low_bits, layout.high_bits, *layout.row_bytes, *layout.offsets)
     given = tuple(each.numpy() for each in arrays)
 
     def work(start: int, stop: int) -> int:
-        return fold_sparse(rows, weights, (start, stop), facts, rule, given, scratch_for(layout))
+        if layout.is_dense:
+            facts = dense.dense_facts(layout)
+            own = dense.dense_scratch(facts[0])
+            return dense.fold_dense(rows, weights, (start, stop), facts, rule, given, own)
+        facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout)
+        return sparse_fold.fold_sparse(rows, weights, (start, stop), facts, rule, given, own)
 
     _raise(each_range(ranges_of(layout.chunks, threads), work))
 
@@ -92,7 +111,7 @@ def _rows(payloads: Sequence[bytes], layout: Layout) -> npt.NDArray[np.uint8]:
 
 def _raise(faults: list[int]) -> None:
     worst = max(faults, default=0)
-    if worst == LEFT_RANGE:
+    if worst in (sparse_fold.LEFT_RANGE, dense.LEFT_RANGE):
         raise Divergence("a weight left its range of -128 … 128")
     if worst:
-        raise DecodeError(f"payload: {FAULTS[worst]}")
+        raise DecodeError(f"payload: {dense.FAULTS.get(worst) or sparse_fold.FAULTS[worst]}")

@@ -1,4 +1,4 @@
-"""Compiled: R payloads of a sparse codec -> the outer step, chunk by chunk; every rule of the wire is held."""
+"""Compiled: R payloads of `sparse2` or `sparse1` -> the outer step; every rule of the wire is held."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from atoll.node.compress.summing import (
     take_wide,
 )
 from atoll.protocols.arena import CHUNK
-from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, Layout
+from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, VALUE_BITS, Layout
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -38,8 +38,14 @@ FAULTS = (
 LEFT_RANGE = len(FAULTS)
 """Not a fault of a payload: θ + U does not fit."""
 _HIGHS = np.array(HIGH_LEVELS, np.int64)
+_UNIT = np.float32(2.0**-VALUE_BITS)
 _GROUP = 8
 """Payloads that are read before they are added: what one step stores the next one reads much later."""
+
+
+def sparse_facts(layout: Layout) -> tuple[int, ...]:
+    """What the kernels know of a layout: k, bits of an index's two parts and of a code, and where things are."""
+    return layout.k, layout.low_bits, layout.high_bits, layout.code_bits, *layout.row_bytes, *layout.offsets
 
 
 def scratch_for(layout: Layout) -> tuple[npt.NDArray[Any], ...]:
@@ -81,7 +87,7 @@ def fold_sparse(
                     if weight > MOST_WEIGHT:
                         spill(sums, wide[0], wide[1])
                         count, weight, spilt = np.uint64(0), mine, True
-                    _values(value, word[g], mine)
+                    _values(value, word[g], mine, facts[3])
                     count = add_row(sums, touched, count, low[g], code[g], value, k)
         if wanted:
             found = int(count)
@@ -98,13 +104,30 @@ def fold_sparse(
     return 0
 
 
+@compiled
+def add_sparse(rows: Bytes, span: tuple[int, int], facts: Any, residual: Any, scratch: Any) -> int:
+    """Add the values of one payload to `residual`; the number of a fault."""
+    place, low, code, word, _, _, _, _, _ = scratch
+    for c in range(span[0], span[1]):
+        fault = _read(rows, 0, 1, c, facts, word, place, low, code)
+        if fault:
+            return fault
+        units = units_of(word[0] & SCALE_MASK)
+        for i in range(facts[0] if units else 0):
+            kind = code[0, i] << np.uint32(2 - facts[3])
+            size = LOW_LEVEL if facts[3] == 1 or not kind & np.uint32(1) else _HIGHS[word[0] >> SHAPE_SHIFT]
+            step = np.float32(size * units) * _UNIT
+            residual[c, np.uint64(low[0, i])] += -step if kind & np.uint32(2) else step
+    return 0
+
+
 @inlined
 def _read(
     rows: Bytes, first: int, group: int, c: int, facts: Any,
     word: Ints, place: Ints32, low: Marks, code: Marks,
 ) -> int:  # fmt: skip
     """Words, indices (into `low`) and codes of one chunk of a group of payloads; the number of a fault."""
-    k, low_bits, high_bits, words, lows, highs, codes, at_words, at_lows, at_highs, at_codes = facts
+    k, low_bits, high_bits, width, words, lows, highs, codes, at_words, at_lows, at_highs, at_codes = facts
     spots = (
         np.uint64(at_words + c * words),
         np.uint64(at_lows + c * lows),
@@ -116,7 +139,7 @@ def _read(
         word[g] = np.int64(rows[p, spots[0]]) | (np.int64(rows[p, spots[0] + np.uint64(1)]) << 8)
         found = read_unary(rows, p, spots[2], highs, place[g])
         whole = read_fields(rows, p, spots[1], low[g], k, low_bits)
-        whole &= read_fields(rows, p, spots[3], code[g], k, 2)
+        whole &= read_fields(rows, p, spots[3], code[g], k, width)
         if not (whole and padding_is_zero(rows, p, spots[2], high_bits)):
             return 6
         if found != np.uint64(k):
@@ -125,14 +148,14 @@ def _read(
         if not join_parts(place[g], low[g], k, low_bits):
             return 3
     for g in range(group):
-        fault = _judge(word[g], low[g], code[g], k)
+        fault = _judge(word[g], low[g], code[g], k, width)
         if fault:
             return fault
     return 0
 
 
 @inlined
-def _judge(word: int, place: Marks, code: Marks, k: int) -> int:
+def _judge(word: int, place: Marks, code: Marks, k: int, width: int) -> int:
     """Whether word and codes are the one form of what they say."""
     scale = word & SCALE_MASK
     if scale > ONE_FP16:
@@ -141,7 +164,9 @@ def _judge(word: int, place: Marks, code: Marks, k: int) -> int:
     for i in range(k):
         used |= code[i]
         every &= code[i]
-    if every & np.uint32(1) or (not used & np.uint32(1) and word >> SHAPE_SHIFT):
+    if width == 1 and word >> SHAPE_SHIFT:
+        return 4
+    if width == 2 and (every & np.uint32(1) or (not used & np.uint32(1) and word >> SHAPE_SHIFT)):
         return 4
     # k rising places of which the last is k − 1 are 0 … k − 1
     if scale == 0 and (used or place[k - 1] != np.uint32(k - 1)):
@@ -150,11 +175,11 @@ def _judge(word: int, place: Marks, code: Marks, k: int) -> int:
 
 
 @inlined
-def _values(value: Ints, word: int, weight: int) -> None:
+def _values(value: Ints, word: int, weight: int, width: int) -> None:
     """What each code adds to a place."""
     unit = units_of(word & SCALE_MASK) * weight
     small, large = unit * LOW_LEVEL, unit * _HIGHS[word >> SHAPE_SHIFT]
-    value[0], value[1] = packed(small, weight), packed(large, weight)
+    value[0], value[1] = packed(small, weight), packed(large if width == 2 else -small, weight)
     value[2], value[3] = packed(-small, weight), packed(-large, weight)
 
 

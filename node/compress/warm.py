@@ -8,16 +8,21 @@ import time
 
 import torch
 
-from atoll.node.compress.encoding import encode_residual
-from atoll.node.compress.folding import Step, update_of
+from atoll.node.compress.codecs import codec_of
+from atoll.node.compress.folding import Step
 from atoll.protocols.arena import CHUNK
+from atoll.protocols.payload import DENSE_BLOCK, NUMBERS
 
 
 def warm() -> None:
     """One chunk through every codec."""
-    base = torch.zeros((1, CHUNK), dtype=torch.int32)
-    residual, local = torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
-    update_of([(1, encode_residual(residual, base, local, 1.0, 64))], 1, 64, Step(256, 256))
+    for name in NUMBERS:
+        codec = codec_of(name, CHUNK if name in DENSE_BLOCK else 64)
+        base = torch.zeros((1, CHUNK), dtype=torch.int32)
+        residual, local = torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
+        payload = codec.encode(residual, base, local, 1.0)
+        codec.update_of([(1, payload)], 1, Step(256, 256))
+        codec.give_back(residual, payload)
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ import msgspec
 import torch
 
 from atoll.node import presets
-from atoll.node.aggregate.mean import outer_update
 from atoll.node.baselines import AVERAGE, DILOCO, Point, Task, data_parallel, dense_diloco, member_round
-from atoll.node.compress import feedback, sparse2
+from atoll.node.compress.codecs import codec_of
+from atoll.node.compress.folding import Step
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
 from atoll.node.model import bridge
@@ -37,6 +37,8 @@ def sparse(task: Task, present: float) -> Iterator[Point]:
     theta = to_fixed(task.genesis_C4096())
     members = [task.inner() for _ in range(task.members)]
     residuals = [torch.zeros((arena.chunks, 4096)) for _ in members]
+    codec = codec_of(spec.compress.codec, spec.compress.k)
+    outer = Step(spec.outer.alpha_256, spec.outer.floor_256)
     dice = torch.Generator().manual_seed(spec.seed)
     for number in range(task.rounds):
         losses: list[float] = []
@@ -44,13 +46,11 @@ def sparse(task: Task, present: float) -> Iterator[Point]:
         for slot, inner in enumerate(members):
             if float(torch.rand((), generator=dice)) >= present:
                 continue
-            base = to_float(theta)
-            losses += member_round(task, inner, base, number, slot)
-            delta = base - bridge.read(inner.module, arena)
-            payload = feedback.feed(residuals[slot], delta, spec.compress.feedback, spec.compress.k)
-            sent.append((64, *sparse2.decode(payload, arena.chunks, spec.compress.k)))
+            losses += member_round(task, inner, to_float(theta), number, slot)
+            local = bridge.read(inner.module, arena).cpu()
+            sent.append((64, codec.encode(residuals[slot], theta, local, spec.compress.feedback)))
         if sent:
-            theta = plus(theta, (1, outer_update(sent, arena.chunks, spec.outer.alpha_256, spec.outer.floor_256)))
+            theta = plus(theta, (1, codec.update_of(sent, arena.chunks, outer)))
         bridge.fill(members[0].module, to_float(theta), arena)
         yield task.point(number, losses or [0.0], members[0].module, began)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.node.checkpoint.local import load_local
-from atoll.node.compress import feedback
+from atoll.node.compress.codecs import codec_of
 from atoll.node.session import Session, weight_of
 from atoll.protocols import codec
 from atoll.protocols import worker as w
@@ -80,7 +80,7 @@ def member(pending: w.Pending, author: str = ME) -> w.Member:
 def said(pending: w.Pending, like: torch.Tensor) -> torch.Tensor:
     """The values of a payload."""
     value = torch.zeros_like(like)
-    feedback.give_back(value, Path(pending.path).read_bytes(), K)
+    codec_of("sparse2", K).give_back(value, Path(pending.path).read_bytes())
     return value
 
 

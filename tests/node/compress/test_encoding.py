@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.compress.encoding import encode_residual
-from atoll.node.compress.feedback import feed
 from atoll.node.compress.fitting import half_bits
 from atoll.node.outer.fixed import to_float
 from atoll.protocols.errors import Divergence
+from tests.plain.feedback import feed
 
 torch.set_num_threads(1)
 CHUNKS = 7

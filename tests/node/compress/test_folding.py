@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from atoll.node.aggregate.mean import outer_update
 from atoll.node.compress.folding import Step, check, fold_into, update_of
-from atoll.node.compress.sparse2 import decode, encode
 from atoll.node.outer.fixed import plus
 from atoll.protocols.errors import DecodeError, Divergence
 from atoll.protocols.payload import HEADER_BYTES, Layout
+from tests.plain.sparse2 import decode, encode
 
 torch.set_num_threads(1)
 CHUNKS = 5
@@ -116,7 +116,7 @@ def test_refuses_what_the_plain_decoder_refuses_bit_by_bit(k):
 @given(st.data())
 def test_random_bodies_are_judged_alike(data):
     k = data.draw(st.sampled_from([1, 2, 4096]))
-    layout = Layout(1, k)
+    layout = Layout("sparse2", 1, k)
     body = data.draw(st.randoms(use_true_random=False)).randbytes(layout.size_bytes - HEADER_BYTES)
     bad = layout.header + body
     assert answer(lambda: check(bad, 1, k)) == answer(lambda: decode(bad, 1, k))

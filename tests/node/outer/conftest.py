@@ -7,12 +7,12 @@ import torch
 from msgspec.structs import replace
 
 from atoll.node.aggregate.mean import outer_update
-from atoll.node.compress.sparse2 import decode, encode
 from atoll.node.outer.fixed import to_fixed
 from atoll.node.outer.fold import Fold, Part
 from atoll.protocols.arena import Arena, arena_of
 from atoll.protocols.ids import digest
 from atoll.protocols.model import ModelSpec
+from tests.plain.sparse2 import decode, encode
 
 torch.set_num_threads(1)
 K = 64
