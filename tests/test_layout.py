@@ -18,7 +18,7 @@ BANNED = {
     "protocols": {"torch", "hivemind", "asyncio", "socket", "time", "subprocess", "threading", "random", "uvloop"},
     "p2p": {"torch"},
 }
-TORCH_SIDE = {"worker", "session", "baselines", "reference"}
+TORCH_SIDE = {"worker", "session", "baselines", "reference", "dumps"}
 """Modules of node/ that run in the worker, or compare against it."""
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py"}
 LAZY_IMPORTS = {

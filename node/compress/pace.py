@@ -152,16 +152,16 @@ def errors_of(kind: str) -> tuple[float, float]:
     if kind == "scale differs between chunks":
         values *= torch.randn((256, 1), generator=torch.Generator().manual_seed(7)).exp()
     values *= 1e-3
-    return sent_errors(values, [slice(0, 256)])
+    return sent_errors(values, [slice(0, 256)], K)
 
 
-def sent_errors(values_C4096: Tensor, tensors: Sequence[slice]) -> tuple[float, float]:
+def sent_errors(values_C4096: Tensor, tensors: Sequence[slice], k: int) -> tuple[float, float]:
     """Relative squared error of the values that are sent: ours, and the published quantiser's, tensor by tensor.
 
     Both are given the same values: those that our encoder chose, of all chunks that say something.
     """
     nothing, left = torch.zeros_like(values_C4096), values_C4096.clone()
-    encode_residual(left, nothing.to(torch.int32), nothing, 1.0, K)
+    encode_residual(left, nothing.to(torch.int32), nothing, 1.0, k)
     sent = left != values_C4096
     theirs = 0.0
     for rows in tensors:
