@@ -193,10 +193,13 @@ def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -
         bit = np.uint32((at[i] >> low_bits) + np.int32(i))
         row[bit >> np.uint32(3)] |= np.uint8(np.uint32(1) << (bit & np.uint32(7)))
     row = out[offsets[3] + c * codes : offsets[3] + (c + 1) * codes]
-    each = 8 // code_bits
-    for i in range(codes):
-        byte = 0
-        for j in range(each):
-            # one bit: the sign, which is the upper of the two
-            byte |= (code[each * i + j] >> (2 - code_bits)) << (code_bits * j)
-        row[i] = byte
+    if code_bits == 2:
+        for i in range(codes):
+            four = code[4 * i : 4 * i + 4]
+            row[i] = four[0] | (four[1] << 2) | (four[2] << 4) | (four[3] << 6)
+    else:
+        for i in range(codes):
+            byte = 0
+            for j in range(8):
+                byte |= (code[8 * i + j] >> 1) << j
+            row[i] = byte
