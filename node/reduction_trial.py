@@ -54,7 +54,7 @@ class TrialMember:
     def __init__(self, rules: ReductionRules, beta: float) -> None:
         self._rules, self._beta = rules, beta
         self._residual = torch.zeros((rules.chunks, CHUNK))
-        self._nowhere = torch.zeros((rules.chunks, CHUNK), dtype=torch.int32)
+        self._nowhere = torch.zeros((rules.chunks, CHUNK))
 
     def payload(self, delta_C4096: Tensor) -> bytes:
         """What the member sends of a pseudo-gradient."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import disk, map_file, write_file
-from atoll.node.compress import encoding, feedback
+from atoll.node.compress import encoding
+from atoll.node.compress.codecs import codec_of
 from atoll.node.local_weights import SLAB_CHUNKS, LocalWeights
 from atoll.node.outer.padding import clear, padding_of
 from atoll.protocols import worker as w
@@ -18,7 +19,6 @@ from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.coverage import Cover, Span, cover_of, size_of, slabs
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest
-from atoll.protocols.payload import Layout
 from atoll.protocols.run import RunSpec
 
 Work = Callable[[int, Span, Tensor], object]
@@ -30,6 +30,7 @@ class Sending:
 
     def __init__(self, spec: RunSpec, spool: Path, threads: int) -> None:
         self._spec, self._spool, self._threads = spec, spool, threads
+        self._codec = codec_of(spec.compress.codec, spec.compress.k)
         arena = arena_of(spec.model)
         self._padding = padding_of(arena)
         self.residual_C4096 = torch.zeros((arena.chunks, CHUNK))
@@ -46,7 +47,7 @@ class Sending:
         cover = cover_of(self._spec, number)
         if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity")
-        layout = Layout(size_of(cover), self._spec.compress.k)
+        layout = self._codec.layout(size_of(cover))
         payload = encoding.blank_payload(layout)
 
         def say(at: int, span: Span, local: Tensor) -> None:
@@ -78,8 +79,14 @@ class Sending:
     def settle(self, number: int, missed: list[tuple[int, bytes]]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
         for at, payload in missed:
-            feedback.give_back(self.residual_C4096, payload, self._spec.compress.k, cover_of(self._spec, at))
+            self._give_back(payload, cover_of(self._spec, at))
         self.pending = tuple(p for p in self.pending if p.round > number)
+
+    def _give_back(self, payload: bytes, cover: Cover) -> None:
+        said_N4096 = torch.zeros((size_of(cover), CHUNK))
+        self._codec.give_back(said_N4096, payload)
+        for at, span in slabs(cover, SLAB_CHUNKS):
+            self.residual_C4096[span.start : span.stop] += said_N4096[at : at + span.stop - span.start]
 
     def load(self, residual_C4096: Tensor, pending: tuple[w.Pending, ...]) -> None:
         """Take over a saved state. A payload that is not whole any more is not pending."""

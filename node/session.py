@@ -20,7 +20,8 @@ from torch import Tensor
 
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
-from atoll.node.compress import folding
+from atoll.node.compress.codecs import codec_of
+from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
@@ -61,6 +62,7 @@ class Session:
         self._spec = spec = codec.decode(start.spec, RunSpec)
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
+        self._codec = codec_of(spec.compress.codec, spec.compress.k)
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache())
         self._model = Decoder(spec.model).to(start.device)
         self._inner = Inner(self._model, loss_of, spec.inner)
@@ -90,7 +92,7 @@ class Session:
         """Do everything but training. Raises AtollError."""
         match ask:
             case w.Verify(path, number):
-                folding.check(*self._load(path), size_of(cover_of(self._spec, number)), self._spec.compress.k)
+                self._codec.check(*self._load(path), size_of(cover_of(self._spec, number)))
                 return w.Verified()
             case w.Fold(number, members):
                 return self._fold_round(number, members)
@@ -196,9 +198,8 @@ class Session:
                 raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
 
     def _update(self, members: Sequence[tuple[int, memoryview]], chunks: int) -> Tensor:
-        outer = folding.Step(self._spec.outer.alpha_256, self._spec.outer.floor_256)
-        threads = max(1, self._start.threads)
-        return folding.update_of(members, chunks, self._spec.compress.k, outer, threads=threads)
+        outer = OuterStep(self._spec.outer.alpha_256, self._spec.outer.floor_256)
+        return self._codec.update_of(members, chunks, outer, threads=max(1, self._start.threads))
 
     # --- the disk -------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ def cover_of(spec: RunSpec, number: int) -> Cover:
 
 def payload_size(spec: RunSpec, number: int) -> int:
     """The only legal length of a payload of round `number`: what a node may ask for before it saw a byte."""
-    return payload_bytes(size_of(cover_of(spec, number)), spec.compress.k)
+    return payload_bytes(spec.compress.codec, size_of(cover_of(spec, number)), spec.compress.k)
 
 
 def largest_payload(spec: RunSpec) -> int:

@@ -34,7 +34,7 @@ class RowTree:
 
 def row_bytes(k: int) -> int:
     """Size of one row."""
-    return sum(Layout(1, k).row_bytes)
+    return sum(Layout("sparse2", 1, k).row_bytes)
 
 
 def cut_rows(payload: bytes | memoryview, layout: Layout) -> list[bytes]:
@@ -53,7 +53,7 @@ def join_rows(rows: bytes | memoryview, k: int) -> bytes:
     size = row_bytes(k)
     if len(rows) % size:
         raise DecodeError("rows: a row is cut")
-    layout, view = Layout(len(rows) // size, k), memoryview(rows)
+    layout, view = Layout("sparse2", len(rows) // size, k), memoryview(rows)
     parts: list[bytes | memoryview] = [layout.header]
     at = 0
     for width in layout.row_bytes:
@@ -64,7 +64,7 @@ def join_rows(rows: bytes | memoryview, k: int) -> bytes:
 
 def silent_row(k: int) -> bytes:
     """The row that says nothing: scale 0, indices 0 … k - 1."""
-    layout = Layout(1, k)
+    layout = Layout("sparse2", 1, k)
     lows = sum((index & (1 << layout.low_bits) - 1) << index * layout.low_bits for index in range(k))
     highs = sum(1 << (index >> layout.low_bits) + index for index in range(k))
     _, low_size, high_size, code_size = layout.row_bytes

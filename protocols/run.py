@@ -11,6 +11,7 @@ from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import PeerId, RunId, digest, public_key_of
 from atoll.protocols.model import ModelSpec
+from atoll.protocols.payload import check_codec
 
 SPEC_VERSION = 2
 _DOMAIN = "run/1"
@@ -78,9 +79,9 @@ class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """How a pseudo-gradient becomes a payload."""
 
     codec: str
-    """`sparse2`: top-k, sign + magnitude in 2 bits, per-chunk fp16 scale."""
+    """`sparse2`, `sparse1`: top-k with 2 bits or the sign alone; `int8`, `e3m0`: all (protocols/payload.py)."""
     k: int
-    """Values kept of each chunk of 4096."""
+    """Values kept of each chunk of 4096; all of them with a dense codec."""
     feedback: float
     """β of the error feedback."""
 
@@ -141,7 +142,6 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_names(self)
         _check_inner(self.inner)
         _check_outer(self.outer, self.model.layers)
-        _within("compress.k", self.compress.k, 1, 4096)
         _within("compress.feedback", self.compress.feedback, 0, 1)
         _within("pace.quorum_256", self.pace.quorum_256, 1, 256)
         _within("pace.grace_256", self.pace.grace_256, 0, 1 << 16)
@@ -213,8 +213,7 @@ def _check_names(spec: RunSpec) -> None:
         raise ConfigError("data.source must have 1 to 1024 printable characters")
     if len(spec.data.digest) not in (0, 32):
         raise ConfigError("data.digest must have 0 or 32 bytes")
-    if spec.compress.codec != "sparse2":
-        raise ConfigError(f"compress.codec {spec.compress.codec!r} is not sparse2")
+    check_codec(spec.compress.codec, spec.compress.k)
     _within("seed", spec.seed, 0, 2**63 - 1)
 
 

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 from atoll.cli.benches.report import Bar, Row, median, paired_ratio, row
+from atoll.node import dumps
 from atoll.node.compress import pace
 from atoll.protocols.arena import CHUNK
+from atoll.protocols.errors import ConfigError, Unreachable
 
 MILLIONS = 64
 QUICK_CHUNKS, TURNS = 256, 5
@@ -20,7 +22,23 @@ async def measure(quick: bool, say: Callable[[str], None], millions: int = MILLI
     """All rows, of `millions` Mi parameters."""
     chunks = QUICK_CHUNKS if quick else millions * 2**20 // CHUNK
     paces = await asyncio.to_thread(pace.measure, chunks, 1 if quick else TURNS, say)
-    return rows_of(paces, chunks * CHUNK)
+    say("training for real values")
+    found = await asyncio.to_thread(dumped, quick)
+    return [*rows_of(paces, chunks * CHUNK), found]
+
+
+def dumped(quick: bool) -> Row:
+    """Both quantisers on what members of a real run would send."""
+    metric = "error of the values, training run: ours / published"
+    try:
+        found = dumps.measure((0,) if quick else dumps.ROUNDS)
+    except (ConfigError, Unreachable) as error:
+        return row(metric, None, "x", ERROR_RATIO, note=f"no text to train on: {error}")
+    ratios = [each.ours / each.published for each in found]
+    rounds = f"rounds {found[0].round} … {found[-1].round} of tiny"
+    spread = f"{min(ratios):.3f} … {max(ratios):.3f} over {len(ratios)} dumps, {rounds}"
+    both = f"medians {median([e.ours for e in found]):.4f} and {median([e.published for e in found]):.4f}"
+    return row(metric, median(ratios), "x", ERROR_RATIO, note=f"{spread}; {both}")
 
 
 def rows_of(paces: pace.Paces, parameters: int) -> list[Row]:

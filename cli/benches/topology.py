@@ -100,7 +100,7 @@ def _faults(members: int, rules: ReductionRules, say: Callable[[str], None]) -> 
     lying = run_trial(
         Trial(members, True, rules, FAULT_ROUNDS, {1: "lying"}, until_caught=True, always_sample=True, seed=SEED)
     )
-    caught, payload = lying[-1], payload_bytes(rules.chunks, K)
+    caught, payload = lying[-1], payload_bytes("sparse2", rules.chunks, K)
     label = f"R = {members}"
     return [
         row(
@@ -148,7 +148,7 @@ def _quality(members: int, rounds: int, chunks: int, say: Callable[[str], None])
     for factor in (1, 2, 4):
         say(f"error of reductions of {factor} k")
         found = losses(members, factor * K, rounds, rules_of(chunks), FEEDBACK, SEED)
-        size = payload_bytes(chunks, factor * K) / payload_bytes(chunks, K)
+        size = payload_bytes("sparse2", chunks, factor * K) / payload_bytes("sparse2", chunks, K)
         label = f"R = {members}, reductions of {factor} k"
         rows += [
             row(f"{label}: error of a step", found[-1].step, "of it", note=f"round {rounds}; synthetic"),

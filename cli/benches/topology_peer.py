@@ -126,7 +126,7 @@ class TrialPeer:
         """Offer a payload to everybody."""
         assert self.state is not None
         rules = self._world.rules
-        self._tree = RowTree(payload, Layout(rules.chunks, rules.k))
+        self._tree = RowTree(payload, Layout("sparse2", rules.chunks, rules.k))
         blob = manifest_of_bytes(payload).id
         body = SlicedContribution(self.state.number, Digest(bytes(32)), blob, 1, 1, weight, 1.0, self._tree.root)
         await self.publish(body)
@@ -295,7 +295,7 @@ class TrialPeer:
         self.tell(rounds.RowsHeld(offer.entry, span))
 
     async def _fetch_reduction(self, claim: Claim) -> None:
-        layout = Layout(claim.body.span.chunks, self._world.rules.reduced_k)
+        layout = Layout("sparse2", claim.body.span.chunks, self._world.rules.reduced_k)
         try:
             data = await self._ask(claim.author, BlobAsk(claim.body.payload), layout.size_bytes)
         except (Unreachable, TimeoutError):
@@ -393,7 +393,7 @@ def made_body(entry: Entry) -> Reduction:
 
 def twisted(made: Made, k: int) -> Made:
     """The lie: a legal payload of other values (every code's sign turned), signed like an honest one."""
-    layout = Layout(made.span.chunks, k)
+    layout = Layout("sparse2", made.span.chunks, k)
     codes_at = layout.offsets[3]
     words = memoryview(made.payload)[layout.offsets[0] : layout.offsets[1]]
     silent = {c for c in range(layout.chunks) if not (words[2 * c] or words[2 * c + 1] & 0x3F)}

@@ -1,8 +1,8 @@
 """Compiled: a = β·e + (anchor − local) -> payload bytes and the new e, chunk by chunk in one pass.
 
 A payload is filled range of chunks by range of chunks, so that the caller needs only a slab of the local weights
-at a time: `is_sound` of every slab first, then `encode_rows` of every slab. Same bytes and same e as the plain
-version (`feedback.feed`), which the tests hold it against.
+at a time: `is_sound` of every slab first, then `encode_rows` of every slab. Same bytes and same e as a plain
+version in torch, which the tests hold it against.
 """
 
 import math
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from atoll.node.compress.compiled import compiled, inlined
+from atoll.node.compress.dense import dense_facts, dense_scratch, encode_dense
 from atoll.node.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norms_of, units_of, word_of
 from atoll.node.compress.selecting import choose, scratch_for
 from atoll.protocols.arena import CHUNK
@@ -56,22 +57,20 @@ def encode_rows(
     All three are float32, contiguous and sound (`is_sound`): only then is nothing lost. Calls for other chunks of
     the same payload may run at the same time. Raises Divergence for a residual that is not finite.
     """
-    shape = (layout.k, layout.low_bits, *layout.row_bytes[1:])
-    anchor, local, residual = (each.numpy() for each in (anchor_N4096, local_N4096, residual_N4096))
-    into = np.frombuffer(payload, np.uint8)
-    norms = norms_of(layout.k)
-    if not _encode_chunks(anchor, local, residual, np.float32(beta), into, layout.offsets, at, shape, norms):
+    arrays = (anchor_N4096.numpy(), local_N4096.numpy(), residual_N4096.numpy())
+    if not _run(layout, arrays, np.float32(beta), at, np.frombuffer(payload, np.uint8)):
         raise Divergence("the error feedback holds NaN or infinity")
 
 
 def encode_residual(
-    residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *, threads: int = 1
-) -> bytes:
+    residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *,
+    codec: str = "sparse2", threads: int = 1,
+) -> bytes:  # fmt: skip
     """Payload of β·e + (anchor − local) of whole arrays, as `encode_rows`. One range of chunks for each thread.
 
     Raises Divergence for weights that are NaN or from 2⁶⁴ on, with the residual as it was.
     """
-    layout = Layout(len(residual_C4096), k)
+    layout = Layout(codec, len(residual_C4096), k)
     payload = blank_payload(layout)
     ranges = ranges_of(layout.chunks, threads)
     if not all(each_range(ranges, lambda a, b: is_sound(local_C4096[a:b]))):
@@ -82,6 +81,16 @@ def encode_residual(
 
     each_range(ranges, work)
     return bytes(payload)
+
+
+def _run(layout: Layout, arrays: tuple[Any, Any, Any], beta: Any, at: int, out: Bytes) -> bool:
+    """The codec's encoder; whether everything was finite."""
+    if layout.is_dense:
+        facts = dense_facts(layout)
+        return bool(encode_dense(*arrays, beta, at, out, facts, dense_scratch(facts[0])))
+    shape = (layout.k, layout.low_bits, *layout.row_bytes[1:], layout.code_bits)
+    own = encode_scratch(layout.k)
+    return bool(_encode_chunks(*arrays, beta, at, out, layout.offsets, shape, norms_of(layout.k), own))
 
 
 def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
@@ -95,6 +104,12 @@ def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
         return [work(*ranges[0])]
     with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
         return list(pool.map(lambda span: work(*span), ranges))
+
+
+def encode_scratch(k: int) -> Any:
+    """What the encoder works in, one for each thread."""
+    fit = (np.empty(k), np.empty((SHAPES, k)), np.empty(1, np.float32), np.zeros(k + 8, np.uint8))
+    return scratch_for(k), fit
 
 
 @compiled
@@ -116,39 +131,39 @@ def _encode_chunks(
     local: Any,
     residual: Any,
     beta: Any,
-    out: Bytes,
-    offsets: tuple[int, int, int, int],
     first: int,
-    shape: tuple[int, int, int, int, int],
+    out: Bytes,
+    offsets: tuple[int, ...],
+    shape: tuple[int, ...],
     norms: Doubles,
+    scratch: Any,
 ) -> bool:
     """Whether everything was finite."""
     k = shape[0]
-    scratch = scratch_for(k)
-    _, at, key, order, _, _, _ = scratch
+    chosen, (small, gain, single, code) = scratch
+    at, key, order = chosen[1], chosen[2], chosen[3]
     sizes = order[1:].view(np.float32)
-    small, gain = np.empty(k, np.float64), np.empty((SHAPES, k), np.float64)
-    single = np.empty(1, np.float32)
-    code = np.empty(k + 4, np.uint8)
-    code[k:] = 0
     guess = 0
-    for c in range(len(residual)):
-        e = residual[c]
-        _add_up(e, anchor[c], local[c], beta)
-        guess = choose(e.view(np.int32), k, guess, scratch)
+    for row in range(len(residual)):
+        e, c = residual[row], first + row
+        _add_up(e, anchor[row], local[row], beta)
+        guess = choose(e.view(np.int32), k, guess, chosen)
         if guess < 0:
             return False
         total = 0.0
         for i in range(k):
             total += np.float64(sizes[i])
             small[i] = total
-        form, split, scale = best_fit(small, norms, gain)
+        if shape[5] == 2:
+            form, split, scale = best_fit(small, norms, gain)
+        else:
+            form, split, scale = 0, k - 1, total / k
         half = half_bits(scale, single)
         any_large = _say(e, at, key, code, half, form, order[split + 1], k)
         word = word_of(half, form, any_large)
-        out[offsets[0] + 2 * (first + c)] = word & 255
-        out[offsets[0] + 2 * (first + c) + 1] = word >> 8
-        _pack(out, first + c, at, code, offsets, shape)
+        out[offsets[0] + 2 * c] = word & 255
+        out[offsets[0] + 2 * c + 1] = word >> 8
+        _pack(out, c, at, code, offsets, shape)
     return True
 
 
@@ -186,7 +201,7 @@ def _say(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form: int, bar:
 @inlined
 def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -> None:
     """Lows, highs and codes of one chunk."""
-    k, low_bits, lows, highs, codes = shape
+    k, low_bits, lows, highs, codes, code_bits = shape
     width = np.uint64(low_bits)
     spot = np.uint64(offsets[1] + c * lows)
     held, have, one, eight = np.uint64(0), np.uint64(0), np.uint64(1), np.uint64(8)
@@ -204,6 +219,13 @@ def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -
         bit = np.uint32((at[i] >> low_bits) + np.int32(i))
         row[bit >> np.uint32(3)] |= np.uint8(np.uint32(1) << (bit & np.uint32(7)))
     row = out[offsets[3] + c * codes : offsets[3] + (c + 1) * codes]
-    for i in range(codes):
-        four = code[4 * i : 4 * i + 4]
-        row[i] = four[0] | (four[1] << 2) | (four[2] << 4) | (four[3] << 6)
+    if code_bits == 2:
+        for i in range(codes):
+            four = code[4 * i : 4 * i + 4]
+            row[i] = four[0] | (four[1] << 2) | (four[2] << 4) | (four[3] << 6)
+    else:
+        for i in range(codes):
+            byte = 0
+            for j in range(8):
+                byte |= (code[8 * i + j] >> 1) << j
+            row[i] = byte

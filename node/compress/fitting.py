@@ -1,4 +1,6 @@
-"""Compiled: the best scale, shape and split of one chunk's chosen values, bit for bit as `quantise.fit`."""
+"""Compiled: the best scale, shape and split of one chunk's chosen values, exactly."""
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +69,7 @@ def half_bits(scale: float, single: npt.NDArray[np.float32]) -> int:
 
 
 @inlined
-def units_of(half: int) -> int:
+def units_of(half: Any) -> Any:
     """An fp16 scale in units of 2⁻²⁴."""
     exponent = half >> 10
     fraction = half & 0x3FF

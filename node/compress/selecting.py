@@ -87,7 +87,7 @@ def candidates(bits: Ints32, best: Ints32, bar: int, scratch: Any) -> int:
 
     Every place is written and only the count depends on the comparison: no branch to guess wrong.
     """
-    _, at, key, _, hits, _, _ = scratch
+    _, at, key, _, hits, _, _, _ = scratch
     least = np.int32(bar)
     columns = np.uint64(0)
     for j in range(COLUMNS):
@@ -111,7 +111,7 @@ def candidates(bits: Ints32, best: Ints32, bar: int, scratch: Any) -> int:
 @inlined
 def keep_best(found: int, k: int, scratch: Any) -> None:
     """Leave the k best of the candidates in `at` and `key`; `order` becomes their keys, rising."""
-    _, at, key, order, _, rank, same = scratch
+    _, at, key, order, _, rank, same, _ = scratch
     padded = (found + 15) // 16 * 16
     for i in range(found, padded):
         key[i] = -1
@@ -139,8 +139,9 @@ def keep_best(found: int, k: int, scratch: Any) -> None:
 @inlined
 def plain_search(bits: Ints32, k: int, top: int, scratch: Any) -> None:
     """The same answer for any k and any values, by counting over the whole chunk."""
-    _, at, key, order, _, _, _ = scratch
-    size = bits & _MAGNITUDE
+    best, at, key, order, _, rank, _, size = scratch
+    for i in range(CHUNK):
+        size[i] = bits[i] & _MAGNITUDE
     bar = threshold(size, k, 0, 0, top)
     ties = k - count_from(size, bar + 1)
     kept = 0
@@ -150,20 +151,40 @@ def plain_search(bits: Ints32, k: int, top: int, scratch: Any) -> None:
             at[kept] = i
             key[kept] = size[i]
             kept += 1
-    order[1 : k + 1] = np.sort(key[:k])
+    for i in range(k):
+        order[i + 1] = key[i]
+    sort_bits(order[1 : k + 1], rank, best)
 
 
 @inlined
-def scratch_for(k: int) -> Any:
-    """best, at, key, order (its first place is waste), hits, rank, same: what `choose` works in."""
+def sort_bits(values: Ints32, spare: Ints32, tally: Ints32) -> None:
+    """Sort integers ≥ 0 in place, a byte at a time."""
+    for shift in range(0, 32, 8):
+        tally[:] = 0
+        for i in range(len(values)):
+            tally[np.uint32(values[i] >> shift) & np.uint32(255)] += 1
+        start = np.int32(0)
+        for b in range(256):
+            start, tally[b] = start + tally[b], start
+        for i in range(len(values)):
+            byte = np.uint32(values[i] >> shift) & np.uint32(255)
+            spare[tally[byte]] = values[i]
+            tally[byte] += 1
+        for i in range(len(values)):
+            values[i] = spare[i]
+
+
+def scratch_for(k: int) -> tuple[Ints32, ...]:
+    """best, at, key, order (its first place is waste), hits, rank, same, size: what `choose` works in."""
     return (
         np.empty(COLUMNS, np.int32),
         np.empty(CHUNK + SLACK, np.int32),
         np.empty(CHUNK + SLACK, np.int32),
         np.empty(k + 1, np.int32),
         np.empty(COLUMNS + 1, np.int32),
+        np.empty(max(MAX_CANDIDATES, k), np.int32),
         np.empty(MAX_CANDIDATES, np.int32),
-        np.empty(MAX_CANDIDATES, np.int32),
+        np.empty(CHUNK, np.int32),
     )
 
 

@@ -31,7 +31,7 @@ class Tables(NamedTuple):
 
 def encode(values_C4096: Tensor, k: int) -> bytes:
     """Payload of finite float32 values `[C, 4096]`. Raises Divergence for NaN and infinity."""
-    layout = Layout(len(values_C4096), k)
+    layout = Layout("sparse2", len(values_C4096), k)
     starts = range(0, layout.chunks, SLAB_CHUNKS)
     slabs = [_encode_slab(values_C4096[start : start + SLAB_CHUNKS], layout) for start in starts]
     return layout.header + b"".join(part for section in zip(*slabs, strict=True) for part in section)
@@ -39,7 +39,7 @@ def encode(values_C4096: Tensor, k: int) -> bytes:
 
 def decode(payload: bytes | memoryview, chunks: int, k: int) -> Tables:
     """Tables of the one legal payload that these bytes are. Raises DecodeError, nothing else."""
-    layout = Layout(chunks, k)
+    layout = Layout("sparse2", chunks, k)
     check_frame(payload, layout)
     index = torch.empty((chunks, k), dtype=torch.int64)
     q = torch.empty_like(index)

@@ -51,7 +51,7 @@ def is_right(
         for body, (row, _) in zip(contributions, opening.raw, strict=True)
     ]
     payload, after = reduce_rows(kept_of(opening.before), members, rules.reduced_k, rules.floor_256, arithmetic)
-    row = cut_rows(payload, Layout(1, rules.reduced_k))[0]
+    row = cut_rows(payload, Layout("sparse2", 1, rules.reduced_k))[0]
     return row == opening.row and leaf_of(kept_bytes(after[0])) == opening.after
 
 

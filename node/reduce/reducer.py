@@ -56,7 +56,7 @@ class Reducer:
         made = Made(
             span=span,
             payload=payload,
-            tree=RowTree(payload, Layout(span.chunks, self._rules.reduced_k)),
+            tree=RowTree(payload, Layout("sparse2", span.chunks, self._rules.reduced_k)),
             kept_levels=levels_of(kept_leaves(after)),
             began=began if before is None else before.left,
             left=Kept(span, after),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.node.aggregate.mean import Weighted, outer_update
 from atoll.node.baselines import Point, Task
-from atoll.node.compress import feedback, sparse2
+from atoll.node.compress import sparse2
 from atoll.node.inner.loop import Inner, run_steps
 from atoll.node.model import bridge
 from atoll.node.outer.fixed import plus, to_fixed, to_float
@@ -22,6 +22,7 @@ from atoll.node.reduction import PLAIN
 from atoll.protocols import coverage
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.payload import VALUE_BITS
+from tests.plain import feedback
 
 _WEIGHT = 64
 

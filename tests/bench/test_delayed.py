@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atoll.node import presets
 from atoll.node.aggregate.mean import outer_update
 from atoll.node.baselines import Task, member_round
-from atoll.node.compress import feedback, sparse2
+from atoll.node.compress import sparse2
 from atoll.node.data.dataset import open_data
 from atoll.node.fragments import finer
 from atoll.node.model import bridge
@@ -18,6 +18,7 @@ from atoll.protocols.arena import arena_of
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run import Stage
 from tests.bench.delayed import LateRule, delayed_sparse
+from tests.plain import feedback
 
 
 @pytest.fixture

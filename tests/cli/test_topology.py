@@ -27,7 +27,7 @@ def test_everybody_gets_everything_and_it_is_the_plain_mean():
     members = [(WEIGHT, *decode(each, 48, K)) for each in first_payloads(5, RULES, 1)]
     update = outer_update(members, 48, ALPHA_256, RULES.floor_256)
     assert got.digests == {state_digest(update)}
-    size = payload_bytes(48, K)
+    size = payload_bytes("sparse2", 48, K)
     assert all(4 * size < up < 4 * size + 4 * 500 for up in got.up)
     assert got.up == got.down
 
@@ -37,7 +37,7 @@ def test_a_reduced_round_costs_what_two_transfers_cost(members):
     (got,) = run_trial(Trial(members, True, RULES))
     assert len(got.digests) == 1
     assert got.raw_slices == 0
-    both = payload_bytes(48, K) + payload_bytes(48, RULES.reduced_k)
+    both = payload_bytes("sparse2", 48, K) + payload_bytes("sparse2", 48, RULES.reduced_k)
     share = (members - 1) / members
     assert sum(got.up) == sum(got.down)
     assert both * share < mean(got.up) < both * share + got.records + members * 900
@@ -79,7 +79,7 @@ def test_a_reducer_that_lies_is_caught_and_then_all_agree_again():
 def test_a_lie_is_a_legal_payload_of_other_values():
     """Otherwise everybody would refuse it at once, and nothing would be tried."""
     payload = first_payloads(1, RULES, 3)[0]
-    tree = RowTree(payload, Layout(48, K))
+    tree = RowTree(payload, Layout("sparse2", 48, K))
     part = checked_rows(tree.root, 48, K, Span(0, 4), *tree.part(Span(0, 4)))
     made, _ = Reducer(RULES, PLAIN).reduce(Span(0, 4), {Offer(Digest(bytes(32)), "peer", 64, 0): part})
     lie = twisted(made, RULES.reduced_k)

@@ -311,7 +311,8 @@ def test_evil_peer(nodes, tmp_path, until):
     b.start("--run", str(run), "--seed", a.seed()).up()
     until("both are members", lambda: a.status()["members"] == 2 and b.final() >= 1)
     evil = Evil(run.read_bytes(), tmp_path / "evil", a.seed())
-    layout = Layout(arena_of(evil.spec.model).chunks, evil.spec.compress.k)
+    compress = evil.spec.compress
+    layout = Layout(compress.codec, arena_of(evil.spec.model).chunks, compress.k)
     bad = (
         os.urandom(layout.size_bytes),
         layout.header + os.urandom(layout.size_bytes - len(layout.header)),

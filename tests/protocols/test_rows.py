@@ -21,7 +21,7 @@ def payload_of(layout, seed=0):
 @settings(deadline=None)
 @given(st.integers(1, 20), st.sampled_from([1, 3, 64, 1000]), st.integers(0, 9))
 def test_joined_rows_are_the_payload(chunks, k, seed):
-    layout = Layout(chunks, k)
+    layout = Layout("sparse2", chunks, k)
     payload = payload_of(layout, seed)
     rows = cut_rows(payload, layout)
     assert {len(row) for row in rows} == {row_bytes(k)}
@@ -32,7 +32,7 @@ def test_joined_rows_are_the_payload(chunks, k, seed):
 @settings(deadline=None)
 @given(st.integers(1, 40), st.data())
 def test_a_part_verifies_and_its_rows_one_by_one_too(chunks, data):
-    layout = Layout(chunks, 64)
+    layout = Layout("sparse2", chunks, 64)
     tree = RowTree(payload_of(layout), layout)
     first = data.draw(st.integers(0, chunks - 1))
     span = Span(first, data.draw(st.integers(1, chunks - first)))
@@ -49,7 +49,7 @@ def test_a_part_verifies_and_its_rows_one_by_one_too(chunks, data):
 
 
 def test_broken_bytes_are_refused():
-    layout = Layout(2, 64)
+    layout = Layout("sparse2", 2, 64)
     with pytest.raises(DecodeError):
         cut_rows(payload_of(layout)[:-1], layout)
     with pytest.raises(DecodeError):

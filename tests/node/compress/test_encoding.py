@@ -1,19 +1,16 @@
 """The compiled encoder against the plain one: same bytes, same residual, any k, any values, any threads."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.compress.encoding import blank_payload, encode_residual, encode_rows, is_sound
-from atoll.node.compress.feedback import feed
 from atoll.node.compress.fitting import half_bits
+from atoll.node.outer.fixed import to_float
 from atoll.protocols.errors import Divergence
 from atoll.protocols.payload import Layout
+from tests.plain.feedback import feed
 
 torch.set_num_threads(1)
 CHUNKS = 7
@@ -24,7 +21,7 @@ def noise(seed, scale=1e-3):
 
 
 def weights(seed):
-    return noise(seed, 0.02)
+    return to_float((noise(seed, 0.02) * 2**24).int())
 
 
 def arms(kind, seed):
@@ -120,29 +117,6 @@ def test_a_residual_that_is_not_finite_is_divergence(bad):
         encode_residual(residual, weights(1), noise(2), 0.95, 64)
 
 
-PROBE = """
-from atoll.node.compress.compiled import compiled
-
-@compiled
-def twice(value: int) -> int:
-    return 2 * value
-
-print(twice(21))
-"""
-
-
-@pytest.mark.parametrize("place", ["kept", "file/impossible"])
-def test_machine_code_is_kept_where_the_user_says_or_not_at_all(tmp_path, place):
-    (tmp_path / "file").touch()
-    script = tmp_path / "probe.py"
-    script.write_text(PROBE)
-    env = dict(os.environ) | {"NUMBA_CACHE_DIR": str(tmp_path / place)}
-    ran = subprocess.run([sys.executable, "-W", "error", script], env=env, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == "42"
-    assert bool(list(tmp_path.rglob("*.nbi"))) == (place == "kept")
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, CHUNKS - 1), max_size=3, unique=True), st.permutations(range(4)))
 def test_slabs_in_any_order_give_the_payload_of_the_whole(cuts, order):
@@ -150,7 +124,7 @@ def test_slabs_in_any_order_give_the_payload_of_the_whole(cuts, order):
     whole, parts = noise(2), noise(2)
     expected = encode_residual(whole, base, local, 0.9, 64)
     ends = [0, *sorted(cuts), CHUNKS]
-    layout = Layout(CHUNKS, 64)
+    layout = Layout("sparse2", CHUNKS, 64)
     payload = blank_payload(layout)
     for at in (each for each in order if each < len(ends) - 1):
         rows = slice(ends[at], ends[at + 1])

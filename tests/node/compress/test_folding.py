@@ -56,6 +56,15 @@ def test_the_extremes_do_not_overflow():
         assert torch.equal(update_of(members, 1, 64, step), plain(members, 64, step, 1))
 
 
+@pytest.mark.parametrize("members", [1, 8, 9, 514, 515, 600, 1024])
+def test_sets_beyond_one_packed_sum(members):
+    """514 members of weight 255 fit in the 17 bits of a packed sum; more are added in parts."""
+    three = [payload(seed, 64, scale=1e3) for seed in range(3)]
+    taken = [(255 if at else 2, three[at % 3]) for at in range(members)]
+    for step in (STEP, Step(1024, 0)):
+        assert torch.equal(update_of(taken, CHUNKS, 64, step), plain(taken, 64, step))
+
+
 def test_theta_moves_in_the_same_pass_and_leaves_its_range_as_divergence():
     members = [(64, payload(1, 64, scale=1.0)), (64, payload(2, 64, scale=1.0))]
     theta = torch.randint(-(2**30), 2**30, (CHUNKS, 4096), dtype=torch.int32)
@@ -63,6 +72,9 @@ def test_theta_moves_in_the_same_pass_and_leaves_its_range_as_divergence():
     fold_into(theta, members, 64, STEP, view, threads=2)
     assert torch.equal(view, plus(theta, (1, update)))
     assert torch.equal(theta, before)
+    theta[:] = torch.where(update > 0, -(2**31), 2**31 - 1)  # at the edge of the range, and moving inwards
+    fold_into(theta, members, 64, STEP, view)
+    assert torch.equal(view, plus(theta, (1, update)))
     theta[:] = torch.where(update > 0, 2**31 - 1, 0)
     with pytest.raises(Divergence):
         fold_into(theta, members, 64, STEP, view)
@@ -107,7 +119,7 @@ def test_refuses_what_the_plain_decoder_refuses_bit_by_bit(k):
 @given(st.data())
 def test_random_bodies_are_judged_alike(data):
     k = data.draw(st.sampled_from([1, 2, 4096]))
-    layout = Layout(1, k)
+    layout = Layout("sparse2", 1, k)
     body = data.draw(st.randoms(use_true_random=False)).randbytes(layout.size_bytes - HEADER_BYTES)
     bad = layout.header + body
     assert answer(lambda: check(bad, 1, k)) == answer(lambda: decode(bad, 1, k))

@@ -54,7 +54,7 @@ def test_selection_is_exact_and_breaks_ties_by_lower_index(k):
 def test_round_trip_keeps_indices_and_signs_and_has_the_legal_size(k, chunks):
     values = noise(chunks, k + chunks)
     payload = encode(values, k)
-    assert len(payload) == payload_bytes(chunks, k)
+    assert len(payload) == payload_bytes("sparse2", chunks, k)
     index, q = decode(payload, chunks, k)
     assert torch.equal(index, top_k(values, k))
     assert torch.equal(q.sign().float(), values.gather(1, index).sign())
@@ -176,7 +176,7 @@ def mutations(payload, layout):
 def test_every_rule_of_the_form_is_held():
     values = noise(2, 1)
     values[1] = 0
-    layout = Layout(2, 64)
+    layout = Layout("sparse2", 2, 64)
     payload = encode(values, 64)
     assert decode(payload, 2, 64)
     for rule, bad in mutations(payload, layout):
@@ -200,7 +200,7 @@ def test_a_chunk_may_speak_of_its_first_indices():
 
 @pytest.mark.parametrize("k", [1, 3, 63])
 def test_padding_bits_are_zero(k):
-    layout = Layout(1, k)
+    layout = Layout("sparse2", 1, k)
     payload = encode(noise(1, k), k)
     used = (k * layout.low_bits, layout.high_bits, 2 * k)
     for section, bits in zip((1, 2, 3), used, strict=True):
@@ -230,7 +230,7 @@ def test_mutations_are_refused_or_another_canonical_payload(data):
 @given(st.data())
 def test_random_bodies_are_refused_or_canonical(data):
     k = data.draw(st.sampled_from([1, 2, 4096]))
-    layout = Layout(1, k)
+    layout = Layout("sparse2", 1, k)
     body = data.draw(st.randoms(use_true_random=False)).randbytes(layout.size_bytes - HEADER_BYTES)
     try:
         index, q = decode(layout.header + body, 1, k)

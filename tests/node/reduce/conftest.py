@@ -51,7 +51,7 @@ class World:
         if payload is None:
             values = torch.randn((self.rules.chunks, 4096), generator=self.luck) ** 3 * 1e-3
             payload = encode(values, K)
-        tree = RowTree(payload, Layout(self.rules.chunks, K))
+        tree = RowTree(payload, Layout("sparse2", self.rules.chunks, K))
         blob = manifest_of_bytes(payload).id
         entry = self.write(
             number, SlicedContribution(Round(round_), Digest(bytes(32)), blob, 1, 1, weight, 1.0, tree.root)

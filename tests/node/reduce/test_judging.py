@@ -25,7 +25,7 @@ REDUCED_K = 16
 def wrong_values(made):
     """The payload of other values."""
     payload = join_rows(silent_row(REDUCED_K) * made.span.chunks, REDUCED_K)
-    return made._replace(payload=payload, tree=RowTree(payload, Layout(made.span.chunks, REDUCED_K)))
+    return made._replace(payload=payload, tree=RowTree(payload, Layout("sparse2", made.span.chunks, REDUCED_K)))
 
 
 def wrong_remainder(made):
@@ -149,7 +149,7 @@ def test_covering_an_illegal_row_is_not_a_fault(world_of):
     world = world_of(4)
     good = world.offer(0)
     payload = world.payloads[good.entry]
-    layout = Layout(world.rules.chunks, world.rules.k)
+    layout = Layout("sparse2", world.rules.chunks, world.rules.k)
     broken = payload[: layout.offsets[2]] + b"\xff" * (len(payload) - layout.offsets[2])
     offers = [good, *(world.offer(who) for who in (1, 2)), world.offer(3, payload=broken)]
     claim = world.reduce(1, offers)

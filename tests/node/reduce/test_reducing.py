@@ -73,11 +73,11 @@ def test_a_chunk_alone_is_reduced_as_within_its_slice():
     members = members_of(3, 4, 8, 11)
     kept = torch.randint(-(2**20), 2**20, (4, 4096), dtype=torch.int32)
     payload, after = reduce_rows(kept, members, 16, 64, PLAIN)
-    rows = cut_rows(payload, Layout(4, 16))
+    rows = cut_rows(payload, Layout("sparse2", 4, 16))
     for chunk in range(4):
         at = slice(chunk, chunk + 1)
         one, left = reduce_rows(kept[at], [(w, i[at], q[at]) for w, i, q in members], 16, 64, PLAIN)
-        assert cut_rows(one, Layout(1, 16)) == [rows[chunk]]
+        assert cut_rows(one, Layout("sparse2", 1, 16)) == [rows[chunk]]
         assert torch.equal(left, after[at])
 
 
@@ -93,7 +93,7 @@ def test_what_is_kept_stays_within_int32(sign):
 def test_an_illegal_row_is_silent_and_the_others_are_not():
     values = torch.randn((3, 4096), generator=torch.Generator().manual_seed(3))
     payload = encode(values, 8)
-    rows = cut_rows(payload, Layout(3, 8))
+    rows = cut_rows(payload, Layout("sparse2", 3, 8))
     index, q = decode_rows(b"".join([rows[0], b"\xff" * len(rows[1]), rows[2]]), 8, PLAIN)
     wanted_index, wanted_q = decode(payload, 3, 8)
     assert torch.equal(index[[0, 2]], wanted_index[[0, 2]])
@@ -103,7 +103,7 @@ def test_an_illegal_row_is_silent_and_the_others_are_not():
 
 @pytest.mark.parametrize("k", [1, 2, 3, 64, 65, 1000, 4096])
 def test_the_silent_row_is_what_the_encoder_writes_for_zeros(k):
-    assert cut_rows(encode(torch.zeros((1, 4096)), k), Layout(1, k)) == [silent_row(k)]
+    assert cut_rows(encode(torch.zeros((1, 4096)), k), Layout("sparse2", 1, k)) == [silent_row(k)]
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from atoll.node.compress.sparse2 import SLAB_CHUNKS, Tables, decode, encode
-from atoll.protocols.coverage import Cover, size_of, slabs
 from atoll.protocols.errors import Divergence
 from atoll.protocols.payload import VALUE_BITS
 
@@ -29,13 +28,9 @@ def feed(residual_C4096: Tensor, delta_C4096: Tensor, beta: float, k: int) -> by
     return payload
 
 
-def give_back(residual_C4096: Tensor, payload: bytes, k: int, cover: Cover) -> None:
-    """Add a payload of these chunks that missed its final set: late work is late, never lost."""
-    tables = decode(payload, size_of(cover), k)
-    for at, span in slabs(cover, SLAB_CHUNKS):
-        part = slice(at, at + span.stop - span.start)
-        rows = residual_C4096[span.start : span.stop]
-        _add(rows, Tables(tables.index_Ck[part], tables.q_Ck[part]), 1.0)
+def give_back(residual_C4096: Tensor, payload: bytes, k: int) -> None:
+    """Add a payload that missed its final set: late work is late, never lost."""
+    _add(residual_C4096, decode(payload, len(residual_C4096), k), 1.0)
 
 
 def _add(residual_C4096: Tensor, tables: Tables, sign: float) -> None:
