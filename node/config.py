@@ -66,8 +66,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """CPU threads of the worker; 0: one per core."""
     dht: bool = False
     """Look for peers in the DHT too, in a child process of its own."""
-    eval_every: int = 1
-    """Rounds from one validation to the next."""
+    eval_every: int = 0
+    """Rounds from one validation to the next; 0: as often as it takes at most 1 % of the time."""
     log: LogLevel = "info"
 
     def check(self) -> None:
@@ -78,8 +78,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"device {self.device!r} is not one of auto, cpu, cuda, cuda:N")
         if not 0 <= self.threads <= 1024:
             raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
-        if not 1 <= self.eval_every <= 1 << 20:
-            raise ConfigError(f"eval_every = {self.eval_every} is outside 1 … {1 << 20}")
+        if not 0 <= self.eval_every <= 1 << 20:
+            raise ConfigError(f"eval_every = {self.eval_every} is outside 0 … {1 << 20}")
         self._check_places()
         read_limits(self.limits)
         if len(self.seeds) > MAX_SEEDS:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node import finality, round
+from atoll.node.eval_pace import EvalPace
 from atoll.node.finals import Finals
 from atoll.node.membership import Known, MemberView
 from atoll.node.needs import Network, round_half_s
@@ -54,10 +55,10 @@ class Driver:
         spool: Path,
         now: Callable[[], float],
         *,
-        eval_every: int = 1,
+        eval_every: int = 0,
     ) -> None:
         self.spec, self.me, self.log, self._spool = spec, me, log, spool
-        self._net, self.now, self._eval_every = net, now, eval_every
+        self._net, self.now, self._eval_pace = net, now, EvalPace(eval_every, spec.outer.rounds)
         self.trainer: Trainer | None = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
@@ -368,13 +369,18 @@ class Driver:
         self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
         self._publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
-        last = self.spec.outer.rounds - 1
-        if action.round % self._eval_every == 0 or action.round == last:
+        if self._eval_pace.is_due(action.round, self.now()):
+            self._eval_pace.asked()
             self.start_task(self._evaluate(action), f"evaluate {action.round}")
 
     async def _evaluate(self, closed: rnd.PublishAck) -> None:
         """Loss of the view that this round closed with. A view that was folded meanwhile gets its own number."""
-        evaluated = await self.ask(w.Evaluate(), w.Evaluated)
+        took_s = 0.0
+        try:
+            evaluated = await self.ask(w.Evaluate(), w.Evaluated)
+            took_s = evaluated.took_s
+        finally:
+            self._eval_pace.took(self.now(), took_s)
         if evaluated.state == closed.state:
             self.log.evaluated(closed.round, evaluated.val_bpb)
 

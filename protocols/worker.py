@@ -228,6 +228,7 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
     val_bpb: float
     val_loss: float
     """Nats per token."""
+    took_s: float
 
 
 class Reported(msgspec.Struct, frozen=True, array_like=True, tag="reported"):

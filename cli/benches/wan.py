@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cli.benches.report import Bar, Row, median, row
-from atoll.cli.benches.wan_figures import Exchange, Trace, exchanges, goodput
+from atoll.cli.benches.wan_figures import Exchange, Trace, elsewhere, exchanges, goodput
 from atoll.cli.benches.wan_nodes import Trained, train
 from atoll.cli.benches.wan_rival import Averaged, average
 from atoll.cli.lab.capability import missing
@@ -101,7 +101,8 @@ def rows_of(plan: Plan, ours: dict[str, Trained], rivals: dict[str, Averaged]) -
 def rows_of_arm(plan: Plan, name: str, arm: Trained, times: Sequence[Exchange]) -> list[Row]:
     """Goodput and exchange of an arm of ours."""
     label, overlaps = f"{plan.nodes} nodes, {plan.preset}, {name}", name == OVERLAPPED
-    note = f"{plan.overlap_steps} of H steps" if overlaps else ""
+    steps = f"{plan.overlap_steps} of H steps; " if overlaps else ""
+    note = f"{steps}else {elsewhere(arm.traces, *plan.rounds_measured)} %"
     share = mean_goodput(arm.traces, *plan.rounds_measured)
     own, last = median([one.own_s for one in times]), median([one.last_s for one in times])
     own_note = f"{len(times)} of {plan.nodes * plan.rounds}; waiting for slower nodes is in it"

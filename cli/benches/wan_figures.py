@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from atoll.cli.goodput import percents
+from atoll.protocols.control import TimeShares
+
 Lines = Sequence[Mapping[str, Any]]
+SHARES = tuple(name.removesuffix("_s") for name in TimeShares.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,15 @@ def goodput(trace: Trace, first: int, last: int) -> float | None:
     if first not in starts or last not in starts:
         return None
     rows = [row for row in trace.rows if first <= row["round"] < last and trace.peer in row["contributors"]]
-    useful_s = sum(row["train_s"] - row.get("held_s", 0.0) for row in rows)
-    return float(useful_s / (starts[last] - starts[first]))
+    return float(sum(row["steps_s"] for row in rows) / (starts[last] - starts[first]))
+
+
+def elsewhere(traces: Sequence[Trace], first: int, last: int) -> str:
+    """Where the rest of the time went, in percent of all nodes' time: `evaluate 1.1, fold 0.8`."""
+    rows = [row for trace in traces for row in trace.rows if first <= row["round"] < last]
+    sums = {f"{name}_s": sum(row.get(f"{name}_s", 0.0) for row in rows) for name in SHARES}
+    shares = sorted(percents(sums).items(), key=lambda share: -share[1])
+    return ", ".join(f"{name} {percent:.1f}" for name, percent in shares if name != "steps" and percent >= 0.05)
 
 
 def exchanges(traces: Sequence[Trace], first: int, last: int) -> list[Exchange]:

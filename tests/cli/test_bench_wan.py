@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.cli.benches import wan
 from atoll.cli.benches.report import all_reached
-from atoll.cli.benches.wan_figures import Exchange, Trace, exchanges, goodput
+from atoll.cli.benches.wan_figures import Exchange, Trace, elsewhere, exchanges, goodput
 from atoll.cli.benches.wan_nodes import Trained, spec_of
 from atoll.cli.benches.wan_rival import Averaged, agree
 from atoll.cli.lab.capability import missing
@@ -17,12 +17,12 @@ from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
 
 
-def node(peer, plan, *, together=2, missed=(), held_s=0.0):
+def node(peer, plan, *, together=2, missed=(), lost_s=0.0):
     """A trace from (start, end of training, fold) of each round; it encodes for 0.25 s after the last step."""
     rows, events = [], []
     for number, (start, end, fold) in enumerate(plan):
         counted = [] if number in missed else [peer]
-        times = {"train_s": end - start, "encode_s": 0.25, "held_s": held_s}
+        times = {"train_s": end - start, "steps_s": end - start - lost_s, "encode_s": 0.25, "wait_s": lost_s}
         rows.append({"round": number, "contributors": ["else", *counted], **times})
         events.append({"event": "training", "round": number, "time": start})
         events.append({"event": "trained", "round": number, "time": end + 0.25, "steps": 8})
@@ -37,7 +37,12 @@ def test_goodput_is_the_share_of_wall_time_in_steps_that_counted():
     assert goodput(node("a", EVEN), 0, 2) == pytest.approx(6 / 8)
     assert goodput(node("a", EVEN), 1, 2) == pytest.approx(3 / 4)
     assert goodput(node("a", EVEN, missed=[1]), 0, 2) == pytest.approx(3 / 8)
-    assert goodput(node("a", EVEN, held_s=1.0), 0, 2) == pytest.approx(4 / 8)
+    assert goodput(node("a", EVEN, lost_s=1.0), 0, 2) == pytest.approx(4 / 8)
+
+
+def test_the_rest_of_the_time_has_names():
+    # 2 steps and 1 wait of 3.25 s a round, 0.25 of it in the encoder
+    assert elsewhere([node("a", EVEN, lost_s=1.0)], 0, 2) == "wait 30.8, encode 7.7"
 
 
 def test_goodput_without_a_start_is_not_measured():

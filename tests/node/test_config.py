@@ -46,7 +46,7 @@ def test_flags_win_over_the_file_and_absent_flags_do_not(write):
         ("wibble = 1", "unknown key wibble; known keys: name, listen"),
         ('threads = "two"', "(key threads)"),
         ("threads = -1", "threads = -1 is outside 0"),
-        ("eval_every = 0", "eval_every = 0 is outside 1"),
+        ("eval_every = -1", "eval_every = -1 is outside 0"),
         ('listen = ["0.0.0.0:4710"]', "is not a multiaddr"),
         ('listen = ["/ip4/1.2.3.4/tcp/1/p2p/12D3KooW"]', "is not a multiaddr"),
         ('seeds = ["/ip4/1.2.3.4/tcp/1"]', "does not end in an address and /p2p/PEERID"),

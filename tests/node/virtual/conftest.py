@@ -159,7 +159,7 @@ class FakeWorker:
                 self.wake()
                 return w.Adopted(number, state)
             case w.Evaluate():
-                return w.Evaluated(self.view(), 1.0, 1.0)
+                return w.Evaluated(self.view(), 1.0, 1.0, 0.0)
         raise AssertionError(ask)
 
     async def _train(self, ask: w.Train) -> w.Trained:
