@@ -13,7 +13,7 @@ from statistics import median
 REMEMBERED = 5
 """Rounds whose median is a node's own speed: one round that was disturbed changes nothing."""
 TOLERANCE = 0.1
-"""A share of the nominal steps, or of the steps chosen last, that is so near to it is not worth a change."""
+"""Of the nominal steps, or of those chosen last: a wish that is so near to them is not worth a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,13 @@ def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
         return replace(tempo, chosen=nominal)
     wish = nominal * own * median(1.0 / speed for speed in (own, *others))
     low, high = -(-nominal * tempo.least_256 // 256), nominal * tempo.most_256 // 256
-    return replace(tempo, chosen=max(low, min(high, _steady(wish, nominal, tempo.chosen))))
+    return replace(tempo, chosen=max(low, min(high, _steady(min(wish, high), nominal, tempo.chosen))))
 
 
 def _steady(wish: float, nominal: int, before: int) -> int:
-    """Whole steps for `wish`: the nominal ones or those of the round before, where these are near."""
-    near = (steps for steps in (nominal, before) if steps and abs(wish - steps) <= TOLERANCE * steps)
+    """Whole steps for `wish`: the nominal ones or those of the round before, where these are near.
+
+    Wishes from `steps` up to the next whole number are rounded to `steps`: nearness is measured from both ends.
+    """
+    near = (n for n in (nominal, before) if n and n - TOLERANCE * n <= wish <= (1 + TOLERANCE) * (n + 1))
     return next(near, floor(wish))

@@ -38,9 +38,10 @@ def test_every_source_folder_reaches_the_build():
 
 
 def test_the_image_runs_as_nobody_in_particular():
-    runtime = DOCKERFILE.split(" AS runtime")[1]
-    assert re.search(r"^USER atoll$", runtime, re.MULTILINE)
-    assert "USER root" not in runtime
+    for target in ("cpu", "cuda"):
+        stage = DOCKERFILE.split(f"FROM runtime AS {target}\n")[1].split("\nFROM ")[0]
+        assert re.findall(r"^USER .*$", stage, re.MULTILINE) == ["USER atoll"]
+        assert stage.rstrip().endswith("USER atoll")
 
 
 def test_only_the_seed_has_ports():

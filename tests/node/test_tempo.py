@@ -22,6 +22,11 @@ def test_the_bounds_hold_and_a_step_is_always_taken(own, others, nominal, least_
     assert 1 <= -(-nominal * least_256 // 256) <= steps <= nominal * most_256 // 256
 
 
+def test_a_peer_that_reports_nonsense_changes_nothing_beyond_the_bounds():
+    for nonsense in (5e-324, 1e308, float("inf"), float("nan"), -1.0):
+        assert choose(tempo(100.0), 30, [nonsense] * 3).chosen in range(8, 61)
+
+
 @given(speeds, st.lists(speeds, max_size=9), nominals)
 def test_without_bounds_to_use_it_is_the_nominal_number(own, others, nominal):
     assert choose(tempo(own, 256, 256), nominal, others).chosen == nominal
@@ -40,7 +45,7 @@ def test_noise_does_not_change_a_choice(ratio, noise, nominal):
     for share in noise:
         noisy = Tempo(TOKENS, 64, 512, (TOKENS / (1000.0 * ratio * share),), node.chosen)
         node = choose(noisy, nominal, [1000.0] * 4)
-        near = abs(ratio * nominal - nominal) <= 0.2 * nominal
+        near = abs(ratio * nominal - nominal) <= 0.25 * nominal
         assert node.chosen == first or near, "only near the nominal number may it go over to it"
 
 
