@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from atoll.node.model import bridge
 from atoll.node.outer.fixed import to_float
 from atoll.protocols.arena import CHUNK, arena_of
-from atoll.protocols.coverage import Cover, Span, cover_of, rest_of, slabs
+from atoll.protocols.coverage import Cover, cover_of, rest_of, slabs
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.run import RunSpec
+from atoll.protocols.spans import Span
 
 SLAB_CHUNKS = 128
 """2 MiB of float32."""

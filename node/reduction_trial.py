@@ -20,7 +20,7 @@ from atoll.node.reduction import COMPILED
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.reduction import ReductionRules
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 ALPHA_256 = 256
 WEIGHT = 64
@@ -114,7 +114,7 @@ class States:
 
 def _name_of(part: Effective, raw: Mapping[tuple[Digest, Span], bytes], reduced: Mapping[Digest, bytes]) -> Digest:
     """Of everything that an update is made of."""
-    words = [part.span.first, part.span.chunks, part.weight, *(offer.weight for offer in part.raw)]
+    words = [part.span.start, part.span.chunks, part.weight, *(offer.weight for offer in part.raw)]
     payload = [] if part.reduced is None else [reduced[part.reduced.entry]]
     rows = [raw[offer.entry, part.span] for offer in part.raw]
     return digest(repr(words).encode(), *map(digest, payload), *map(digest, rows))

@@ -16,10 +16,11 @@ from atoll.node.outer.padding import clear, padding_of
 from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.coverage import Cover, Span, cover_of, size_of, slabs
+from atoll.protocols.coverage import Cover, cover_of, size_of, slabs
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.run import RunSpec
+from atoll.protocols.spans import Span
 
 Work = Callable[[int, Span, Tensor], object]
 """What is done with a slab: its first row in the payload, its chunks, its local weights."""

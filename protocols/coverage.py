@@ -7,20 +7,12 @@ layers go to the others in strided order (§3.3.1: a fragment then holds early a
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 from atoll.protocols.arena import Arena, Placement, arena_of
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec
-
-
-class Span(NamedTuple):
-    """Chunks `start … stop - 1`."""
-
-    start: int
-    stop: int
-
+from atoll.protocols.spans import Span
 
 Cover = tuple[Span, ...]
 """Rising, disjoint, not touching one another. A payload holds the rows of its cover in this order."""
@@ -28,7 +20,7 @@ Cover = tuple[Span, ...]
 
 def size_of(cover: Cover) -> int:
     """Chunks of a cover."""
-    return sum(span.stop - span.start for span in cover)
+    return sum(span.chunks for span in cover)
 
 
 def rest_of(cover: Cover, chunks: int) -> Cover:

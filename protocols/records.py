@@ -13,7 +13,7 @@ from atoll.protocols.admission import Permit, check_permit
 from atoll.protocols.errors import DecodeError, SignatureFault
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest, public_key_of
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 FEED_VERSION = 1
 MAX_SET = 1024
@@ -103,7 +103,7 @@ class Reduction(msgspec.Struct, frozen=True, array_like=True, tag="reduction", f
 
     round: Round
     span: Span
-    """The chunks of the slice."""
+    """The chunks of the slice: `[start, stop]`."""
     covered: bytes
     """Bitmap over the sorted authors of the set that named the reducers; bit 0 of byte 0 is the first."""
     more: tuple[Digest, ...]
@@ -261,7 +261,7 @@ def check_body(body: Body) -> None:
 
 def _check_reduction(body: Reduction) -> None:
     _digests(body.members, body.payload, body.rows, body.kept, *body.more)
-    if not (0 <= body.span.first < 1 << 32 and 1 <= body.span.chunks < 1 << 32):
+    if not 0 <= body.span.start < body.span.stop < 1 << 32:
         raise DecodeError("reduction: chunks outside their range")
     if list(body.more) != sorted(set(body.more)) or len(body.previous) not in (0, DIGEST_BYTES):
         raise DecodeError("reduction: contributions must be sorted and unique, a link has 32 bytes")

@@ -14,7 +14,8 @@ from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId
 from atoll.protocols.records import ENTRY_MAX_BYTES, MAX_SET, Reduction, set_digest
 from atoll.protocols.rows import row_bytes
-from atoll.protocols.slices import Plan, Span
+from atoll.protocols.slices import Plan
+from atoll.protocols.spans import Span
 
 KEPT_BYTES = 4 * CHUNK
 """Error feedback of one chunk: int32, little endian, units of 2⁻²⁶."""

@@ -11,7 +11,7 @@ from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest
 from atoll.protocols.merkle import Part, leaf_of, levels_of, path_of
 from atoll.protocols.payload import Layout, check_frame
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 
 class RowTree:
@@ -29,7 +29,7 @@ class RowTree:
 
     def part(self, span: Span) -> tuple[bytes, bytes]:
         """Rows of some chunks, end to end, and their path."""
-        return b"".join(self._rows[span.first : span.stop]), path_of(self._levels, span.first, span.chunks)
+        return b"".join(self._rows[span.start : span.stop]), path_of(self._levels, span.start, span.chunks)
 
 
 def row_bytes(k: int) -> int:
@@ -80,7 +80,7 @@ class RowPart(NamedTuple):
 
     def one(self, chunk: int, k: int) -> tuple[bytes, bytes]:
         """The row of one chunk and its own path."""
-        at = (chunk - self.span.first) * row_bytes(k)
+        at = (chunk - self.span.start) * row_bytes(k)
         return self.rows[at : at + row_bytes(k)], self.tree.path(chunk)
 
 
@@ -88,7 +88,7 @@ def checked_rows(root: Digest, chunks: int, k: int, span: Span, rows: bytes, pat
     """Rows of `span` of the payload of `chunks` chunks that `root` names. Raises DecodeError for others."""
     if len(rows) != span.chunks * row_bytes(k):
         raise DecodeError("rows: not as many bytes as the chunks have")
-    part = Part(chunks, span.first, [leaf_of(row) for row in split_rows(rows, k)], path)
+    part = Part(chunks, span.start, [leaf_of(row) for row in split_rows(rows, k)], path)
     if part.root != root:
         raise DecodeError("rows: not those of the payload")
     return RowPart(span, rows, part)

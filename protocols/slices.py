@@ -13,6 +13,7 @@ import msgspec
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, Round, RunId, digest, peer_bytes
+from atoll.protocols.spans import Span
 
 _KEPT_BITS = 5
 
@@ -32,22 +33,6 @@ class ReduceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         for name, low, high in (("above", 1, 1 << 16), ("gap", 1, 64), ("k", 1, 4096)):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"reduce.{name} = {getattr(self, name)} is outside {low} … {high}")
-
-
-class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
-    """Neighbouring chunks of the arena."""
-
-    first: int
-    chunks: int
-
-    @property
-    def stop(self) -> int:
-        """The chunk after the last."""
-        return self.first + self.chunks
-
-    def holds(self, chunk: int) -> bool:
-        """Whether `chunk` is one of them."""
-        return self.first <= chunk < self.stop
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -98,8 +83,7 @@ def even_count(members: int) -> int:
 
 
 def _span(number: int, count: int, chunks: int) -> Span:
-    first = number * chunks // count
-    return Span(first, (number + 1) * chunks // count - first)
+    return Span(number * chunks // count, (number + 1) * chunks // count)
 
 
 def _reducers(run: RunId, able: Collection[PeerId], count: int) -> tuple[PeerId, ...]:

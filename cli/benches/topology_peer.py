@@ -51,7 +51,8 @@ from atoll.protocols.reduction import (
     rows_max_bytes,
 )
 from atoll.protocols.rows import RowPart, RowTree, checked_rows
-from atoll.protocols.slices import Plan, Span
+from atoll.protocols.slices import Plan
+from atoll.protocols.spans import Span
 from atoll.protocols.wires import REDUCTION
 
 T = TypeVar("T")

@@ -4,9 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.protocols.coverage import Cover, Span, slabs
+from atoll.protocols.coverage import Cover, slabs
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest, digest
+from atoll.protocols.spans import Span
 
 FRACTION_BITS = 24
 SLAB_CHUNKS = 256

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.reduction import Claim, Offer, covered_by
-from atoll.protocols.slices import Plan, Span
+from atoll.protocols.slices import Plan
+from atoll.protocols.spans import Span
 
 
 class Effective(NamedTuple):

@@ -19,13 +19,13 @@ from atoll.protocols.payload import Layout
 from atoll.protocols.records import Entry, Reduction, SlicedContribution, decode_entry, set_digest
 from atoll.protocols.reduction import KEPT_BYTES, FaultProof, Opening, ReductionRules
 from atoll.protocols.rows import checked_rows, cut_rows
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 
 def sampled_chunks(seed: bytes, span: Span, count: int) -> list[int]:
     """Chunks to open, rising. `seed` must be unknown to the reducer until its Reduction was published."""
     few = min(count, span.chunks)
-    return sorted(random.Random(seed).sample(range(span.first, span.stop), few))
+    return sorted(random.Random(seed).sample(range(span.start, span.stop), few))
 
 
 def proves_fault(proof: FaultProof, rules: ReductionRules, arithmetic: Arithmetic) -> bool:
@@ -87,9 +87,9 @@ def _check_paths(
     if not span.holds(chunk) or span.stop > rules.chunks or len(opening.raw) != len(contributions):
         raise DecodeError("opening: a chunk outside the slice, or not as many rows as contributions")
     for contribution, (row, path) in zip(contributions, opening.raw, strict=True):
-        checked_rows(contribution.rows, rules.chunks, rules.k, Span(chunk, 1), row, path)
-    place = chunk - span.first
-    checked_rows(body.rows, span.chunks, rules.reduced_k, Span(place, 1), opening.row, opening.row_path)
+        checked_rows(contribution.rows, rules.chunks, rules.k, Span(chunk, chunk + 1), row, path)
+    place = chunk - span.start
+    checked_rows(body.rows, span.chunks, rules.reduced_k, Span(place, place + 1), opening.row, opening.row_path)
     check_path(body.kept, span.chunks, place, [opening.after], opening.after_path)
     if previous is None or not previous.span.holds(chunk):
         if opening.before or opening.before_path:
@@ -97,5 +97,5 @@ def _check_paths(
         return
     if len(opening.before) != KEPT_BYTES:
         raise DecodeError("opening: error feedback of another size")
-    place = chunk - previous.span.first
+    place = chunk - previous.span.start
     check_path(previous.kept, previous.span.chunks, place, [leaf_of(opening.before)], opening.before_path)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from atoll.node.reduce.effective import Effective, effective, entries_of, one_per_author
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.reduction import Claim, Offer
-from atoll.protocols.slices import Plan, Span
+from atoll.protocols.slices import Plan
+from atoll.protocols.spans import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from atoll.protocols.merkle import levels_of, path_of
 from atoll.protocols.payload import Layout
 from atoll.protocols.reduction import Offer, Opening, ReductionRules
 from atoll.protocols.rows import RowPart, RowTree
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 
 class Made(NamedTuple):
@@ -86,9 +86,9 @@ class Reducer:
         made = self._of(entry)
         if not made.span.holds(chunk):
             raise LocalFault(f"chunk {chunk} is not in the slice")
-        place, k = chunk - made.span.first, self._rules.k
+        place, k = chunk - made.span.start, self._rules.k
         before, before_path = _opened(made.began, made.previous_levels, chunk)
-        row, row_path = made.tree.part(Span(place, 1))
+        row, row_path = made.tree.part(Span(place, place + 1))
         return Opening(
             chunk=chunk,
             row=row,
@@ -115,5 +115,5 @@ def _opened(began: Kept, levels: Sequence[Sequence[Digest]], chunk: int) -> tupl
     """Error feedback of a chunk and its path to the previous Reduction's root; empty where it began with zeros."""
     if not levels or not began.span.holds(chunk):
         return b"", b""
-    place = chunk - began.span.first
+    place = chunk - began.span.start
     return kept_bytes(began.values_C4096[place]), path_of(levels, place, 1)

@@ -19,7 +19,7 @@ from atoll.protocols.ids import Digest
 from atoll.protocols.merkle import leaf_of
 from atoll.protocols.payload import VALUE_BITS
 from atoll.protocols.reduction import KEPT_BYTES
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 _LOW, _HIGH = -(2**31), 2**31 - 1
 
@@ -61,10 +61,10 @@ def moved(kept: Kept, span: Span) -> tuple[Kept, Kept]:
     The second has the old span, with zeros where chunks stayed.
     """
     new, rest = nothing_kept(span), Kept(kept.span, kept.values_C4096.clone())
-    first, stop = max(span.first, kept.span.first), min(span.stop, kept.span.stop)
-    if first < stop:
-        old = slice(first - kept.span.first, stop - kept.span.first)
-        new.values_C4096[first - span.first : stop - span.first] = kept.values_C4096[old]
+    start, stop = max(span.start, kept.span.start), min(span.stop, kept.span.stop)
+    if start < stop:
+        old = slice(start - kept.span.start, stop - kept.span.start)
+        new.values_C4096[start - span.start : stop - span.start] = kept.values_C4096[old]
         rest.values_C4096[old] = 0
     return new, rest
 
@@ -77,7 +77,7 @@ def minus(kept: Kept, other: Kept) -> Kept:
 
 def hand_back(residual_C4096: Tensor, rest: Kept) -> None:
     """Add what a reducer no longer keeps to its own error feedback, float32: late, not lost."""
-    rows = residual_C4096[rest.span.first : rest.span.stop]
+    rows = residual_C4096[rest.span.start : rest.span.stop]
     rows.add_(rest.values_C4096.to(torch.float32), alpha=2.0**-VALUE_BITS)
 
 

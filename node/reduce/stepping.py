@@ -13,7 +13,7 @@ from atoll.node.reduce.effective import Effective
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.ids import Digest
 from atoll.protocols.reduction import ReductionRules
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 SLAB_CHUNKS = 256
 

@@ -16,7 +16,7 @@ from atoll.protocols.ids import Digest
 from atoll.protocols.payload import Layout, payload_bytes
 from atoll.protocols.reduction import Offer
 from atoll.protocols.rows import RowTree, checked_rows
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 torch.set_num_threads(1)
 RULES = rules_of(48)

@@ -12,8 +12,9 @@ from atoll.node.model.decoder import Decoder
 from atoll.node.outer.fixed import to_fixed, to_float
 from atoll.node.outer.padding import clear, padding_of
 from atoll.protocols.arena import arena_of
-from atoll.protocols.coverage import Span, cover_of, rest_of
+from atoll.protocols.coverage import cover_of, rest_of
 from atoll.protocols.errors import CorruptFault
+from atoll.protocols.spans import Span
 from tests.node.session_home import SPEC
 
 torch.set_num_threads(1)

@@ -31,7 +31,7 @@ from atoll.protocols.records import (
     sign_entry,
     unsigned,
 )
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 AUTHOR = Identity(bytes(range(32)))
 RUN = RunId(b"r" * 32)
@@ -39,7 +39,7 @@ A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 BALLOT = Ballot(3, AUTHOR.peer_id)
 WORK = Contribution(round=4, base=A, payload=B, steps=5, tokens=4096, weight=64, loss=2.5)
 SLICED = SlicedContribution(4, A, B, 5, 4096, 64, 2.5, rows=A)
-REDUCED = Reduction(4, Span(256, 16), b"\x05", (A, B), A, B, A, B, previous=b"")
+REDUCED = Reduction(4, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=b"")
 BODIES = [
     WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
     Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
@@ -72,7 +72,7 @@ def test_golden_entry():
     ("body", "size", "name"),
     [
         (SLICED, 316, "b8d71b1c3847565b4b61bf261f5c90d7eda4f1456d42f98e162c68a1fff0ecaa"),
-        (REDUCED, 418, "8ddbd63cd7502b315c8cbd55df9743a68cb027be162a4fb74c9362e80d1777dc"),
+        (REDUCED, 420, "72bcef8c14affda7e2976fcc5751403f206882cc0369a75c98e4dfc338df66de"),
         (ReductionFault(4, A, B), 267, "8b3f3c8dc99edcaca0960096336bbab0dc5e0b608f561de93b48424383dcba7a"),
     ],
 )
@@ -108,7 +108,7 @@ def test_the_name_does_not_depend_on_the_signature():
         Prepare(1, Ballot(0, "")), Promise(1, BALLOT, (A, B)), Promise(1, BALLOT, (b"",)), Leave(1 << 24),
         replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),
         *(replace(REDUCED, **{key: value}) for key, values in {
-            "round": (-1,), "span": (Span(-1, 4), Span(0, 0), Span(1 << 32, 1), Span(0, 1 << 32)),
+            "round": (-1,), "span": (Span(-1, 3), Span(0, 0), Span(9, 8), Span(0, 1 << 32)),
             "more": ((B, A), (A, A), (b"",)), "members": (b"",), "payload": (b"a",), "rows": (b"",),
             "kept": (b"",), "previous": (b"a",), "covered": (bytes(MAX_SET // 8 + 1), b"\xff" * (MAX_SET // 8)),
         }.items() for value in values), replace(REDUCED, covered=b"", more=()),

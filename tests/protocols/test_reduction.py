@@ -23,14 +23,15 @@ from atoll.protocols.reduction import (
     decode_ask,
     decode_proof,
 )
-from atoll.protocols.slices import Plan, Span
+from atoll.protocols.slices import Plan
+from atoll.protocols.spans import Span
 
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 RULES = ReductionRules(RunId(A), 100, 64, 128, 64)
 PEERS = [Identity(digest(bytes([number]))).peer_id for number in range(20)]
 OPENING = Opening(7, b"row", A, b"kept", B, A, B, ((b"r", A), (b"s", b"")))
 GOLDEN = {
-    RowsAsk(A, Span(3, 4)): "93a4726f7773c420" + A.hex() + "920304",
+    RowsAsk(A, Span(3, 7)): "93a4726f7773c420" + A.hex() + "920307",
     OpeningAsk(B, 300): "93a76f70656e696e67c420" + B.hex() + "cd012c",
     RowsAnswer(b"rows", b"path"): "92c404726f7773c40470617468",
     OPENING: (
@@ -49,7 +50,7 @@ def test_golden_bytes(message):
 
 
 def test_questions_are_small_and_of_two_kinds():
-    for ask in (RowsAsk(A, Span(2**32, 2**32)), OpeningAsk(B, 2**63)):
+    for ask in (RowsAsk(A, Span(2**32, 2**33)), OpeningAsk(B, 2**63)):
         assert len(codec.encode(ask)) <= ASK_MAX_BYTES
         assert decode_ask(codec.encode(ask)) == ask
     for data in (b"", codec.encode(["blob", A]), codec.encode(["rows", A]), bytes(ASK_MAX_BYTES + 1)):

@@ -23,7 +23,7 @@ def plan(count, chunks=1000, absent=(), run=RUN, spec=SPEC):
 def test_slices_are_even_and_each_has_its_own_reducer(count, chunks):
     made = plan(count, chunks)
     sizes = [span.chunks for span in made.spans]
-    assert [span.first for span in made.spans] == [sum(sizes[:at]) for at in range(len(sizes))]
+    assert [span.start for span in made.spans] == [sum(sizes[:at]) for at in range(len(sizes))]
     assert sum(sizes) == chunks
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) >= 1

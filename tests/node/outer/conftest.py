@@ -11,9 +11,10 @@ from atoll.node.compress.sparse2 import decode, encode
 from atoll.node.outer.fixed import to_fixed
 from atoll.node.outer.fold import Fold, Part
 from atoll.protocols.arena import Arena, arena_of
-from atoll.protocols.coverage import Cover, Span
+from atoll.protocols.coverage import Cover
 from atoll.protocols.ids import digest
 from atoll.protocols.model import ModelSpec
+from atoll.protocols.spans import Span
 
 torch.set_num_threads(1)
 K = 64

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from atoll.node.outer.fixed import state_digest
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.outer.padding import clear, padding_of
-from atoll.protocols.coverage import Span
 from atoll.protocols.errors import DecodeError, Divergence
+from atoll.protocols.spans import Span
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trajectory.json"
 SALTS = list(range(6))

@@ -16,7 +16,7 @@ from atoll.protocols.merkle import levels_of
 from atoll.protocols.payload import Layout
 from atoll.protocols.reduction import decode_proof, opening_max_bytes, proof_max_bytes
 from atoll.protocols.rows import RowTree, join_rows, silent_row
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 torch.set_num_threads(1)
 REDUCED_K = 16
@@ -47,7 +47,7 @@ def judged(world, claim, offers, chunk, opening=None):
 
 
 def chunks_of(claim):
-    return range(claim.body.span.first, claim.body.span.stop)
+    return range(claim.body.span.start, claim.body.span.stop)
 
 
 def test_three_honest_rounds_are_never_proven_wrong(small):
@@ -81,7 +81,7 @@ def test_error_feedback_that_is_not_what_the_last_round_left_is_no_way_out(small
     last = reducer._made[reducer._last]
     reducer._made[reducer._last] = last._replace(left=Kept(last.span, last.left.values_C4096 + 9))
     claim = world.reduce(2, offers, 1)
-    chunk = claim.body.span.first
+    chunk = claim.body.span.start
     with pytest.raises(DecodeError):
         judged(world, claim, offers, chunk)
     opening = reducer.open(claim.entry, chunk)
@@ -92,13 +92,13 @@ def test_error_feedback_that_is_not_what_the_last_round_left_is_no_way_out(small
 def test_a_reducer_that_moved_is_opened_over_the_border(small):
     world = small.world
     span = world.plan.span_of(world.peers[2])
-    wider = Span(span.first, span.chunks + 1) if span.first == 0 else Span(span.first - 1, span.chunks + 1)
+    wider = Span(0, span.stop + 1) if span.start == 0 else Span(span.start - 1, span.stop)
     world.reduce(2, small.offers)
     offers = [world.offer(who, 1) for who in range(5)]
     world.plan = replace(world.plan, spans=tuple(wider if each == span else each for each in world.plan.spans))
     claim = world.reduce(2, offers, 1)
     assert not any(judged(world, claim, offers, chunk) for chunk in chunks_of(claim))
-    new = world.reducers[2].open(claim.entry, wider.first if span.first else wider.stop - 1)
+    new = world.reducers[2].open(claim.entry, wider.start if span.start else wider.stop - 1)
     assert new.before == b""
 
 
@@ -113,7 +113,7 @@ def test_an_opening_that_is_changed_anywhere_proves_nothing(world_of, data):
         CACHE["offers"] = [world.offer(who, 1) for who in range(4)]
         CACHE["claim"] = world.reduce(1, CACHE["offers"], 1)
     claim, offers = CACHE["claim"], CACHE["offers"]
-    proof = bytearray(codec.encode(world.proof(claim, offers, claim.body.span.first)))
+    proof = bytearray(codec.encode(world.proof(claim, offers, claim.body.span.start)))
     at = data.draw(st.integers(0, len(proof) - 1))
     proof[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(PeerFault):
@@ -123,7 +123,7 @@ def test_an_opening_that_is_changed_anywhere_proves_nothing(world_of, data):
 def test_entries_of_something_else_prove_nothing(small):
     world, offers = small.world, small.offers
     claim, other = world.reduce(2, offers), world.reduce(3, offers)
-    chunk = claim.body.span.first
+    chunk = claim.body.span.start
     proof = world.proof(claim, offers, chunk)
     later = world.offer(0, 1)
     for change in (
@@ -158,7 +158,7 @@ def test_covering_an_illegal_row_is_not_a_fault(world_of):
 
 def test_openings_stay_within_their_cap(small):
     claim = small.world.reduce(2, small.offers)
-    opening = small.world.reducers[2].open(claim.entry, claim.body.span.first)
+    opening = small.world.reducers[2].open(claim.entry, claim.body.span.start)
     assert len(codec.encode(opening)) <= opening_max_bytes(small.world.rules, 5)
 
 
@@ -169,13 +169,13 @@ def test_a_reducer_opens_its_own_chunks_until_the_round_is_forgotten(small):
     with pytest.raises(LocalFault):
         reducer.open(claim.entry, claim.body.span.stop)
     with pytest.raises(LocalFault):
-        reducer.open(digest(b"?"), claim.body.span.first)
+        reducer.open(digest(b"?"), claim.body.span.start)
     reducer.forget(claim.entry)
-    assert reducer.open(claim.entry, claim.body.span.first).raw
+    assert reducer.open(claim.entry, claim.body.span.start).raw
     world.reduce(2, [world.offer(who, 1) for who in range(5)], 1)
     reducer.forget(claim.entry)
     with pytest.raises(LocalFault):
-        reducer.open(claim.entry, claim.body.span.first)
+        reducer.open(claim.entry, claim.body.span.start)
 
 
 def test_a_missed_round_is_not_owed_and_the_rest_is(small):
@@ -194,7 +194,7 @@ def test_a_missed_round_is_not_owed_and_the_rest_is(small):
 
 @given(st.binary(max_size=8), st.integers(0, 50), st.integers(1, 30), st.integers(1, 40))
 def test_samples_are_chunks_of_the_slice(seed, first, chunks, count):
-    span = Span(first, chunks)
+    span = Span(first, first + chunks)
     found = sampled_chunks(seed, span, count)
     assert len(found) == len(set(found)) == min(count, chunks)
     assert all(span.holds(chunk) for chunk in found)

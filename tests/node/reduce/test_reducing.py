@@ -14,7 +14,7 @@ from atoll.node.reduce.reducing import Kept, hand_back, mean_of, minus, moved, n
 from atoll.node.reduction import COMPILED, PLAIN
 from atoll.protocols.payload import Layout
 from atoll.protocols.rows import cut_rows, silent_row
-from atoll.protocols.slices import Span
+from atoll.protocols.spans import Span
 
 torch.set_num_threads(1)
 
@@ -109,11 +109,11 @@ def test_the_silent_row_is_what_the_encoder_writes_for_zeros(k):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 6), st.integers(1, 6), st.integers(0, 6), st.integers(1, 6))
 def test_a_moved_slice_loses_nothing(first, size, new_first, new_size):
-    kept = Kept(Span(first, size), torch.randint(-99, 99, (size, 4096), dtype=torch.int32))
-    new, rest = moved(kept, Span(new_first, new_size))
+    kept = Kept(Span(first, first + size), torch.randint(-99, 99, (size, 4096), dtype=torch.int32))
+    new, rest = moved(kept, Span(new_first, new_first + new_size))
     whole = torch.zeros((12, 4096), dtype=torch.int32)
     for each in (new, rest):
-        whole[each.span.first : each.span.stop] += each.values_C4096
+        whole[each.span.start : each.span.stop] += each.values_C4096
     assert torch.equal(whole[first : first + size], kept.values_C4096)
     assert whole.count_nonzero() == kept.values_C4096.count_nonzero()
     assert torch.equal(minus(kept, kept).values_C4096, torch.zeros_like(kept.values_C4096))
@@ -121,6 +121,6 @@ def test_a_moved_slice_loses_nothing(first, size, new_first, new_size):
 
 def test_what_is_handed_back_comes_into_the_own_feedback():
     residual = torch.zeros((4, 4096))
-    hand_back(residual, Kept(Span(1, 2), torch.full((2, 4096), 1 << 20, dtype=torch.int32)))
+    hand_back(residual, Kept(Span(1, 3), torch.full((2, 4096), 1 << 20, dtype=torch.int32)))
     assert residual[0].abs().max() == residual[3].abs().max() == 0
     assert bool((residual[1:3] == 2.0**-6).all())
