@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
-from atoll.protocols.records import Ack, Ballot, Body, Contribution, Prepare, Promise, Proposal, Vote
+from atoll.protocols.records import Ack, Ballot, Body, Contribution, Prepare, Promise, Proposal, Reduction, Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,8 @@ class Book:
     """All entries about one round. Ballots whose author does not own them never get in (see `owner_of`)."""
 
     contributions: Mapping[Digest, tuple[PeerId, Contribution]] = field(default_factory=dict)
+    reductions: frozenset[Digest] = frozenset()
+    """Entry ids; of contributions and of these a set may be made."""
     acks: Mapping[PeerId, Digest] = field(default_factory=dict)
     """Newest set digest that an author acknowledged."""
     prepares: Mapping[Ballot, Digest] = field(default_factory=dict)
@@ -23,6 +25,10 @@ class Book:
     proposals: Mapping[Digest, Proposal] = field(default_factory=dict)
     votes: Mapping[tuple[PeerId, Ballot], tuple[Digest, Vote]] = field(default_factory=dict)
     """First vote of an author in a ballot: a second one is equivocation and does not count."""
+
+    def unknown(self, names: Iterable[Digest]) -> tuple[Digest, ...]:
+        """Those of a set that are not here."""
+        return tuple(e for e in names if e not in self.contributions and e not in self.reductions)
 
     def vote_of(self, entry: Digest) -> Vote | None:
         """The vote with this entry id."""
@@ -66,8 +72,12 @@ def owner_of(acceptors: tuple[PeerId, ...], attempt: int) -> PeerId:
 def record(book: Book, entry: Digest, author: PeerId, body: Body) -> tuple[Book, str]:
     """The book with one more entry, and the reason when it does not count."""
     match body:
+        case Contribution() if any(who == author for who, _ in book.contributions.values()):
+            return book, ""  # the first in the feed counts: a later one cannot replace it
         case Contribution():
             return replace(book, contributions={**book.contributions, entry: (author, body)}), ""
+        case Reduction():
+            return replace(book, reductions=book.reductions | {entry}), ""
         case Ack():
             return replace(book, acks={**book.acks, author: body.members}), ""
         case Prepare() if body.ballot.proposer == author:

@@ -8,6 +8,7 @@ group and end as events. All state that matters is in the machines, the ledger a
 import asyncio
 import dataclasses
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -19,19 +20,22 @@ import atoll.node.round_words as rnd
 from atoll.node import finality, round
 from atoll.node.eval_pace import EvalPace
 from atoll.node.finals import Finals
-from atoll.node.membership import Known, MemberView
+from atoll.node.membership import MemberView
 from atoll.node.needs import Network, round_half_s
 from atoll.node.payloads import Payloads
+from atoll.node.reductions import Reductions
 from atoll.node.roundlog import RoundLog
+from atoll.node.sets import Sets
 from atoll.node.tempo import Tempo, choose, measured
 from atoll.node.trainer import Trainer, WorkerDied
 from atoll.protocols import worker as w
-from atoll.protocols.coverage import largest_payload, payload_size
-from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, PeerFault, Superseded
+from atoll.protocols.coverage import cover_of, largest_payload, payload_size, size_of
+from atoll.protocols.errors import AtollError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.records import Ack, Body, Contribution, Entry, set_digest
+from atoll.protocols.records import Ack, Body, Contribution, Entry, SlicedContribution, set_digest
 from atoll.protocols.registers import Activity, Lease
 from atoll.protocols.run import RunSpec
+from atoll.protocols.spans import Span
 
 A = TypeVar("A")
 log = logging.getLogger(__name__)
@@ -56,7 +60,9 @@ class Driver:
         now: Callable[[], float],
         *,
         eval_every: int = 0,
+        luck: random.Random | None = None,
     ) -> None:
+        """`luck`: decides what is checked of others; by default nobody can foresee it."""
         self.spec, self.me, self.log, self._spool = spec, me, log, spool
         self._net, self.now, self._eval_pace = net, now, EvalPace(eval_every, spec.outer.rounds)
         self.trainer: Trainer | None = None
@@ -69,7 +75,9 @@ class Driver:
         sizes = partial(payload_size, spec)
         self._payloads = Payloads(net, sizes, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self, net, spool)
-        self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
+        self.sets = Sets(self, net, self._payloads)
+        by_chance = luck or random.SystemRandom()
+        self.reductions = Reductions(self, net, spec.reduce, spool, by_chance) if spec.reduce else None
         self._own: dict[int, Digest] = {}
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._lease_at = -1e9
@@ -78,7 +86,7 @@ class Driver:
         self._pending: tuple[w.Pending, ...] = ()
         self.synced = False
         self.worker_ready = False
-        self._lives = 0
+        self.lives = 0
         """Workers that ended: what was asked of one of them is not asked of the next."""
         self.progress: w.Progress | None = None
         self.trouble = ""
@@ -107,10 +115,15 @@ class Driver:
         while self._inbox:
             self._inbox.popleft()()
 
+    @property
+    def group(self) -> asyncio.TaskGroup:
+        """Owns everything that the driver starts."""
+        assert self._group is not None
+        return self._group
+
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` under the driver; a death of the worker inside it is no error: Ready comes again."""
-        assert self._group is not None
-        self._group.create_task(_unless_needless(work), name=name)
+        self.group.create_task(_unless_needless(work), name=name)
 
     async def _ticks(self) -> None:
         while True:
@@ -123,6 +136,8 @@ class Driver:
         self.feed_round(rnd.Tick(now))
         self._set_patience()
         self.feed_finality(fin.Tick(now))
+        if self.reductions is not None:
+            self.reductions.step()
         self.finals.step()
         if now - self._lease_at > self.spec.pace.lease_s / 3:
             self._put_lease()
@@ -159,16 +174,28 @@ class Driver:
     def _note(self, entry: Entry) -> None:
         body, name = entry.body, entry.id
         if isinstance(body, Contribution):
-            self._contributions[name] = (entry.author, body)
+            if not self._is_of_this_run(body):
+                return
+            self.sets.note(name, entry.author, body)
             if entry.author == self.me:
                 self._own[body.round] = name
+        if self.reductions is not None:
+            self.reductions.note(entry)
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
-        if isinstance(body, Contribution) and self._payloads.held(body.payload):
+        if isinstance(body, Contribution) and (self._payloads.held(body.payload) or self._is_sliced(body.round)):
             self.feed_finality(fin.PayloadHeld(body.payload))
+
+    def _is_of_this_run(self, body: Contribution) -> bool:
+        """In runs whose rounds may be reduced nobody can use a payload without the root of its rows."""
+        return isinstance(body, SlicedContribution) == (self.reductions is not None)
+
+    def _is_sliced(self, number: int) -> bool:
+        """Whether nobody reads the round's payloads as a whole."""
+        return self.reductions is not None and bool(self.reductions.sets.plan(number).reducers)
 
     def _tell_round(self, entry: Entry) -> None:
         body = entry.body
-        if isinstance(body, Contribution):
+        if isinstance(body, Contribution) and self._is_of_this_run(body):
             held = self._payloads.held(body.payload)
             self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, held, self.now()))
 
@@ -209,7 +236,7 @@ class Driver:
     def on_worker_gone(self) -> None:
         """The worker died; asks fail until on_started, and the round waits: a fresh one may hold older rounds."""
         self.worker_ready = False
-        self._lives += 1
+        self.lives += 1
         self.post(self._end_life)
 
     def _end_life(self) -> None:
@@ -267,9 +294,14 @@ class Driver:
                 if pending.round not in self._own:
                     self.log.event("discarded", round=pending.round)
             case rnd.FetchPayload(payload, author, number):
-                self._want(payload, author, number)
-            case rnd.FoldRound():
-                self.start_task(self._fold(action), f"fold {action.round}")
+                self.want(payload, author, number)
+            case rnd.FoldRound(number, members):
+                self.start_task(self._fold(number, tuple(k.entry for k in members)), f"fold {number}")
+            case rnd.FoldReduced(number, names):
+                self.start_task(self._fold(number, names), f"fold {number}")
+            case rnd.Settle(number):
+                assert self.reductions is not None
+                self.reductions.settle(number)
             case rnd.PublishAck():
                 self._closed(action)
             case rnd.PublishLease(activity, number):
@@ -284,7 +316,7 @@ class Driver:
     def _do_finality(self, action: fin.Action) -> None:
         match action:
             case fin.Append(body):
-                if self._publish(body) is None:
+                if self.publish(body) is None:
                     self.post(lambda: self.feed_finality(fin.NotAppended()))
             case fin.CheckRound():
                 self.start_task(self._check(action), f"check {action.round}")
@@ -292,8 +324,10 @@ class Driver:
                 if entries:
                     self._net.sync_soon()
                 for payload, author in payloads:
-                    self._want(payload, author, number)
+                    self._fetch_for_check(payload, author, number)
             case fin.Finalize():
+                if self.reductions is not None:
+                    self.reductions.decided(action.round, action.contributions)
                 self.finals.add(action)
             case fin.ReportDivergence(number, _, proposer, ours, theirs):
                 self.log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
@@ -325,11 +359,14 @@ class Driver:
             self.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
         p = pending
-        entry = self._publish(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
+        words = (p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss)
+        sliced = self.reductions is not None
+        entry = self.publish(SlicedContribution(*words, Digest(p.rows)) if sliced else Contribution(*words))
         if entry is not None:  # its echo may come after the next look
             self._own[p.round] = entry.id
 
-    def _publish(self, body: Body) -> Entry | None:
+    def publish(self, body: Body) -> Entry | None:
+        """Append to our feed; None when the disk refuses, which the user is told."""
         try:
             entry = self._net.publish(body)
         except DiskFault as error:
@@ -351,23 +388,30 @@ class Driver:
             self.trouble = ""
             self.log.event("trouble_over")
 
-    def _want(self, payload: Digest, author: PeerId, number: Round) -> None:
-        assert self._group is not None
-        self._payloads.want(self._group, payload, author, number)
+    def want(self, payload: Digest, author: PeerId, number: Round) -> None:
+        """Get a payload, unless it is here."""
+        self._payloads.want(self.group, payload, author, number)
 
-    async def _fold(self, action: rnd.FoldRound) -> None:
-        folded = await self.ask_to_fold(action.members, lambda parts: w.Fold(action.round, parts), w.Folded)
-        self.feed_round(rnd.Folded(action.round, folded.state, self.now()))
+    def _fetch_for_check(self, payload: Digest, author: PeerId, number: Round) -> None:
+        """Of a reduced round the check itself gets what it needs."""
+        if self._is_sliced(number):
+            self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
+        else:
+            self.want(payload, author, number)
+
+    async def _fold(self, number: Round, names: tuple[Digest, ...]) -> None:
+        folded = await self.sets.ask(number, names, lambda *parts: w.Fold(number, *parts), w.Folded)
+        self.feed_round(rnd.Folded(number, folded.state, self.now()))
 
     async def _check(self, action: fin.CheckRound) -> None:
-        known = self.known(action.contributions)
-        checked = await self.ask_to_fold(known, lambda parts: w.Check(action.round, parts), w.Checked)
-        self.feed_finality(fin.Checked(action.round, action.contributions, checked.state))
+        number, names = action.round, action.contributions
+        checked = await self.sets.ask(number, names, lambda *parts: w.Check(number, *parts), w.Checked)
+        self.feed_finality(fin.Checked(number, names, checked.state))
 
     def _closed(self, action: rnd.PublishAck) -> None:
-        authors = [self._contributions[entry][0] for entry in action.members]
+        authors = self.sets.authors(action.members)
         self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
-        self._publish(Ack(action.round, action.set_digest, action.state))
+        self.publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
         if self._eval_pace.is_due(action.round, self.now()):
             self._eval_pace.asked()
@@ -407,7 +451,7 @@ class Driver:
 
     async def ask_until_saved(self, ask: w.Ask, kind: type[A]) -> A:
         """Ask the worker; while the disk refuses, again and again, until the worker dies or nobody needs it."""
-        life = self._lives
+        life = self.lives
         while True:
             try:
                 answer = await self.ask(ask, kind)
@@ -421,63 +465,31 @@ class Driver:
 
     def _check_need(self, ask: w.Ask, life: int) -> None:
         """Raise WorkerDied or Superseded for an ask that must not be repeated."""
-        if life != self._lives:
+        if life != self.lives:
             raise WorkerDied("the worker that was asked is gone")
         at_hand = (self.round.phase, self.round.round)
         if isinstance(ask, w.Train) and at_hand != (rnd.Phase.TRAIN, ask.round):
             raise Superseded(f"round {ask.round} is not trained any more")
 
-    async def ask_to_fold(
-        self, known: tuple[Known, ...], ask_of: Callable[[tuple[w.Member, ...]], w.Ask], kind: type[A]
-    ) -> A:
-        """Ask for work on payloads; those that the disk has lost or damaged are fetched again first."""
-        life = self._lives
-        while True:
-            if all(self._net.has_blob(one.payload) for one in known):
-                try:
-                    return await self.ask_until_saved(ask_of(self.members(known)), kind)
-                except (DecodeError, CorruptFault) as error:
-                    self.log.event("payload_damaged", error=error.line())
-            for one in known:
-                await self._payloads.mend(one.payload, one.author, one.round)
-            if life != self._lives:
-                raise WorkerDied("the worker that was asked is gone")
-
-    def known(self, entries: tuple[Digest, ...]) -> tuple[Known, ...]:
-        """The contributions of these entries; entries that the ledger lacks are left out."""
-        found = [(entry, *self._contributions[entry]) for entry in entries if entry in self._contributions]
-        return tuple(
-            Known(entry, author, c.round, c.weight, c.payload, self._payloads.held(c.payload))
-            for entry, author, c in found
-        )
-
-    def members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
-        """Contributions as the worker wants them."""
-        return tuple(
-            w.Member(k.entry, k.author, k.weight, k.payload, str(self._net.blob_path(k.payload))) for k in known
-        )
-
-    def want_all(self, known: tuple[Known, ...]) -> None:
-        """Get what is missing of these."""
-        for one in known:
-            if not one.held:
-                self._want(one.payload, one.author, one.round)
-
     def finalized(self, action: fin.Finalize) -> None:
         """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
-        authors = [self._contributions[e][0] for e in action.contributions if e in self._contributions]
+        authors = self.sets.authors(action.contributions)
         self.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
         self._payloads.forget(action.round)
+        if self.reductions is not None:
+            self.reductions.forget(action.round)
         self.feed_round(rnd.Finalized(action.round, self.now()))
         self.feed_finality(fin.Finalized(action.round))
 
+    def rows_of(self, number: int) -> Span:
+        """All rows of a payload of a round."""
+        return Span(0, size_of(cover_of(self.spec, number)))
+
     def drop_payloads(self, before: Round) -> None:
         """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
-        for entry, (_, body) in list(self._contributions.items()):
-            if body.round < before:
-                del self._contributions[entry]
-                if self._net.has_blob(body.payload):
-                    self.delete_blob(body.payload)
+        self.sets.drop(before)
+        if self.reductions is not None:
+            self.reductions.drop(before)
         self._own = {number: entry for number, entry in self._own.items() if number >= before}
 
     def delete_blob(self, blob: Digest) -> None:

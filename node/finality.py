@@ -20,6 +20,7 @@ from atoll.node.finality_words import (
     Append,
     Checked,
     CheckRound,
+    Doubted,
     EntrySeen,
     Event,
     FetchMissing,
@@ -79,6 +80,8 @@ def _take(state: FinalityState, event: Event) -> Out:
             return replace(state, checked=checked, checking=state.checking - {contributions}), []
         case Finalized(number):
             return replace(state, applied=number, checking=frozenset()), []
+        case Doubted(entry):
+            return replace(state, doubted=state.doubted | {entry}), []
         case NotAppended():
             return replace(state, appending=None), []
         case Live():
@@ -144,11 +147,11 @@ def _decide(state: FinalityState) -> Out:
         if found is None:
             break
         _, proposal = found
-        unknown = tuple(e for e in proposal.contributions if e not in book.contributions)
+        unknown = book.unknown(proposal.contributions)
         if unknown:
             state, more = _missing(state, unknown, ())
             return state, actions + more
-        authors = [book.contributions[entry][0] for entry in proposal.contributions]
+        authors = [book.contributions[e][0] for e in proposal.contributions if e in book.contributions]
         actions.append(Finalize(proposal.round, proposal.contributions, proposal.state))
         state = _next_round(state, authors)
     return state, actions
@@ -211,13 +214,18 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
     book = _book(state)
     if not _may_append(state):
         return None
-    legal = [p.ballot for p in book.proposals.values() if _counts(state, p.ballot)]
+    legal = [p.ballot for p in book.proposals.values() if _counts(state, p.ballot) and not _is_doubted(state, p)]
     if not legal:
         return None
     ballot, bound = max(legal), book.promised(state.me)
     if (state.me, ballot) in book.votes or (bound is not None and bound > ballot):
         return None
     return book.proposal_in(ballot)
+
+
+def _is_doubted(state: FinalityState, proposal: Proposal) -> bool:
+    """Does it name a Reduction that is proven wrong? Later ballots may be bound to it, and must be able to end."""
+    return proposal.ballot.attempt == 0 and not state.doubted.isdisjoint(proposal.contributions)
 
 
 def _propose(state: FinalityState) -> Out:
@@ -252,6 +260,8 @@ def _own_ballot(state: FinalityState) -> Ballot | None:
 def _value(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
     """What to propose in a ballot of ours; None while it is too early."""
     book, view = _book(state), state.views.get(state.last_final + 1)
+    if view and not state.doubted.isdisjoint(view):
+        view = None  # it is being folded again
     if ballot.attempt == 0:
         return view if view and _is_time(state, view) else None
     promises = [book.promises.get((peer, ballot)) for peer in state.acceptors]
@@ -271,9 +281,13 @@ def _is_readable(book: Book, promise: Promise) -> bool:
 
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
-    """Ballot 0: a quorum acknowledged our set, or it will hardly grow any more."""
+    """Ballot 0: a quorum acknowledged our set, or it will hardly grow any more.
+
+    A set with Reductions is never proposed early: there must be time to open them, and to tell of a wrong one.
+    """
     name, acks = set_digest(list(view)), _book(state).acks
-    if sum(acks.get(peer) == name for peer in state.acceptors) >= quorum(len(state.acceptors)):
+    early = _book(state).reductions.isdisjoint(view)
+    if early and sum(acks.get(peer) == name for peer in state.acceptors) >= quorum(len(state.acceptors)):
         return True
     if state.closed > state.last_final + 1:
         return True
@@ -324,7 +338,7 @@ def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Final
     known = [(e, *book.contributions[e]) for e in names if e in book.contributions]
     if len({author for _, author, _ in known}) != len(known):
         return state, False, []
-    entries = tuple(e for e in names if e not in book.contributions)
+    entries = book.unknown(names)
     payloads = tuple((c.payload, author) for _, author, c in known if c.payload not in state.held)
     if entries or payloads:
         state, actions = _missing(state, entries, payloads)

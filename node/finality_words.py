@@ -22,7 +22,7 @@ PATIENCE_S = 10.0
 class EntrySeen:
     """An entry entered the ledger; ours too. Entries of one author must come in the order of its feed.
 
-    Bodies of every kind may be sent; contributions, acks and the four of the ballots are used.
+    Bodies of every kind may be sent; contributions, Reductions, acks and the four of the ballots are used.
     """
 
     entry: Digest
@@ -32,7 +32,10 @@ class EntrySeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A payload is on disk and decodes. Send it after the EntrySeen of its contribution."""
+    """A payload is on disk and decodes, or is not needed as a whole (CheckRound).
+
+    Send it after the EntrySeen of its contribution.
+    """
 
     payload: Digest
 
@@ -63,6 +66,13 @@ class Finalized:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubted:
+    """A Reduction is proven wrong: no set with it is proposed, or voted for in the first ballot."""
+
+    entry: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class NotAppended:
     """Our last Append was refused (disk): ask again at the next event."""
 
@@ -90,7 +100,9 @@ class Tick:
     now: float
 
 
-Event: TypeAlias = EntrySeen | PayloadHeld | RoundClosed | Checked | Finalized | NotAppended | Live | Idle | Tick
+Event: TypeAlias = (
+    EntrySeen | PayloadHeld | RoundClosed | Checked | Finalized | Doubted | NotAppended | Live | Idle | Tick
+)
 
 
 # --- actions --------------------------------------------------------------------------------------
@@ -105,7 +117,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class CheckRound:
-    """Ask the worker to Check this set (Θ_final is at round - 1); answer with Checked. All payloads are held."""
+    """Ask the worker to Check this set (Θ_final is at round - 1); answer with Checked.
+
+    All payloads are held, or the round is reduced: then what the set needs is fetched first.
+    """
 
     round: Round
     contributions: tuple[Digest, ...]
@@ -193,6 +208,8 @@ class FinalityState:
     """Set -> state, for this round."""
     checking: frozenset[tuple[Digest, ...]] = frozenset()
     appending: Body | None = None
+    doubted: frozenset[Digest] = frozenset()
+    """Reductions that are proven wrong."""
     told: frozenset[Digest] = frozenset()
     """Proposals whose divergence was reported."""
     missing: tuple[tuple[Digest, ...], tuple[tuple[Digest, PeerId], ...]] = ((), ())

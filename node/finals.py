@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
-from atoll.node.membership import Known
 from atoll.node.needs import Network, snapshot_max_bytes
 from atoll.p2p.files import disk
 from atoll.protocols import worker as w
@@ -98,15 +97,14 @@ class Finals:
             self._go_on()
             return
         action = self._queue.get(self.applied + 1)
-        known = self._driver.known(action.contributions) if action else ()
-        if action and len(known) == len(action.contributions) and all(one.held for one in known):
-            self._begin(self._apply(action, known), f"finalize {action.round}")
+        if action and self._driver.sets.is_here(action.round, action.contributions):
+            self._begin(self._apply(action), f"finalize {action.round}")
             return
         offer = self._best_offer()
         if offer is not None and self._is_time_for(offer):
             self._begin(self._adopt(offer, self._queue[offer.round].state), f"adopt {offer.round}")
-        else:
-            self._driver.want_all(known)
+        elif action:
+            self._driver.sets.want(action.round, action.contributions)
 
     def _go_on(self) -> None:
         if not self._announced:
@@ -144,8 +142,9 @@ class Finals:
             self._busy = False
         self._driver.post(self.step)
 
-    async def _apply(self, action: fin.Finalize, known: tuple[Known, ...]) -> None:
-        done = await self._driver.ask_to_fold(known, lambda parts: w.Finalize(action.round, parts), w.Finalized)
+    async def _apply(self, action: fin.Finalize) -> None:
+        number, names = action.round, action.contributions
+        done = await self._driver.sets.ask(number, names, lambda *parts: w.Finalize(number, *parts), w.Finalized)
         if done.state != action.state:
             raise _divergence(action, done.state)
         self._advance_to(action.round)
@@ -208,11 +207,10 @@ class Finals:
             if offer.peer != driver.me:
                 driver.blame(offer.peer, error)
 
-    def _ours_up_to(self, number: Round) -> tuple[Digest, ...]:
-        """Our payloads in the final sets of the queue up to `number`."""
-        sets = (self._queue[at].contributions for at in sorted(self._queue) if at <= number)
-        ours = (one for entries in sets for one in self._driver.known(entries) if one.author == self._driver.me)
-        return tuple(one.payload for one in ours)
+    def _ours_up_to(self, number: Round) -> tuple[w.Counted, ...]:
+        """What of ours counts in the final sets of the queue up to `number`."""
+        sets = [(at, self._queue[at].contributions) for at in sorted(self._queue) if at <= number]
+        return tuple(one for at, names in sets for one in self._driver.sets.counted(at, names))
 
     def _offers(self) -> list[SnapshotOffer]:
         """Snapshots that live members offer, newest first."""

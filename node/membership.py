@@ -34,15 +34,8 @@ class Known:
 
 
 def chosen(known: Iterable[Known]) -> tuple[Known, ...]:
-    """The set to fold: held contributions, one per author, sorted by entry id.
-
-    An author who wrote two for one round counts once, with the lowest entry id that is held. The
-    result depends on what is held, never on the order in which it came.
-    """
-    first: dict[PeerId, Known] = {}
-    for one in sorted((k for k in known if k.held), key=lambda k: k.entry):
-        first.setdefault(one.author, one)
-    return tuple(sorted(first.values(), key=lambda k: k.entry))
+    """The set to fold: held contributions, sorted by entry id. Of an author only the first one is known."""
+    return tuple(sorted((k for k in known if k.held), key=lambda k: k.entry))
 
 
 def takes_part(view: MemberView, number: int, ahead: int = 0) -> bool:

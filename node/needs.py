@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.node.payloads import BlobSource
+from atoll.p2p.questions import Answer
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.model import atoms
@@ -38,6 +39,12 @@ class Network(BlobSource, Protocol):
 
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """What `peer` offered broke the protocol."""
+
+    async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
+        """An answer on wire `reduction`; empty where the peer lacks it. Raises Unreachable, DecodeError."""
+
+    def answer_by(self, answer: Answer) -> None:
+        """Answer the questions of others on wire `reduction`."""
 
     def bytes_moved(self) -> tuple[int, int, int, int]:
         """Totals since the start: up, down, blobs up as sent, blob contents up."""

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from atoll.node.driver import Driver
 from atoll.p2p.host import Host
+from atoll.p2p.questions import Answer, Questions
 from atoll.p2p.swarm import Swarm
 from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.records import Body, Entry
+from atoll.protocols.reduction import ASK_MAX_BYTES
 from atoll.protocols.registers import Lease
+from atoll.protocols.wires import REDUCTION
 
 ALONE_S = 8.0
 """A node that has worked in this run goes on alone when nobody answers for so long after its start."""
@@ -32,6 +35,7 @@ class SwarmNetwork:
         self._opening = opening
         self._swarm, self._host, self._me, self._now = swarm, host, me, now
         self._replayed = 0
+        self._questions = Questions(host, REDUCTION.protocol(), ASK_MAX_BYTES)
 
     # --- needs.Network -------------------------------------------------------------------------
 
@@ -89,6 +93,14 @@ class SwarmNetwork:
     async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
         """See Swarm.fetch."""
         return await self._swarm.fetch(blob, holders, max_bytes)
+
+    async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
+        """See Questions.ask."""
+        return await self._questions.ask(peer, question, max_bytes)
+
+    def answer_by(self, answer: Answer) -> None:
+        """See Questions.answer_by."""
+        self._questions.answer_by(answer)
 
     def sync_soon(self) -> None:
         """Ask for missing entries now."""

@@ -106,9 +106,9 @@ class States:
     ) -> Tensor:
         key = _name_of(part, raw, reduced)
         if key not in self._known:
-            self._known[key] = slice_update(
-                part, self._rules, ALPHA_256, lambda entry, span: raw[entry, span], reduced.__getitem__, COMPILED
-            )
+            rows = [(offer.weight, raw[offer.entry, part.span]) for offer in part.raw]
+            payloads = [] if part.reduced is None else [(part.weight, reduced[part.reduced.entry])]
+            self._known[key] = slice_update(part.span.chunks, rows, payloads, self._rules, ALPHA_256, COMPILED)
         return self._known[key]
 
 

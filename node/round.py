@@ -18,6 +18,7 @@ from atoll.node.round_facts import (
     closes_at,
     contributed,
     in_flight,
+    is_settling,
     may_train_on,
     must_wait,
     next_round,
@@ -35,17 +36,21 @@ from atoll.node.round_words import (
     Finalized,
     Finish,
     Folded,
+    FoldReduced,
     FoldRound,
     LeasesChanged,
     Pause,
     PayloadHeld,
     Phase,
+    Planned,
     PublishAck,
     PublishLease,
     Ready,
     Resume,
     RoundConfig,
     RoundState,
+    SetKnown,
+    Settle,
     StartTraining,
     Tick,
     Trained,
@@ -100,6 +105,12 @@ def _take(state: RoundState, event: Event) -> Out:
             return _seen(state, event)
         case PayloadHeld(payload):
             return _held(state, payload), []
+        case Planned(number):
+            fresh = max(state.closed, state.final) < number and number not in state.reduced
+            return (replace(state, reduced={**state.reduced, number: None}) if fresh else state), []
+        case SetKnown(number, names):
+            known = number in state.reduced
+            return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
         case LeasesChanged(members):
             walks = walked(state.members, members, state.walks) if state.config.overlap_steps else {}
             return replace(state, members=dict(members), walks=walks), []
@@ -140,7 +151,7 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     if body.round <= state.final or body.round >= state.config.rounds:
         return state, []
     book = dict(state.books.get(body.round, {}))
-    if event.entry in book:
+    if any(known.author == event.author for known in book.values()):  # the first in its feed counts
         return state, []
     known = Known(event.entry, event.author, body.round, body.weight, body.payload, event.held)
     book[event.entry] = known
@@ -148,7 +159,7 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     if event.author == state.config.me and state.unannounced and state.unannounced.round == body.round:
         state = replace(state, unannounced=None)
     near = body.round <= state.final + state.config.max_open_rounds
-    if event.held or not state.ready or not near:
+    if event.held or not state.ready or not near or body.round in state.reduced:
         return state, []
     return state, [FetchPayload(body.payload, event.author, body.round)]
 
@@ -158,7 +169,8 @@ def _wanted(state: RoundState, newest: int) -> list[Action]:
     if not state.ready:
         return []
     last = state.final + state.config.max_open_rounds
-    missing = [k for k in all_known(state) if not k.held and newest < k.round <= last]
+    near = [k for k in all_known(state) if newest < k.round <= last and k.round not in state.reduced]
+    missing = [k for k in near if not k.held]
     return [FetchPayload(k.payload, k.author, k.round) for k in missing]
 
 
@@ -198,7 +210,9 @@ def _finalized(state: RoundState, number: int) -> RoundState:
     def rest(table: Mapping[int, object]) -> dict[int, object]:
         return {at: value for at, value in table.items() if at > number}
 
-    changes = {name: rest(getattr(state, name)) for name in ("books", "folding", "folded", "acked")}
+    changes = {
+        name: rest(getattr(state, name)) for name in ("books", "folding", "folded", "acked", "reduced", "settling")
+    }
     return replace(state, final=number, closed=max(state.closed, number), **changes)  # type: ignore[arg-type]
 
 
@@ -262,19 +276,24 @@ def _refold(state: RoundState) -> Out:
     actions: list[Action] = []
     folding = dict(state.folding)
     for number in sorted(state.books):
-        members = chosen(state.books[number].values())
-        names = tuple(k.entry for k in members)
-        asked = folding.get(number, state.folded.get(number, ()))
         behind = number <= state.closed or (state.phase is Phase.FOLD and number < next_round(state))
-        if behind and names != asked and number not in folding:
+        if not behind or number in folding:
+            continue
+        if number in state.reduced and number not in state.settling:
+            state = replace(state, settling={**state.settling, number: True})
+            actions.append(Settle(Round(number)))
+        members = chosen(state.books[number].values())
+        names = state.reduced.get(number, tuple(k.entry for k in members))
+        if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
-            actions.append(FoldRound(Round(number), members))
+            reduced = FoldReduced(Round(number), names)
+            actions.append(reduced if number in state.reduced else FoldRound(Round(number), members))
     return replace(state, folding=folding), actions
 
 
 def _after_fold(state: RoundState) -> Out:
     """Everything is folded: say what we hold, then start the next round or rest."""
-    if state.folding or not _may_fold(state):
+    if state.folding or is_settling(state) or not _may_fold(state):
         return state, []
     state, actions = _ack(state)
     if state.phase is Phase.FOLD:
@@ -345,7 +364,7 @@ def _rest(state: RoundState) -> Out:
     """Leave GATHER, PAUSED and FULL when their reason is gone; DONE when all is final."""
     if state.phase is Phase.DONE and state.final >= state.config.rounds - 1:
         return _enter(state, Phase.FINISHED, state.round), [Finish()]
-    if state.folding or state.phase not in (Phase.GATHER, Phase.PAUSED, Phase.FULL):
+    if state.folding or is_settling(state) or state.phase not in (Phase.GATHER, Phase.PAUSED, Phase.FULL):
         return state, []
     after, _ = _go(state, [])
     if after.phase is state.phase:
@@ -389,7 +408,7 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
         case Phase.TRAIN if must_wait(state):
             return _collect_reason(state, name)
         case Phase.FOLD:
-            return "folding contributions"
+            return "waiting for reduced slices" if is_settling(state) else "folding contributions"
         case Phase.PAUSED:
             return f"paused: {state.resting}"
         case Phase.FULL:
@@ -407,6 +426,8 @@ def _collect_reason(state: RoundState, name: Callable[[str], str]) -> str:
     before = f"round {state.collecting}: " if in_flight(state) else ""
     if state.collecting in state.folding:
         return before + "folding contributions"
+    if state.collecting <= state.closed and is_settling(state):
+        return before + "waiting for reduced slices"
     awaited, there = attendance(state)
     missing = sorted(awaited - there)
     who = ", ".join(f"{name(peer)} {_whereabouts(state, peer)}" for peer in missing[:4])

@@ -44,6 +44,11 @@ def in_flight(state: RoundState) -> bool:
     return 0 <= state.collecting < state.round
 
 
+def is_settling(state: RoundState) -> bool:
+    """Is there a closed round of which it is not known yet what counts?"""
+    return any(state.reduced.get(number, ()) is None for number in state.settling)
+
+
 def next_round(state: RoundState) -> int:
     """The round to train next: the one after ours, or after the newest one that half of the others left behind."""
     first = max(state.final, state.closed) + 1
@@ -80,7 +85,7 @@ def may_train_on(state: RoundState) -> bool:
     number, config = state.round + 1, state.config
     ours = state.phase is Phase.COLLECT and state.collecting == state.round and contributed(state, state.round)
     bounded = number < config.rounds and number - state.final <= config.max_open_rounds
-    free = not (state.resting or state.folding or state.late)
+    free = not (state.resting or state.folding or state.late or is_settling(state))
     return config.overlap_steps > 0 and ours and bounded and free and not worked_in(state, number)
 
 

@@ -63,6 +63,27 @@ class PayloadHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """The round is reduced: nobody needs its payloads as a whole. Ignored where the round is closed already.
+
+    PayloadHeld then says that what this node needs of a contribution before the round closes is here.
+    """
+
+    round: Round
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetKnown:
+    """Answer to Settle, and again whenever it changes: what is to be folded of a reduced round is here."""
+
+    round: Round
+    members: tuple[Digest, ...]
+    """Entry ids of contributions and Reductions, sorted."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class LeasesChanged:
     """All live leases of others, replacing the ones known so far. Expired ones are left out."""
 
@@ -132,6 +153,8 @@ Event: TypeAlias = (
     Ready
     | ContributionSeen
     | PayloadHeld
+    | Planned
+    | SetKnown
     | LeasesChanged
     | Trained
     | Folded
@@ -189,6 +212,21 @@ class FoldRound:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """A reduced round is over: find out what counts in it and get it; answer with SetKnown."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class FoldReduced:
+    """Ask the worker to Fold the set that SetKnown named; answer with Folded."""
+
+    round: Round
+    members: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PublishAck:
     """Append Ack(round, set digest, state) to our feed and tell finality: RoundClosed(round, members).
 
@@ -216,7 +254,16 @@ class Finish:
 
 
 Action: TypeAlias = (
-    StartTraining | Announce | Discard | FetchPayload | FoldRound | PublishAck | PublishLease | Finish
+    StartTraining
+    | Announce
+    | Discard
+    | FetchPayload
+    | FoldRound
+    | Settle
+    | FoldReduced
+    | PublishAck
+    | PublishLease
+    | Finish
 )
 
 
@@ -307,6 +354,10 @@ class RoundState:
     folded: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """What the worker's view holds of each open round."""
     acked: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
+    reduced: Mapping[int, tuple[Digest, ...] | None] = field(default_factory=dict)
+    """Rounds that are reduced, with the set that can be folded; None: it is not known yet."""
+    settling: Mapping[int, bool] = field(default_factory=dict)
+    """Reduced rounds whose set was asked for."""
     view: Digest = NO_DIGEST
     """State digest of the view after the newest fold."""
     ready: bool = False

@@ -20,6 +20,7 @@ from atoll.protocols import worker as w
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.records import MAX_WEIGHT
+from atoll.protocols.rows import RowTree
 from atoll.protocols.run import RunSpec
 
 WEIGHT_UNIT = 64
@@ -106,7 +107,8 @@ class Rounds:
         tokens = len(losses) * self._step_tokens
         weight = weight_of(tokens, self._spec.steps(number) * self._step_tokens)
         path, loss = str(self._sending.path_of(blob)), sum(losses) / len(losses)
-        return w.Pending(number, base, blob, path, len(losses), tokens, weight, loss)
+        rows = RowTree(memoryview(payload), self._sending.layout(number)).root if self._spec.reduce else b""
+        return w.Pending(number, base, blob, path, len(losses), tokens, weight, loss, rows)
 
 
 def weight_of(tokens: int, nominal_tokens: int) -> int:

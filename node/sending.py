@@ -1,9 +1,10 @@
 """What this node sends: its error feedback, the payloads it made of it, and which of them are not settled yet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +17,24 @@ from atoll.node.outer.padding import clear, padding_of
 from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.coverage import Cover, cover_of, size_of, slabs
+from atoll.protocols.coverage import Cover, cover_of, rest_of, size_of, slabs
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest
+from atoll.protocols.payload import Layout
 from atoll.protocols.run import RunSpec
 from atoll.protocols.spans import Span
 
 Work = Callable[[int, Span, Tensor], object]
 """What is done with a slab: its first row in the payload, its chunks, its local weights."""
+
+
+class Missed(NamedTuple):
+    """A payload of ours that did not get into its round's final set, or not everywhere."""
+
+    round: int
+    payload: bytes
+    rows: Cover
+    """Those that did not."""
 
 
 class Sending:
@@ -48,7 +59,7 @@ class Sending:
         cover = cover_of(self._spec, number)
         if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity")
-        layout = self._codec.layout(size_of(cover))
+        layout = self.layout(number)
         payload = encoding.blank_payload(layout)
 
         def say(at: int, span: Span, local: Tensor) -> None:
@@ -62,6 +73,10 @@ class Sending:
         weights.sent = number
         return payload
 
+    def layout(self, number: int) -> Layout:
+        """Of the payload of a round."""
+        return self._codec.layout(size_of(cover_of(self._spec, number)))
+
     def path_of(self, blob: Digest) -> Path:
         """Where a payload of ours lies until its round is settled."""
         return self._spool / f"{blob.hex()}.payload"
@@ -71,21 +86,35 @@ class Sending:
         write_file(Path(pending.path), [memoryview(payload)])
         self.pending = (*self.pending, pending)
 
-    def missed(self, number: int, included: set[Digest]) -> list[tuple[int, bytes]]:
-        """(round, payload) of ours up to round `number` that missed their final sets. Raises DiskFault."""
-        missed = [p for p in self.pending if p.round <= number and p.payload not in included]
-        with disk(self._spool):
-            return [(p.round, Path(p.path).read_bytes()) for p in missed if Path(p.path).exists()]
+    def missed(self, number: int, counted: Mapping[Digest, Cover]) -> list[Missed]:
+        """What of ours up to round `number` is not in the final sets. Raises DiskFault.
 
-    def settle(self, number: int, missed: list[tuple[int, bytes]]) -> None:
+        `counted`: rows of our payloads that are, in spans of the rows of their rounds' covers.
+        """
+        missed = [
+            (pending, rest_of(tuple(sorted(counted.get(pending.payload, ()))), size_of(self._cover(pending))))
+            for pending in self.pending
+            if pending.round <= number
+        ]
+        with disk(self._spool):
+            there = [(p, lost) for p, lost in missed if lost and Path(p.path).exists()]
+            return [Missed(p.round, Path(p.path).read_bytes(), lost) for p, lost in there]
+
+    def settle(self, number: int, missed: list[Missed]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
-        for at, payload in missed:
-            self._give_back(payload, cover_of(self._spec, at))
+        for one in missed:
+            self._give_back(one, cover_of(self._spec, one.round))
         self.pending = tuple(p for p in self.pending if p.round > number)
 
-    def _give_back(self, payload: bytes, cover: Cover) -> None:
-        said_N4096 = torch.zeros((size_of(cover), CHUNK))
-        self._codec.give_back(said_N4096, payload)
+    def _cover(self, pending: w.Pending) -> Cover:
+        return cover_of(self._spec, pending.round)
+
+    def _give_back(self, missed: Missed, cover: Cover) -> None:
+        size = size_of(cover)
+        said_N4096 = torch.zeros((size, CHUNK))
+        self._codec.give_back(said_N4096, missed.payload)
+        for counted in rest_of(missed.rows, size):
+            said_N4096[counted.start : counted.stop] = 0
         for at, span in slabs(cover, SLAB_CHUNKS):
             self.residual_C4096[span.start : span.stop] += said_N4096[at : at + span.stop - span.start]
 

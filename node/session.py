@@ -33,15 +33,18 @@ from atoll.node.model.genesis import genesis
 from atoll.node.outer.fixed import state_digest
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.rounds import Rounds, Step
-from atoll.node.sending import Sending
+from atoll.node.sending import Missed, Sending
+from atoll.node.slice_work import SliceWork
 from atoll.node.spent import Ledger
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
-from atoll.protocols.coverage import cover_of, size_of
+from atoll.protocols.coverage import Cover, cover_of, size_of
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
-from atoll.protocols.ids import Round
+from atoll.protocols.ids import Digest, Round
+from atoll.protocols.reduction import rules_of
 from atoll.protocols.run import RunSpec
+from atoll.protocols.spans import Span
 
 Event: TypeAlias = Step | w.Trained
 """What a step of `train` gives."""
@@ -68,9 +71,10 @@ class Session:
         self._inner = Inner(self._model, loss_of, spec.inner)
         theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         covers = partial(cover_of, spec)
-        self._fold = Fold(bridge.gather(theta, self._arena), self._arena, self._load, self._update, covers)
+        self._fold = Fold(bridge.gather(theta, self._arena), self._arena, self._update, covers)
         self._weights = LocalWeights(self._model, spec)
         self._sending = Sending(spec, self._home / "spool", threads)
+        self._slices = self._slice_work()
         parts = (self._inner, self._fold, self._weights, self._sending)
         self._rounds = Rounds(spec, self._data, *parts, self._spent)
         self._is_training = False
@@ -92,17 +96,18 @@ class Session:
         """Do everything but training. Raises AtollError."""
         match ask:
             case w.Verify(path, number):
-                self._codec.check(*self._load(path), size_of(cover_of(self._spec, number)))
-                return w.Verified()
-            case w.Fold(number, members):
-                return self._fold_round(number, members)
-            case w.Check(number, _) if number <= self._fold.final_round:
+                return self._verify(ask)
+            case w.Reduce() | w.Open() | w.Judge():
+                return self._on_slices(ask)
+            case w.Fold():
+                return self._fold_round(ask)
+            case w.Check(number) if number <= self._fold.final_round:
                 # Its payloads had to be fetched again, and meanwhile the round became final without this node.
                 raise Superseded(f"round {number} is final already")
-            case w.Check(number, members):
-                return w.Checked(number, self._fold.check(number, _parts(members)))
-            case w.Finalize(number, members):
-                return self._finalize(number, members)
+            case w.Check(number):
+                return w.Checked(number, self._fold.check(number, _parts(ask)))
+            case w.Finalize():
+                return self._finalize(ask)
             case w.Adopt():
                 return self._adopt(ask)
             case w.Snapshot(path):
@@ -147,21 +152,70 @@ class Session:
 
     # --- the fold -------------------------------------------------------------------------------
 
-    def _fold_round(self, number: Round, members: tuple[w.Member, ...]) -> w.Folded:
-        began = time.monotonic()
+    def _verify(self, ask: w.Verify) -> w.Verified:
+        if ask.reduced:
+            self._require_slices().check(bytes(self._map(ask.path)), *ask.reduced)
+        else:
+            self._codec.check(self._map(ask.path), size_of(cover_of(self._spec, ask.round)))
+        return w.Verified()
+
+    def _fold_round(self, ask: w.Fold) -> w.Folded:
+        began, number = time.monotonic(), ask.round
         if number > self._fold.final_round:  # a Finalize may have overtaken this request
-            self._fold.set_round(number, _parts(members))
+            self._fold.set_round(number, _parts(ask))
         return w.Folded(number, self._fold.view_digest(), time.monotonic() - began)
 
-    def _finalize(self, number: Round, members: tuple[w.Member, ...]) -> w.Finalized:
+    def _finalize(self, ask: w.Finalize) -> w.Finalized:
+        number = ask.round
         if number != self._fold.final_round:  # else: it was done, but could not be saved
-            missed = self._sending.missed(number, {m.payload for m in members if m.author == self._start.peer})
-            self._fold.finalize(number, _parts(members))
-            self._sending.settle(number, missed)
+            counted = self._counted(ask)
+            missed = self._sending.missed(number, counted)
+            self._fold.finalize(number, _parts(ask))
+            self._settle(number, missed, counted)
+        self._save_between_rounds()
+        return w.Finalized(number, self._fold.state_digest())
+
+    def _counted(self, ask: w.Finalize) -> dict[Digest, Cover]:
+        """Our payloads in a final set, with the rows that count; Reductions of ours, too."""
+        me, rows = self._start.peer, (Span(0, size_of(cover_of(self._spec, ask.round))),)
+        if not ask.slices:
+            return {m.payload: rows for m in ask.members if m.author == me}
+        spans = tuple(part.span for part in ask.slices if part.ours)
+        ours = {p.payload: spans for p in self._sending.pending if p.round == ask.round}
+        return ours | {m.payload: () for part in ask.slices for m in part.reduced if m.author == me}
+
+    def _settle(self, number: Round, missed: list[Missed], counted: Mapping[Digest, Cover]) -> None:
+        self._sending.settle(number, missed)
+        if self._slices is not None:
+            self._slices.settle(number, counted, self._sending.residual_C4096)
+
+    def _save_between_rounds(self) -> None:
+        """A round that is being trained saves everything when it ends."""
         if not self._is_training:
             with self._spent.within("checkpoint"):
                 self._save()
-        return w.Finalized(number, self._fold.state_digest())
+
+    def _on_slices(self, ask: w.Reduce | w.Open | w.Judge) -> w.Answer:
+        slices = self._require_slices()
+        match ask:
+            case w.Open():
+                return slices.open(ask)
+            case w.Judge():
+                return slices.judge(ask)
+        done = slices.reduce(ask, self._sending.residual_C4096)
+        self._save_between_rounds()
+        return done
+
+    def _require_slices(self) -> SliceWork:
+        if self._slices is None:
+            raise AtollError("this run reduces no rounds")
+        return self._slices
+
+    def _slice_work(self) -> SliceWork | None:
+        if self._spec.reduce is None:
+            return None
+        alpha_256, spool = self._spec.outer.alpha_256, self._home / "spool"
+        return SliceWork(rules_of(self._spec), alpha_256, lambda path: bytes(self._map(path)), spool)
 
     def _adopt(self, ask: w.Adopt) -> w.Adopted:
         if ask.round != self._fold.final_round:  # else: it was done, but could not be saved
@@ -170,9 +224,10 @@ class Session:
                 raise DecodeError(
                     f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
                 )
-            missed = self._sending.missed(ask.round, set(ask.included))
+            counted = {one.payload: one.spans for one in ask.included}
+            missed = self._sending.missed(ask.round, counted)
             self._fold.adopt(found.theta_C4096, ask.round)
-            self._sending.settle(ask.round, missed)
+            self._settle(ask.round, missed, counted)
         with self._spent.within("checkpoint"):
             self._save()
         return w.Adopted(ask.round, ask.state)
@@ -191,14 +246,17 @@ class Session:
             found = evaluate(self._model, loss_of, val_WT1, self._data.bytes_of(val_WT1))
         return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
 
-    def _load(self, path: str) -> tuple[memoryview]:
+    def _map(self, path: str) -> memoryview:
         with disk(Path(path)):
             try:
-                return (map_file(Path(path)),)
+                return map_file(Path(path))
             except FileNotFoundError as error:
                 raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
 
-    def _update(self, members: Sequence[tuple[int, memoryview]], chunks: int) -> Tensor:
+    def _update(self, parts: Sequence[Part], chunks: int) -> Tensor:
+        if any(part.span is not None for part in parts):
+            return self._require_slices().update(parts, chunks)
+        members = [(part.weight, self._map(part.source)) for part in parts]
         outer = OuterStep(self._spec.outer.alpha_256, self._spec.outer.floor_256)
         return self._codec.update_of(members, chunks, outer, threads=max(1, self._start.threads))
 
@@ -213,8 +271,10 @@ class Session:
             self._rounds.steps_taken,
             self._sending.pending,
             self._weights.sent if carried else -1,
+            self._slices.words() if self._slices is not None else (),
         )
         tensors = {"final": self._fold.final_C4096, "residual": self._sending.residual_C4096}
+        tensors |= self._slices.tensors() if self._slices is not None else {}
         more = self._weights.tensors() if carried else {}
         local.save_local(self._home / "state", body, {**tensors, **more, **self._inner.state()})
         self._sending.sweep()
@@ -229,13 +289,15 @@ class Session:
         if found.body.final >= 0:
             self._fold.adopt(found.tensors["final"], found.body.final)
         self._sending.load(found.tensors["residual"], found.body.pending)
+        if self._slices is not None:
+            self._slices.load(found.body.kept, found.tensors.get("kept"))
         self._rounds.steps_taken = found.body.steps
         weights = self._weights.tensors()
         if weights.keys() <= found.tensors.keys():
             self._weights.load(found.tensors, found.body.sent)
         else:  # they were the view, and will be
             self._weights.start(self._fold.view_C4096)
-        others = {"final", "residual", *weights}
+        others = {"final", "residual", "kept", *weights}
         self._inner.load({name: t for name, t in found.tensors.items() if name not in others})
 
     def _check_saved(self, tensors: Mapping[str, Tensor]) -> None:
@@ -250,5 +312,8 @@ class Session:
             self._weights.check_saved(tensors)
 
 
-def _parts(members: tuple[w.Member, ...]) -> list[Part]:
-    return [Part(member.entry, member.weight, member.path) for member in members]
+def _parts(ask: w.Fold | w.Check | w.Finalize) -> list[Part]:
+    whole = [Part(member.entry, member.weight, member.path) for member in ask.members]
+    reduced = [Part(m.entry, m.weight, m.path, part.span, True) for part in ask.slices for m in part.reduced]
+    raw = [Part(m.entry, m.weight, m.path, part.span) for part in ask.slices for m in part.raw]
+    return [*whole, *reduced, *raw]

@@ -9,11 +9,12 @@ from typing import NamedTuple, TypeAlias, cast
 import msgspec
 
 from atoll.protocols import codec
-from atoll.protocols.arena import CHUNK
+from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId
 from atoll.protocols.records import ENTRY_MAX_BYTES, MAX_SET, Reduction, set_digest
 from atoll.protocols.rows import row_bytes
+from atoll.protocols.run import RunSpec
 from atoll.protocols.slices import Plan
 from atoll.protocols.spans import Span
 
@@ -33,6 +34,13 @@ class ReductionRules(msgspec.Struct, frozen=True):
     reduced_k: int
     """Values per chunk of a reduction."""
     floor_256: int
+
+
+def rules_of(spec: RunSpec) -> ReductionRules:
+    """Of a run whose rounds may be reduced."""
+    assert spec.reduce is not None, "the run never reduces"
+    chunks = arena_of(spec.model).chunks
+    return ReductionRules(spec.id, chunks, spec.compress.k, spec.reduce.k, spec.outer.floor_256)
 
 
 class Offer(NamedTuple):

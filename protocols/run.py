@@ -12,8 +12,9 @@ from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import PeerId, RunId, digest, public_key_of
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.payload import check_codec
+from atoll.protocols.slices import ReduceSpec
 
-SPEC_VERSION = 2
+SPEC_VERSION = 3
 _DOMAIN = "run/1"
 _MAX_ROUNDS = 1 << 24
 
@@ -117,6 +118,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     compress: CompressSpec
     pace: PaceSpec
     admission: AdmissionSpec = AdmissionSpec()
+    reduce: ReduceSpec | None = None
+    """How large rounds are reduced (docs/wires/reduction.md); none: every node always gets every payload."""
 
     @property
     def id(self) -> RunId:
@@ -150,6 +153,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _within("pace.least_256", self.pace.least_256, 1, 256)
         _within("pace.most_256", self.pace.most_256, 256, 1024)
         self.admission.check()
+        _check_reduce(self)
 
 
 class SignedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -215,6 +219,14 @@ def _check_names(spec: RunSpec) -> None:
         raise ConfigError("data.digest must have 0 or 32 bytes")
     check_codec(spec.compress.codec, spec.compress.k)
     _within("seed", spec.seed, 0, 2**63 - 1)
+
+
+def _check_reduce(spec: RunSpec) -> None:
+    if spec.reduce is None:
+        return
+    spec.reduce.check()
+    if spec.compress.codec != "sparse2" or spec.outer.fragments != 1:
+        raise ConfigError("reduce needs compress.codec sparse2 and outer.fragments 1")
 
 
 def _check_inner(inner: InnerSpec) -> None:

@@ -16,6 +16,8 @@ from atoll.protocols.ids import PeerId, Round, RunId, digest, peer_bytes
 from atoll.protocols.spans import Span
 
 _KEPT_BITS = 5
+# a final set of a reduced round is known one round later at the earliest: a gap of 1 would never reduce
+_BOUNDS = (("above", 1, 1 << 16), ("gap", 2, 64), ("k", 1, 4096), ("sample_256", 0, 1 << 16))
 
 
 class ReduceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,10 +29,12 @@ class ReduceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """The reducers of round r are authors of the final set of round r - gap."""
     k: int = 128
     """Values that a reduction keeps of each chunk of 4096."""
+    sample_256: int = 13
+    """Openings may cost a member this share of the payload bytes of a reduced round, on average; 0: none."""
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
-        for name, low, high in (("above", 1, 1 << 16), ("gap", 1, 64), ("k", 1, 4096)):
+        for name, low, high in _BOUNDS:
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"reduce.{name} = {getattr(self, name)} is outside {low} … {high}")
 

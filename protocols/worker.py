@@ -7,6 +7,9 @@ requests in any order, by id; while it trains it serves requests between two inn
     Start(spec, home, …)             ->      Started(what it has on disk)
     Train(round, …)                  ->      Progress* … Trained(payload)
     Verify(path, round)              ->      Verified()           the payload decodes
+    Reduce(round, slice, rows)       ->      Reduced(payload)     our slice of a reduced round
+    Open(round, chunk)               ->      Opened(opening)      how we reduced one chunk
+    Judge(proof)                     ->      Judged(wrong)        is somebody's Reduction proven wrong?
     Fold(round, set)                 ->      Folded(state)        replaces S_round in the view
     Check(round, set)                ->      Checked(state)       Θ_final(round), nothing kept
     Finalize(round, set)             ->      Finalized(state)     view and final state move on
@@ -24,6 +27,7 @@ from typing import TypeAlias
 import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.spans import Span
 
 FRAME_MAX_BYTES = 4 * 1024 * 1024
 
@@ -36,6 +40,27 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     weight: int
     payload: Digest
     path: str
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """What counts in one slice of a reduced round."""
+
+    span: Span
+    reduced: tuple[Member, ...]
+    """The Reduction, if there is one: its weight is that of all that it covers; its payload is the slice's."""
+    raw: tuple[Member, ...]
+    """Contributions that it does not cover; the paths are of RowsAnswers of this span."""
+    ours: bool
+    """Our own contribution counts here, raw or covered."""
+
+
+class Counted(msgspec.Struct, frozen=True, array_like=True):
+    """Where a payload of ours counts in a final set."""
+
+    payload: Digest
+    """Of a contribution, or of a Reduction."""
+    spans: tuple[Span, ...]
+    """Chunks of the round's cover; of a Reduction none are named."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -76,27 +101,58 @@ class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
 
     path: str
     round: Round
+    reduced: tuple[Span, ...] = ()
+    """The slice, where the file is the payload of a Reduction."""
+
+
+class Reduce(msgspec.Struct, frozen=True, array_like=True, tag="reduce"):
+    """Reduce our slice of the round; the raw rows are as in a Slice, by rising entry id."""
+
+    round: Round
+    span: Span
+    raw: tuple[Member, ...]
+    roots: tuple[Digest, ...]
+    """Merkle root of each contribution's rows."""
+    previous: int
+    """Round of our newest published Reduction; -1: none."""
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """How did we reduce this chunk of the arena?"""
+
+    round: Round
+    chunk: int
+
+
+class Judge(msgspec.Struct, frozen=True, array_like=True, tag="judge"):
+    """Does the FaultProof in this file show that this Reduction is wrong? Failed if it does not fit at all."""
+
+    path: str
+    reduction: Digest
 
 
 class Fold(msgspec.Struct, frozen=True, array_like=True, tag="fold"):
-    """The set S_round is now exactly `members`."""
+    """The set S_round is now exactly `members`; or, where slices are given, what counts in them."""
 
     round: Round
     members: tuple[Member, ...]
+    slices: tuple[Slice, ...] = ()
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
-    """What would Θ_final(round) be, if S_round were exactly `members`? `round` = last final + 1."""
+    """What would Θ_final(round) be, if S_round were exactly this (see Fold)? `round` = last final + 1."""
 
     round: Round
     members: tuple[Member, ...]
+    slices: tuple[Slice, ...] = ()
 
 
 class Finalize(msgspec.Struct, frozen=True, array_like=True, tag="finalize"):
-    """S_round is final. Our own payloads up to it that are not in it go back into the error feedback."""
+    """S_round is final. Of our own payloads up to it, what does not count goes back into the error feedback."""
 
     round: Round
     members: tuple[Member, ...]
+    slices: tuple[Slice, ...] = ()
 
 
 class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
@@ -105,8 +161,8 @@ class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
     round: Round
     path: str
     state: Digest
-    included: tuple[Digest, ...]
-    """Payloads of ours that the final sets up to `round` hold; our others go back into the error feedback."""
+    included: tuple[Counted, ...]
+    """What of ours the final sets up to `round` hold; the rest goes back into the error feedback."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
@@ -127,7 +183,22 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Save and exit."""
 
 
-Ask: TypeAlias = Start | Train | Verify | Fold | Check | Finalize | Adopt | Snapshot | Evaluate | Report | Stop
+Ask: TypeAlias = (
+    Start
+    | Train
+    | Verify
+    | Reduce
+    | Open
+    | Judge
+    | Fold
+    | Check
+    | Finalize
+    | Adopt
+    | Snapshot
+    | Evaluate
+    | Report
+    | Stop
+)
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):
@@ -141,6 +212,8 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     weight: int
     loss: float
+    rows: bytes = b""
+    """Merkle root over the payload's rows, in runs whose rounds may be reduced."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
@@ -180,6 +253,30 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
 
 class Verified(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
     """The payload decodes."""
+
+
+class Reduced(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
+    """What the record of the Reduction says; the payload is on disk."""
+
+    round: Round
+    payload: Digest
+    path: str
+    rows: Digest
+    kept: Digest
+    previous: int
+    """Round of our Reduction that this one goes on from; -1: it began with zeros."""
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
+    """An encoded Opening (protocols/reduction.py)."""
+
+    opening: bytes
+
+
+class Judged(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
+    """Whether the Reduction is proven wrong."""
+
+    wrong: bool
 
 
 class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded"):
@@ -251,6 +348,9 @@ Answer: TypeAlias = (
     Started
     | Trained
     | Verified
+    | Reduced
+    | Opened
+    | Judged
     | Folded
     | Checked
     | Finalized

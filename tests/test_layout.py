@@ -19,7 +19,7 @@ BANNED = {
     "p2p": {"torch"},
 }
 TORCH_SIDE = {
-    "worker", "session", "rounds", "local_weights", "sending", "baselines", "reference",
+    "worker", "session", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
     "reduction", "reduction_trial", "dumps",
 }  # fmt: skip
 """Modules of node/ that run in the worker, or compare against it."""

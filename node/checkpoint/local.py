@@ -14,7 +14,16 @@ from atoll.node.checkpoint import generations
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, RunId
+from atoll.protocols.spans import Span
 from atoll.protocols.worker import Pending
+
+
+class KeptBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Our newest Reduction: what its slice's second compression left out is saved."""
+
+    round: int
+    payload: Digest
+    span: Span
 
 
 class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -30,6 +39,8 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     pending: tuple[Pending, ...]
     sent: int = -1
     """Round whose work the saved local weights have in flight; −1: none, or they are not saved."""
+    kept: tuple[KeptBody, ...] = ()
+    """Whose error feedback the tensor `kept` is; empty where this node reduces nothing."""
 
 
 class LocalState(NamedTuple):

@@ -6,7 +6,7 @@ method either succeeds or leaves the state as it was.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from atoll.protocols.arena import CHUNK, Arena
 from atoll.protocols.coverage import Cover, size_of, slabs
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest
+from atoll.protocols.spans import Span
 
 
 class Part(NamedTuple):
@@ -25,17 +26,19 @@ class Part(NamedTuple):
     """Entry id: equal ids are the same element."""
     weight: int
     source: str
-    """What the loader needs: a path."""
+    """What `Update` needs: a path."""
+    span: Span | None = None
+    """The slice that it counts in; None: everywhere."""
+    reduced: bool = False
+    """It is a Reduction, and has values of its slice alone."""
 
 
-Load = Callable[[str], tuple[Any, ...]]
-"""What `Update` needs of a source beside the weight: a payload, or its tables. Raises DecodeError."""
-Update = Callable[[Sequence[tuple[Any, ...]], int], Tensor]
-"""U_r int32 `[chunks, 4096]` of a set's (weight, what was loaded …) and the chunks. Raises DecodeError."""
+Update = Callable[[Sequence[Part], int], Tensor]
+"""U_r int32 `[chunks, 4096]` of a set and the chunks. Raises DecodeError."""
 
 
 class _Open(NamedTuple):
-    names: frozenset[tuple[bytes, int]]
+    names: frozenset[tuple[bytes, int, Span | None]]
     update_N4096: Tensor
     """Rows of the round's cover."""
 
@@ -44,12 +47,11 @@ class Fold:
     """Θ_final, the view and the open rounds. Keeps 4 bytes per value (of its cover) for each of them."""
 
     def __init__(
-        self, theta_C4096: Tensor, arena: Arena, load: Load, update: Update, cover_of: Callable[[int], Cover]
+        self, theta_C4096: Tensor, arena: Arena, update: Update, cover_of: Callable[[int], Cover]
     ) -> None:
         """`theta_C4096`: int32 Θ₀; see `adopt` to start later. `cover_of`: the chunks of a round's payloads."""
         self._padding = padding_of(arena)
         self._chunks = arena.chunks
-        self._load = load
         self._update = update
         self._cover_of = cover_of
         self._open: dict[int, _Open] = {}
@@ -113,14 +115,13 @@ class Fold:
         self.final_round = number
 
     def _step(self, number: int, parts: Iterable[Part]) -> _Open:
-        unique = {part.entry: part for part in parts}
-        names = frozenset((part.entry, part.weight) for part in unique.values())
+        unique = {(part.entry, part.span): part for part in parts}
+        names = frozenset((part.entry, part.weight, part.span) for part in unique.values())
         known = self._open.get(number)
         if known is not None and known.names == names:
             return known
         cover = self._cover_of(number)
-        loaded = [(part.weight, *self._load(part.source)) for part in unique.values()]
-        update = self._update(loaded, size_of(cover))
+        update = self._update(tuple(unique.values()), size_of(cover))
         for at, span in slabs(cover, SLAB_CHUNKS):
             clear(update[at : at + span.stop - span.start], self._padding, span.start)
         return _Open(names, update)

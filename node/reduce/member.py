@@ -165,7 +165,9 @@ def _heard(state: State, event: Event) -> State:
         case OfferSeen(offer):
             return replace(state, offers=state.offers | {offer})
         case ClaimSeen(claim):
-            return replace(state, claims={**state.claims, claim.entry: claim})
+            ours = claim.author == state.me and claim.body.round == state.number
+            claims = {**state.claims, claim.entry: claim}
+            return replace(state, claims=claims, reduced=state.reduced or ours)
         case RowsHeld(entry, span):
             return replace(state, rows=state.rows | {(entry, span)})
         case ReductionHeld(entry):

@@ -34,17 +34,38 @@ class Made(NamedTuple):
         return self.kept_levels[-1][0]
 
 
+class Link(NamedTuple):
+    """The end of the chain: what the next reduction begins with."""
+
+    name: bytes
+    left: Kept
+    levels: list[list[Digest]]
+
+
 class Reducer:
-    """One node's reductions, in order. What it keeps it keeps until told that a round is final."""
+    """One node's reductions, in order, under names of the caller's choice; each can be opened until forgotten."""
 
     def __init__(self, rules: ReductionRules, arithmetic: Arithmetic) -> None:
         self._rules, self._arithmetic = rules, arithmetic
-        self._made: dict[Digest, Made] = {}
-        self._last: Digest | None = None
+        self._made: dict[bytes, Made] = {}
+        self._last: Link | None = None
+
+    @property
+    def last(self) -> Link | None:
+        """What must survive a restart; None: the next reduction begins with zeros."""
+        return self._last
+
+    def restore(self, name: bytes, left: Kept) -> None:
+        """Go on from a saved link. What came before it can be opened no more."""
+        self._last = Link(name, left, levels_of(kept_leaves(left.values_C4096)))
+
+    def drop(self) -> None:
+        """The next reduction begins with zeros."""
+        self._last = None
 
     def reduce(self, span: Span, rows: Mapping[Offer, RowPart]) -> tuple[Made, Kept | None]:
         """The reduction of these; and what is kept no longer, to be handed back (None: the slice is as before)."""
-        before = self._made[self._last] if self._last is not None else None
+        before = self._last
         began, rest = (nothing_kept(span), None) if before is None else moved(before.left, span)
         offers = sorted(rows)
         members = [
@@ -60,28 +81,29 @@ class Reducer:
             kept_levels=levels_of(kept_leaves(after)),
             began=began if before is None else before.left,
             left=Kept(span, after),
-            previous=self._last or b"",
-            previous_levels=[] if before is None else before.kept_levels,
+            previous=b"" if before is None else before.name,
+            previous_levels=[] if before is None else before.levels,
             raw=tuple(rows[offer] for offer in offers),
         )
-        return made, rest if before is not None and before.span != span else None
+        return made, rest if before is not None and before.left.span != span else None
 
-    def published(self, entry: Digest, made: Made) -> None:
-        """The record of `made` has this entry id; the next reduction goes on from it."""
-        self._made[entry], self._last = made, entry
+    def published(self, name: bytes, made: Made) -> None:
+        """`made` is said under this name; the next reduction goes on from it."""
+        self._made[name], self._last = made, Link(name, made.left, made.kept_levels)
 
-    def start_anew(self, missed: Digest) -> Kept:
+    def start_anew(self, missed: bytes) -> Kept:
         """One of our Reductions is not in its final set: the next begins with zeros. Returns what to hand back.
 
-        The slice was added raw in that round, so what that round left is not owed; what came before and after is.
-        Raises LocalFault for a Reduction that is not here.
+        The slice was added raw in that round, so what that round left is not owed; what came before and after is,
+        unless it was handed back when an earlier round was missed. Raises LocalFault for one that is not here.
         """
-        round_of, last = self._of(missed), self._of(self._last or missed)
+        made, last = self._of(missed), self._last
+        added = minus(made.left, moved(made.began, made.span)[0])
         self._last = None
-        added = minus(round_of.left, moved(round_of.began, round_of.span)[0])
-        return minus(last.left, moved(added, last.span)[0])
+        owed = nothing_kept(made.span) if last is None else last.left
+        return minus(owed, moved(added, owed.span)[0])
 
-    def open(self, entry: Digest, chunk: int) -> Opening:
+    def open(self, entry: bytes, chunk: int) -> Opening:
         """Everything about one chunk of one of our Reductions. Raises LocalFault for one that is not here."""
         made = self._of(entry)
         if not made.span.holds(chunk):
@@ -100,12 +122,15 @@ class Reducer:
             raw=tuple(part.one(chunk, k) for part in made.raw),
         )
 
-    def forget(self, entry: Digest) -> None:
+    def forget(self, name: bytes) -> None:
         """The round is final: nobody will ask for an opening. The chain goes on."""
-        if entry != self._last:
-            self._made.pop(entry, None)
+        self._made.pop(name, None)
 
-    def _of(self, entry: Digest) -> Made:
+    def names(self) -> list[bytes]:
+        """Reductions that can be opened, in the order in which they were made."""
+        return list(self._made)
+
+    def _of(self, entry: bytes) -> Made:
         if entry not in self._made:
             raise LocalFault("that Reduction is not ours, or final")
         return self._made[entry]

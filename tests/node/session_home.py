@@ -19,7 +19,7 @@ from atoll.protocols.run import CompressSpec, DataSpec, InnerSpec, OuterSpec, Pa
 ME, OTHER = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
 K = 64
 SPEC = RunSpec(
-    version=2, name="session", owner=ME, seed=1,
+    version=3, name="session", owner=ME, seed=1,
     model=ModelSpec(
         dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
         tied=True, rope_theta=1e4, norm_eps=1e-5,

@@ -38,11 +38,10 @@ def books(*ones: Known) -> dict[int, dict[Digest, Known]]:
     return table
 
 
-def test_one_contribution_per_author_whatever_the_order():
-    ones = [known(A), known(A, salt=1), known(A, salt=2, held=False), known(B)]
+def test_a_set_does_not_depend_on_the_order():
+    ones = [known(A), known(B), known(B, salt=1, held=False)]
     sets = {tuple(k.entry for k in chosen(order)) for order in permutations(ones)}
-    lowest = min(one.entry for one in ones[:2])
-    assert sets == {tuple(sorted((lowest, ones[3].entry)))}
+    assert sets == {tuple(sorted(one.entry for one in ones[:2]))}
 
 
 def test_what_is_not_held_is_not_folded():

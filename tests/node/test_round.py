@@ -12,16 +12,20 @@ from atoll.node.round_words import (
     Finalized,
     Finish,
     Folded,
+    FoldReduced,
     FoldRound,
     LeasesChanged,
     Pause,
     PayloadHeld,
     Phase,
+    Planned,
     PublishAck,
     PublishLease,
     Ready,
     Resume,
     RoundConfig,
+    SetKnown,
+    Settle,
     StartTraining,
     Tick,
     Trained,
@@ -209,6 +213,45 @@ def test_what_came_twice_changes_nothing():
     node.feed(Folded(Round(0), digest(b"old"), node.now))
     assert node.said == []
     assert node.state == state
+
+
+def test_of_two_contributions_of_one_author_the_first_counts():
+    node = Node().ready().leases(a=0).train(0).seen(A, 0, held=False)
+    second = Contribution(Round(0), digest(b"base"), digest(b"another"), 1, 1, 255, 1.0)
+    node.feed(ContributionSeen(digest(b"second"), A, second, True, node.now))
+    assert node.said == []
+    node.feed(PayloadHeld(payload_of(A, 0), node.now))
+    (fold,) = node.find(FoldRound)
+    assert [known.entry for known in fold.members] == sorted([entry_of(A, 0), entry_of(ME, 0)])
+
+
+def test_a_reduced_round_is_folded_when_its_set_is_known_and_again_when_it_changes():
+    node = Node().ready().leases(a=0)
+    node.feed(Planned(Round(0), node.now)).train(0).seen(A, 0, held=False)
+    assert node.find(FetchPayload) == []
+    node.feed(PayloadHeld(payload_of(A, 0), node.now))
+    assert node.find(Settle) == [Settle(Round(0))]
+    assert node.find(FoldRound) == []
+    assert "reduced slices" in round.reason(node.state)
+    names = tuple(sorted([entry_of(A, 0), entry_of(ME, 0), digest(b"reduction")]))
+    node.feed(SetKnown(Round(0), names, node.now))
+    assert node.said == [FoldReduced(Round(0), names)]
+    node.feed(Folded(Round(0), digest(b"view"), node.now))
+    (ack,) = node.find(PublishAck)
+    assert ack.members == names
+    assert node.find(StartTraining)
+    fewer = names[:2]
+    node.feed(SetKnown(Round(0), fewer, node.now))
+    assert node.find(FoldReduced) == [], "not while it trains"
+    node.train(1).seen(A, 1)
+    assert node.find(FoldReduced) == [FoldReduced(Round(0), fewer)]
+
+
+def test_a_plan_that_comes_after_the_round_closed_changes_nothing_here():
+    node = Node().ready().leases(a=0).train(0).seen(A, 0)
+    node.feed(Planned(Round(0), node.now))
+    assert node.said == []
+    assert not node.state.reduced
 
 
 def test_contributions_to_final_rounds_are_ignored():

@@ -13,8 +13,10 @@ from atoll.node.session import Session
 from atoll.node.spent import Ledger
 from atoll.protocols import codec
 from atoll.protocols import worker as w
+from atoll.protocols.arena import arena_of
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, Superseded
 from atoll.protocols.ids import Digest, Round, digest
+from atoll.protocols.spans import Span
 from tests.node.session_home import ME, OTHER, SPEC, Home, blocked, member, said
 
 
@@ -172,7 +174,8 @@ def test_adopting_a_snapshot_settles_each_payload_once(homes):
         members = [member(ahead.train(number).pending, OTHER)] + ([member(pendings[0])] if number == 0 else [])
         states.append(ahead.ask(w.Finalize(Round(number), tuple(members))).state)
     made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
-    adopt = w.Adopt(Round(2), made.path, states[2], (pendings[0].payload,))
+    whole = (Span(0, arena_of(SPEC.model).chunks),)
+    adopt = w.Adopt(Round(2), made.path, states[2], (w.Counted(pendings[0].payload, whole),))
     mend = blocked(node.path / "state")
     for _ in range(2):
         with pytest.raises(DiskFault):

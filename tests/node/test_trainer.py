@@ -67,7 +67,7 @@ while (request := inbox.take()) is not None:
             break
 """
 TINY = RunSpec(
-    version=2, name="trainer", owner=Identity(bytes([1]) * 32).peer_id, seed=1,
+    version=3, name="trainer", owner=Identity(bytes([1]) * 32).peer_id, seed=1,
     model=ModelSpec(
         dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
         tied=True, rope_theta=1e4, norm_eps=1e-5,

@@ -29,7 +29,7 @@ def model() -> ModelSpec:
 @pytest.fixture(scope="session")
 def spec(model: ModelSpec) -> RunSpec:
     return RunSpec(
-        version=2,
+        version=3,
         name="golden",
         owner=OWNER.peer_id,
         seed=7,

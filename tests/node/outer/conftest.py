@@ -1,5 +1,6 @@
 """A small arena, payloads as the network carries them, and a fold over them."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -38,7 +39,7 @@ class World:
     def __init__(self) -> None:
         self.arena: Arena = arena_of(MODEL)
         self.theta = to_fixed(pattern(self.arena.chunks, 99) * 0.05)
-        self.update = partial(outer_update, alpha_256=200, floor_256=64)
+        self.mean = partial(outer_update, alpha_256=200, floor_256=64)
         self.cover: Cover = (Span(0, self.arena.chunks),)
         self.payloads: dict[str, bytes] = {}
 
@@ -51,8 +52,11 @@ class World:
     def load(self, source: str) -> tuple[torch.Tensor, torch.Tensor]:
         return decode(self.payloads[source], self.arena.chunks, K)
 
+    def update(self, parts: Sequence[Part], chunks: int) -> torch.Tensor:
+        return self.mean([(part.weight, *self.load(part.source)) for part in parts], chunks)
+
     def fold(self) -> Fold:
-        return Fold(self.theta, self.arena, self.load, self.update, lambda _: self.cover)
+        return Fold(self.theta, self.arena, self.update, lambda _: self.cover)
 
 
 @pytest.fixture(scope="session")

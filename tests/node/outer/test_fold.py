@@ -28,7 +28,7 @@ def reference(world, sets):
     padding = padding_of(world.arena)
     theta = clear(world.theta.clone(), padding).to(torch.int64)
     for salts in sets.values():
-        members = [(part.weight, *world.load(part.source)) for part in (world.part(salt) for salt in salts)]
+        members = [world.part(salt) for salt in salts]
         theta += clear(world.update(members, world.arena.chunks), padding)
     return state_digest(theta.to(torch.int32))
 
@@ -178,7 +178,7 @@ def test_overflow_is_divergence_and_leaves_the_state_alone(world):
     top = torch.full_like(world.theta, 2**31 - 1)
     for sign in (1, -1):
         start = top if sign > 0 else -1 - top
-        fold = Fold(start, world.arena, world.load, world.update, lambda _: world.cover)
+        fold = Fold(start, world.arena, world.update, lambda _: world.cover)
         final, view = fold.state_digest(), fold.view_digest()
         for ask in (fold.set_round, fold.check, fold.finalize):
             with pytest.raises(Divergence):
@@ -192,7 +192,7 @@ def test_nobody_moves_the_padding(world):
     inside[padding.chunk_P] = ~padding.real_P4096
     assert inside.any()
     everywhere = Fold(
-        *(world.theta, world.arena, world.load),
+        *(world.theta, world.arena),
         *(lambda _, chunks: torch.ones((chunks, 4096), dtype=torch.int32), lambda _: world.cover),
     )
     before = everywhere.view_C4096.clone()
@@ -267,7 +267,7 @@ def fragment_world(world):
         steps = [3 + 2 * at + len(members) if members else 0 for at in range(size)]
         return torch.tensor(steps, dtype=torch.int32)[:, None].repeat(1, 4096)
 
-    fold = Fold(world.theta, world.arena, world.load, update, lambda number: covers[number % 2])
+    fold = Fold(world.theta, world.arena, update, lambda number: covers[number % 2])
     return fold, covers, update
 
 

@@ -29,9 +29,12 @@ def parts_of(world, offers, claims=(), wrong=(), absent=(), number=0):
 
 def update_of(world, parts, alpha_256=256):
     """U of a whole round."""
-    return torch.cat([
-        slice_update(part, world.rules, alpha_256, world.rows, world.payloads.__getitem__, PLAIN) for part in parts
-    ])  # fmt: skip
+    updates = []
+    for part in parts:
+        raw = [(offer.weight, world.rows(offer.entry, part.span)) for offer in part.raw]
+        reduced = [(part.weight, world.payloads[part.reduced.entry])] if part.reduced else []
+        updates.append(slice_update(part.span.chunks, raw, reduced, world.rules, alpha_256, PLAIN))
+    return torch.cat(updates)
 
 
 def mean_update(world, offers, floor_256=64):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.node.reduce.judging import proves_fault, sampled_chunks
+from atoll.node.reduce.reducer import Reducer
 from atoll.node.reduce.reducing import Kept, kept_leaves
 from atoll.node.reduction import PLAIN
 from atoll.protocols import codec
@@ -78,8 +79,8 @@ def test_error_feedback_that_is_not_what_the_last_round_left_is_no_way_out(small
     world.reduce(2, small.offers)
     offers = [world.offer(who, 1) for who in range(5)]
     reducer = world.reducers[2]
-    last = reducer._made[reducer._last]
-    reducer._made[reducer._last] = last._replace(left=Kept(last.span, last.left.values_C4096 + 9))
+    last = reducer.last
+    reducer._last = last._replace(left=Kept(last.left.span, last.left.values_C4096 + 9))
     claim = world.reduce(2, offers, 1)
     chunk = claim.body.span.start
     with pytest.raises(DecodeError):
@@ -170,12 +171,24 @@ def test_a_reducer_opens_its_own_chunks_until_the_round_is_forgotten(small):
         reducer.open(claim.entry, claim.body.span.stop)
     with pytest.raises(LocalFault):
         reducer.open(digest(b"?"), claim.body.span.start)
-    reducer.forget(claim.entry)
     assert reducer.open(claim.entry, claim.body.span.start).raw
-    world.reduce(2, [world.offer(who, 1) for who in range(5)], 1)
     reducer.forget(claim.entry)
     with pytest.raises(LocalFault):
         reducer.open(claim.entry, claim.body.span.start)
+    after = world.reduce(2, [world.offer(who, 1) for who in range(5)], 1)
+    assert after.body.previous == claim.entry, "the chain goes on"
+    assert reducer.open(after.entry, claim.body.span.start).before
+
+
+def test_a_reducer_goes_on_after_a_restart(small):
+    world, reducer = small.world, small.world.reducers[2]
+    world.reduce(2, small.offers)
+    fresh = world.reducers[2] = Reducer(world.rules, PLAIN)
+    fresh.restore(reducer.last.name, reducer.last.left)
+    offers = [world.offer(who, 1) for who in range(5)]
+    claim = world.reduce(2, offers, 1)
+    assert claim.body.previous == reducer.last.name
+    assert not any(judged(world, claim, offers, chunk) for chunk in chunks_of(claim))
 
 
 def test_a_missed_round_is_not_owed_and_the_rest_is(small):
@@ -188,6 +201,8 @@ def test_a_missed_round_is_not_owed_and_the_rest_is(small):
         left.append(reducer._made[claims[-1].entry].left.values_C4096.long())
     rest = reducer.start_anew(claims[1].entry)
     assert torch.equal(rest.values_C4096.long(), left[2] - (left[1] - left[0]))
+    rest = reducer.start_anew(claims[2].entry)
+    assert torch.equal(rest.values_C4096.long(), -(left[2] - left[1])), "what came after was handed back already"
     again = world.reduce(2, [world.offer(who, 3) for who in range(5)], 3)
     assert again.body.previous == b""
 

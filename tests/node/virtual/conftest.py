@@ -13,21 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from atoll.cli.benches.topology_peer import twisted
+from atoll.node.compress.sparse2 import encode
 from atoll.node.driver import Driver
 from atoll.node.network import SwarmNetwork
 from atoll.node.roundlog import RoundLog
+from atoll.node.slice_work import SliceWork
 from atoll.node.trainer import WorkerDied
 from atoll.p2p.host import PeerAddress
 from atoll.p2p.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
 from atoll.protocols import worker as w
+from atoll.protocols.arena import arena_of
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, digest
 from atoll.protocols.model import ModelSpec
-from atoll.protocols.records import Ack, Contribution, Proposal, Vote
+from atoll.protocols.payload import Layout
+from atoll.protocols.records import Ack, Contribution, Proposal, Reduction, Vote
+from atoll.protocols.reduction import rules_of
+from atoll.protocols.rows import RowTree
 from atoll.protocols.run import (
     CompressSpec,
     DataSpec,
@@ -37,15 +45,18 @@ from atoll.protocols.run import (
     RunSpec,
     Stage,
 )
+from atoll.protocols.slices import ReduceSpec
 
 PAYLOAD_BYTES = 996
 STEPS = 20
 DEADLINE_S = 4000.0
 
 
-def run_spec(owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, **pace: int) -> RunSpec:
+def run_spec(
+    owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, reduce: ReduceSpec | None = None, **pace: int
+) -> RunSpec:
     return RunSpec(
-        version=2,
+        version=3,
         name="virtual",
         owner=owner,
         seed=1,
@@ -63,33 +74,65 @@ def run_spec(owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, *
         ),
         compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
         pace=PaceSpec(**{"quorum_256": 128, "grace_256": 256, "lease_s": 20.0, "min_members": members, **pace}),
+        reduce=reduce,
     )  # fmt: skip
 
 
-def set_state(base: bytes, number: int, members: tuple[w.Member, ...]) -> Digest:
-    return digest(base, number.to_bytes(4, "big"), *sorted(member.entry for member in members))
+def set_state(base: bytes, ask: w.Fold | w.Check | w.Finalize) -> Digest:
+    """Of slices every byte counts: who holds other rows has another state."""
+    parts = sorted(member.entry for member in ask.members)
+    for each in ask.slices:
+        parts += [repr(each.span).encode()]
+        for member in sorted((*each.reduced, *each.raw), key=lambda member: member.entry):
+            parts += [member.entry, bytes([member.weight % 256]), Path(member.path).read_bytes()]
+    return digest(base, ask.round.to_bytes(4, "big"), *parts)
+
+
+def files_of(ask: w.Fold | w.Check | w.Finalize) -> list[Path]:
+    sliced = [m for each in ask.slices for m in (*each.reduced, *each.raw)]
+    return [Path(member.path) for member in (*ask.members, *sliced)]
 
 
 class FakeWorker:
     """One worker's disk and its answers. `train_s`: virtual seconds of a round's nominal steps."""
 
-    def __init__(self, folder: Path, me: PeerId, train_s: float, overlap_steps: int) -> None:
-        self.folder, self.me, self.train_s, self.overlap_steps = folder, me, train_s, overlap_steps
+    def __init__(self, folder: Path, me: PeerId, train_s: float, spec: RunSpec) -> None:
+        self.folder, self.me, self.train_s, self.overlap_steps = folder, me, train_s, spec.outer.overlap_steps
+        self.spec = spec
+        self.lies = False
+        """Its Reductions say the opposite of what was contributed."""
+        self.residual = torch.zeros((arena_of(spec.model).chunks, 4096))
+        self.slices: SliceWork | None = None
+        self.renew_slices()
         self.busy_s = 0.0
         """Time of all steps."""
         self._trains = 0
         self._moved = asyncio.Event()
         self.final, self.state = -1, digest(b"genesis")
-        self.open: dict[int, tuple[w.Member, ...]] = {}
+        self.open: dict[int, w.Fold] = {}
         self.pending: tuple[w.Pending, ...] = ()
         self.trained: list[int] = []
         self.lives = 0
+        self.mute = False
+        self.sliced: dict[int, tuple[w.Slice, ...]] = {}
+        """What final rounds were made of."""
         self.refuses: AtollError | None = None
         """Raised instead of every answer that needs the disk."""
         folder.mkdir(parents=True, exist_ok=True)
 
+    def renew_slices(self) -> None:
+        """What a worker's start does: the end of the chain is kept, as in a generation."""
+        if self.spec.reduce is None:
+            return
+        old, rules = self.slices, rules_of(self.spec)
+        load = lambda path: Path(path).read_bytes()  # noqa: E731
+        self.slices = SliceWork(rules, self.spec.outer.alpha_256, load, self.folder)
+        if old is not None:
+            self.slices.load(old.words(), old.tensors().get("kept"))
+
     def started(self) -> w.Started:
         self.open = {}
+        self.renew_slices()
         return w.Started(self.final, self.state, self.pending, 1, "cpu")
 
     def wake(self) -> None:
@@ -97,7 +140,7 @@ class FakeWorker:
         self._moved.set()
 
     def view(self) -> Digest:
-        return digest(self.state, *(set_state(b"", n, self.open[n]) for n in sorted(self.open)))
+        return digest(self.state, *(set_state(b"", self.open[n]) for n in sorted(self.open)))
 
     async def ask(self, ask: w.Ask, kind: type[Any]) -> Any:
         life = self.lives
@@ -117,33 +160,39 @@ class FakeWorker:
         match ask:
             case w.Train():
                 return await self._train(ask)
+            case w.Reduce() | w.Open() | w.Judge():
+                return self._on_slices(ask)
+            case w.Verify(path, _, (span,)):
+                self.slices.check(Path(path).read_bytes(), span)
+                return w.Verified()
             case w.Verify(path):
                 if Path(path).stat().st_size != PAYLOAD_BYTES:
                     raise DecodeError("not a payload")
                 return w.Verified()
-            case w.Fold(_, members) | w.Check(_, members) | w.Finalize(_, members) if not all(
-                Path(member.path).exists() for member in members
-            ):
+            case w.Fold() | w.Check() | w.Finalize() if not all(path.exists() for path in files_of(ask)):
                 raise CorruptFault("a payload is gone")
-            case w.Fold(number, members) | w.Check(number, members) | w.Finalize(number, members) if any(
+            case w.Fold(_, members) | w.Check(_, members) | w.Finalize(_, members) if any(
                 Path(member.path).stat().st_size != PAYLOAD_BYTES for member in members
             ):
                 raise DecodeError("not a payload")
-            case w.Fold(number, members):
+            case w.Fold(number):
                 if number > self.final:
-                    self.open[number] = members
+                    self.open[number] = ask
                     self.wake()
                 return w.Folded(number, self.view(), 0.0)
             case w.Check(number, _) if number <= self.final:
                 raise Superseded(f"round {number} is final already")
-            case w.Check(number, members):
+            case w.Check(number):
                 assert number == self.final + 1
-                return w.Checked(number, set_state(self.state, number, members))
-            case w.Finalize(number, members):
+                return w.Checked(number, set_state(self.state, ask))
+            case w.Finalize(number):
                 assert number == self.final + 1
-                assert all(Path(member.path).exists() for member in members)
-                self.state, self.final = set_state(self.state, number, members), number
+                self.state, self.final = set_state(self.state, ask), number
+                self.sliced[number] = ask.slices
                 self.open.pop(number, None)
+                if self.slices is not None:
+                    counted = {m.payload for each in ask.slices for m in each.reduced}
+                    self.slices.settle(number, counted, self.residual)
                 self.pending = tuple(p for p in self.pending if p.round > number)
                 self.wake()
                 return w.Finalized(number, self.state)
@@ -175,15 +224,44 @@ class FakeWorker:
             await self._moved.wait()
             self._check_life(now)
         await self._steps(ask.steps - ahead, now)
-        data = random.Random(f"{self.me} {ask.round}").randbytes(PAYLOAD_BYTES)
+        luck = random.Random(f"{self.me} {ask.round}")
+        layout = Layout("sparse2", arena_of(self.spec.model).chunks, self.spec.compress.k)
+        if self.slices is None:
+            data = luck.randbytes(PAYLOAD_BYTES)
+        else:
+            values = torch.randn(
+                (layout.chunks, 4096), generator=torch.Generator().manual_seed(luck.getrandbits(32))
+            )
+            data = encode(values * 1e-3, layout.k)
         path = self.folder / f"{ask.round}.payload"
         path.write_bytes(data)
         weight = max(1, min(255, 64 * ask.steps // STEPS))
         blob = manifest_of_bytes(data).id
-        pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0)
+        rows = b"" if self.slices is None else RowTree(data, layout).root
+        pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, rows)
         self.pending = (*self.pending, pending)
         self.trained.append(ask.round)
         return w.Trained(pending, PAYLOAD_BYTES, step_s * ask.steps, 0.0)
+
+    def _on_slices(self, ask: w.Reduce | w.Open | w.Judge) -> w.Answer:
+        assert self.slices is not None
+        match ask:
+            case w.Open():
+                return self.slices.open(ask)
+            case w.Judge():
+                return self.slices.judge(ask)
+        if self.mute:
+            raise AtollError("this reducer never answers")
+        made = self.slices._reducer.reduce
+        if self.lies:
+            self.slices._reducer.reduce = lambda span, rows: (
+                twisted(made(span, rows)[0], self.spec.reduce.k),
+                None,
+            )
+        try:
+            return self.slices.reduce(ask, self.residual)
+        finally:
+            self.slices._reducer.reduce = made
 
     async def _steps(self, count: int, now: tuple[int, int]) -> None:
         """Fractions of a second would cost more than they show: all steps in one sleep."""
@@ -214,7 +292,7 @@ class Node:
         self.peer = self.identity.peer_id
         self.home = world.root / f"n{number}"
         self.home.mkdir(exist_ok=True)
-        self.worker = FakeWorker(self.home / "spool", self.peer, train_s, world.spec.outer.overlap_steps)
+        self.worker = FakeWorker(self.home / "spool", self.peer, train_s, world.spec)
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None
@@ -239,7 +317,8 @@ class Node:
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
         net = SwarmNetwork(swarm, host, self.peer, loop.time)
-        driver = Driver(self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
+        luck = random.Random(f"samples {self.number}")
+        driver = Driver(self.world.spec, self.peer, net, log, self.home / "spool", loop.time, luck=luck)
         driver.trainer = self.worker  # type: ignore[assignment]
         self.driver, self.swarm = driver, swarm
         try:
@@ -259,7 +338,7 @@ class World:
     """The network, the nodes, and what must hold between them."""
 
     def __init__(
-        self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0, **more: int
+        self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0, **more: Any
     ) -> None:
         """`more`: overlap_steps, and keys of PaceSpec."""
         self.root = root
@@ -338,6 +417,8 @@ class World:
         for _, entry in swarm.ledger.since(0, 1 << 20):
             key: tuple[object, ...]
             match entry.body:
+                case Reduction(number):
+                    key = ("reduction", entry.author, number)
                 case Contribution(number):
                     key = ("contribution", entry.author, number)
                 case Vote(number, ballot):

@@ -1,0 +1,128 @@
+"""Whole nodes whose rounds are reduced: one digest, whoever reduces, dies, is silent or lies."""
+
+import pytest
+
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.slices import ReduceSpec
+
+SPEC = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
+CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
+
+
+def reduced_slices(node, number):
+    return sum(bool(part.reduced) for part in node.worker.sliced.get(number, ()))
+
+
+def all_rounds(w):
+    """Rounds with the number of slices that were reduced in them, at node 0."""
+    return [reduced_slices(w.nodes[0], number) for number in range(w.spec.outer.rounds)]
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 10])
+def test_rounds_are_reduced_as_soon_as_a_final_set_names_the_reducers(world, overlap_steps):
+    async def story() -> None:
+        async with world(8, 4, reduce=SPEC, overlap_steps=overlap_steps) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            found = all_rounds(w)
+            assert found[:2] == [0, 0], "no final set before"
+            assert found[4:] == [4] * 4, found
+            for node in w.nodes.values():
+                assert node.worker.trained == list(range(8))
+                assert [len(row.contributors) for row in node.driver.log.rows.values()] == [4] * 8
+
+    run_virtual(story())
+
+
+def test_a_dead_reducer_costs_its_slice_until_the_final_set_tells(world):
+    async def story() -> None:
+        async with world(12, 5, reduce=SPEC) as w:
+            for number in range(5):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 5)
+            await w.kill(3)
+            await w.until(w.all_final)
+            w.check_agreement()
+            found = all_rounds(w)
+            assert 4 in found[5:], "its slice alone was raw"
+            assert found[-1] == 4, "then the others have all slices"
+
+    run_virtual(story())
+
+
+def test_a_reducer_that_lives_but_is_silent_is_waited_for_no_longer_than_patience(world):
+    async def story() -> None:
+        async with world(9, 4, reduce=SPEC) as w:
+            for number in range(4):
+                w.start(number)
+            w.nodes[2].worker.mute = True
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            assert 3 in all_rounds(w), "the other slices were reduced"
+            assert all(len(row.contributors) == 4 for row in w.nodes[0].driver.log.rows.values())
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 10])
+def test_a_lying_reducer_is_proven_wrong_and_its_slice_is_raw(world, overlap_steps):
+    async def story() -> None:
+        async with world(10, 4, reduce=CAREFUL, overlap_steps=overlap_steps) as w:
+            for number in range(4):
+                w.start(number)
+            w.nodes[2].worker.lies = True
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            for node in w.nodes.values():
+                assert node.driver.reductions._openings.wrong, "everybody checked the proof"
+                liars = {m.author for parts in node.worker.sliced.values() for p in parts for m in p.reduced}
+                assert w.nodes[2].peer not in liars, "nothing of it is in a final set"
+            assert 3 in all_rounds(w)
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_digest_whoever_crashes_when(world, seed):
+    """Nodes and workers die at any time; one reducer lies; the net loses packets."""
+
+    async def story() -> None:
+        luck = random.Random(seed)
+        async with world(12, 5, reduce=CAREFUL, overlap_steps=10 * (seed % 2)) as w:
+            for number in range(5):
+                w.start(number, train_s=8.0 + luck.uniform(0.0, 4.0))
+            w.nodes[4].worker.lies = seed % 3 == 0
+            for _ in range(3):
+                await asyncio.sleep(luck.uniform(5.0, 25.0))
+                victim = luck.randrange(5)
+                await w.kill(victim)
+                other = luck.choice([n for n in range(5) if n != victim])
+                await w.nodes[other].crash_worker(luck.choice([0.0, 0.3, 3.0]))
+                await asyncio.sleep(luck.uniform(0.0, 30.0))
+                w.start(victim)
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            assert any(all_rounds(w)), "something was reduced"
+
+    run_virtual(story())
+
+
+def test_a_newcomer_applies_reduced_rounds_or_a_snapshot(world):
+    async def story() -> None:
+        async with world(14, 4, reduce=SPEC) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 7)
+            late = w.start(7)
+            await w.until(w.all_final)
+            w.check_agreement()
+            assert max(late.worker.trained) == 13
+            assert late.peer in w.nodes[0].driver.log.rows[13].contributors
+
+    run_virtual(story())
