@@ -1,5 +1,8 @@
 """Whole nodes whose rounds are reduced: one digest, whoever reduces, dies, is silent or lies."""
 
+import asyncio
+import random
+
 import pytest
 
 from atoll.p2p.transports.virtual_time import run_virtual
