@@ -24,6 +24,7 @@ from atoll.p2p.files import write_whole
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.run import RunSpec, Stage, sign_run
+from atoll.protocols.slices import ReduceSpec
 
 POLL_S = 0.5
 IDLE_S = 6.0
@@ -67,6 +68,12 @@ class Swarm:
 @click.option("--data", default="builtin:shakespeare", show_default=True, help="Data source of the run.")
 @click.option("--kill", is_flag=True, help="SIGKILL one node in the first half; it comes back.")
 @click.option("--late-join", is_flag=True, help="One more node joins half way.")
+@click.option(
+    "--reduce-above",
+    default=None,
+    type=click.IntRange(1, 16),
+    help="Rounds with more contributors than this are reduced; default: the preset's.",
+)
 @click.option("--baselines", is_flag=True, help="Also train the reference arms at equal tokens.")
 @click.option("--dir", "folder", default=None, type=click.Path(path_type=Path), help="Keep homes and logs here.")
 @click.option("--json", "json_file", default=None, type=click.Path(path_type=Path), help="Write the report here.")
@@ -113,6 +120,7 @@ def prepare(
     data: str,
     kill: bool,
     late_join: bool,
+    reduce_above: int | None = None,
 ) -> Swarm:
     """The signed run of node 0, and the story."""
     home = Home(folder / "node-0")
@@ -128,6 +136,8 @@ def prepare(
     spec = msgspec.structs.replace(spec, name=f"sim-{seed}", outer=outer, pace=pace)
     inner = msgspec.structs.replace(spec.inner, total_steps=spec.steps_before(outer.rounds))
     spec = msgspec.structs.replace(spec, inner=inner)
+    if reduce_above is not None:
+        spec = msgspec.structs.replace(spec, reduce=ReduceSpec(above=reduce_above, k=2 * spec.compress.k))
     run_file = folder / "sim.run"
     write_whole(run_file, sign_run(spec, owner))
     story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)

@@ -156,10 +156,11 @@ class Reductions:
         if parts is None:
             self._net.sync_soon()
         for part in parts or ():
-            if part.reduced is not None:
+            if part.reduced is not None and not self._sources.has_payload(part.reduced):
                 self._want_payload(number, part.reduced)
             for offer in part.raw:
-                self._want_rows(number, offer, part.span)
+                if not self._sources.shelf.has(offer.entry, part.span):
+                    self._want_rows(number, offer, part.span)
 
     def _parts(self, number: int, names: tuple[Digest, ...]) -> tuple[Effective, ...] | None:
         open_round = self._rounds.get(number)
@@ -258,6 +259,8 @@ class Reductions:
         number, now, first = open_round.state.number, self._driver.now(), not open_round.parts
         open_round.parts[entries] = parts
         self._driver.post(lambda: self._driver.feed_round(rnd.SetKnown(number, entries, now)))
+        reduced = sum(part.reduced is not None for part in parts)
+        self._driver.log.event("slices", round=number, reduced=reduced, raw=len(parts) - reduced)
         if first:
             self._driver.start_task(self._openings.sample(parts), f"open {number}")
 
