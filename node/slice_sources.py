@@ -14,7 +14,7 @@ from atoll.node.payloads import ATTEMPT_S, FEW, PARALLEL, pause_s
 from atoll.node.reduced_sets import ReducedSets
 from atoll.node.shelf import Shelf
 from atoll.protocols import codec
-from atoll.protocols.errors import AtollError, DecodeError, DiskFault
+from atoll.protocols.errors import AtollError, DecodeError, DiskFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.payload import Layout, payload_bytes
 from atoll.protocols.reduction import Claim, Offer, RowsAnswer, RowsAsk, rows_max_bytes
@@ -143,14 +143,17 @@ class SliceSources:
         rules, root = self._sets.rules, self._sets.contribution(offer.entry).rows
         cap = rows_max_bytes(span, rules.chunks, rules.k)
         for peer in self._whom(offer.author, attempt):
-            data = await self._net.ask_peer(peer, codec.encode(RowsAsk(offer.entry, span)), cap)
-            if not data:
-                continue
             try:
+                data = await self._net.ask_peer(peer, codec.encode(RowsAsk(offer.entry, span)), cap)
+                if not data:
+                    continue
                 answer = codec.decode(data, RowsAnswer, max_bytes=cap)
                 checked_rows(root, rules.chunks, rules.k, span, answer.rows, answer.path)
             except DecodeError as error:
                 self._blame(peer, error)
+                continue
+            except Unreachable as error:
+                log.debug("rows of %s: %s", offer.author, error)
                 continue
             self.shelf.put(offer.entry, span, data)
             return True
