@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node import finality, round
-from atoll.node.eval_pace import EvalPace
+from atoll.node.evaluations import Evaluations
 from atoll.node.finals import Finals
 from atoll.node.membership import MemberView
 from atoll.node.needs import Network, round_half_s
@@ -64,7 +64,8 @@ class Driver:
     ) -> None:
         """`luck`: decides what is checked of others; by default nobody can foresee it."""
         self.spec, self.me, self.log, self._spool = spec, me, log, spool
-        self._net, self.now, self._eval_pace = net, now, EvalPace(eval_every, spec.outer.rounds)
+        self._net, self.now = net, now
+        self._evaluations = Evaluations(self, eval_every)
         self.trainer: Trainer | None = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
@@ -413,24 +414,7 @@ class Driver:
         self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
         self.publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
-        if self._eval_pace.is_due(action.round, self.now()):
-            self._eval_pace.asked()
-            self.start_task(self._evaluate(action), f"evaluate {action.round}")
-
-    async def _evaluate(self, closed: rnd.PublishAck) -> None:
-        """Loss of the view that this round closed with. A view that was folded meanwhile gets its own number."""
-        took_s = 0.0
-        try:
-            evaluated = await self.ask(w.Evaluate(), w.Evaluated)
-            took_s = evaluated.took_s
-        finally:
-            self._eval_pace.took(self.now(), took_s)
-        if evaluated.state == closed.state:
-            self.log.evaluated(closed.round, evaluated.val_bpb)
-
-    async def evaluate(self) -> w.Evaluated:
-        """Validation loss now, for `atoll eval`."""
-        return await self.ask(w.Evaluate(), w.Evaluated)
+        self._evaluations.closed(action)
 
     def _put_lease(self) -> None:
         activity, number = self._lease

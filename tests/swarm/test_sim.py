@@ -52,3 +52,26 @@ def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     for home in (tmp_path / "swarm").glob("node-*"):
         assert "Traceback" not in (home / "out.log").read_text(), home
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(300)
+def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
+    """Rounds of more than two contributors are reduced; the killed reducer's slice is raw, then others have it."""
+    report_file, folder = tmp_path / "report.json", tmp_path / "swarm"
+    words = "sim -n 4 --rounds 24 --steps 4 --seed 5 --data synthetic:markov --kill --reduce-above 2 --timeout 240"
+    command = [sys.executable, "-m", "atoll.cli.main", *words.split(), "--dir", str(folder)]
+    done = subprocess.run(
+        [*command, "--json", str(report_file)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert report_file.exists(), done.stdout + done.stderr
+    by_name = {check["name"]: check for check in json.loads(report_file.read_text())["checks"]}
+    assert by_name["one digest per round"]["ok"], by_name
+    assert by_name["all nodes at the last round"]["ok"], by_name
+    (journal,) = (folder / "node-0").glob("runs/*/events.jsonl")
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    slices = {(event["reduced"], event["raw"]) for event in events if event["event"] == "slices"}
+    assert (4, 0) in slices, "all slices are reduced"
+    assert (3, 1) in slices, "the dead reducer's slice is raw"
+    for home in folder.glob("node-*"):
+        assert "Traceback" not in (home / "out.log").read_text(), home
