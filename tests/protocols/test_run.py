@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, Signatur
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run import SignedRun, Stage, open_run, sign_run
+from atoll.protocols.slices import ReduceSpec
 
 OWNER_ID = Identity(bytes(range(32))).peer_id
 CROWD = tuple(sorted(peer_id_of(bytes([a, b] * 16)) for a in range(27) for b in range(19)))
@@ -36,6 +38,8 @@ ILLEGAL = [
     ("compress.feedback", math.nan), ("compress.feedback", 1.5), ("compress.feedback", -0.1),
     ("pace.quorum_256", 0), ("pace.quorum_256", 257), ("pace.grace_256", -1), ("pace.lease_s", math.inf),
     ("pace.min_members", 0), ("pace.min_members", 1025),
+    ("reduce", ReduceSpec(gap=1)), ("reduce", ReduceSpec(above=0)), ("reduce", ReduceSpec(k=4097)),
+    ("reduce", ReduceSpec(sample_256=-1)),
     ("admission.members", (OWNER_ID,)), ("admission", AdmissionSpec(mode="invite", members=(OWNER_ID, OWNER_ID))),
     ("admission", AdmissionSpec(mode="allowlist", members=("b" * 52,))),
     ("admission", AdmissionSpec(mode="allowlist", members=CROWD)),
@@ -60,7 +64,15 @@ def test_round_trip_and_golden_id(spec, owner):
     data = sign_run(spec, owner)
     assert open_run(data) == spec
     assert open_run(data).id == spec.id
-    assert spec.id.hex() == "83b839aae1fd9c2c888ce052917a6305981873e9d282736992949e2b82774aba"
+    assert spec.id.hex() == "05afbb8c60e987dc559db5eac3db1c2653dcb3b696bf600af8a44e6812465f42"
+
+
+@pytest.mark.parametrize(("key", "value"), [("compress.codec", "sparse1"), ("outer.fragments", 2)])
+def test_rounds_are_reduced_with_one_codec_and_whole_payloads_only(changed, key, value):
+    changed(key, value).check()
+    bad = msgspec.structs.replace(changed(key, value), reduce=ReduceSpec())
+    with pytest.raises(ConfigError, match="reduce needs"):
+        bad.check()
 
 
 def test_only_the_owner_signs(spec):
@@ -83,13 +95,14 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
 
 
 def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 3"):
-        open_run(sign_run(changed("version", 3), owner))
+    with pytest.raises(DecodeError, match="version 4"):
+        open_run(sign_run(changed("version", 4), owner))
 
 
-def test_a_spec_of_version_1_is_refused_by_its_version_and_not_by_its_keys(owner):
-    body = codec.encode({"version": 1, "name": "old"})
-    with pytest.raises(DecodeError, match="version 1; this node speaks 2"):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
+    body = codec.encode({"version": version, "name": "old"})
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
