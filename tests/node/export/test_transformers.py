@@ -25,6 +25,13 @@ SPECS = {
     "LlamaForCausalLM tied": DENSE,
     "LlamaForCausalLM untied": replace(DENSE, tied=False),
     "Qwen3ForCausalLM tied": replace(DENSE, qk_norm=True),
+    "LlamaForCausalLM narrow heads": replace(DENSE, head_size=8),
+    "Qwen3ForCausalLM wide heads": replace(DENSE, qk_norm=True, head_size=32),
+    "Qwen3MoeForCausalLM wide heads": replace(MIXED, head_size=24),
+    "OlmoeForCausalLM tied": replace(MIXED, qk_norm_across=True),
+    "OlmoeForCausalLM untied": replace(
+        MIXED, qk_norm_across=True, tied=False, experts=replace(EXPERTS, normalise=False)
+    ),
     "Qwen3MoeForCausalLM tied": MIXED,
     "Qwen3MoeForCausalLM untied": replace(MIXED, tied=False, experts=replace(EXPERTS, normalise=False)),
 }
@@ -80,7 +87,16 @@ def test_there_and_back_is_the_same(tmp_path, name):
     assert all(torch.equal(back.theta[n], v) for n, v in theta.items() if v.dim() == 2)
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLM tied", "Qwen3ForCausalLM tied", "Qwen3MoeForCausalLM untied"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LlamaForCausalLM tied",
+        "Qwen3ForCausalLM tied",
+        "Qwen3ForCausalLM wide heads",
+        "Qwen3MoeForCausalLM untied",
+        "OlmoeForCausalLM untied",
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_transformers_saves_is_read(tmp_path, name, dtype):
     spec = SPECS[name]
