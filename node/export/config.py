@@ -1,7 +1,8 @@
 """`config.json` of a Hugging Face checkpoint, made from a ModelSpec and read back into one.
 
-Dense models are Llama, with `qk_norm` Qwen3; mixtures are Qwen3-MoE, with `qk_norm_across` OLMoE. Reading is strict: every key is one that we
-understand, or one that changes nothing, or the checkpoint is refused with the key's name.
+Dense models are Llama, with `qk_norm` Qwen3; mixtures are Qwen3-MoE, with `qk_norm_across` OLMoE. Reading is
+strict: every key is one that we understand, or one that changes nothing, or the checkpoint is refused with the
+key's name.
 """
 
 from collections.abc import Callable, Mapping
