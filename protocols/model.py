@@ -1,7 +1,7 @@
 """What a run trains: the decoder's dimensions and the atoms (named parameter tensors) they give.
 
-Atoms carry the names that Hugging Face checkpoints of Llama, Qwen3, Qwen3-MoE and OLMoE have on disk: one tensor per
-expert and projection, however a node stacks them in memory. Shapes follow `nn.Linear`: `[out, in]`.
+Atoms carry the names that Hugging Face checkpoints of Llama, Qwen3, Qwen3-MoE and OLMoE have on disk: one tensor
+per expert and projection, however a node stacks them in memory. Shapes follow `nn.Linear`: `[out, in]`.
 """
 
 import math

@@ -96,8 +96,8 @@ class Attention(nn.Module):
             return self._split(x_BTN)
         if self._across:
             return self._split(norm(x_BTN).to(x_BTN.dtype))
-        split_BHTE = self._split(x_BTN)
-        return norm(split_BHTE).to(x_BTN.dtype)
+        normed_BHTE: Tensor = norm(self._split(x_BTN))
+        return normed_BHTE.to(x_BTN.dtype)
 
     def _split(self, x_BTN: Tensor) -> Tensor:
         batch, time, _ = x_BTN.shape
