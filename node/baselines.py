@@ -79,7 +79,7 @@ class Task(NamedTuple):
     def score(self, model: torch.nn.Module) -> Evaluation:
         """Validation of a model on the run's windows."""
         val_WT1 = self.data.validation(VAL_WINDOWS)
-        return evaluate(model, loss_of, val_WT1, self.data.bytes_of(val_WT1))
+        return evaluate(model, loss_of, val_WT1, self.data.validation_bytes(VAL_WINDOWS))
 
     def point(self, number: int, losses: list[float], model: torch.nn.Module, began: float) -> Point:
         """The arm's state after round `number`."""

@@ -188,7 +188,7 @@ class Session:
         began = time.monotonic()
         with self._weights.lent_to(self._fold.view_C4096):
             val_WT1 = self._data.validation(VAL_WINDOWS)
-            found = evaluate(self._model, loss_of, val_WT1, self._data.bytes_of(val_WT1))
+            found = evaluate(self._model, loss_of, val_WT1, self._data.validation_bytes(VAL_WINDOWS))
         return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
 
     def _load(self, path: str) -> tuple[memoryview]:

@@ -50,6 +50,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     threads: int
     device: str
     """`cpu`, `cuda`, `cuda:1`."""
+    tokenizer: str = ""
+    """Path of the run's `tokenizer.json`; empty where it has none."""
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
@@ -144,7 +146,10 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """What the worker found on disk. `final` = -1: genesis."""
+    """What the worker found on disk. `final` = -1: genesis; -2: nothing, in a run whose start is given.
+
+    Then it does nothing but Verify until it is given Θ₀, or a later state, to Adopt.
+    """
 
     final: int
     state: Digest
