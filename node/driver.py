@@ -144,7 +144,7 @@ class Driver:
 
     def _drop_old_snapshots(self) -> None:
         """Whatever is larger than a payload: a new one is taken as soon as the worker is there."""
-        for blob in self._net.blobs_above(largest_payload(self.spec)):
+        for blob in set(self._net.blobs_above(largest_payload(self.spec))).difference(self.spec.given):
             self.delete_blob(blob)
 
     def on_entry(self, entry: Entry) -> None:
@@ -394,7 +394,7 @@ class Driver:
         speed = self.tempo.tokens_per_s or (self.progress.tokens_per_s if self.progress else 0.0)
         self._lease_at = self.now()
         blob, at = (offer.blob, offer.round) if offer else (b"", -1)
-        lease = Lease(activity, number, self.finals.applied, blob, at, speed)
+        lease = Lease(activity, number, Round(max(-1, self.finals.applied)), blob, at, speed)
         self._net.put_lease(lease, self.spec.pace.lease_s)
 
     # --- for Finals and tasks ---------------------------------------------------------------------

@@ -50,7 +50,7 @@ class DaemonOperator:
             rounds=d.spec.outer.rounds,
             step=progress.step if progress and training else 0,
             steps=d.spec.steps(min(driver.round.round, d.spec.outer.rounds - 1)),
-            final=driver.finals.applied,
+            final=max(-1, driver.finals.applied),
             digest=row.digest if row else "",
             contributors=tuple(row.contributors) if row else (),
             members=len(d.swarm.live(Lease)),

@@ -23,7 +23,7 @@ from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
-from atoll.node.data.dataset import open_data
+from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
 from atoll.node.inner.loop import Inner
 from atoll.node.local_weights import LocalWeights, all_finite, carries
@@ -37,11 +37,12 @@ from atoll.node.sending import Sending
 from atoll.node.spent import Ledger
 from atoll.protocols import codec
 from atoll.protocols import worker as w
-from atoll.protocols.arena import arena_of
+from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.coverage import cover_of, size_of
-from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, LocalFault, Superseded
 from atoll.protocols.ids import Round
 from atoll.protocols.run import RunSpec
+from atoll.protocols.worker import NOTHING_YET
 
 Event: TypeAlias = Step | w.Trained
 """What a step of `train` gives."""
@@ -63,12 +64,13 @@ class Session:
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
-        self._data = open_data(spec.data, spec.model.context, start.data, default_cache())
+        given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
+        self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
         self._model = Decoder(spec.model).to(start.device)
         self._inner = Inner(self._model, loss_of, spec.inner)
-        theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         covers = partial(cover_of, spec)
-        self._fold = Fold(bridge.gather(theta, self._arena), self._arena, self._load, self._update, covers)
+        theta, number = _first_state(spec)
+        self._fold = Fold(theta, self._arena, self._load, self._update, covers, number)
         self._weights = LocalWeights(self._model, spec)
         self._sending = Sending(spec, self._home / "spool", threads)
         parts = (self._inner, self._fold, self._weights, self._sending)
@@ -90,6 +92,11 @@ class Session:
 
     def answer(self, ask: w.Ask) -> w.Answer:
         """Do everything but training. Raises AtollError."""
+        match ask:
+            case w.Verify() | w.Adopt():
+                pass
+            case _:
+                self._check_begun()
         match ask:
             case w.Verify(path, number):
                 self._codec.check(*self._load(path), size_of(cover_of(self._spec, number)))
@@ -118,6 +125,7 @@ class Session:
 
         None means that nothing can be done before another ask was answered.
         """
+        self._check_begun()
         if self._unsaved is not None:
             trained = self._save_trained()
             if trained.pending.round == ask.round:
@@ -226,7 +234,7 @@ class Session:
             return
         for line in found.report:
             print(line, flush=True)  # noqa: T201 - stdout is the worker's log
-        if found.body.final >= 0:
+        if found.body.final > self._fold.final_round:
             self._fold.adopt(found.tensors["final"], found.body.final)
         self._sending.load(found.tensors["residual"], found.body.pending)
         self._rounds.steps_taken = found.body.steps
@@ -248,6 +256,19 @@ class Session:
             raise CorruptFault("the saved error feedback holds NaN or infinity")
         if self._weights.tensors().keys() & tensors.keys():
             self._weights.check_saved(tensors)
+
+    def _check_begun(self) -> None:
+        if self._fold.final_round == NOTHING_YET:
+            raise LocalFault("this node does not have the start weights of the run yet")
+
+
+def _first_state(spec: RunSpec) -> tuple[Tensor, int]:
+    """Θ₀ and its round; zeros that nobody may use where it is given by a file, which comes as a snapshot."""
+    arena = arena_of(spec.model)
+    if spec.start:
+        return torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), NOTHING_YET
+    theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
+    return bridge.gather(theta, arena), -1
 
 
 def _parts(members: tuple[w.Member, ...]) -> list[Part]:

@@ -26,6 +26,8 @@ import msgspec
 from atoll.protocols.ids import Digest, PeerId, Round
 
 FRAME_MAX_BYTES = 4 * 1024 * 1024
+NOTHING_YET = -2
+"""In the place of a round: Θ₀ is given by the run and is not here. Round −1 is Θ₀."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -146,7 +148,7 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """What the worker found on disk. `final` = -1: genesis; -2: nothing, in a run whose start is given.
+    """What the worker found on disk. `final` = -1: genesis; NOTHING_YET: no weights.
 
     Then it does nothing but Verify until it is given Θ₀, or a later state, to Adopt.
     """

@@ -80,8 +80,8 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
     return config | (_experts(model.experts) if model.experts else {"mlp_bias": False} if kind == "llama" else {})
 
 
-def model_of(config: Mapping[str, Any], context: int | None = None) -> ModelSpec:
-    """The model of a config, with `context` tokens a sequence (as many as it allows, if None).
+def model_of(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a config, with as many tokens a sequence as it allows.
 
     Raises ConfigError, with the key's name, for anything that our decoder does not compute.
     """
@@ -93,17 +93,16 @@ def model_of(config: Mapping[str, Any], context: int | None = None) -> ModelSpec
             raise ConfigError(f"config.json: {key} = {value!r} is not supported")
         if key not in _ONLY and key not in _IDLE and key not in _READ:
             raise ConfigError(f"config.json: key {key!r} is not supported")
-    return _built(config, str(kind), context)
+    return _built(config, str(kind))
 
 
-def _built(config: Mapping[str, Any], kind: str, context: int | None) -> ModelSpec:
+def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
     sizes = {ours: _whole(config, theirs) for ours, theirs in _SIZES.items()}
     experts = _read_experts(config, kind) if kind in _WIDTH_OF_EXPERT else None
-    longest = _whole(config, "max_position_embeddings")
     model = ModelSpec(
         **sizes,
         ffn=experts.per_token * experts.ffn if experts else _whole(config, "intermediate_size"),
-        context=longest if context is None else context,
+        context=_whole(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         rope_theta=_rope_theta(config),
         norm_eps=_real(config, "rms_norm_eps"),
@@ -113,8 +112,6 @@ def _built(config: Mapping[str, Any], kind: str, context: int | None) -> ModelSp
         experts=experts,
     )
     model.check()
-    if model.context > longest:
-        raise ConfigError(f"a context of {model.context} is above the checkpoint's {longest}")
     if kind == "olmoe" and model.head_size is not None:
         raise ConfigError(f"config.json: head_dim = {model.head_size} is not supported with model_type 'olmoe'")
     return model
