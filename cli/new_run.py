@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import digest_of
 from atoll.node.home import Home
-from atoll.node.import_run import Upcycle, imported, keep
+from atoll.node.origin import Origin, Upcycle
 from atoll.p2p.files import write_whole
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
@@ -17,13 +17,6 @@ from atoll.protocols.run import RunSpec, sign_run
 
 UPCYCLE_FORM = "experts=E,per_token=K[,noise_shift=N]"
 _KEYS = ("experts", "per_token", "noise_shift")
-
-
-class Origin(NamedTuple):
-    """Where given weights come from."""
-
-    folder: Path
-    upcycle: Upcycle | None
 
 
 class Draft(NamedTuple):
@@ -43,7 +36,9 @@ def write_run(home: Home, path: Path, draft: Draft, owner: Identity, origin: Ori
         data = sign_run(_complete(draft.adjust(draft.spec), draft.text, None), owner)
         write_whole(path, data)
         return data
-    with imported(origin.folder, home.runs, draft.spec.seed, origin.upcycle) as found:
+    from atoll.node.import_run import imported, keep  # torch takes a second: only where weights are read
+
+    with imported(origin, home.runs, draft.spec.seed) as found:
         spec = draft.adjust(found.applied(draft.spec, draft.spec.model.context))
         found.check(spec)
         spec = _complete(spec, draft.text, found.tokenizer)

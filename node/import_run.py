@@ -21,6 +21,7 @@ from atoll.node.export.tokenizer import FILE, byte_tokenizer, is_same
 from atoll.node.export.upcycle import upcycled
 from atoll.node.export_run import BLOBS
 from atoll.node.model import bridge
+from atoll.node.origin import Origin
 from atoll.node.outer.fixed import state_digest
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.files import disk, make_folder, read_whole
@@ -31,14 +32,6 @@ from atoll.protocols.model import ExpertsSpec, ModelSpec
 from atoll.protocols.run import TOKENIZER_MAX_BYTES, RunSpec, StartSpec
 
 _WEIGHTS = "start.safetensors"
-
-
-class Upcycle(NamedTuple):
-    """A dense checkpoint becomes a mixture."""
-
-    experts: int
-    per_token: int
-    noise_shift: int | None
 
 
 class Imported(NamedTuple):
@@ -72,20 +65,20 @@ class Imported(NamedTuple):
 
 
 @contextmanager
-def imported(folder: Path, runs: Path, seed: int, upcycle: Upcycle | None) -> Iterator[Imported]:
-    """Read a folder; its files lie below `runs` until the block is left.
+def imported(origin: Origin, runs: Path, seed: int) -> Iterator[Imported]:
+    """Read a checkpoint; its files lie below `runs` until the block is left.
 
     Raises ConfigError, Divergence, DiskFault.
     """
     part = make_folder(runs / f".import.{os.getpid()}.part")
     try:
-        found = load_folder(folder)
+        found = load_folder(origin.folder)
         model, theta = found.model, found.theta
-        if upcycle is not None:
+        if (upcycle := origin.upcycle) is not None:
             experts = ExpertsSpec(count=upcycle.experts, per_token=upcycle.per_token, ffn=model.ffn)
             model, theta = upcycled(model, theta, experts, seed, upcycle.noise_shift)
         start = _write(part / _WEIGHTS, model, bridge.gather(theta, arena_of(model)))
-        yield Imported(model, start, part / _WEIGHTS, _tokenizer(folder, model.vocab))
+        yield Imported(model, start, part / _WEIGHTS, _tokenizer(origin.folder, model.vocab))
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

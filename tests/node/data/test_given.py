@@ -7,46 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from atoll.node.data import given as module
 from atoll.node.data.given import in_time, open_tokenizer
 from atoll.node.data.patterns import check_pattern
 from atoll.node.data.tokens import Subwords, train_bpe
 from atoll.protocols.errors import ConfigError
-
-PUBLISHED = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""What Llama 3 and Qwen cut words with."""
-TEXT = "The cat, 1234 of them!\n\n  sat  on it's\tmat. Ä é 你好 🙂\r\n" * 40
-
-
-def trained(pre, normalizer=None, alphabet=True):
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet()) if alphabet else []
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, show_progress=False, special_tokens=["<end>"], initial_alphabet=letters
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    return tokenizer
-
-
-def qwen_like():
-    split = pre_tokenizers.Split(Regex(PUBLISHED), "isolated")
-    cut = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    return trained(cut, normalizers.NFC())
-
-
-def llama_like():
-    """Words begin with a sign for a space, as SentencePiece writes them."""
-    normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return trained(pre_tokenizers.Digits(individual_digits=True), normalizer, alphabet=False)
-
+from tests.node.published import TEXT, WORDS, llama_like, qwen_like, size, trained
 
 MADE = {"qwen": qwen_like(), "llama": llama_like(), "gpt2": trained(pre_tokenizers.ByteLevel())}
 
@@ -60,10 +28,6 @@ def changed(**changes):
             at = at[key]
         at[last] = value
     return json.dumps(whole).encode()
-
-
-def size(tokenizer):
-    return tokenizer.get_vocab_size(with_added_tokens=True)
 
 
 @pytest.mark.parametrize("kind", MADE)
@@ -177,7 +141,7 @@ def test_a_panic_of_the_library_is_one_line(capfd):
 @pytest.mark.parametrize(
     "pattern",
     [
-        PUBLISHED, r"\s+", r"a++b?+c*?", r"(?:ab)?c", r"[[:alpha:]&&[^x]]+", r"\p{Lu}{2}", r"x{2,5}y{,3}z{1,}",
+        WORDS, r"\s+", r"a++b?+c*?", r"(?:ab)?c", r"[[:alpha:]&&[^x]]+", r"\p{Lu}{2}", r"x{2,5}y{,3}z{1,}",
         r"[^\]\[]+", r"\x{1F600}+\u0041\x41", "a|b|", r"^\d$", "",
     ],
 )  # fmt: skip
