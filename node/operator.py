@@ -121,7 +121,7 @@ class DaemonOperator:
     def _reason(self) -> str:
         driver = self._daemon.driver
         if not driver.worker_ready:
-            return "the worker is starting"
+            return driver.round.syncing or "the worker is starting"
         text = round.reason(driver.round)
         if driver.round.phase is not Phase.SYNC:
             return text

@@ -56,7 +56,7 @@ def publish(folder: Path, **changes) -> PreTrainedModel:
             "initializer_range": 0.2, "tie_word_embeddings": True, **changes,
         }
     )  # fmt: skip
-    model = Qwen3ForCausalLM(config).eval().to(torch.bfloat16)
-    model.save_pretrained(folder)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    return model.float()
+    found: PreTrainedModel = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return found

@@ -160,6 +160,14 @@ def test_shards_with_an_index_are_the_same_weights(tmp_path):
     assert biggest < 20000, "the embedding is the largest atom"
 
 
+def test_an_atom_in_two_files_is_refused(folder):
+    (folder / "copy.safetensors").write_bytes((folder / weights.WHOLE).read_bytes())
+    table = {"weight_map": {OUR: weights.WHOLE, "x": "copy.safetensors"}}
+    (folder / weights.INDEX).write_text(json.dumps(table))
+    with pytest.raises(ConfigError, match="is in another file too"):
+        read(folder)
+
+
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", 3, "x\\y.safetensors", "config.json"])
 def test_an_index_names_files_of_its_folder_only(folder, name):
     (folder / weights.INDEX).write_text(json.dumps({"weight_map": {OUR: name}}))
