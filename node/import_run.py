@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from msgspec.structs import replace
 
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.data.given import open_tokenizer
-from atoll.node.export.folder import load_folder
+from atoll.node.export.folder import Checkpoint, load_folder
 from atoll.node.export.tokenizer import FILE, byte_tokenizer, is_same
 from atoll.node.export.upcycle import upcycled
 from atoll.node.export_run import BLOBS
@@ -73,12 +72,11 @@ def imported(origin: Origin, runs: Path, seed: int) -> Iterator[Imported]:
     part = make_folder(runs / f".import.{os.getpid()}.part")
     try:
         found = load_folder(origin.folder)
-        model, theta = found.model, found.theta
         if (upcycle := origin.upcycle) is not None:
-            experts = ExpertsSpec(count=upcycle.experts, per_token=upcycle.per_token, ffn=model.ffn)
-            model, theta = upcycled(model, theta, experts, seed, upcycle.noise_shift)
-        start = _write(part / _WEIGHTS, model, bridge.gather(theta, arena_of(model)))
-        yield Imported(model, start, part / _WEIGHTS, _tokenizer(origin.folder, model.vocab))
+            experts = ExpertsSpec(count=upcycle.experts, per_token=upcycle.per_token, ffn=found.model.ffn)
+            found = Checkpoint(*upcycled(*found, experts, seed, upcycle.noise_shift))
+        start = _write(part / _WEIGHTS, found)
+        yield Imported(found.model, start, part / _WEIGHTS, _tokenizer(origin.folder, found.model.vocab))
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -100,9 +98,11 @@ def keep(found: Imported, run_folder: Path, write: Callable[[], None]) -> None:
         raise
 
 
-def _write(path: Path, model: ModelSpec, theta_C4096: torch.Tensor) -> StartSpec:
+def _write(path: Path, found: Checkpoint) -> StartSpec:
+    arena = arena_of(found.model)
+    theta_C4096 = bridge.gather(found.theta, arena)
     state = state_digest(theta_C4096)
-    write_snapshot(path, Snapshot(theta_C4096, -1, state), arena_of(model))
+    write_snapshot(path, Snapshot(theta_C4096, -1, state), arena)
     with disk(path), path.open("rb") as file:
         return StartSpec(weights=manifest_of_file(file).id, state=state)
 

@@ -15,12 +15,13 @@ RETRY_S = 5.0
 async def bring_tokenizer(spec: RunSpec, net: Network, say: Callable[[str], None]) -> None:
     """Return when the file is in the store, whole; at once for a run without one.
 
-    `say` hears why it is waited for, and "" in the end. Raises ConfigError where the file is larger than legal:
+    `say` hears why it is waited for, and "" when that is over. Raises ConfigError where the file is larger than legal:
     then nobody can train this run.
     """
     blob = Digest(spec.data.tokenizer_blob)
     if not blob:
         return
+    waited = False
     while not await _is_here(net, blob):
         try:
             async with asyncio.timeout(ATTEMPT_S):
@@ -31,12 +32,17 @@ async def bring_tokenizer(spec: RunSpec, net: Network, say: Callable[[str], None
                 f"the tokenizer of this run cannot be used: {error}", hint="ask its owner"
             ) from error
         except DiskFault as error:
-            say(error.line())
-            await asyncio.sleep(RETRY_S)
+            waited = await _rest(say, error.line())
         except (Unreachable, PeerFault, TimeoutError):
-            say("waiting for the tokenizer: nobody reachable has it yet")
-            await asyncio.sleep(RETRY_S)
-    say("")
+            waited = await _rest(say, "waiting for the tokenizer: nobody reachable has it yet")
+    if waited:
+        say("")
+
+
+async def _rest(say: Callable[[str], None], reason: str) -> bool:
+    say(reason)
+    await asyncio.sleep(RETRY_S)
+    return True
 
 
 async def _is_here(net: Network, blob: Digest) -> bool:
