@@ -15,8 +15,8 @@ RETRY_S = 5.0
 async def bring_tokenizer(spec: RunSpec, net: Network, say: Callable[[str], None]) -> None:
     """Return when the file is in the store, whole; at once for a run without one.
 
-    `say` hears why it is waited for, and "" when that is over. Raises ConfigError where the file is larger than legal:
-    then nobody can train this run.
+    `say` hears why it is waited for, and "" when that is over. Raises ConfigError where the file is larger than
+    legal: then nobody can train this run.
     """
     blob = Digest(spec.data.tokenizer_blob)
     if not blob:

@@ -28,6 +28,7 @@ RIVALS = {"cli/benches/wan_hivemind.py"}
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
+    ("cli/new_run.py", "write_run"): "torch takes a second: only where weights are read",
     ("p2p/dnsaddr.py", "system_lookup"): "dnspython loads QUIC and trio",
     ("p2p/transports/pylibp2p.py", "_adopt"): "trio and libp2p take half a second and 80 MB",
     ("p2p/transports/pylibp2p.py", "_run_engine"): "trio and libp2p take half a second and 80 MB",
