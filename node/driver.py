@@ -384,10 +384,6 @@ class Driver:
         if evaluated.state == closed.state:
             self.log.evaluated(closed.round, evaluated.val_bpb)
 
-    async def evaluate(self) -> w.Evaluated:
-        """Validation loss now, for `atoll eval`."""
-        return await self.ask(w.Evaluate(), w.Evaluated)
-
     def _put_lease(self) -> None:
         activity, number = self._lease
         offer = self.finals.offer

@@ -13,6 +13,7 @@ from atoll.node.round_words import Phase
 from atoll.node.roundlog import RoundRow
 from atoll.p2p.swarm import PeerRow
 from atoll.protocols import control as c
+from atoll.protocols import worker as w
 from atoll.protocols.registers import Lease
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class DaemonOperator:
 
     async def evaluate(self) -> c.Evaluation:
         """Validation loss of the view."""
-        found = await self._daemon.driver.evaluate()
+        found = await self._daemon.driver.ask(w.Evaluate(), w.Evaluated)
         row = self._daemon.log.newest_closed()
         return c.Evaluation(row.round if row else -1, found.val_bpb, found.val_loss)
 
