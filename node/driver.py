@@ -370,7 +370,7 @@ class Driver:
         self._publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
         if self._eval_pace.is_due(action.round, self.now()):
-            self._eval_pace.asked()
+            self._eval_pace.allowance.asked()
             self.start_task(self._evaluate(action), f"evaluate {action.round}")
 
     async def _evaluate(self, closed: rnd.PublishAck) -> None:
@@ -380,7 +380,7 @@ class Driver:
             evaluated = await self.ask(w.Evaluate(), w.Evaluated)
             took_s = evaluated.took_s
         finally:
-            self._eval_pace.took(self.now(), took_s)
+            self._eval_pace.allowance.took(self.now(), took_s)
         if evaluated.state == closed.state:
             self.log.evaluated(closed.round, evaluated.val_bpb)
 

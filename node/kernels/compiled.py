@@ -26,6 +26,8 @@ from platformdirs import user_cache_path
 from atoll.protocols import arena, payload
 
 F = TypeVar("F", bound=Callable[..., Any])
+_PARTS = ("compress", "kernels", "outer")
+"""Folders of node/ that hold compiled functions."""
 
 
 def compiled(function: F) -> F:
@@ -65,7 +67,9 @@ def _is_own(folder: Path) -> bool:
 
 def version_of_sources() -> str:
     """Changes with every source that machine code is made of."""
-    files = [*Path(__file__).parent.glob("*.py"), Path(payload.__file__), Path(arena.__file__)]
+    node = Path(__file__).parents[1]
+    files = [file for part in _PARTS for file in (node / part).glob("*.py")]
+    files += [Path(payload.__file__), Path(arena.__file__)]
     return blake2b(b"".join(file.read_bytes() for file in sorted(files)), digest_size=8).hexdigest()
 
 
