@@ -36,6 +36,7 @@ from atoll.node.outer.fold import Fold, Part
 from atoll.node.rounds import Rounds, Step
 from atoll.node.sending import Sending
 from atoll.node.spent import Ledger
+from atoll.node.warm import warm
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
@@ -69,6 +70,7 @@ class Session:
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
+        warm(self._codec)
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache())
         self._model = Decoder(spec.model).to(start.device)
         self._inner = Inner(self._model, loss_of, spec.inner)

@@ -22,7 +22,7 @@ BANNED = {
 }
 TORCH_SIDE = {
     "worker", "session", "rounds", "local_weights", "sending", "baselines", "reference",
-    "reduction", "reduction_trial", "dumps",
+    "reduction", "reduction_trial", "dumps", "warm",
 }  # fmt: skip
 """Modules of node/ that run in the worker, or compare against it."""
 RIVALS = {"cli/benches/wan_hivemind.py"}

@@ -1,7 +1,7 @@
 """The one place that knows numba: functions compiled on first use, for the worker only.
 
 Machine code is kept on disk, so only the first worker of a machine waits for the compiler (`make setup` runs
-`python -m atoll.node.compress.warm`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the user's
+`python -m atoll.node.warm`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the user's
 cache folder, else a folder of the user's own in the folder for temporary files; in it one folder for each version
 of the sources, because numba itself looks only at the file of the outermost function. Where nothing can be
 written, each process compiles for itself. Files are written under another name and renamed, so processes that
