@@ -71,6 +71,8 @@ class Driver:
         self.finals = Finals(self, net, spool)
         self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
         self._own: dict[int, Digest] = {}
+        self.own_payloads: dict[Digest, Digest] = {}
+        """Payload by entry, of all our contributions: which of them are in final sets may be asked late."""
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._lease_at = -1e9
         self._members: dict[PeerId, MemberView] = {}
@@ -162,14 +164,16 @@ class Driver:
             self._contributions[name] = (entry.author, body)
             if entry.author == self.me:
                 self._own[body.round] = name
+                self.own_payloads[name] = body.payload
+                self._payloads.trust(body.payload, body.round)
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
-        if isinstance(body, Contribution) and self._payloads.held(body.payload):
-            self.feed_finality(fin.PayloadHeld(body.payload))
+        if isinstance(body, Contribution) and self._payloads.held(body.payload, body.round):
+            self.feed_finality(fin.PayloadHeld(body.payload, body.round))
 
     def _tell_round(self, entry: Entry) -> None:
         body = entry.body
         if isinstance(body, Contribution):
-            held = self._payloads.held(body.payload)
+            held = self._payloads.held(body.payload, body.round)
             self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, held, self.now()))
 
     def on_leases(self) -> None:
@@ -447,7 +451,7 @@ class Driver:
         """The contributions of these entries; entries that the ledger lacks are left out."""
         found = [(entry, *self._contributions[entry]) for entry in entries if entry in self._contributions]
         return tuple(
-            Known(entry, author, c.round, c.weight, c.payload, self._payloads.held(c.payload))
+            Known(entry, author, c.round, c.weight, c.payload, self._payloads.held(c.payload, c.round))
             for entry, author, c in found
         )
 
@@ -472,12 +476,17 @@ class Driver:
         self.feed_finality(fin.Finalized(action.round))
 
     def drop_payloads(self, before: Round) -> None:
-        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
-        for entry, (_, body) in list(self._contributions.items()):
-            if body.round < before:
-                del self._contributions[entry]
-                if self._net.has_blob(body.payload):
-                    self.delete_blob(body.payload)
+        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them.
+
+        A payload that a newer contribution names too stays: nobody could fetch it again.
+        """
+        old = {entry: body for entry, (_, body) in self._contributions.items() if body.round < before}
+        for entry in old:
+            del self._contributions[entry]
+        needed = {body.payload for _, body in self._contributions.values()}
+        for payload in {body.payload for body in old.values()} - needed:
+            if self._net.has_blob(payload):
+                self.delete_blob(payload)
         self._own = {number: entry for number, entry in self._own.items() if number >= before}
 
     def delete_blob(self, blob: Digest) -> None:
@@ -488,10 +497,15 @@ class Driver:
             self.disk_trouble(error)
 
     def _on_held(self, payload: Digest) -> None:
-        now = self.now()
-        self.post(lambda: self.feed_round(rnd.PayloadHeld(payload, now)))
-        self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
-        self.post(self.finals.step)
+        self.post(lambda: self._tell_held(payload))
+
+    def _tell_held(self, payload: Digest) -> None:
+        """Every round that names the payload, and where it is legal."""
+        named = {body.round for _, body in self._contributions.values() if body.payload == payload}
+        for number in sorted(number for number in named if self._payloads.held(payload, number)):
+            self.feed_round(rnd.PayloadHeld(payload, number, self.now()))
+            self.feed_finality(fin.PayloadHeld(payload, number))
+        self.finals.step()
 
     async def _verify(self, path: Path, number: Round) -> None:
         await self.ask(w.Verify(str(path), number), w.Verified)

@@ -211,8 +211,8 @@ class Finals:
     def _ours_up_to(self, number: Round) -> tuple[Digest, ...]:
         """Our payloads in the final sets of the queue up to `number`."""
         sets = (self._queue[at].contributions for at in sorted(self._queue) if at <= number)
-        ours = (one for entries in sets for one in self._driver.known(entries) if one.author == self._driver.me)
-        return tuple(one.payload for one in ours)
+        ours = self._driver.own_payloads
+        return tuple(ours[entry] for entries in sets for entry in entries if entry in ours)
 
     def _offers(self) -> list[SnapshotOffer]:
         """Snapshots that live members offer, newest first."""
