@@ -71,10 +71,13 @@ class Sending:
         self.pending = (*self.pending, pending)
 
     def missed(self, number: int, included: set[Digest]) -> list[tuple[int, bytes]]:
-        """(round, payload) of ours up to round `number` that missed their final sets. Raises DiskFault."""
+        """(round, payload) of ours up to round `number` that missed their final sets. Raises DiskFault.
+
+        What the disk damaged is left out: its values are not known any more.
+        """
         missed = [p for p in self.pending if p.round <= number and p.payload not in included]
         with disk(self._spool):
-            return [(p.round, Path(p.path).read_bytes()) for p in missed if Path(p.path).exists()]
+            return [(p.round, Path(p.path).read_bytes()) for p in missed if _is_whole(p)]
 
     def settle(self, number: int, missed: list[tuple[int, bytes]]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
