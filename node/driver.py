@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node import finality, round
+from atoll.node.contributions import Contributions
 from atoll.node.eval_pace import EvalPace
 from atoll.node.finals import Finals
 from atoll.node.membership import Known, MemberView
@@ -69,10 +70,7 @@ class Driver:
         sizes = partial(payload_size, spec)
         self._payloads = Payloads(net, sizes, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self, net, spool)
-        self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
-        self._own: dict[int, Digest] = {}
-        self.own_payloads: dict[Digest, Digest] = {}
-        """Payload by entry, of all our contributions: which of them are in final sets may be asked late."""
+        self.contributions = Contributions(me, self._payloads)
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._lease_at = -1e9
         self._members: dict[PeerId, MemberView] = {}
@@ -161,11 +159,7 @@ class Driver:
     def _note(self, entry: Entry) -> None:
         body, name = entry.body, entry.id
         if isinstance(body, Contribution):
-            self._contributions[name] = (entry.author, body)
-            if entry.author == self.me:
-                self._own[body.round] = name
-                self.own_payloads[name] = body.payload
-                self._payloads.trust(body.payload, body.round)
+            self.contributions.note(name, entry.author, body)
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and self._payloads.held(body.payload, body.round):
             self.feed_finality(fin.PayloadHeld(body.payload, body.round))
@@ -268,7 +262,7 @@ class Driver:
             case rnd.Announce(pending):
                 self._announce(pending)
             case rnd.Discard(pending):
-                if pending.round not in self._own:
+                if not self.contributions.is_ours(pending.round):
                     self.log.event("discarded", round=pending.round)
             case rnd.FetchPayload(payload, author, number):
                 self._want(payload, author, number)
@@ -318,7 +312,7 @@ class Driver:
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
     def _announce(self, pending: w.Pending) -> None:
-        if pending.round in self._own:
+        if self.contributions.is_ours(pending.round):
             return
         try:
             blob = self._net.add_blob(Path(pending.path))
@@ -329,9 +323,10 @@ class Driver:
             self.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
         p = pending
-        entry = self._publish(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
+        body = Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss)
+        entry = self._publish(body)
         if entry is not None:  # its echo may come after the next look
-            self._own[p.round] = entry.id
+            self.contributions.note(entry.id, self.me, body)
 
     def _publish(self, body: Body) -> Entry | None:
         try:
@@ -364,12 +359,12 @@ class Driver:
         self.feed_round(rnd.Folded(action.round, folded.state, self.now()))
 
     async def _check(self, action: fin.CheckRound) -> None:
-        known = self.known(action.contributions)
+        known = self.contributions.known(action.contributions)
         checked = await self.ask_to_fold(known, lambda parts: w.Check(action.round, parts), w.Checked)
         self.feed_finality(fin.Checked(action.round, action.contributions, checked.state))
 
     def _closed(self, action: rnd.PublishAck) -> None:
-        authors = [self._contributions[entry][0] for entry in action.members]
+        authors = self.contributions.authors(action.members)
         self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
         self._publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
@@ -447,14 +442,6 @@ class Driver:
             if life != self._lives:
                 raise WorkerDied("the worker that was asked is gone")
 
-    def known(self, entries: tuple[Digest, ...]) -> tuple[Known, ...]:
-        """The contributions of these entries; entries that the ledger lacks are left out."""
-        found = [(entry, *self._contributions[entry]) for entry in entries if entry in self._contributions]
-        return tuple(
-            Known(entry, author, c.round, c.weight, c.payload, self._payloads.held(c.payload, c.round))
-            for entry, author, c in found
-        )
-
     def members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
         """Contributions as the worker wants them."""
         return tuple(
@@ -469,25 +456,17 @@ class Driver:
 
     def finalized(self, action: fin.Finalize) -> None:
         """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
-        authors = [self._contributions[e][0] for e in action.contributions if e in self._contributions]
+        authors = self.contributions.authors(action.contributions)
         self.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
         self._payloads.forget(action.round)
         self.feed_round(rnd.Finalized(action.round, self.now()))
         self.feed_finality(fin.Finalized(action.round))
 
     def drop_payloads(self, before: Round) -> None:
-        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them.
-
-        A payload that a newer contribution names too stays: nobody could fetch it again.
-        """
-        old = {entry: body for entry, (_, body) in self._contributions.items() if body.round < before}
-        for entry in old:
-            del self._contributions[entry]
-        needed = {body.payload for _, body in self._contributions.values()}
-        for payload in {body.payload for body in old.values()} - needed:
+        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
+        for payload in self.contributions.forget(before):
             if self._net.has_blob(payload):
                 self.delete_blob(payload)
-        self._own = {number: entry for number, entry in self._own.items() if number >= before}
 
     def delete_blob(self, blob: Digest) -> None:
         """Forget a blob. A disk that refuses keeps the file, and the user is told."""
@@ -501,8 +480,7 @@ class Driver:
 
     def _tell_held(self, payload: Digest) -> None:
         """Every round that names the payload, and where it is legal."""
-        named = {body.round for _, body in self._contributions.values() if body.payload == payload}
-        for number in sorted(number for number in named if self._payloads.held(payload, number)):
+        for number in self.contributions.held_in(payload):
             self.feed_round(rnd.PayloadHeld(payload, number, self.now()))
             self.feed_finality(fin.PayloadHeld(payload, number))
         self.finals.step()

@@ -64,7 +64,7 @@ def encode_rows(
 
 def encode_residual(
     residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *,
-    codec: str = "sparse2", threads: int = 1,
+    codec: str, threads: int = 1,
 ) -> bytes:  # fmt: skip
     """Payload of β·e + (anchor − local) of whole arrays, as `encode_rows`. One range of chunks for each thread.
 

@@ -30,14 +30,14 @@ class Step(NamedTuple):
     floor_256: int
 
 
-def check(payload: bytes | memoryview, chunks: int, k: int, *, codec: str = "sparse2") -> None:
+def check(payload: bytes | memoryview, chunks: int, k: int, *, codec: str) -> None:
     """Raise DecodeError unless these bytes are a legal payload."""
     _run([(1, payload)], Layout(codec, chunks, k), Step(0, 0), 1, (_nothing(), _nothing(), _nothing()))
 
 
 def update_of(
     members: Sequence[Member], chunks: int, k: int, step: Step, *,
-    codec: str = "sparse2", threads: int = 1,
+    codec: str, threads: int = 1,
 ) -> Tensor:  # fmt: skip
     """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of (weight, payload) of one round's set, each given once.
 
@@ -55,7 +55,7 @@ def fold_into(
     step: Step,
     out_C4096: Tensor,
     *,
-    codec: str = "sparse2",
+    codec: str,
     threads: int = 1,
 ) -> None:
     """θ + U into `out_C4096`, in the same pass and without storing U; both int32. Padding is left to the caller.
@@ -65,7 +65,7 @@ def fold_into(
     _run(members, Layout(codec, len(theta_C4096), k), step, threads, (_nothing(), theta_C4096, out_C4096))
 
 
-def give_back(residual_C4096: Tensor, payload: bytes | memoryview, k: int, *, codec: str = "sparse2") -> None:
+def give_back(residual_C4096: Tensor, payload: bytes | memoryview, k: int, *, codec: str) -> None:
     """Add what a payload said to `residual_C4096` (float32). Raises DecodeError, with the residual as it was."""
     layout = Layout(codec, len(residual_C4096), k)
     check(payload, layout.chunks, k, codec=codec)

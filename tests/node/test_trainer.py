@@ -59,7 +59,7 @@ while (request := inbox.take()) is not None:
         case w.Train(number):
             say(w.Progress(number, 1, 2, 1.0, 10.0))
             pending = w.Pending(number, Digest(bytes(32)), Digest(bytes(32)), "", 1, 1, 1, 1.0)
-            say(w.Trained(pending, 1, 1.0, 0.0))
+            say(w.Trained(pending, 1, 1.0))
         case w.Report():
             say(w.Reported())
         case w.Stop():

@@ -99,7 +99,7 @@ def test_an_old_payload_that_is_announced_again_is_kept_with_the_newer_round(wor
 
             def lie(body: Body) -> Body:
                 if isinstance(body, Ack) and body.round == 2 * SNAPSHOT_EVERY - 1 and not again:
-                    old = next(c for _, c in liar.driver._contributions.values() if c.round == 3)
+                    old = next(c for _, c in liar.driver.contributions._found.values() if c.round == 3)
                     again.append(old.payload)
                     asyncio.get_running_loop().call_soon(
                         liar.driver._publish, msgspec.structs.replace(old, round=body.round + 1)
