@@ -17,7 +17,7 @@ from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.coverage import Cover, Span, cover_of, size_of, slabs
-from atoll.protocols.errors import Divergence
+from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.run import RunSpec
 
@@ -46,7 +46,7 @@ class Sending:
         """
         cover = cover_of(self._spec, number)
         if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
-            raise Divergence("the local weights hold NaN or infinity")
+            raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
         layout = self._codec.layout(size_of(cover))
         payload = encoding.blank_payload(layout)
 

@@ -18,7 +18,7 @@ from atoll.node.compress.dense import dense_facts, dense_scratch, encode_dense
 from atoll.node.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norms_of, units_of, word_of
 from atoll.node.compress.selecting import choose, scratch_for
 from atoll.protocols.arena import CHUNK
-from atoll.protocols.errors import Divergence
+from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.payload import LOW_LEVEL, VALUE_BITS, Layout
 
 Bytes = npt.NDArray[np.uint8]
@@ -59,7 +59,7 @@ def encode_rows(
     """
     arrays = (anchor_N4096.numpy(), local_N4096.numpy(), residual_N4096.numpy())
     if not _run(layout, arrays, np.float32(beta), at, np.frombuffer(payload, np.uint8)):
-        raise Divergence("the error feedback holds NaN or infinity")
+        raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
 
 
 def encode_residual(

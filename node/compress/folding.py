@@ -15,7 +15,7 @@ from atoll.node.compress import dense, sparse_fold
 from atoll.node.compress.encoding import each_range, ranges_of
 from atoll.node.compress.reading import SPARE
 from atoll.protocols.arena import CHUNK
-from atoll.protocols.errors import DecodeError, Divergence
+from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.payload import Layout, check_frame
 from atoll.protocols.records import MAX_SET, MAX_WEIGHT
 
@@ -113,6 +113,6 @@ def _rows(payloads: Sequence[bytes | memoryview], layout: Layout) -> npt.NDArray
 def _raise(faults: list[int]) -> None:
     worst = max(faults, default=0)
     if worst in (sparse_fold.LEFT_RANGE, dense.LEFT_RANGE):
-        raise Divergence("a weight left its range of -128 … 128")
+        raise Divergence("a weight left its range of -128 … 128", hint=MODEL_LOST)
     if worst:
         raise DecodeError(f"payload: {dense.FAULTS.get(worst) or sparse_fold.FAULTS[worst]}")

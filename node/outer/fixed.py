@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from atoll.protocols.coverage import Cover, Span, slabs
-from atoll.protocols.errors import Divergence
+from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ids import Digest, digest
 
 FRACTION_BITS = 24
@@ -39,7 +39,7 @@ def plus(theta_C4096: Tensor, *terms: tuple[int, Tensor], cover: Cover | None = 
         for sign, term in terms:
             total.add_(term[at : at + len(total)], alpha=sign)
         if not bool(((total >= _LOW) & (total <= _HIGH)).all()):
-            raise Divergence("a weight left its range of -128 … 128")
+            raise Divergence("a weight left its range of -128 … 128", hint=MODEL_LOST)
         out[rows] = total.to(torch.int32)
     return out
 
