@@ -156,10 +156,9 @@ class Session:
     # --- the fold -------------------------------------------------------------------------------
 
     def _fold_round(self, number: Round, members: tuple[w.Member, ...]) -> w.Folded:
-        began = time.monotonic()
         if number > self._fold.final_round:  # a Finalize may have overtaken this request
             self._fold.set_round(number, _parts(members))
-        return w.Folded(number, self._fold.view_digest(), time.monotonic() - began)
+        return w.Folded(number, self._fold.view_digest())
 
     def _finalize(self, number: Round, members: tuple[w.Member, ...]) -> w.Finalized:
         if number != self._fold.final_round:  # else: it was done, but could not be saved
