@@ -112,7 +112,9 @@ class Daemon:
         except* _Stopped:
             pass
         except* AtollError as faults:
-            raise first_fault(faults) from faults
+            fault = first_fault(faults)
+            self.log.event("failed", error=fault.line())
+            raise fault from faults
         finally:
             await self.trainer.stop()
             self.log.close()

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node import finality, round
+from atoll.node.contributions import Contributions
 from atoll.node.eval_pace import EvalPace
 from atoll.node.finals import Finals
 from atoll.node.membership import Known, MemberView
@@ -69,8 +70,7 @@ class Driver:
         sizes = partial(payload_size, spec)
         self._payloads = Payloads(net, sizes, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self, net, spool)
-        self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
-        self._own: dict[int, Digest] = {}
+        self.contributions = Contributions(me, self._payloads)
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._lease_at = -1e9
         self._members: dict[PeerId, MemberView] = {}
@@ -159,17 +159,15 @@ class Driver:
     def _note(self, entry: Entry) -> None:
         body, name = entry.body, entry.id
         if isinstance(body, Contribution):
-            self._contributions[name] = (entry.author, body)
-            if entry.author == self.me:
-                self._own[body.round] = name
+            self.contributions.note(name, entry.author, body)
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
-        if isinstance(body, Contribution) and self._payloads.held(body.payload):
-            self.feed_finality(fin.PayloadHeld(body.payload))
+        if isinstance(body, Contribution) and self._payloads.held(body.payload, body.round):
+            self.feed_finality(fin.PayloadHeld(body.payload, body.round))
 
     def _tell_round(self, entry: Entry) -> None:
         body = entry.body
         if isinstance(body, Contribution):
-            held = self._payloads.held(body.payload)
+            held = self._payloads.held(body.payload, body.round)
             self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, held, self.now()))
 
     def on_leases(self) -> None:
@@ -264,7 +262,7 @@ class Driver:
             case rnd.Announce(pending):
                 self._announce(pending)
             case rnd.Discard(pending):
-                if pending.round not in self._own:
+                if not self.contributions.is_ours(pending.round):
                     self.log.event("discarded", round=pending.round)
             case rnd.FetchPayload(payload, author, number):
                 self._want(payload, author, number)
@@ -314,7 +312,7 @@ class Driver:
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
     def _announce(self, pending: w.Pending) -> None:
-        if pending.round in self._own:
+        if self.contributions.is_ours(pending.round):
             return
         try:
             blob = self._net.add_blob(Path(pending.path))
@@ -325,9 +323,10 @@ class Driver:
             self.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
         p = pending
-        entry = self._publish(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
+        body = Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss)
+        entry = self._publish(body)
         if entry is not None:  # its echo may come after the next look
-            self._own[p.round] = entry.id
+            self.contributions.note(entry.id, self.me, body)
 
     def _publish(self, body: Body) -> Entry | None:
         try:
@@ -360,17 +359,17 @@ class Driver:
         self.feed_round(rnd.Folded(action.round, folded.state, self.now()))
 
     async def _check(self, action: fin.CheckRound) -> None:
-        known = self.known(action.contributions)
+        known = self.contributions.known(action.contributions)
         checked = await self.ask_to_fold(known, lambda parts: w.Check(action.round, parts), w.Checked)
         self.feed_finality(fin.Checked(action.round, action.contributions, checked.state))
 
     def _closed(self, action: rnd.PublishAck) -> None:
-        authors = [self._contributions[entry][0] for entry in action.members]
+        authors = self.contributions.authors(action.members)
         self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
         self._publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
         if self._eval_pace.is_due(action.round, self.now()):
-            self._eval_pace.asked()
+            self._eval_pace.allowance.asked()
             self.start_task(self._evaluate(action), f"evaluate {action.round}")
 
     async def _evaluate(self, closed: rnd.PublishAck) -> None:
@@ -380,13 +379,9 @@ class Driver:
             evaluated = await self.ask(w.Evaluate(), w.Evaluated)
             took_s = evaluated.took_s
         finally:
-            self._eval_pace.took(self.now(), took_s)
+            self._eval_pace.allowance.took(self.now(), took_s)
         if evaluated.state == closed.state:
             self.log.evaluated(closed.round, evaluated.val_bpb)
-
-    async def evaluate(self) -> w.Evaluated:
-        """Validation loss now, for `atoll eval`."""
-        return await self.ask(w.Evaluate(), w.Evaluated)
 
     def _put_lease(self) -> None:
         activity, number = self._lease
@@ -443,14 +438,6 @@ class Driver:
             if life != self._lives:
                 raise WorkerDied("the worker that was asked is gone")
 
-    def known(self, entries: tuple[Digest, ...]) -> tuple[Known, ...]:
-        """The contributions of these entries; entries that the ledger lacks are left out."""
-        found = [(entry, *self._contributions[entry]) for entry in entries if entry in self._contributions]
-        return tuple(
-            Known(entry, author, c.round, c.weight, c.payload, self._payloads.held(c.payload))
-            for entry, author, c in found
-        )
-
     def members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
         """Contributions as the worker wants them."""
         return tuple(
@@ -465,7 +452,7 @@ class Driver:
 
     def finalized(self, action: fin.Finalize) -> None:
         """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
-        authors = [self._contributions[e][0] for e in action.contributions if e in self._contributions]
+        authors = self.contributions.authors(action.contributions)
         self.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
         self._payloads.forget(action.round)
         self.feed_round(rnd.Finalized(action.round, self.now()))
@@ -473,12 +460,9 @@ class Driver:
 
     def drop_payloads(self, before: Round) -> None:
         """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
-        for entry, (_, body) in list(self._contributions.items()):
-            if body.round < before:
-                del self._contributions[entry]
-                if self._net.has_blob(body.payload):
-                    self.delete_blob(body.payload)
-        self._own = {number: entry for number, entry in self._own.items() if number >= before}
+        for payload in self.contributions.forget(before):
+            if self._net.has_blob(payload):
+                self.delete_blob(payload)
 
     def delete_blob(self, blob: Digest) -> None:
         """Forget a blob. A disk that refuses keeps the file, and the user is told."""
@@ -488,10 +472,14 @@ class Driver:
             self.disk_trouble(error)
 
     def _on_held(self, payload: Digest) -> None:
-        now = self.now()
-        self.post(lambda: self.feed_round(rnd.PayloadHeld(payload, now)))
-        self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
-        self.post(self.finals.step)
+        self.post(lambda: self._tell_held(payload))
+
+    def _tell_held(self, payload: Digest) -> None:
+        """Every round that names the payload, and where it is legal."""
+        for number in self.contributions.held_in(payload):
+            self.feed_round(rnd.PayloadHeld(payload, number, self.now()))
+            self.feed_finality(fin.PayloadHeld(payload, number))
+        self.finals.step()
 
     async def _verify(self, path: Path, number: Round) -> None:
         await self.ask(w.Verify(str(path), number), w.Verified)

@@ -107,7 +107,7 @@ class Finals:
             self._go_on()
             return
         action = self._queue.get(self.applied + 1)
-        known = self._driver.known(action.contributions) if action else ()
+        known = self._driver.contributions.known(action.contributions) if action else ()
         if action and len(known) == len(action.contributions) and all(one.held for one in known):
             self._begin(self._apply(action, known), f"finalize {action.round}")
             return
@@ -265,8 +265,7 @@ class Finals:
     def _ours_up_to(self, number: Round) -> tuple[Digest, ...]:
         """Our payloads in the final sets of the queue up to `number`."""
         sets = (self._queue[at].contributions for at in sorted(self._queue) if at <= number)
-        ours = (one for entries in sets for one in self._driver.known(entries) if one.author == self._driver.me)
-        return tuple(one.payload for one in ours)
+        return tuple(self._driver.contributions.own_payloads(entry for entries in sets for entry in entries))
 
     def _offers(self) -> list[SnapshotOffer]:
         """Snapshots that live members offer, newest first."""

@@ -13,7 +13,9 @@ from atoll.node.round_words import Phase
 from atoll.node.roundlog import RoundRow
 from atoll.p2p.swarm import PeerRow
 from atoll.protocols import control as c
+from atoll.protocols import worker as w
 from atoll.protocols.registers import Lease
+from atoll.protocols.worker import Progress
 
 if TYPE_CHECKING:
     from atoll.node.daemon import Daemon
@@ -45,11 +47,13 @@ class DaemonOperator:
             run_name=d.spec.name,
             activity=driver.round.phase.value,
             reason=self._reason(),
-            eta_s=_eta_s(progress, driver.round.train_s) if training else None,
+            eta_s=_eta_s(progress, driver.round.step_s) if training else None,
             round=min(driver.round.round, d.spec.outer.rounds - 1),
             rounds=d.spec.outer.rounds,
             step=progress.step if progress and training else 0,
-            steps=d.spec.steps(min(driver.round.round, d.spec.outer.rounds - 1)),
+            steps=progress.steps
+            if progress and training
+            else d.spec.steps(min(driver.round.round, d.spec.outer.rounds - 1)),
             final=max(-1, driver.finals.applied),
             digest=row.digest if row else "",
             contributors=tuple(row.contributors) if row else (),
@@ -114,7 +118,7 @@ class DaemonOperator:
 
     async def evaluate(self) -> c.Evaluation:
         """Validation loss of the view."""
-        found = await self._daemon.driver.evaluate()
+        found = await self._daemon.driver.ask(w.Evaluate(), w.Evaluated)
         row = self._daemon.log.newest_closed()
         return c.Evaluation(row.round if row else -1, found.val_bpb, found.val_loss)
 
@@ -156,6 +160,6 @@ def _control_row(row: RoundRow) -> c.RoundRow:
     return c.RoundRow(**fields)
 
 
-def _eta_s(progress: object, train_s: float) -> float | None:
-    step, steps = getattr(progress, "step", 0), getattr(progress, "steps", 0)
-    return max(0.0, train_s * (1.0 - step / steps)) if step and train_s else None
+def _eta_s(progress: Progress | None, step_s: float) -> float | None:
+    """Of the steps that are left; None before the first one, and before the first round."""
+    return step_s * (progress.steps - progress.step) if progress and step_s else None

@@ -1,7 +1,9 @@
 """Getting the payloads of others: fetch, verify, hold; again and again until they are not needed.
 
-A payload is held when its bytes are on disk and the worker decoded them. Bytes that verify by hash
-but do not decode are void: their author is blamed and they are never held.
+A payload is held when its bytes are on disk and the worker decoded them since the start: a blob of that name may
+be something else, or have come just before a kill. Bytes that verify by hash but do not decode are void: their
+author is blamed and they are never held. Where rounds exchange fragments their payloads differ in size: what is
+legal in one round may be void in another.
 """
 
 import asyncio
@@ -19,6 +21,8 @@ FIRST_RETRY_S = 0.3
 LAST_RETRY_S = 10.0
 ATTEMPT_S = 120.0
 PARALLEL = 8
+Key = tuple[Digest, int]
+"""A payload and the size that is legal in its round."""
 SMALL_BYTES = 1 << 20
 """Up to this size few peers are asked, the author first: many holders cost more than they save."""
 FEW = 3
@@ -60,27 +64,38 @@ class Payloads:
         """
         self._blobs, self._payload_bytes = blobs, payload_bytes
         self._verify, self._on_held, self._on_fault, self._on_disk = verify, on_held, on_fault, on_disk
-        self._wanted: dict[Digest, Round] = {}
-        self._void: dict[Digest, Round] = {}
+        self._wanted: dict[Key, Round] = {}
+        self._void: dict[Key, Round] = {}
+        self._sound: set[Key] = set()
+        self._fetched: set[Digest] = set()
         self._slots = asyncio.Semaphore(PARALLEL)
 
-    def held(self, payload: Digest) -> bool:
-        """Whether the payload can be folded now."""
-        return self._blobs.has_blob(payload) and payload not in self._wanted and payload not in self._void
+    def held(self, payload: Digest, number: Round) -> bool:
+        """Whether the payload can be folded now, in this round."""
+        return self._blobs.has_blob(payload) and self._key(payload, number) in self._sound
+
+    def trust(self, payload: Digest, number: Round) -> None:
+        """Our own worker made it for this round: it needs no look."""
+        self._sound.add(self._key(payload, number))
 
     def want(self, group: asyncio.TaskGroup, payload: Digest, author: PeerId, number: Round) -> None:
         """Start getting a payload, unless that is under way or hopeless."""
-        if payload in self._wanted or payload in self._void or self.held(payload):
+        key = self._key(payload, number)
+        if key in self._void or self.held(payload, number):
             return
-        self._wanted[payload] = number
-        group.create_task(self._get(payload, author, number), name=f"payload {payload.hex()[:8]}")
+        is_new = key not in self._wanted
+        self._wanted[key] = max(number, self._wanted.get(key, number))
+        if is_new:
+            group.create_task(self._get(payload, author, number), name=f"payload {payload.hex()[:8]}")
 
     def forget(self, final: Round) -> None:
         """Stop getting payloads of rounds up to `final`."""
         for table in (self._wanted, self._void):
-            for payload, number in list(table.items()):
+            for key, number in list(table.items()):
                 if number <= final:
-                    del table[payload]
+                    del table[key]
+        self._sound = {key for key in self._sound if self._blobs.has_blob(key[0])}
+        self._fetched = {payload for payload in self._fetched if self._blobs.has_blob(payload)}
 
     async def mend(self, payload: Digest, author: PeerId, number: Round) -> None:
         """Return when a payload that was held is whole: what the disk lost or damaged is fetched again."""
@@ -99,20 +114,23 @@ class Payloads:
             await asyncio.sleep(pause_s(attempt))
 
     async def _get(self, payload: Digest, author: PeerId, number: Round) -> None:
-        attempt = 0
-        while payload in self._wanted and not await self._attempt(payload, author, number, attempt):
+        attempt, key = 0, self._key(payload, number)
+        while key in self._wanted and not await self._attempt(payload, author, number, attempt):
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
     async def _attempt(self, payload: Digest, author: PeerId, number: Round, attempt: int) -> bool:
         """One try. True when there is nothing left to do."""
+        key = self._key(payload, number)
         try:
             async with self._slots:
                 await self._load(payload, author, number, attempt)
         except DecodeError as error:
-            if self._wanted.pop(payload, None) is not None:
-                self._void[payload] = number
-            self._drop(payload)
+            wanted = self._wanted.pop(key, None)
+            if wanted is not None:
+                self._void[key] = wanted
+            if payload in self._fetched and not any(payload == sound for sound, _ in self._sound):
+                self._drop(payload)  # else it is something else's too
             self._on_fault(author, error)
             return True
         except DiskFault as error:
@@ -121,7 +139,8 @@ class Payloads:
         except (AtollError, TimeoutError) as error:
             log.debug("payload %s: %s", payload.hex()[:8], error)
             return False
-        if self._wanted.pop(payload, None) is not None:
+        self._sound.add(key)
+        if self._wanted.pop(key, None) is not None:
             self._on_held(payload)
         return True
 
@@ -130,7 +149,11 @@ class Payloads:
         async with asyncio.timeout(ATTEMPT_S):
             if not self._blobs.has_blob(payload):
                 await self._blobs.fetch_blob(payload, self._whom(author, attempt, size), size)
+                self._fetched.add(payload)
             await self._verify(self._blobs.blob_path(payload), number)
+
+    def _key(self, payload: Digest, number: Round) -> Key:
+        return payload, self._payload_bytes(number)
 
     def _drop(self, payload: Digest) -> None:
         try:

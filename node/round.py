@@ -98,8 +98,8 @@ def _take(state: RoundState, event: Event) -> Out:
             return _ready(state, event)
         case ContributionSeen():
             return _seen(state, event)
-        case PayloadHeld(payload):
-            return _held(state, payload), []
+        case PayloadHeld(payload, number):
+            return _held(state, payload, number), []
         case LeasesChanged(members):
             walks = walked(state.members, members, state.walks) if state.config.overlap_steps else {}
             return replace(state, members=dict(members), walks=walks), []
@@ -162,13 +162,10 @@ def _wanted(state: RoundState, newest: int) -> list[Action]:
     return [FetchPayload(k.payload, k.author, k.round) for k in missing]
 
 
-def _held(state: RoundState, payload: Digest) -> RoundState:
-    books = dict(state.books)
-    for number, book in state.books.items():
-        news = {entry: replace(k, held=True) for entry, k in book.items() if k.payload == payload and not k.held}
-        if news:
-            books[number] = {**book, **news}
-    return replace(state, books=books)
+def _held(state: RoundState, payload: Digest, number: int) -> RoundState:
+    book = state.books.get(number, {})
+    news = {entry: replace(k, held=True) for entry, k in book.items() if k.payload == payload and not k.held}
+    return replace(state, books={**state.books, number: {**book, **news}}) if news else state
 
 
 def _trained(state: RoundState, event: Trained) -> Out:

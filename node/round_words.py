@@ -56,9 +56,10 @@ class ContributionSeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A fetched payload is on disk and decodes (worker's Verified)."""
+    """A payload is on disk and decodes as one of this round (worker's Verified)."""
 
     payload: Digest
+    round: Round
     now: float
 
 

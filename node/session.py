@@ -2,9 +2,9 @@
 
 Holds 4 bytes per value each for Θ_final, the view, the error feedback, the local weights and their anchor, and 8
 for Adam. Everything but the view is saved in one generation (`state/`), whole or not at all, after each trained
-round; the local weights and the anchor only where they are more than the view. A Finalize that comes while a
-round is trained is saved with that round: were it lost, the daemon would ask for it again, and it gives the
-same bits.
+round; the local weights and the anchor only where they are more than the view. A Finalize is saved with the next
+trained round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it
+again, and it gives the same bits.
 
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
@@ -18,6 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from atoll.node.allowance import Allowance
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.compress.codecs import codec_of
@@ -35,6 +36,7 @@ from atoll.node.outer.fold import Fold, Part
 from atoll.node.rounds import Rounds, Step
 from atoll.node.sending import Sending
 from atoll.node.spent import Ledger
+from atoll.node.warm import warm
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
@@ -44,6 +46,8 @@ from atoll.protocols.ids import Round
 from atoll.protocols.run import RunSpec
 from atoll.protocols.worker import NOTHING_YET
 
+SAVE_SHARE = 0.01
+"""Of the time, at most, goes into saving between two trained rounds."""
 Event: TypeAlias = Step | w.Trained
 """What a step of `train` gives."""
 
@@ -51,19 +55,23 @@ Event: TypeAlias = Step | w.Trained
 class Session:
     """One run in one worker."""
 
-    def __init__(self, start: w.Start, spent: Ledger | None = None) -> None:
+    def __init__(self, start: w.Start, spent: Ledger | None = None, saves: Allowance | None = None) -> None:
         """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
 
         `spent`: the worker's books of time; what takes none of the asker's kind is named there.
+        `saves`: of what is not a trained round.
         """
         threads = max(1, start.threads)
         torch.set_num_threads(threads)
         self._start = start
         self._spent = spent or Ledger(time.monotonic_ns)
+        self._saves = saves or Allowance(SAVE_SHARE)
+        self._is_saved = True
         self._spec = spec = codec.decode(start.spec, RunSpec)
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
+        warm(self._codec)
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
         self._model = Decoder(spec.model).to(start.device)
@@ -92,11 +100,8 @@ class Session:
 
     def answer(self, ask: w.Ask) -> w.Answer:
         """Do everything but training. Raises AtollError."""
-        match ask:
-            case w.Verify() | w.Adopt():
-                pass
-            case _:
-                self._check_begun()
+        if not isinstance(ask, w.Verify | w.Adopt):
+            self._check_begun()
         match ask:
             case w.Verify(path, number):
                 self._codec.check(*self._load(path), size_of(cover_of(self._spec, number)))
@@ -148,7 +153,7 @@ class Session:
             if payload:
                 self._sending.keep(trained.pending, payload)
                 self._unsaved = (trained, bytearray())
-            self._save()
+        self._save()
         self._unsaved = None
         self._spent.keep()
         return trained
@@ -156,19 +161,18 @@ class Session:
     # --- the fold -------------------------------------------------------------------------------
 
     def _fold_round(self, number: Round, members: tuple[w.Member, ...]) -> w.Folded:
-        began = time.monotonic()
         if number > self._fold.final_round:  # a Finalize may have overtaken this request
             self._fold.set_round(number, _parts(members))
-        return w.Folded(number, self._fold.view_digest(), time.monotonic() - began)
+        return w.Folded(number, self._fold.view_digest())
 
     def _finalize(self, number: Round, members: tuple[w.Member, ...]) -> w.Finalized:
         if number != self._fold.final_round:  # else: it was done, but could not be saved
             missed = self._sending.missed(number, {m.payload for m in members if m.author == self._start.peer})
             self._fold.finalize(number, _parts(members))
             self._sending.settle(number, missed)
-        if not self._is_training:
-            with self._spent.within("checkpoint"):
-                self._save()
+        self._is_saved = False
+        if not self._is_training and self._saves.is_due(time.monotonic()):
+            self._save()
         return w.Finalized(number, self._fold.state_digest())
 
     def _adopt(self, ask: w.Adopt) -> w.Adopted:
@@ -181,8 +185,7 @@ class Session:
             missed = self._sending.missed(ask.round, set(ask.included))
             self._fold.adopt(found.theta_C4096, ask.round)
             self._sending.settle(ask.round, missed)
-        with self._spent.within("checkpoint"):
-            self._save()
+        self._save()
         return w.Adopted(ask.round, ask.state)
 
     def _snapshot(self, path: Path) -> w.Snapshotted:
@@ -212,7 +215,19 @@ class Session:
 
     # --- the disk -------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Save what is not saved yet; nothing of the round at hand. Raises DiskFault."""
+        if not self._is_saved and not self._is_training:
+            self._save()
+
     def _save(self) -> None:
+        began = time.monotonic()
+        with self._spent.within("checkpoint"):
+            self._write_generation()
+        self._is_saved, now = True, time.monotonic()
+        self._saves.took(now, now - began)
+
+    def _write_generation(self) -> None:
         carried = carries(self._spec)
         body = local.LocalBody(
             self._spec.id,

@@ -178,7 +178,6 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     payload_bytes: int
     train_s: float
     """Without `held_s`."""
-    encode_s: float
     overlapped: int = 0
     """Steps that were taken before the fold of `after` was in the local weights."""
     held_s: float = 0.0
@@ -194,7 +193,6 @@ class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded"):
 
     round: Round
     state: Digest
-    fold_s: float
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):

@@ -105,11 +105,11 @@ def play(tmp_path: Path) -> Callable[..., Rig]:
 def test_the_author_alone_is_asked_for_a_small_payload(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding = {peer: {ONE} for peer in (AUTHOR, *OTHERS)}
-        assert not rig.payloads.held(ONE)
+        assert not rig.payloads.held(ONE, Round(0))
         for _ in range(3):
             rig.payloads.want(group, ONE, AUTHOR, Round(0))
         await asyncio.sleep(1.0)
-        assert rig.payloads.held(ONE)
+        assert rig.payloads.held(ONE, Round(0))
         rig.payloads.want(group, ONE, AUTHOR, Round(0))
         await asyncio.sleep(1.0)
 
@@ -181,7 +181,7 @@ def test_bytes_that_do_not_decode_are_void_and_blamed_on_their_author_once(play)
         await asyncio.sleep(1.0)
         rig.payloads.want(group, ONE, AUTHOR, Round(0))
         await asyncio.sleep(1.0)
-        assert not rig.payloads.held(ONE)
+        assert not rig.payloads.held(ONE, Round(0))
 
     rig = play(story)
     assert [(peer, type(error)) for peer, error in rig.faults] == [(AUTHOR, DecodeError)]
@@ -228,3 +228,42 @@ def test_a_payload_that_the_disk_damaged_is_fetched_again(play):
     rig = play(story)
     assert len(rig.shelf.asked) == 1
     assert rig.faults == [], "it was fine when it came"
+
+
+def test_what_lies_on_the_disk_counts_only_after_a_look(play):
+    """A blob of that name may be a snapshot, or have come just before a kill. What is no payload stays."""
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        two = digest(b"another")
+        rig.shelf.here, rig.bad = {ONE, two}, {ONE}
+        for payload in (ONE, two):
+            assert not rig.payloads.held(payload, Round(0))
+            rig.payloads.want(group, payload, AUTHOR, Round(0))
+        await asyncio.sleep(1.0)
+        assert not rig.payloads.held(ONE, Round(0))
+        assert rig.payloads.held(two, Round(0))
+        assert rig.shelf.here == {ONE, two}
+
+    rig = play(story)
+    assert (rig.shelf.asked, len(rig.faults)) == ([], 1)
+
+
+def test_a_payload_of_one_fragment_is_not_one_of_another(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.payloads._payload_bytes = lambda number: 1000 + number % 2
+
+        async def verify(path: Path, number: Round) -> None:
+            if number % 2:
+                raise DecodeError("of another size")
+
+        rig.payloads._verify = verify
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        await asyncio.sleep(1.0)
+        rig.payloads.want(group, ONE, OTHERS[0], Round(1))
+        await asyncio.sleep(1.0)
+        assert [rig.payloads.held(ONE, Round(number)) for number in range(4)] == [True, False, True, False]
+
+    rig = play(story)
+    assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
+    assert len(rig.shelf.asked) == 1

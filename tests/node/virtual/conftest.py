@@ -138,7 +138,7 @@ class FakeWorker:
                 if number > self.final:
                     self.open[number] = members
                     self.wake()
-                return w.Folded(number, self.view(), 0.0)
+                return w.Folded(number, self.view())
             case w.Check(number, _) if number <= self.final:
                 raise Superseded(f"round {number} is final already")
             case w.Check(number, members):
@@ -188,7 +188,7 @@ class FakeWorker:
         pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0)
         self.pending = (*self.pending, pending)
         self.trained.append(ask.round)
-        return w.Trained(pending, PAYLOAD_BYTES, step_s * ask.steps, 0.0)
+        return w.Trained(pending, PAYLOAD_BYTES, step_s * ask.steps)
 
     async def _steps(self, count: int, now: tuple[int, int]) -> None:
         """Fractions of a second would cost more than they show: all steps in one sleep."""
