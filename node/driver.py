@@ -18,24 +18,23 @@ from typing import Any, TypeVar
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node import finality, round
+from atoll.node.contributions import announced, is_lawful
 from atoll.node.evaluations import Evaluations
 from atoll.node.finals import Finals
 from atoll.node.membership import MemberView
 from atoll.node.needs import Network, round_half_s
-from atoll.node.payloads import Payloads
 from atoll.node.reductions import Reductions
 from atoll.node.roundlog import RoundLog
 from atoll.node.sets import Sets
 from atoll.node.tempo import Tempo, choose, measured
-from atoll.node.trainer import Trainer, WorkerDied
+from atoll.node.trainer import Trainer, WorkerDied, unless_needless
 from atoll.protocols import worker as w
-from atoll.protocols.coverage import cover_of, largest_payload, payload_size, size_of
+from atoll.protocols.coverage import largest_payload
 from atoll.protocols.errors import AtollError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.records import Ack, Body, Contribution, Entry, SlicedContribution, set_digest
+from atoll.protocols.records import Ack, Body, Contribution, Entry, set_digest
 from atoll.protocols.registers import Activity, Lease
 from atoll.protocols.run import RunSpec
-from atoll.protocols.spans import Span
 
 A = TypeVar("A")
 log = logging.getLogger(__name__)
@@ -73,13 +72,12 @@ class Driver:
         self.round = round.begin(rnd.config_of(spec, me))
         self.tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
-        sizes = partial(payload_size, spec)
-        self._payloads = Payloads(net, sizes, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self, net, spool)
-        self.sets = Sets(self, net, self._payloads)
-        by_chance = luck or random.SystemRandom()
-        self.reductions = Reductions(self, net, spec.reduce, spool, by_chance) if spec.reduce else None
-        self._own: dict[int, Digest] = {}
+        self.sets = Sets(self, net)
+        self.contributions = self.sets.contributions
+        self.reductions: Reductions | None = None
+        if spec.reduce:
+            self.reductions = Reductions(self, net, self.sets.payloads, spool, luck or random.SystemRandom())
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._lease_at = -1e9
         self._members: dict[PeerId, MemberView] = {}
@@ -124,7 +122,7 @@ class Driver:
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` under the driver; a death of the worker inside it is no error: Ready comes again."""
-        self.group.create_task(_unless_needless(work), name=name)
+        self.group.create_task(unless_needless(work), name=name)
 
     async def _ticks(self) -> None:
         while True:
@@ -151,7 +149,7 @@ class Driver:
 
     def _replay(self) -> None:
         """Finality first: the round machine need not hear of rounds that the ledger proves final."""
-        entries = self._net.entries()
+        entries = [entry for entry in self._net.entries() if is_lawful(self.spec, entry)]
         for entry in entries:
             self._note(entry)
         for entry in entries:
@@ -160,7 +158,7 @@ class Driver:
 
     def _drop_old_snapshots(self) -> None:
         """Whatever is larger than a payload: a new one is taken as soon as the worker is there."""
-        for blob in self._net.blobs_above(largest_payload(self.spec)):
+        for blob in set(self._net.blobs_above(largest_payload(self.spec))).difference(self.spec.given):
             self.delete_blob(blob)
 
     def on_entry(self, entry: Entry) -> None:
@@ -169,26 +167,19 @@ class Driver:
 
     def entry_seen(self, entry: Entry) -> None:
         """Feed one entry to both machines."""
-        self._note(entry)
-        self._tell_round(entry)
+        if is_lawful(self.spec, entry):
+            self._note(entry)
+            self._tell_round(entry)
 
     def _note(self, entry: Entry) -> None:
         body, name = entry.body, entry.id
         if isinstance(body, Contribution):
-            if not self._is_of_this_run(body):
-                return
-            self.sets.note(name, entry.author, body)
-            if entry.author == self.me:
-                self._own[body.round] = name
+            self.contributions.note(name, entry.author, body)
         if self.reductions is not None:
             self.reductions.note(entry)
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
-        if isinstance(body, Contribution) and (self._payloads.held(body.payload) or self._is_sliced(body.round)):
-            self.feed_finality(fin.PayloadHeld(body.payload))
-
-    def _is_of_this_run(self, body: Contribution) -> bool:
-        """In runs whose rounds may be reduced nobody can use a payload without the root of its rows."""
-        return isinstance(body, SlicedContribution) == (self.reductions is not None)
+        if isinstance(body, Contribution) and (self.contributions.held(name) or self._is_sliced(body.round)):
+            self.feed_finality(fin.PayloadHeld(name))
 
     def _is_sliced(self, number: int) -> bool:
         """Whether nobody reads the round's payloads as a whole."""
@@ -196,8 +187,8 @@ class Driver:
 
     def _tell_round(self, entry: Entry) -> None:
         body = entry.body
-        if isinstance(body, Contribution) and self._is_of_this_run(body):
-            held = self._payloads.held(body.payload)
+        if isinstance(body, Contribution):
+            held = self.contributions.held(entry.id)
             self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, held, self.now()))
 
     def on_leases(self) -> None:
@@ -292,10 +283,10 @@ class Driver:
             case rnd.Announce(pending):
                 self._announce(pending)
             case rnd.Discard(pending):
-                if pending.round not in self._own:
+                if not self.contributions.is_ours(pending.round):
                     self.log.event("discarded", round=pending.round)
-            case rnd.FetchPayload(payload, author, number):
-                self.want(payload, author, number)
+            case rnd.FetchPayload(entry):
+                self.sets.want_payloads((entry,))
             case rnd.FoldRound(number, members):
                 self.start_task(self._fold(number, tuple(k.entry for k in members)), f"fold {number}")
             case rnd.FoldReduced(number, names):
@@ -324,8 +315,7 @@ class Driver:
             case fin.FetchMissing(number, entries, payloads):
                 if entries:
                     self._net.sync_soon()
-                for payload, author in payloads:
-                    self._fetch_for_check(payload, author, number)
+                self._fetch_for_check(number, payloads)
             case fin.Finalize():
                 if self.reductions is not None:
                     self.reductions.decided(action.round, action.contributions)
@@ -349,7 +339,7 @@ class Driver:
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
     def _announce(self, pending: w.Pending) -> None:
-        if pending.round in self._own:
+        if self.contributions.is_ours(pending.round):
             return
         try:
             blob = self._net.add_blob(Path(pending.path))
@@ -359,12 +349,10 @@ class Driver:
         if blob != pending.payload:  # the disk changed it; its final set will be without it
             self.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
-        p = pending
-        words = (p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss)
-        sliced = self.reductions is not None
-        entry = self.publish(SlicedContribution(*words, Digest(p.rows)) if sliced else Contribution(*words))
+        body = announced(pending)
+        entry = self.publish(body)
         if entry is not None:  # its echo may come after the next look
-            self._own[p.round] = entry.id
+            self.contributions.note(entry.id, self.me, body)
 
     def publish(self, body: Body) -> Entry | None:
         """Append to our feed; None when the disk refuses, which the user is told."""
@@ -389,16 +377,13 @@ class Driver:
             self.trouble = ""
             self.log.event("trouble_over")
 
-    def want(self, payload: Digest, author: PeerId, number: Round) -> None:
-        """Get a payload, unless it is here."""
-        self._payloads.want(self.group, payload, author, number)
-
-    def _fetch_for_check(self, payload: Digest, author: PeerId, number: Round) -> None:
+    def _fetch_for_check(self, number: Round, entries: tuple[Digest, ...]) -> None:
         """Of a reduced round the check itself gets what it needs."""
-        if self._is_sliced(number):
-            self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
-        else:
-            self.want(payload, author, number)
+        if not self._is_sliced(number):
+            self.sets.want_payloads(entries)
+            return
+        for entry in entries:
+            self.post(partial(self.feed_finality, fin.PayloadHeld(entry)))
 
     async def _fold(self, number: Round, names: tuple[Digest, ...]) -> None:
         folded = await self.sets.ask(number, names, lambda *parts: w.Fold(number, *parts), w.Folded)
@@ -410,7 +395,7 @@ class Driver:
         self.feed_finality(fin.Checked(number, names, checked.state))
 
     def _closed(self, action: rnd.PublishAck) -> None:
-        authors = self.sets.authors(action.members)
+        authors = self.contributions.authors(action.members)
         self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
         self.publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
@@ -422,7 +407,7 @@ class Driver:
         speed = self.tempo.tokens_per_s or (self.progress.tokens_per_s if self.progress else 0.0)
         self._lease_at = self.now()
         blob, at = (offer.blob, offer.round) if offer else (b"", -1)
-        lease = Lease(activity, number, self.finals.applied, blob, at, speed)
+        lease = Lease(activity, number, Round(max(-1, self.finals.applied)), blob, at, speed)
         self._net.put_lease(lease, self.spec.pace.lease_s)
 
     # --- for Finals and tasks ---------------------------------------------------------------------
@@ -457,24 +442,13 @@ class Driver:
 
     def finalized(self, action: fin.Finalize) -> None:
         """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
-        authors = self.sets.authors(action.contributions)
+        authors = self.contributions.authors(action.contributions)
         self.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
-        self._payloads.forget(action.round)
+        self.sets.finalized(action.round, action.contributions)
         if self.reductions is not None:
             self.reductions.forget(action.round)
         self.feed_round(rnd.Finalized(action.round, self.now()))
         self.feed_finality(fin.Finalized(action.round))
-
-    def rows_of(self, number: int) -> Span:
-        """All rows of a payload of a round."""
-        return Span(0, size_of(cover_of(self.spec, number)))
-
-    def drop_payloads(self, before: Round) -> None:
-        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
-        self.sets.drop(before)
-        if self.reductions is not None:
-            self.reductions.drop(before)
-        self._own = {number: entry for number, entry in self._own.items() if number >= before}
 
     def delete_blob(self, blob: Digest) -> None:
         """Forget a blob. A disk that refuses keeps the file, and the user is told."""
@@ -482,19 +456,3 @@ class Driver:
             self._net.delete_blob(blob)
         except DiskFault as error:
             self.disk_trouble(error)
-
-    def _on_held(self, payload: Digest) -> None:
-        now = self.now()
-        self.post(lambda: self.feed_round(rnd.PayloadHeld(payload, now)))
-        self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
-        self.post(self.finals.step)
-
-    async def _verify(self, path: Path, number: Round) -> None:
-        await self.ask(w.Verify(str(path), number), w.Verified)
-
-
-async def _unless_needless(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except (WorkerDied, Superseded) as error:
-        log.debug("given up: %s", error)

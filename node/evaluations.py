@@ -19,7 +19,7 @@ class Evaluations:
     def closed(self, action: PublishAck) -> None:
         """A round closed: evaluate it if it is time."""
         if self._pace.is_due(action.round, self._driver.now()):
-            self._pace.asked()
+            self._pace.allowance.asked()
             self._driver.start_task(self._evaluate(action), f"evaluate {action.round}")
 
     async def _evaluate(self, closed: PublishAck) -> None:
@@ -29,6 +29,6 @@ class Evaluations:
             evaluated = await self._driver.ask(w.Evaluate(), w.Evaluated)
             took_s = evaluated.took_s
         finally:
-            self._pace.took(self._driver.now(), took_s)
+            self._pace.allowance.took(self._driver.now(), took_s)
         if evaluated.state == closed.state:
             self._driver.log.evaluated(closed.round, evaluated.val_bpb)

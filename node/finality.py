@@ -68,8 +68,8 @@ def _take(state: FinalityState, event: Event) -> Out:
     match event:
         case EntrySeen():
             return _entry(state, event)
-        case PayloadHeld(payload):
-            return replace(state, held=state.held | {payload}), []
+        case PayloadHeld(entry):
+            return replace(state, held=state.held | {entry}), []
         case RoundClosed(number, members):
             views = {**state.views, number: members}
             return _ripen(replace(state, views=views, closed=max(state.closed, number))), []
@@ -160,13 +160,12 @@ def _decide(state: FinalityState) -> Out:
 def _next_round(state: FinalityState, authors: list[PeerId]) -> FinalityState:
     number = state.last_final + 1
     books = {at: book for at, book in state.books.items() if at > number}
-    needed = {body.payload for book in books.values() for _, body in book.contributions.values()}
     done = replace(
         state,
         last_final=number,
         acceptors=order(state.run, number + 1, authors),
         books=books,
-        held=state.held & needed,
+        held=state.held & {entry for book in books.values() for entry in book.contributions},
         views={at: view for at, view in state.views.items() if at > number},
         checked={},
         checking=frozenset(),
@@ -339,7 +338,7 @@ def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Final
     if len({author for _, author, _ in known}) != len(known):
         return state, False, []
     entries = book.unknown(names)
-    payloads = tuple((c.payload, author) for _, author, c in known if c.payload not in state.held)
+    payloads = tuple(entry for entry, _, _ in known if entry not in state.held)
     if entries or payloads:
         state, actions = _missing(state, entries, payloads)
         return state, False, actions
@@ -348,9 +347,7 @@ def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Final
     return replace(state, checking=state.checking | {names}), False, [CheckRound(_round(state), names)]
 
 
-def _missing(
-    state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[tuple[Digest, PeerId], ...]
-) -> Out:
+def _missing(state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...]) -> Out:
     if (entries, payloads) == state.missing:
         return state, []
     return replace(state, missing=(entries, payloads)), [FetchMissing(_round(state), entries, payloads)]

@@ -32,12 +32,12 @@ class EntrySeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A payload is on disk and decodes, or is not needed as a whole (CheckRound).
+    """The payload of a contribution is on disk and is what that says, or is not needed as a whole (CheckRound).
 
-    Send it after the EntrySeen of its contribution.
+    Send it after the EntrySeen of the contribution.
     """
 
-    payload: Digest
+    entry: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,12 @@ class CheckRound:
 class FetchMissing:
     """A proposal or a final set names these; we lack them. `entries`: contributions not in our ledger yet.
 
-    `payloads`: (payload, author). Repeated only when the list changes.
+    `payloads`: contributions that are, but without their payload. Repeated only when the list changes.
     """
 
     round: Round
     entries: tuple[Digest, ...]
-    payloads: tuple[tuple[Digest, PeerId], ...]
+    payloads: tuple[Digest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +204,7 @@ class FinalityState:
     views: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """Our own set of each closed round."""
     held: frozenset[Digest] = frozenset()
+    """Contributions whose payload is."""
     checked: Mapping[tuple[Digest, ...], Digest] = field(default_factory=dict)
     """Set -> state, for this round."""
     checking: frozenset[tuple[Digest, ...]] = frozenset()
@@ -212,5 +213,5 @@ class FinalityState:
     """Reductions that are proven wrong."""
     told: frozenset[Digest] = frozenset()
     """Proposals whose divergence was reported."""
-    missing: tuple[tuple[Digest, ...], tuple[tuple[Digest, PeerId], ...]] = ((), ())
+    missing: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
     """The last FetchMissing of this round."""

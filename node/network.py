@@ -82,6 +82,10 @@ class SwarmNetwork:
         """See BlobStore.path."""
         return self._swarm.blobs.store.path(blob)
 
+    async def is_whole(self, blob: Digest) -> bool:
+        """Whether a held blob's bytes still have its hash. Raises DiskFault."""
+        return await asyncio.to_thread(self._swarm.blobs.store.is_whole, blob)
+
     def delete_blob(self, blob: Digest) -> None:
         """See BlobStore.delete."""
         self._swarm.blobs.store.delete(blob)

@@ -96,9 +96,9 @@ class ReducedSets:
         """These, and what continues them."""
         return tainted(self.claims, wrong)
 
-    def reduced_payloads(self, before: int) -> list[Digest]:
-        """Payloads of all Reductions of rounds before this one."""
-        return [claim.body.payload for claim in self.claims.values() if claim.body.round < before]
+    def reduced_payloads(self, first: int = 0) -> set[Digest]:
+        """Payloads of all Reductions from this round on."""
+        return {claim.body.payload for claim in self.claims.values() if claim.body.round >= first}
 
     def forget(self, before: int) -> None:
         """The payloads of rounds before this one are dropped."""

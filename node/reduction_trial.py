@@ -58,7 +58,9 @@ class TrialMember:
 
     def payload(self, delta_C4096: Tensor) -> bytes:
         """What the member sends of a pseudo-gradient."""
-        return encode_residual(self._residual, self._nowhere, -delta_C4096, self._beta, self._rules.k)
+        return encode_residual(
+            self._residual, self._nowhere, -delta_C4096, self._beta, self._rules.k, codec="sparse2"
+        )
 
     def take_back(self, rest: Kept) -> None:
         """What the member's reducer keeps no longer."""
@@ -90,7 +92,7 @@ class States:
         key = digest(before, *(_name_of(part, raw, reduced) for part in parts))
         if key not in self._after:
             updates = torch.cat([self._update(part, raw, reduced) for part in parts])
-            theta = plus(self._thetas[before], (1, updates))
+            theta = plus(self._thetas[before], updates)
             self._after[key] = state_digest(theta)
             self._thetas[self._after[key]] = theta
         return self._after[key]

@@ -15,6 +15,7 @@ import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node.needs import Network
 from atoll.node.openings import Openings
+from atoll.node.payloads import Named, Payloads
 from atoll.node.reduce import member
 from atoll.node.reduce.effective import Effective
 from atoll.node.reduced_sets import ReducedSets
@@ -33,7 +34,6 @@ from atoll.protocols.reduction import (
     decode_ask,
     rules_of,
 )
-from atoll.protocols.slices import ReduceSpec
 from atoll.protocols.spans import Span
 
 if TYPE_CHECKING:
@@ -62,11 +62,15 @@ class OpenRound:
 class Reductions:
     """Runs the machines of all open reduced rounds."""
 
-    def __init__(self, driver: "Driver", net: Network, spec: ReduceSpec, spool: Path, luck: random.Random) -> None:
-        self._driver, self._net = driver, net
-        self.sets = ReducedSets(driver.me, rules_of(driver.spec), spec)
+    def __init__(
+        self, driver: "Driver", net: Network, payloads: Payloads, spool: Path, luck: random.Random
+    ) -> None:
+        """For a run that has `reduce`. `payloads`: of Reductions too."""
+        assert driver.spec.reduce is not None
+        self._driver, self._net, self._payloads = driver, net, payloads
+        self.sets = ReducedSets(driver.me, rules_of(driver.spec), driver.spec.reduce)
         refuse = (driver.blame, driver.disk_trouble)
-        self._sources = SliceSources(net, self.sets, spool / "rows", self._verify, *refuse)
+        self._sources = SliceSources(net, self.sets, payloads, spool / "rows", *refuse)
         self._openings = Openings(net, self.sets, spool, driver.ask, driver.publish, driver.blame, luck)
         self._rounds: dict[int, OpenRound] = {}
         self._reducing: set[int] = set()
@@ -115,35 +119,41 @@ class Reductions:
         """The worker holds a final round: what was wanted up to it is not needed."""
         self._sources.forget(final)
 
-    def drop(self, before: Round) -> None:
-        """Newer snapshots cover the rounds before this one."""
-        for payload in self.sets.reduced_payloads(before):
-            if self._net.has_blob(payload):
-                self._driver.delete_blob(payload)
+    def forget_payloads(self, before: Round) -> set[Digest]:
+        """Newer snapshots cover the rounds before this one. Returns the payloads of their Reductions."""
+        old = self.sets.reduced_payloads() - self.payloads(before)
         self.sets.forget(before)
         try:
             self._sources.shelf.keep_only(self.sets.entries.keys())
         except DiskFault as error:
             self._driver.disk_trouble(error)
+        return old
+
+    def payloads(self, first: Round) -> set[Digest]:
+        """Of all Reductions from this round on."""
+        return self.sets.reduced_payloads(first)
 
     # --- sets -------------------------------------------------------------------------------------
 
     def is_sliced(self, number: int, names: tuple[Digest, ...]) -> bool:
         """Whether a set is made of slices here: else whole payloads give the same bits."""
         return any(name in self.sets.claims for name in names) or (
-            bool(self.sets.plan(number).reducers) and not all(one.held for one in self._driver.sets.known(names))
+            bool(self.sets.plan(number).reducers)
+            and not all(one.held for one in self._driver.contributions.known(names))
         )
 
-    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Counted, ...]:
-        """What of ours counts in a final set of slices."""
-        parts = self.sets.parts(number, names) or ()
-        spans = tuple(part.span for part in parts if self.sets.has_ours(part))
+    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Counted, ...] | None:
+        """What of ours counts in a final set of slices. None: a Reduction covers what the ledger lacks."""
         mine = [o for o in self.sets.offers(number) if o.author == self.sets.me]
-        reduced = [part.reduced for part in parts if part.reduced is not None]
-        return (
-            *(w.Counted(self.sets.contribution(offer.entry).payload, spans) for offer in mine),
-            *(w.Counted(claim.body.payload, ()) for claim in reduced if claim.author == self.sets.me),
-        )
+        claims = [self.sets.claims[name] for name in names if name in self.sets.claims]
+        reduced = [w.Counted(claim.body.payload, ()) for claim in claims if claim.author == self.sets.me]
+        if not mine:
+            return tuple(reduced)
+        parts = self.sets.parts(number, names)
+        if parts is None:
+            return None
+        spans = tuple(part.span for part in parts if self.sets.has_ours(part))
+        return (*(w.Counted(self.sets.contribution(o.entry).payload, spans) for o in mine), *reduced)
 
     def slices(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Slice, ...] | None:
         """A set as the worker wants it; None while not all is here."""
@@ -156,8 +166,8 @@ class Reductions:
         if parts is None:
             self._net.sync_soon()
         for part in parts or ():
-            if part.reduced is not None and not self._sources.has_payload(part.reduced):
-                self._want_payload(number, part.reduced)
+            if part.reduced is not None:
+                self._payloads.want(self._driver.group, named_by(part.reduced), part.reduced.author)
             for offer in part.raw:
                 if not self._sources.shelf.has(offer.entry, part.span):
                     self._want_rows(number, offer, part.span)
@@ -203,7 +213,7 @@ class Reductions:
         return w.Member(offer.entry, offer.author, offer.weight, payload, path)
 
     def _is_here(self, part: Effective) -> bool:
-        reduced = part.reduced is None or self._sources.has_payload(part.reduced)
+        reduced = part.reduced is None or self._payloads.held(named_by(part.reduced))
         return reduced and all(self._sources.shelf.has(offer.entry, part.span) for offer in part.raw)
 
     def _mend(self, number: int, names: tuple[Digest, ...]) -> None:
@@ -236,8 +246,8 @@ class Reductions:
 
     def _enough(self, offer: Offer) -> None:
         """All that this node needs of a contribution before its round closes is here."""
-        payload, now = self.sets.contribution(offer.entry).payload, self._driver.now()
-        self._driver.post(lambda: self._driver.feed_round(rnd.PayloadHeld(payload, now)))
+        held = rnd.PayloadHeld(offer.entry, self.sets.contribution(offer.entry).round, self._driver.now())
+        self._driver.post(lambda: self._driver.feed_round(held))
 
     def _tell(self, number: int, event: member.Event) -> None:
         open_round = self._rounds.get(number)
@@ -249,7 +259,7 @@ class Reductions:
                 case member.FetchRows(offer, span):
                     self._want_rows(number, offer, span)
                 case member.FetchReduction(claim):
-                    self._want_payload(number, claim)
+                    self._want_payload(claim)
                 case member.Reduce(span, offers):
                     self._start_reducing(number, span, offers)
                 case member.Fold(parts, entries):
@@ -265,7 +275,7 @@ class Reductions:
             self._driver.start_task(self._openings.sample(parts), f"open {number}")
 
     def _look(self, number: int) -> None:
-        """Patience with reducers, then with rows that nobody gives."""
+        """Patience with reducers, then with rows that nobody gives: their author may be dead, or lie about them."""
         open_round, now = self._rounds[number], self._driver.now()
         if open_round.settled_at is None:
             return
@@ -279,7 +289,7 @@ class Reductions:
         gone_at = (open_round.impatient_at or now) + self._driver.spec.pace.lease_s
         if now >= gone_at and not open_round.parts:
             for offer in self.sets.offers(number):
-                if offer.author not in live and offer.entry not in open_round.state.gone:
+                if offer.author != self.sets.me and offer.entry not in open_round.state.gone:
                     self._tell(number, member.Gone(offer.entry))
 
     def _want_rows(self, number: int, offer: Offer, span: Span) -> None:
@@ -294,18 +304,21 @@ class Reductions:
             self._enough(offer)
         self._driver.finals.step()
 
-    def _want_payload(self, number: int, claim: Claim) -> None:
-        def heard() -> None:
-            self._driver.post(lambda: self._payload_here(number, claim))
+    def _want_payload(self, claim: Claim) -> None:
+        self._payloads.want(self._driver.group, named_by(claim), claim.author)
+        self._driver.post(lambda: self._look_at(claim))
 
-        self._sources.want_payload(self._driver.group, claim, heard)
+    def payload_settled(self, payload: Digest) -> None:
+        """It is held or void, as what some record says that it is."""
+        for claim in [claim for claim in self.sets.claims.values() if claim.body.payload == payload]:
+            self._look_at(claim)
 
-    def _payload_here(self, number: int, claim: Claim) -> None:
-        if claim.entry in self._sources.void:
+    def _look_at(self, claim: Claim) -> None:
+        number, named = claim.body.round, named_by(claim)
+        if self._payloads.is_void(named) and claim.entry not in self._openings.wrong:
             self._found_wrong(claim.entry)
-        else:
+        elif self._payloads.held(named):
             self._tell(number, member.ReductionHeld(claim.entry))
-        self._driver.finals.step()
 
     # --- our own slice ------------------------------------------------------------------------------
 
@@ -359,10 +372,6 @@ class Reductions:
         for doubted in self.sets.tainted([entry]):
             self._driver.feed_finality(fin.Doubted(doubted))
 
-    async def _verify(self, path: Path, claim: Claim) -> None:
-        ask = w.Verify(str(path), claim.body.round, (claim.body.span,))
-        await self._driver.ask(ask, w.Verified)
-
     async def _answer(self, peer: PeerId, question: bytes) -> bytes:
         ask = decode_ask(question)
         if not isinstance(ask, OpeningAsk):
@@ -376,3 +385,8 @@ class Reductions:
             log.debug("an opening for …%s: %s", peer[-6:], error)
             return b""
         return opened.opening
+
+
+def named_by(claim: Claim) -> Named:
+    """What a Reduction says that its payload is."""
+    return Named(claim.body.payload, claim.body.round, claim.body.rows, (claim.body.span,))

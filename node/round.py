@@ -103,8 +103,8 @@ def _take(state: RoundState, event: Event) -> Out:
             return _ready(state, event)
         case ContributionSeen():
             return _seen(state, event)
-        case PayloadHeld(payload):
-            return _held(state, payload), []
+        case PayloadHeld(entry, number):
+            return _held(state, entry, number), []
         case Planned(number):
             fresh = max(state.closed, state.final) < number and number not in state.reduced
             return (replace(state, reduced={**state.reduced, number: None}) if fresh else state), []
@@ -161,7 +161,7 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     near = body.round <= state.final + state.config.max_open_rounds
     if event.held or not state.ready or not near or body.round in state.reduced:
         return state, []
-    return state, [FetchPayload(body.payload, event.author, body.round)]
+    return state, [FetchPayload(event.entry)]
 
 
 def _wanted(state: RoundState, newest: int) -> list[Action]:
@@ -171,16 +171,14 @@ def _wanted(state: RoundState, newest: int) -> list[Action]:
     last = state.final + state.config.max_open_rounds
     near = [k for k in all_known(state) if newest < k.round <= last and k.round not in state.reduced]
     missing = [k for k in near if not k.held]
-    return [FetchPayload(k.payload, k.author, k.round) for k in missing]
+    return [FetchPayload(k.entry) for k in missing]
 
 
-def _held(state: RoundState, payload: Digest) -> RoundState:
-    books = dict(state.books)
-    for number, book in state.books.items():
-        news = {entry: replace(k, held=True) for entry, k in book.items() if k.payload == payload and not k.held}
-        if news:
-            books[number] = {**book, **news}
-    return replace(state, books=books)
+def _held(state: RoundState, entry: Digest, number: int) -> RoundState:
+    book = state.books.get(number, {})
+    if entry not in book or book[entry].held:
+        return state
+    return replace(state, books={**state.books, number: {**book, entry: replace(book[entry], held=True)}})
 
 
 def _trained(state: RoundState, event: Trained) -> Out:

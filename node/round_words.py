@@ -56,9 +56,10 @@ class ContributionSeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A fetched payload is on disk and decodes (worker's Verified)."""
+    """The payload of a contribution to this round is on disk and is what that says (worker's Verified)."""
 
-    payload: Digest
+    entry: Digest
+    round: Round
     now: float
 
 
@@ -196,11 +197,9 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class FetchPayload:
-    """Get this payload, from its author or any holder, until it is held or its round is final."""
+    """Get the payload of a contribution, from its author or any holder, until it is held or its round is final."""
 
-    payload: Digest
-    author: PeerId
-    round: Round
+    entry: Digest
 
 
 @dataclass(frozen=True, slots=True)

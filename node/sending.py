@@ -18,7 +18,7 @@ from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.coverage import Cover, cover_of, rest_of, size_of, slabs
-from atoll.protocols.errors import Divergence
+from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.payload import Layout
 from atoll.protocols.run import RunSpec
@@ -58,7 +58,7 @@ class Sending:
         """
         cover = cover_of(self._spec, number)
         if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
-            raise Divergence("the local weights hold NaN or infinity")
+            raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
         layout = self.layout(number)
         payload = encoding.blank_payload(layout)
 
@@ -89,6 +89,7 @@ class Sending:
     def missed(self, number: int, counted: Mapping[Digest, Cover]) -> list[Missed]:
         """What of ours up to round `number` is not in the final sets. Raises DiskFault.
 
+        What the disk damaged is left out: its values are not known any more.
         `counted`: rows of our payloads that are, in spans of the rows of their rounds' covers.
         """
         missed = [
@@ -97,7 +98,7 @@ class Sending:
             if pending.round <= number
         ]
         with disk(self._spool):
-            there = [(p, lost) for p, lost in missed if lost and Path(p.path).exists()]
+            there = [(p, lost) for p, lost in missed if lost and _is_whole(p)]
             return [Missed(p.round, Path(p.path).read_bytes(), lost) for p, lost in there]
 
     def settle(self, number: int, missed: list[Missed]) -> None:

@@ -2,9 +2,9 @@
 
 Holds 4 bytes per value each for Θ_final, the view, the error feedback, the local weights and their anchor, and 8
 for Adam. Everything but the view is saved in one generation (`state/`), whole or not at all, after each trained
-round; the local weights and the anchor only where they are more than the view. A Finalize that comes while a
-round is trained is saved with that round: were it lost, the daemon would ask for it again, and it gives the
-same bits.
+round; the local weights and the anchor only where they are more than the view. A Finalize is saved with the next
+trained round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it
+again, and it gives the same bits.
 
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
@@ -18,12 +18,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from atoll.node.allowance import Allowance
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
-from atoll.node.data.dataset import open_data
+from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
 from atoll.node.inner.loop import Inner
 from atoll.node.local_weights import LocalWeights, all_finite, carries
@@ -36,16 +37,21 @@ from atoll.node.rounds import Rounds, Step
 from atoll.node.sending import Missed, Sending
 from atoll.node.slice_work import SliceWork
 from atoll.node.spent import Ledger
+from atoll.node.warm import warm
 from atoll.protocols import codec
 from atoll.protocols import worker as w
-from atoll.protocols.arena import arena_of
+from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.coverage import Cover, cover_of, size_of
-from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, LocalFault, Superseded
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.reduction import rules_of
+from atoll.protocols.rows import check_root
 from atoll.protocols.run import RunSpec
 from atoll.protocols.spans import Span
+from atoll.protocols.worker import NOTHING_YET
 
+SAVE_SHARE = 0.01
+"""Of the time, at most, goes into saving between two trained rounds."""
 Event: TypeAlias = Step | w.Trained
 """What a step of `train` gives."""
 
@@ -53,25 +59,30 @@ Event: TypeAlias = Step | w.Trained
 class Session:
     """One run in one worker."""
 
-    def __init__(self, start: w.Start, spent: Ledger | None = None) -> None:
+    def __init__(self, start: w.Start, spent: Ledger | None = None, saves: Allowance | None = None) -> None:
         """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
 
         `spent`: the worker's books of time; what takes none of the asker's kind is named there.
+        `saves`: of what is not a trained round.
         """
         threads = max(1, start.threads)
         torch.set_num_threads(threads)
         self._start = start
         self._spent = spent or Ledger(time.monotonic_ns)
+        self._saves = saves or Allowance(SAVE_SHARE)
+        self._is_saved = True
         self._spec = spec = codec.decode(start.spec, RunSpec)
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
-        self._data = open_data(spec.data, spec.model.context, start.data, default_cache())
+        warm(self._codec)
+        given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
+        self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
         self._model = Decoder(spec.model).to(start.device)
         self._inner = Inner(self._model, loss_of, spec.inner)
-        theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         covers = partial(cover_of, spec)
-        self._fold = Fold(bridge.gather(theta, self._arena), self._arena, self._update, covers)
+        theta, number = _first_state(spec)
+        self._fold = Fold(theta, self._arena, self._update, covers, number)
         self._weights = LocalWeights(self._model, spec)
         self._sending = Sending(spec, self._home / "spool", threads)
         self._slices = self._slice_work()
@@ -94,8 +105,10 @@ class Session:
 
     def answer(self, ask: w.Ask) -> w.Answer:
         """Do everything but training. Raises AtollError."""
+        if not isinstance(ask, w.Verify | w.Judge | w.Adopt):
+            self._check_begun()
         match ask:
-            case w.Verify(path, number):
+            case w.Verify():
                 return self._verify(ask)
             case w.Reduce() | w.Open() | w.Judge():
                 return self._on_slices(ask)
@@ -123,6 +136,7 @@ class Session:
 
         None means that nothing can be done before another ask was answered.
         """
+        self._check_begun()
         if self._unsaved is not None:
             trained = self._save_trained()
             if trained.pending.round == ask.round:
@@ -145,7 +159,7 @@ class Session:
             if payload:
                 self._sending.keep(trained.pending, payload)
                 self._unsaved = (trained, bytearray())
-            self._save()
+        self._save()
         self._unsaved = None
         self._spent.keep()
         return trained
@@ -154,16 +168,19 @@ class Session:
 
     def _verify(self, ask: w.Verify) -> w.Verified:
         if ask.reduced:
-            self._require_slices().check(bytes(self._map(ask.path)), *ask.reduced)
-        else:
-            self._codec.check(self._map(ask.path), size_of(cover_of(self._spec, ask.round)))
+            self._require_slices().check(self._map(ask.path), ask.rows, *ask.reduced)
+            return w.Verified()
+        payload, layout = self._map(ask.path), self._sending.layout(ask.round)
+        self._codec.check(payload, layout.chunks)
+        if ask.rows:
+            check_root(payload, layout, ask.rows)
         return w.Verified()
 
     def _fold_round(self, ask: w.Fold) -> w.Folded:
-        began, number = time.monotonic(), ask.round
+        number = ask.round
         if number > self._fold.final_round:  # a Finalize may have overtaken this request
             self._fold.set_round(number, _parts(ask))
-        return w.Folded(number, self._fold.view_digest(), time.monotonic() - began)
+        return w.Folded(number, self._fold.view_digest())
 
     def _finalize(self, ask: w.Finalize) -> w.Finalized:
         number = ask.round
@@ -191,9 +208,9 @@ class Session:
 
     def _save_between_rounds(self) -> None:
         """A round that is being trained saves everything when it ends."""
-        if not self._is_training:
-            with self._spent.within("checkpoint"):
-                self._save()
+        self._is_saved = False
+        if not self._is_training and self._saves.is_due(time.monotonic()):
+            self._save()
 
     def _on_slices(self, ask: w.Reduce | w.Open | w.Judge) -> w.Answer:
         slices = self._require_slices()
@@ -215,7 +232,7 @@ class Session:
         if self._spec.reduce is None:
             return None
         alpha_256, spool = self._spec.outer.alpha_256, self._home / "spool"
-        return SliceWork(rules_of(self._spec), alpha_256, lambda path: bytes(self._map(path)), spool)
+        return SliceWork(rules_of(self._spec), alpha_256, self._map, spool)
 
     def _adopt(self, ask: w.Adopt) -> w.Adopted:
         if ask.round != self._fold.final_round:  # else: it was done, but could not be saved
@@ -228,8 +245,7 @@ class Session:
             missed = self._sending.missed(ask.round, counted)
             self._fold.adopt(found.theta_C4096, ask.round)
             self._settle(ask.round, missed, counted)
-        with self._spent.within("checkpoint"):
-            self._save()
+        self._save()
         return w.Adopted(ask.round, ask.state)
 
     def _snapshot(self, path: Path) -> w.Snapshotted:
@@ -243,7 +259,7 @@ class Session:
         began = time.monotonic()
         with self._weights.lent_to(self._fold.view_C4096):
             val_WT1 = self._data.validation(VAL_WINDOWS)
-            found = evaluate(self._model, loss_of, val_WT1, self._data.bytes_of(val_WT1))
+            found = evaluate(self._model, loss_of, val_WT1, self._data.validation_bytes(VAL_WINDOWS))
         return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
 
     def _map(self, path: str) -> memoryview:
@@ -262,7 +278,19 @@ class Session:
 
     # --- the disk -------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Save what is not saved yet; nothing of the round at hand. Raises DiskFault."""
+        if not self._is_saved and not self._is_training:
+            self._save()
+
     def _save(self) -> None:
+        began = time.monotonic()
+        with self._spent.within("checkpoint"):
+            self._write_generation()
+        self._is_saved, now = True, time.monotonic()
+        self._saves.took(now, now - began)
+
+    def _write_generation(self) -> None:
         carried = carries(self._spec)
         body = local.LocalBody(
             self._spec.id,
@@ -286,7 +314,7 @@ class Session:
             return
         for line in found.report:
             print(line, flush=True)  # noqa: T201 - stdout is the worker's log
-        if found.body.final >= 0:
+        if found.body.final > self._fold.final_round:
             self._fold.adopt(found.tensors["final"], found.body.final)
         self._sending.load(found.tensors["residual"], found.body.pending)
         if self._slices is not None:
@@ -310,6 +338,19 @@ class Session:
             raise CorruptFault("the saved error feedback holds NaN or infinity")
         if self._weights.tensors().keys() & tensors.keys():
             self._weights.check_saved(tensors)
+
+    def _check_begun(self) -> None:
+        if self._fold.final_round == NOTHING_YET:
+            raise LocalFault("this node does not have the start weights of the run yet")
+
+
+def _first_state(spec: RunSpec) -> tuple[Tensor, int]:
+    """Θ₀ and its round; zeros that nobody may use where it is given by a file, which comes as a snapshot."""
+    arena = arena_of(spec.model)
+    if spec.start:
+        return torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), NOTHING_YET
+    theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
+    return bridge.gather(theta, arena), -1
 
 
 def _parts(ask: w.Fold | w.Check | w.Finalize) -> list[Part]:

@@ -1,19 +1,26 @@
-"""Contributions that the ledger knows, and work of the worker on sets of them."""
+"""Sets of contributions and Reductions: whether they are here, getting them, the worker's work on them."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import atoll.node.finality_words as fin
+import atoll.node.round_words as rnd
+from atoll.node.contributions import Contributions
 from atoll.node.membership import Known
 from atoll.node.needs import Network
-from atoll.node.payloads import Payloads
+from atoll.node.payloads import Named, Payloads, legal_size
 from atoll.node.trainer import WorkerDied
 from atoll.protocols import worker as w
+from atoll.protocols.coverage import cover_of, size_of
 from atoll.protocols.errors import CorruptFault, DecodeError
-from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.records import Contribution
+from atoll.protocols.ids import Digest, Round
+from atoll.protocols.spans import Span
 
 if TYPE_CHECKING:
     from atoll.node.driver import Driver
+    from atoll.node.reductions import Reductions
 
 A = TypeVar("A")
 AskOf = Callable[[tuple[w.Member, ...], tuple[w.Slice, ...]], w.Ask]
@@ -21,78 +28,106 @@ AskOf = Callable[[tuple[w.Member, ...], tuple[w.Slice, ...]], w.Ask]
 
 
 class Sets:
-    """All contributions to rounds whose payloads are not dropped."""
+    """Work on whole payloads is done here; on slices by `Reductions`."""
 
-    def __init__(self, driver: "Driver", net: Network, payloads: Payloads) -> None:
-        self._driver, self._net, self._payloads = driver, net, payloads
-        self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
-
-    def note(self, entry: Digest, author: PeerId, body: Contribution) -> None:
-        """The ledger took a contribution."""
-        self._contributions[entry] = (author, body)
-
-    def known(self, names: tuple[Digest, ...]) -> tuple[Known, ...]:
-        """The contributions of these entries; entries that the ledger lacks, and Reductions, are left out."""
-        found = [(entry, *self._contributions[entry]) for entry in names if entry in self._contributions]
-        return tuple(
-            Known(entry, author, c.round, c.weight, c.payload, self._payloads.held(c.payload))
-            for entry, author, c in found
-        )
-
-    def authors(self, names: tuple[Digest, ...]) -> list[PeerId]:
-        """Authors of the contributions in a set."""
-        return [self._contributions[entry][0] for entry in names if entry in self._contributions]
+    def __init__(self, driver: "Driver", net: Network) -> None:
+        self._driver, self._net = driver, net
+        hear = (self._on_settled, driver.blame, driver.disk_trouble)
+        self.payloads = Payloads(net, partial(legal_size, driver.spec), self._verify, *hear)
+        self.contributions = Contributions(driver.me, self.payloads)
+        self._counted: dict[int, tuple[w.Counted, ...]] = {}
 
     def is_here(self, number: Round, names: tuple[Digest, ...]) -> bool:
         """Whether everything that a set needs is on disk."""
-        reductions = self._driver.reductions
-        if reductions is not None and reductions.is_sliced(number, names):
-            return reductions.slices(number, names) is not None
-        known = self.known(names)
+        slices = self._slices(number, names)
+        if slices is not None:
+            return slices.slices(number, names) is not None
+        known = self.contributions.known(names)
         return len(known) == len(names) and all(one.held for one in known)
 
     def want(self, number: Round, names: tuple[Digest, ...]) -> None:
         """Get what is missing of a set."""
-        reductions = self._driver.reductions
-        if reductions is not None and reductions.is_sliced(number, names):
-            reductions.want(number, names)
-            return
-        for one in self.known(names):
-            if not one.held:
-                self._driver.want(one.payload, one.author, one.round)
+        slices = self._slices(number, names)
+        if slices is not None:
+            slices.want(number, names)
+        else:
+            self.want_payloads(names)
 
-    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Counted, ...]:
-        """What of ours counts in a final set."""
-        reductions = self._driver.reductions
-        if reductions is not None and reductions.is_sliced(number, names):
-            return reductions.counted(number, names)
-        rows = (self._driver.rows_of(number),)
-        return tuple(w.Counted(one.payload, rows) for one in self.known(names) if one.author == self._driver.me)
+    def want_payloads(self, names: tuple[Digest, ...]) -> None:
+        """Get the payloads of these contributions that are not here."""
+        for author, named in self.contributions.named(names):
+            self.payloads.want(self._driver.group, named, author)
+
+    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Counted, ...] | None:
+        """What of ours counts in a final set. None: a Reduction covers what the ledger lacks."""
+        if number in self._counted:
+            return self._counted[number]
+        slices = self._slices(number, names)
+        if slices is not None:
+            return slices.counted(number, names)
+        rows = (Span(0, size_of(cover_of(self._driver.spec, number))),)
+        mine = (one for one in self.contributions.known(names) if one.author == self._driver.me)
+        return tuple(w.Counted(one.payload, rows) for one in mine)
+
+    def finalized(self, number: Round, names: tuple[Digest, ...]) -> None:
+        """The worker holds this final set. For good: which of ours were used may be asked long after."""
+        counted = self.counted(number, names)
+        if counted is not None:
+            self._counted[number] = counted
+        self.payloads.forget(number)
+
+    def drop(self, before: Round) -> None:
+        """Forget rounds before `before`, with their payloads: newer snapshots cover them.
+
+        What something newer names too stays: nobody could fetch it again.
+        """
+        driver, old = self._driver, self.contributions.forget(before)
+        needed = self.contributions.payloads() | driver.finals.snapshots | set(driver.spec.given)
+        if driver.reductions is not None:
+            old |= driver.reductions.forget_payloads(before)
+            needed |= driver.reductions.payloads(before)
+        for payload in old - needed:
+            if self._net.has_blob(payload):
+                driver.delete_blob(payload)
 
     async def ask(self, number: Round, names: tuple[Digest, ...], ask_of: AskOf, kind: type[A]) -> A:
         """Ask for work on a set; payloads that the disk has lost or damaged are fetched again first."""
-        reductions = self._driver.reductions
-        if reductions is not None and reductions.is_sliced(number, names):
-            return await reductions.ask(number, names, ask_of, kind)
-        known, life = self.known(names), self._driver.lives
+        slices = self._slices(number, names)
+        if slices is not None:
+            return await slices.ask(number, names, ask_of, kind)
+        known, life = self.contributions.known(names), self._driver.lives
+        payloads = self.contributions.named(names)
         while True:
             if all(self._net.has_blob(one.payload) for one in known):
                 try:
                     return await self._driver.ask_until_saved(ask_of(self._members(known), ()), kind)
                 except (DecodeError, CorruptFault) as error:
                     self._driver.log.event("payload_damaged", error=error.line())
-            for one in known:
-                await self._payloads.mend(one.payload, one.author, one.round)
+            for author, named in payloads:
+                await self.payloads.mend(named, author)
             if life != self._driver.lives:
                 raise WorkerDied("the worker that was asked is gone")
 
-    def drop(self, before: Round) -> None:
-        """Forget contributions to rounds before `before`, with their payloads."""
-        for entry, (_, body) in list(self._contributions.items()):
-            if body.round < before:
-                del self._contributions[entry]
-                if self._net.has_blob(body.payload):
-                    self._driver.delete_blob(body.payload)
+    def _on_settled(self, named: Named) -> None:
+        self._driver.post(lambda: self._tell_settled(named.payload))
+
+    def _tell_settled(self, payload: Digest) -> None:
+        """Tell of every record that names a payload, and says of it what it is."""
+        driver = self._driver
+        for number, entry in self.contributions.held_with(payload):
+            driver.feed_round(rnd.PayloadHeld(entry, number, driver.now()))
+            driver.feed_finality(fin.PayloadHeld(entry))
+        if driver.reductions is not None:
+            driver.reductions.payload_settled(payload)
+        driver.finals.step()
+
+    async def _verify(self, path: Path, named: Named) -> None:
+        await self._driver.ask(w.Verify(str(path), named.round, named.rows, named.slice), w.Verified)
+
+    def _slices(self, number: int, names: tuple[Digest, ...]) -> "Reductions | None":
+        """Who knows a set that is made of slices."""
+        reductions = self._driver.reductions
+        return reductions if reductions is not None and reductions.is_sliced(number, names) else None
 
     def _members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
         return tuple(

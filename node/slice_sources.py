@@ -1,23 +1,24 @@
-"""Getting and giving what slices are made of: rows of contributions, payloads of Reductions.
+"""Getting and giving what slices are made of: rows of contributions.
 
-Rows are held when they are under the root of their contribution, a reduced payload when its rows are under the
-root of its Reduction and the worker decoded it. What is wanted is tried again and again until its round is final.
+Rows are held when they are under the root of their contribution. What is wanted is tried again and again until its
+round is final.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from atoll.node.contributions import named
 from atoll.node.needs import Network
-from atoll.node.payloads import ATTEMPT_S, FEW, PARALLEL, pause_s
+from atoll.node.payloads import ATTEMPT_S, FEW, PARALLEL, Payloads, pause_s
 from atoll.node.reduced_sets import ReducedSets
 from atoll.node.shelf import Shelf
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.payload import Layout, payload_bytes
-from atoll.protocols.reduction import Claim, Offer, RowsAnswer, RowsAsk, rows_max_bytes
+from atoll.protocols.payload import Layout
+from atoll.protocols.reduction import Offer, RowsAnswer, RowsAsk, rows_max_bytes
 from atoll.protocols.rows import RowTree, checked_rows
 from atoll.protocols.spans import Span
 
@@ -28,24 +29,21 @@ Heard = Callable[[], None]
 
 
 class SliceSources:
-    """Owns the rows on disk and all downloads of rows and reduced payloads."""
+    """Owns the rows on disk and all downloads of rows."""
 
     def __init__(
         self,
         net: Network,
         sets: ReducedSets,
+        payloads: Payloads,
         folder: Path,
-        verify: Callable[[Path, Claim], Awaitable[None]],
         blame: Callable[[PeerId, AtollError], None],
         on_disk: Callable[[DiskFault], None],
     ) -> None:
-        """`verify`: raises DecodeError unless the file is a legal payload of the Reduction."""
-        self._net, self._sets, self._verify = net, sets, verify
+        """`payloads`: whole ones that are held; rows are cut out of them. `folder`: for rows."""
+        self._net, self._sets, self._payloads = net, sets, payloads
         self._blame, self._on_disk = blame, on_disk
         self.shelf = Shelf(folder)
-        self.void: set[Digest] = set()
-        """Reductions whose payload is illegal."""
-        self._verified: set[Digest] = set()
         self._wanted: dict[tuple[Digest, Span], int] = {}
         self._tree: tuple[Digest, RowTree] | None = None
         self._slots = asyncio.Semaphore(PARALLEL)
@@ -54,26 +52,13 @@ class SliceSources:
         """Whether rows of a contribution are on disk, cut out or within a whole payload that is here."""
         return self.shelf.has(offer.entry, span) or self._cut(offer, span)
 
-    def has_payload(self, claim: Claim) -> bool:
-        """Whether the payload of a Reduction is on disk and legal."""
-        return claim.entry in self._verified and self._net.has_blob(claim.body.payload)
-
     def want_rows(self, group: asyncio.TaskGroup, number: int, offer: Offer, span: Span, heard: Heard) -> None:
         """Get rows until they are here. `heard` is called once, perhaps at once; not while another want waits."""
         if self.has_rows(offer, span):
             heard()
         elif (offer.entry, span) not in self._wanted:
             self._wanted[offer.entry, span] = number
-            group.create_task(self._get((offer.entry, span), lambda at: self._rows(offer, span, at), heard))
-
-    def want_payload(self, group: asyncio.TaskGroup, claim: Claim, heard: Heard) -> None:
-        """Get the payload of a Reduction until it is here, or found void; as `want_rows`."""
-        key = (claim.entry, claim.body.span)
-        if self.has_payload(claim):
-            heard()
-        elif key not in self._wanted and claim.entry not in self.void:
-            self._wanted[key] = claim.body.round
-            group.create_task(self._get(key, lambda at: self._payload(claim, at), heard))
+            group.create_task(self._get(offer, span, heard), name=f"rows {number}")
 
     def forget(self, final: int) -> None:
         """Stop getting what belongs to rounds up to `final`."""
@@ -101,7 +86,7 @@ class SliceSources:
     def _cut(self, offer: Offer, span: Span) -> bool:
         """Cut rows out of a payload that is here as a whole; whether it is."""
         body, rules = self._sets.contribution(offer.entry), self._sets.rules
-        if not self._net.has_blob(body.payload):
+        if not self._payloads.held(named(body)):
             return False
         try:
             if self._tree is None or self._tree[0] != body.payload:
@@ -118,19 +103,17 @@ class SliceSources:
             return False
         return True
 
-    async def _get(
-        self, key: tuple[Digest, Span], attempt: Callable[[int], Awaitable[bool]], heard: Heard
-    ) -> None:
+    async def _get(self, offer: Offer, span: Span, heard: Heard) -> None:
         """Attempts until one is done. What was forgotten meanwhile is nobody's news."""
-        tries = 0
+        tries, key = 0, (offer.entry, span)
         while key in self._wanted:
             try:
                 async with self._slots, asyncio.timeout(ATTEMPT_S):
-                    done = await attempt(tries)
+                    done = await self._rows(offer, span, tries)
             except DiskFault as error:
                 self._on_disk(error)
             except (AtollError, TimeoutError) as error:
-                log.debug("slice %s: %s", key[1], error)
+                log.debug("rows of %s: %s", offer.author, error)
             else:
                 if done and self._wanted.pop(key, None) is not None:
                     heard()
@@ -158,23 +141,6 @@ class SliceSources:
             self.shelf.put(offer.entry, span, data)
             return True
         return False
-
-    async def _payload(self, claim: Claim, attempt: int) -> bool:
-        body, k = claim.body, self._sets.rules.reduced_k
-        size = payload_bytes("sparse2", body.span.chunks, k)
-        if not self._net.has_blob(body.payload):
-            await self._net.fetch_blob(body.payload, self._whom(claim.author, attempt), size)
-        path = self._net.blob_path(body.payload)
-        try:
-            if RowTree(path.read_bytes(), Layout("sparse2", body.span.chunks, k)).root != body.rows:
-                raise DecodeError("the payload of a Reduction has another root than the record says")
-            await self._verify(path, claim)
-        except DecodeError as error:
-            self.void.add(claim.entry)
-            self._blame(claim.author, error)
-            return True
-        self._verified.add(claim.entry)
-        return True
 
     def _whom(self, author: PeerId, attempt: int) -> list[PeerId]:
         """The author first; on a further try some of the others, in turn."""

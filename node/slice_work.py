@@ -24,6 +24,7 @@ from atoll.protocols.arena import CHUNK
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest
+from atoll.protocols.payload import Layout
 from atoll.protocols.records import decode_entry
 from atoll.protocols.reduction import (
     Offer,
@@ -32,11 +33,11 @@ from atoll.protocols.reduction import (
     decode_proof,
     rows_max_bytes,
 )
-from atoll.protocols.rows import RowPart, checked_rows
+from atoll.protocols.rows import RowPart, check_root, checked_rows
 from atoll.protocols.spans import Span
 
-Load = Callable[[str], bytes]
-"""Bytes of a file. Raises CorruptFault where it is gone."""
+Load = Callable[[str], memoryview]
+"""A file, mapped: it may be larger than what is legal. Raises CorruptFault where it is gone."""
 
 
 class SliceWork:
@@ -59,9 +60,10 @@ class SliceWork:
             update[span.start : span.stop] = rows
         return update
 
-    def check(self, payload: bytes, span: Span) -> None:
-        """Raise DecodeError unless these bytes are a legal payload of a Reduction."""
+    def check(self, payload: memoryview, root: bytes, span: Span) -> None:
+        """Raise DecodeError unless these bytes are the legal payload of a Reduction with this root of its rows."""
         PLAIN.decode(payload, span.chunks, self._rules.reduced_k)
+        check_root(payload, Layout("sparse2", span.chunks, self._rules.reduced_k), root)
 
     def reduce(self, ask: w.Reduce, residual_C4096: Tensor) -> w.Reduced:
         """Our Reduction of a round; what we keep no longer goes into our own error feedback.

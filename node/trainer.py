@@ -6,13 +6,14 @@ kernel kills it. When it dies by itself (out of memory, a CUDA error), pending a
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from atoll.node.pipe import HEADER, body_bytes, frame
 from atoll.p2p.children import die_with_parent
@@ -50,8 +51,19 @@ REPORT_S = 1.0
 WORKER = (sys.executable, "-m", "atoll.node.worker")
 
 
+log = logging.getLogger(__name__)
+
+
 class WorkerDied(errors.LocalFault):
     """The worker process ended while a request was pending."""
+
+
+async def unless_needless(work: Coroutine[Any, Any, None]) -> None:
+    """Do what needs the worker; its death, or a round that nobody needs any more, ends it quietly."""
+    try:
+        await work
+    except (WorkerDied, errors.Superseded) as error:
+        log.debug("given up: %s", error)
 
 
 @dataclass(frozen=True, slots=True)

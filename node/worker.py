@@ -5,6 +5,7 @@ log). While a round is trained, requests are served between two inner steps; a r
 goes on after the request that brings it. The process ends when the daemon's end of the pipe does.
 """
 
+import faulthandler
 import os
 import sys
 import time
@@ -62,16 +63,13 @@ class Worker:
     def _serve(self, request: Request) -> bool:
         """Answer one request. False after Stop."""
         self._spent.enter(doing(request.ask))
-        if isinstance(request.ask, Stop):
-            self._reply(request.id, Stopped())
-            return False
         try:
             answer = self._answer(request)
         except (AtollError, OSError, MemoryError) as error:
             answer = failed(error)
         if answer is not None:
             self._reply(request.id, answer)
-        return True
+        return not isinstance(request.ask, Stop)
 
     def _answer(self, request: Request) -> Answer | None:
         match request.ask:
@@ -83,6 +81,10 @@ class Worker:
                 return None
             case Report():
                 return Reported()
+            case Stop():
+                if self._session is not None:
+                    self._session.close()
+                return Stopped()
             case _:
                 return self._open().answer(request.ask)
 
@@ -146,7 +148,8 @@ def failed(error: Exception) -> Failed:
 
 
 def main() -> None:
-    """Take over stdin and stdout, then serve."""
+    """Take over stdin and stdout, then serve. A crash in machine code leaves its last words in the log."""
+    faulthandler.enable()
     replies = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr

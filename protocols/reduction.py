@@ -143,7 +143,7 @@ def decode_ask(data: bytes) -> Ask:
     return ask
 
 
-def decode_proof(data: bytes, rules: ReductionRules) -> FaultProof:
+def decode_proof(data: bytes | memoryview, rules: ReductionRules) -> FaultProof:
     """A well-formed proof; whether it proves anything is `node/reduce/judging.py`'s to say. Raises DecodeError."""
     proof = codec.decode(data, FaultProof, max_bytes=proof_max_bytes(rules, MAX_SET))
     if proof.version != PROOF_VERSION:

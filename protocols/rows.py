@@ -32,6 +32,12 @@ class RowTree:
         return b"".join(self._rows[span.start : span.stop]), path_of(self._levels, span.start, span.chunks)
 
 
+def check_root(payload: bytes | memoryview, layout: Layout, root: bytes) -> None:
+    """Raise DecodeError unless the rows of a payload have this root."""
+    if RowTree(payload, layout).root != root:
+        raise DecodeError("payload: its rows have another root than the record says")
+
+
 def row_bytes(k: int) -> int:
     """Size of one row."""
     return sum(Layout("sparse2", 1, k).row_bytes)

@@ -30,6 +30,8 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.spans import Span
 
 FRAME_MAX_BYTES = 4 * 1024 * 1024
+NOTHING_YET = -2
+"""In the place of a round: Θ₀ is given by the run and is not here. Round −1 is Θ₀."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +77,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     threads: int
     device: str
     """`cpu`, `cuda`, `cuda:1`."""
+    tokenizer: str = ""
+    """Path of the run's `tokenizer.json`; empty where it has none."""
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
@@ -101,6 +105,8 @@ class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
 
     path: str
     round: Round
+    rows: bytes = b""
+    """Merkle root that its rows must have, where the record that names it has one."""
     reduced: tuple[Span, ...] = ()
     """The slice, where the file is the payload of a Reduction."""
 
@@ -217,7 +223,10 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """What the worker found on disk. `final` = -1: genesis."""
+    """What the worker found on disk. `final` = -1: genesis; NOTHING_YET: no weights.
+
+    Then it does nothing but Verify and Judge until it is given Θ₀, or a later state, to Adopt.
+    """
 
     final: int
     state: Digest
@@ -244,7 +253,6 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     payload_bytes: int
     train_s: float
     """Without `held_s`."""
-    encode_s: float
     overlapped: int = 0
     """Steps that were taken before the fold of `after` was in the local weights."""
     held_s: float = 0.0
@@ -284,7 +292,6 @@ class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded"):
 
     round: Round
     state: Digest
-    fold_s: float
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):

@@ -15,7 +15,7 @@ Weighted = tuple[int, Tensor, Tensor]
 class Decode(Protocol):
     """`sparse2.decode`."""
 
-    def __call__(self, payload: bytes, chunks: int, k: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, payload: bytes | memoryview, chunks: int, k: int) -> tuple[Tensor, Tensor]:
         """index_Ck and q_Ck, int64. Raises DecodeError."""
 
 

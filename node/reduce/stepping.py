@@ -14,19 +14,18 @@ from atoll.protocols.reduction import ReductionRules
 
 SLAB_CHUNKS = 256
 
-Weighed = tuple[int, bytes]
-"""Weight and bytes."""
-
 
 def slice_update(
     chunks: int,
-    raw: Sequence[Weighed],
-    reduced: Sequence[Weighed],
+    raw: Sequence[tuple[int, bytes]],
+    reduced: Sequence[tuple[int, bytes | memoryview]],
     rules: ReductionRules,
     alpha_256: int,
     arithmetic: Arithmetic,
 ) -> Tensor:
     """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of rows of contributions and the payload of a Reduction, if any.
+
+    `raw`, `reduced`: weights and bytes.
 
     Raises DecodeError for an illegal reduced payload.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.payloads import LAST_RETRY_S, PARALLEL, SMALL_BYTES, Payloads
+from atoll.node.payloads import LAST_RETRY_S, PARALLEL, SMALL_BYTES, Named, Payloads
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, LocalFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round, digest
@@ -67,11 +67,11 @@ class Rig:
         self.disk: list[DiskFault] = []
         self.bad: set[Digest] = set()
         self.payloads = Payloads(
-            *(self.shelf, lambda number: payload_bytes, self.verify, self.held.append),
+            *(self.shelf, lambda named: payload_bytes, self.verify, self.held.append),
             *(lambda peer, error: self.faults.append((peer, error)), self.disk.append),
         )
 
-    async def verify(self, path: Path, number: Round) -> None:
+    async def verify(self, path: Path, named: Named) -> None:
         if Digest(bytes.fromhex(path.name)) in self.bad:
             raise DecodeError("not a payload")
 
@@ -105,12 +105,12 @@ def play(tmp_path: Path) -> Callable[..., Rig]:
 def test_the_author_alone_is_asked_for_a_small_payload(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding = {peer: {ONE} for peer in (AUTHOR, *OTHERS)}
-        assert not rig.payloads.held(ONE)
+        assert not rig.payloads.held(Named(ONE, Round(0)))
         for _ in range(3):
-            rig.payloads.want(group, ONE, AUTHOR, Round(0))
+            rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
         await asyncio.sleep(1.0)
-        assert rig.payloads.held(ONE)
-        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        assert rig.payloads.held(Named(ONE, Round(0)))
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
         await asyncio.sleep(1.0)
 
     rig = play(story)
@@ -120,7 +120,7 @@ def test_the_author_alone_is_asked_for_a_small_payload(play):
 
 def test_a_large_payload_comes_from_many_at_once(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
-        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
         await asyncio.sleep(0.2)
 
     assert play(story, payload_bytes=SMALL_BYTES + 1).shelf.asked[0][1] == [AUTHOR, *OTHERS]
@@ -131,7 +131,7 @@ def test_whoever_holds_it_is_found_when_the_author_is_gone(play, holder):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.connected = OTHERS
         rig.shelf.holding = {holder: {ONE}}
-        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
         await asyncio.sleep(10.0)
 
     rig = play(story)
@@ -143,7 +143,7 @@ def test_an_author_whom_we_do_not_know_directly_is_dialled(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.connected = OTHERS
         rig.shelf.holding = {AUTHOR: {ONE}}
-        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
         await asyncio.sleep(5.0)
 
     rig = play(story)
@@ -153,7 +153,7 @@ def test_an_author_whom_we_do_not_know_directly_is_dialled(play):
 
 def test_it_is_tried_for_ever_but_not_without_rest_until_its_round_is_final(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
-        rig.payloads.want(group, ONE, AUTHOR, Round(4))
+        rig.payloads.want(group, Named(ONE, Round(4)), AUTHOR)
         await asyncio.sleep(600.0)
         rig.payloads.forget(Round(3))
         before = len(rig.shelf.asked)
@@ -177,11 +177,11 @@ def test_bytes_that_do_not_decode_are_void_and_blamed_on_their_author_once(play)
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.bad.add(ONE)
         rig.shelf.holding = {AUTHOR: {ONE}}
-        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
         await asyncio.sleep(1.0)
-        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
         await asyncio.sleep(1.0)
-        assert not rig.payloads.held(ONE)
+        assert not rig.payloads.held(Named(ONE, Round(0)))
 
     rig = play(story)
     assert [(peer, type(error)) for peer, error in rig.faults] == [(AUTHOR, DecodeError)]
@@ -191,7 +191,7 @@ def test_bytes_that_do_not_decode_are_void_and_blamed_on_their_author_once(play)
 def test_a_full_disk_is_told_and_waited_out(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding, rig.shelf.full = {AUTHOR: {ONE}}, True
-        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
         await asyncio.sleep(3.0)
         assert rig.disk
         rig.shelf.full = False
@@ -206,7 +206,7 @@ def test_few_at_a_time_and_one_that_hangs_does_not_stop_the_others(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding = {AUTHOR: set(many[1:])}
         for payload in many:
-            rig.payloads.want(group, payload, AUTHOR, Round(0))
+            rig.payloads.want(group, Named(payload, Round(0)), AUTHOR)
         await asyncio.sleep(3.0)
 
     rig = play(story)
@@ -219,7 +219,7 @@ def test_a_payload_that_the_disk_damaged_is_fetched_again(play):
         rig.shelf.here.add(ONE)
         rig.bad.add(ONE)
         rig.shelf.holding = {AUTHOR: {ONE}}
-        mending = group.create_task(rig.payloads.mend(ONE, AUTHOR, Round(0)))
+        mending = group.create_task(rig.payloads.mend(Named(ONE, Round(0)), AUTHOR))
         await asyncio.sleep(0.05)
         rig.bad.clear()
         await mending
@@ -228,3 +228,42 @@ def test_a_payload_that_the_disk_damaged_is_fetched_again(play):
     rig = play(story)
     assert len(rig.shelf.asked) == 1
     assert rig.faults == [], "it was fine when it came"
+
+
+def test_what_lies_on_the_disk_counts_only_after_a_look(play):
+    """A blob of that name may be a snapshot, or have come just before a kill. What is no payload stays."""
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        two = digest(b"another")
+        rig.shelf.here, rig.bad = {ONE, two}, {ONE}
+        for payload in (ONE, two):
+            assert not rig.payloads.held(Named(payload, Round(0)))
+            rig.payloads.want(group, Named(payload, Round(0)), AUTHOR)
+        await asyncio.sleep(1.0)
+        assert not rig.payloads.held(Named(ONE, Round(0)))
+        assert rig.payloads.held(Named(two, Round(0)))
+        assert rig.shelf.here == {ONE, two}
+
+    rig = play(story)
+    assert (rig.shelf.asked, len(rig.faults)) == ([], 1)
+
+
+def test_a_payload_of_one_fragment_is_not_one_of_another(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.payloads._size_of = lambda named: 1000 + named.round % 2
+
+        async def verify(path: Path, named: Named) -> None:
+            if named.round % 2:
+                raise DecodeError("of another size")
+
+        rig.payloads._verify = verify
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(1.0)
+        rig.payloads.want(group, Named(ONE, Round(1)), OTHERS[0])
+        await asyncio.sleep(1.0)
+        assert [rig.payloads.held(Named(ONE, Round(number))) for number in range(4)] == [True, False, True, False]
+
+    rig = play(story)
+    assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
+    assert len(rig.shelf.asked) == 1

@@ -148,9 +148,9 @@ def test_a_round_closes_when_everybody_expected_is_held():
     node = Node().ready().leases(a=0, b=0).train(0)
     assert node.state.phase is Phase.COLLECT
     node.seen(A, 0).seen(B, 0, held=False)
-    assert node.find(FetchPayload) == [FetchPayload(payload_of(B, 0), B, Round(0))]
+    assert node.find(FetchPayload) == [FetchPayload(entry_of(B, 0))]
     assert node.state.phase is Phase.COLLECT
-    node.feed(PayloadHeld(payload_of(B, 0), node.now))
+    node.feed(PayloadHeld(entry_of(B, 0), Round(0), node.now))
     assert len(node.find(FoldRound)[0].members) == 3
 
 
@@ -208,7 +208,7 @@ def test_what_came_twice_changes_nothing():
     for author in (A, ME):
         node.seen(author, 0)
         assert node.said == []
-        node.feed(PayloadHeld(payload_of(author, 0), node.now))
+        node.feed(PayloadHeld(entry_of(author, 0), Round(0), node.now))
         assert node.said == []
     node.feed(Folded(Round(0), digest(b"old"), node.now))
     assert node.said == []
@@ -220,7 +220,7 @@ def test_of_two_contributions_of_one_author_the_first_counts():
     second = Contribution(Round(0), digest(b"base"), digest(b"another"), 1, 1, 255, 1.0)
     node.feed(ContributionSeen(digest(b"second"), A, second, True, node.now))
     assert node.said == []
-    node.feed(PayloadHeld(payload_of(A, 0), node.now))
+    node.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now))
     (fold,) = node.find(FoldRound)
     assert [known.entry for known in fold.members] == sorted([entry_of(A, 0), entry_of(ME, 0)])
 
@@ -229,7 +229,7 @@ def test_a_reduced_round_is_folded_when_its_set_is_known_and_again_when_it_chang
     node = Node().ready().leases(a=0)
     node.feed(Planned(Round(0), node.now)).train(0).seen(A, 0, held=False)
     assert node.find(FetchPayload) == []
-    node.feed(PayloadHeld(payload_of(A, 0), node.now))
+    node.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now))
     assert node.find(Settle) == [Settle(Round(0))]
     assert node.find(FoldRound) == []
     assert "reduced slices" in round.reason(node.state)
@@ -325,7 +325,7 @@ def test_collecting_a_round_that_became_final_ends():
 def test_open_payloads_are_waited_for_at_the_start_but_not_for_ever():
     node = Node().leases(a=1).seen(A, 0, held=False)
     node.ready()
-    assert node.find(FetchPayload) == [FetchPayload(payload_of(A, 0), A, Round(0))]
+    assert node.find(FetchPayload) == [FetchPayload(entry_of(A, 0))]
     assert node.state.phase is Phase.CATCH_UP
     assert node.tick(LEASE_S).state.phase is Phase.TRAIN
 

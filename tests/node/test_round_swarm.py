@@ -133,7 +133,7 @@ class Node:
             self.known[name] = (author, body)
             held = body.payload in self.payloads
             if held:
-                self.feed_finality(fin.PayloadHeld(body.payload))
+                self.feed_finality(fin.PayloadHeld(name))
             self.feed_round(rnd.ContributionSeen(name, author, body, held, self.world.clock.now))
         self.feed_finality(fin.EntrySeen(name, author, body))
 
@@ -157,8 +157,9 @@ class Node:
         if any(payload in other.payloads for other in self.world.reachable(self)):
             self.payloads.add(payload)
             self.fetching.discard(payload)
-            self.feed_round(rnd.PayloadHeld(payload, self.world.clock.now))
-            self.feed_finality(fin.PayloadHeld(payload))
+            for entry, number in [(e, b.round) for e, (_, b) in self.known.items() if b.payload == payload]:
+                self.feed_round(rnd.PayloadHeld(entry, number, self.world.clock.now))
+                self.feed_finality(fin.PayloadHeld(entry))
         else:
             self.later(1.0, lambda: self.try_fetch(payload))
 
@@ -186,8 +187,8 @@ class Node:
                 mine = [b.round for _, _, b in self.feeds.get(self.peer, []) if isinstance(b, Contribution)]
                 if p.round not in mine:
                     self.write(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
-            case rnd.FetchPayload(payload, _, _):
-                self.fetch(payload)
+            case rnd.FetchPayload(entry):
+                self.fetch(self.known[entry][1].payload)
             case rnd.FoldRound(number, members):
                 view = digest(*(one.entry for one in members))
                 self.later(0.05, lambda: self.folded(number, view))
@@ -242,8 +243,8 @@ class Node:
                 state = digest(b"state", *names)
                 self.later(0.05, lambda: self.feed_finality(fin.Checked(number, names, state)))
             case fin.FetchMissing(_, _, payloads):
-                for payload, _ in payloads:
-                    self.fetch(payload)
+                for entry in payloads:
+                    self.fetch(self.known[entry][1].payload)
             case fin.Finalize(number, names, state):
                 assert state == digest(b"state", *names)
                 before = self.finals.setdefault(number, action)

@@ -1,12 +1,14 @@
 """The worker's session: a restart at any stage gives the same state, a full disk loses nothing, and work that
 missed its final set returns to the error feedback exactly once."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from atoll.node.allowance import Allowance
 from atoll.node.checkpoint.local import load_local
 from atoll.node.rounds import weight_of
 from atoll.node.session import Session
@@ -218,6 +220,23 @@ def test_a_payload_that_vanished_is_a_fault_of_ours(homes):
     assert node.restart().pending == (), "it is not offered again"
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_payload_that_rotted_in_the_spool_is_given_up_and_nothing_else(homes, damage):
+    """What the round before missed returns once, whatever became of the newer payload."""
+    ahead, node = homes("a", OTHER), homes("b")
+    first, second = node.train(0).pending, node.train(1).pending
+    before, lost = node.residual(), said(first, node.residual())
+    data = bytearray(Path(second.path).read_bytes())
+    data[-1] ^= 2  # another sign
+    Path(second.path).write_bytes(data[:-1] if damage == "cut" else data)
+    theirs = [member(ahead.train(number).pending, OTHER) for number in range(3)]
+    states = [ahead.ask(w.Finalize(Round(number), (theirs[number],))).state for number in range(2)]
+    made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
+    node.ask(w.Adopt(Round(1), made.path, states[1], ()))
+    node.ask(w.Finalize(Round(2), (theirs[2],)))
+    assert torch.equal(node.residual(), before + lost)
+
+
 @pytest.mark.parametrize(("tokens", "weight"), [(0, 1), (1, 1), (50, 32), (100, 64), (1000, 255)])
 def test_the_weight_is_the_share_of_the_nominal_tokens(tokens, weight):
     assert weight_of(tokens, 100) == weight
@@ -226,7 +245,7 @@ def test_the_weight_is_the_share_of_the_nominal_tokens(tokens, weight):
 def test_time_goes_where_the_work_is_and_a_round_given_up_is_recompute(tmp_path):
     clock = iter(range(1_000, 10**9, 10))
     ledger = Ledger(lambda: next(clock))
-    session = Session(w.Start(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger)
+    session = Session(w.Start(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger, Allowance(math.inf))
     ledger.enter("steps")
     given_up = session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1))
     next(given_up)
@@ -258,3 +277,20 @@ def test_steps_that_a_full_disk_did_not_take_are_not_in_vain(tmp_path):
     free()
     assert len(list(session.train(ask))) == 1
     assert ledger.read().recompute_ns == 0
+
+
+def test_between_rounds_saving_takes_a_small_share_of_the_time(homes):
+    """What is not saved is asked for again, and gives the same bits; a good end saves it."""
+    node = homes("a")
+    members = (member(node.train(0).pending),)
+    node.session = Session(node.start, saves=Allowance(1e-9))
+    assert node.ask(w.Finalize(Round(0), members))
+    assert node.restart().final == 0, "the first one is saved"
+    node.session = Session(node.start, saves=Allowance(1e-9))
+    for number in (1, 2):
+        members = (member(node.train(number).pending),)
+        state = node.ask(w.Finalize(Round(number), members)).state
+        assert node.saved().body.final == number - 1, "the trained round was saved, what came after it was not"
+    node.session.close()
+    assert node.saved().body.final == 2
+    assert node.restart().state == state

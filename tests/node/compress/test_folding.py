@@ -1,18 +1,24 @@
 """The compiled fold against the plain one, and its decoder against the plain decoder: same bits, same refusals."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.aggregate.mean import outer_update
-from atoll.node.compress.folding import Step, check, fold_into, update_of
+from atoll.node.compress import folding
+from atoll.node.compress.folding import Step
 from atoll.node.compress.sparse2 import decode, encode
 from atoll.node.outer.fixed import plus
 from atoll.protocols.errors import DecodeError, Divergence
 from atoll.protocols.payload import HEADER_BYTES, Layout
 
 torch.set_num_threads(1)
+check, fold_into, update_of = (
+    partial(each, codec="sparse2") for each in (folding.check, folding.fold_into, folding.update_of)
+)
 CHUNKS = 5
 STEP = Step(256, 64)
 
@@ -70,11 +76,11 @@ def test_theta_moves_in_the_same_pass_and_leaves_its_range_as_divergence():
     theta = torch.randint(-(2**30), 2**30, (CHUNKS, 4096), dtype=torch.int32)
     before, update, view = theta.clone(), plain(members, 64, STEP), torch.empty_like(theta)
     fold_into(theta, members, 64, STEP, view, threads=2)
-    assert torch.equal(view, plus(theta, (1, update)))
+    assert torch.equal(view, plus(theta, update))
     assert torch.equal(theta, before)
     theta[:] = torch.where(update > 0, -(2**31), 2**31 - 1)  # at the edge of the range, and moving inwards
     fold_into(theta, members, 64, STEP, view)
-    assert torch.equal(view, plus(theta, (1, update)))
+    assert torch.equal(view, plus(theta, update))
     theta[:] = torch.where(update > 0, 2**31 - 1, 0)
     with pytest.raises(Divergence):
         fold_into(theta, members, 64, STEP, view)

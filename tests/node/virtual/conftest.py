@@ -35,7 +35,7 @@ from atoll.protocols.model import ModelSpec
 from atoll.protocols.payload import Layout
 from atoll.protocols.records import Ack, Contribution, Proposal, Reduction, Vote
 from atoll.protocols.reduction import rules_of
-from atoll.protocols.rows import RowTree
+from atoll.protocols.rows import RowTree, check_root
 from atoll.protocols.run import (
     CompressSpec,
     DataSpec,
@@ -100,6 +100,10 @@ def files_of(ask: w.Fold | w.Check | w.Finalize) -> list[Path]:
     return [Path(member.path) for member in (*ask.members, *sliced)]
 
 
+def snapshot_file(number: int, state: bytes) -> bytes:
+    return number.to_bytes(4, "big", signed=True) + state
+
+
 class FakeWorker:
     """One worker's disk and its answers. `train_s`: virtual seconds of a round's nominal steps."""
 
@@ -132,10 +136,14 @@ class FakeWorker:
         if self.spec.reduce is None:
             return
         old, rules = self.slices, rules_of(self.spec)
-        load = lambda path: Path(path).read_bytes()  # noqa: E731
+        load = lambda path: memoryview(Path(path).read_bytes())  # noqa: E731
         self.slices = SliceWork(rules, self.spec.outer.alpha_256, load, self.folder)
         if old is not None:
             self.slices.load(old.words(), old.tensors().get("kept"))
+
+    @property
+    def layout(self) -> Layout:
+        return Layout("sparse2", arena_of(self.spec.model).chunks, self.spec.compress.k)
 
     def started(self) -> w.Started:
         self.open = {}
@@ -164,17 +172,20 @@ class FakeWorker:
             raise WorkerDied("the worker process ended")
         if self.refuses is not None and not isinstance(ask, w.Evaluate):
             raise self.refuses
+        assert self.final > w.NOTHING_YET or isinstance(ask, w.Verify | w.Judge | w.Adopt), ask
         match ask:
             case w.Train():
                 return await self._train(ask)
             case w.Reduce() | w.Open() | w.Judge():
                 return self._on_slices(ask)
-            case w.Verify(path, _, (span,)):
-                self.slices.check(Path(path).read_bytes(), span)
+            case w.Verify(path, _, rows, (span,)):
+                self.slices.check(memoryview(Path(path).read_bytes()), rows, span)
                 return w.Verified()
-            case w.Verify(path):
+            case w.Verify(path, _, rows):
                 if Path(path).stat().st_size != PAYLOAD_BYTES:
                     raise DecodeError("not a payload")
+                if rows:
+                    check_root(Path(path).read_bytes(), self.layout, rows)
                 return w.Verified()
             case w.Fold() | w.Check() | w.Finalize() if not all(path.exists() for path in files_of(ask)):
                 raise CorruptFault("a payload is gone")
@@ -186,7 +197,7 @@ class FakeWorker:
                 if number > self.final:
                     self.open[number] = ask
                     self.wake()
-                return w.Folded(number, self.view(), 0.0)
+                return w.Folded(number, self.view())
             case w.Check(number, _) if number <= self.final:
                 raise Superseded(f"round {number} is final already")
             case w.Check(number):
@@ -205,11 +216,11 @@ class FakeWorker:
                 return w.Finalized(number, self.state)
             case w.Snapshot(path):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                Path(path).write_bytes(self.final.to_bytes(4, "big") + self.state)
+                Path(path).write_bytes(snapshot_file(self.final, self.state))
                 return w.Snapshotted(self.final, self.state, path, 36)
             case w.Adopt(number, path, state):
                 data = Path(path).read_bytes()
-                if data != number.to_bytes(4, "big") + state:
+                if data != snapshot_file(number, state):
                     raise DecodeError("another snapshot")
                 self.final, self.state, self.open = number, state, {}
                 self.wake()
@@ -232,7 +243,7 @@ class FakeWorker:
             self._check_life(now)
         await self._steps(ask.steps - ahead, now)
         luck = random.Random(f"{self.me} {ask.round}")
-        layout = Layout("sparse2", arena_of(self.spec.model).chunks, self.spec.compress.k)
+        layout = self.layout
         if self.slices is None:
             data = luck.randbytes(PAYLOAD_BYTES)
         else:
@@ -248,7 +259,7 @@ class FakeWorker:
         pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, rows)
         self.pending = (*self.pending, pending)
         self.trained.append(ask.round)
-        return w.Trained(pending, PAYLOAD_BYTES, step_s * ask.steps, 0.0)
+        return w.Trained(pending, PAYLOAD_BYTES, step_s * ask.steps)
 
     def _on_slices(self, ask: w.Reduce | w.Open | w.Judge) -> w.Answer:
         assert self.slices is not None
@@ -300,6 +311,8 @@ class Node:
         self.home = world.root / f"n{number}"
         self.home.mkdir(exist_ok=True)
         self.worker = FakeWorker(self.home / "spool", self.peer, train_s, world.spec)
+        if world.spec.start:
+            self.worker.final, self.worker.state = w.NOTHING_YET, digest(b"nothing")
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None

@@ -1,0 +1,144 @@
+"""Whole nodes whose rounds are reduced, beside a member that says of payloads and Reductions what they are not."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from atoll.node.finals import SNAPSHOT_EVERY
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.ids import Digest, Round
+from atoll.protocols.records import Ack, Body, Contribution, Reduction
+from atoll.protocols.slices import ReduceSpec
+from atoll.protocols.worker import Adopt, Answer, Ask
+
+from .test_virtual_hostile import corrupt, the_others_finish
+
+SPEC = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
+ROUNDS = 2 * SNAPSHOT_EVERY + 4
+
+
+def contributions(node, number):
+    found = node.driver.contributions._found.values()
+    return {author: body for author, body in found if body.round == number}
+
+
+@pytest.mark.parametrize("kind", [Contribution, Reduction])
+def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, kind):
+    """Everybody holds that blob already: being on disk is not enough, whatever it is said to be."""
+    said = []
+
+    async def story() -> None:
+        async with world(ROUNDS, 4, reduce=SPEC) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: all(node.driver and node.driver.finals.offer for node in w.nodes.values()))
+
+            def lie(body: Body) -> Body:
+                if said or not isinstance(body, kind):
+                    return body
+                said.append(w.nodes[0].driver.finals.offer.blob)
+                return msgspec.structs.replace(body, payload=said[0])
+
+            corrupt(w.nodes[3], lie)
+            await w.until(lambda: said)
+            await asyncio.sleep(2.0)
+            assert w.nodes[0].swarm.blobs.store.has(said[0]), "the snapshot is still offered"
+            await w.until(lambda: the_others_finish(w, 3), 900.0)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("at", [1, 6])
+def test_a_payload_of_another_under_ones_own_rows(world, at):
+    """Whoever adds whole payloads up must see what those see who add rows up: such a payload counts nowhere whole."""
+    said = []
+
+    async def story() -> None:
+        async with world(ROUNDS, 4, reduce=SPEC) as w:
+            for number in range(4):
+                w.start(number, train_s=8.0 if number < 3 else 12.0)
+
+            def lie(body: Body) -> Body:
+                known = contributions(w.nodes[3], at)
+                if said or not isinstance(body, Contribution) or body.round != at or not known:
+                    return body
+                said.append(next(iter(known.values())).payload)
+                return msgspec.structs.replace(body, payload=said[0])
+
+            await w.until(lambda: w.nodes[3].driver is not None)
+            corrupt(w.nodes[3], lie)
+            await w.until(lambda: the_others_finish(w, 3), 1800.0)
+            assert said
+            w.check_agreement()
+            for node in w.nodes.values():
+                assert "divergence" not in (node.home / "events.jsonl").read_text()
+
+    run_virtual(story())
+
+
+def test_an_old_reduction_that_names_what_is_needed_now_takes_nothing_along(world):
+    """When payloads of old rounds are dropped, a newer contribution's and an offered snapshot stay."""
+    said: list[Digest] = []
+
+    async def story() -> None:
+        async with world(3 * SNAPSHOT_EVERY + 4, 4, reduce=SPEC) as w:
+            for number in range(4):
+                w.start(number)
+            liar = None
+
+            def lie(body: Body) -> Body:
+                if isinstance(body, Ack) and body.round == 2 * SNAPSHOT_EVERY - 1 and not said:
+                    old = next(c for c in liar.driver.reductions.sets.claims.values() if c.author == liar.peer)
+                    newest = max(number for number in range(99) if contributions(liar, number))
+                    wanted = next(iter(contributions(liar, newest).values())).payload
+                    for blob in (wanted, liar.driver.finals.offer.blob):
+                        said.append(blob)
+                        again = msgspec.structs.replace(old.body, round=Round(2), payload=blob)
+                        asyncio.get_running_loop().call_soon(liar.driver.publish, again)
+                return body
+
+            await w.until(lambda: w.newest() >= 6)
+            liar = w.nodes[3]
+            corrupt(liar, lie)
+            await w.until(lambda: said)
+            await w.until(lambda: the_others_finish(w, 3), 900.0)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_worker_that_lost_much_is_told_in_which_slices_its_payloads_were_used(world):
+    """Contributions that snapshots cover are forgotten, and with them what a Reduction covered."""
+
+    async def story() -> None:
+        async with world(3 * SNAPSHOT_EVERY + 3, 3, reduce=SPEC) as w:
+            for number in range(3):
+                w.start(number)
+            node = w.nodes[0]
+            await w.until(lambda: node.worker.final == 0, look_s=0.1)
+            old = node.worker.final, node.worker.state
+            used = {}
+
+            def look() -> bool:
+                used.update({n: own[node.peer].payload for n in range(99) if (own := contributions(node, n))})
+                return node.worker.final >= 3 * SNAPSHOT_EVERY
+
+            await w.until(look)
+            told, answer = [], node.worker._answer
+
+            async def listen(ask: Ask) -> Answer:
+                told.extend([ask] if isinstance(ask, Adopt) else [])
+                return await answer(ask)
+
+            node.worker._answer = listen
+            node.worker.final, node.worker.state = old
+            await node.crash_worker(0.3)
+            await w.until(w.all_final)
+            assert told, "it went back behind what payloads are kept for"
+            counted = {one.payload: sum(span.chunks for span in one.spans) for one in told[0].included}
+            for number in range(1, told[0].round):
+                assert counted[used[number]] == node.worker.layout.chunks, number
+
+    run_virtual(story())
