@@ -275,7 +275,7 @@ class Reductions:
             self._driver.start_task(self._openings.sample(parts), f"open {number}")
 
     def _look(self, number: int) -> None:
-        """Patience with reducers, then with rows that nobody gives: their author may be dead, or lie about them."""
+        """Patience with reducers, then with rows that nobody gives: an author may be dead, or lie."""
         open_round, now = self._rounds[number], self._driver.now()
         if open_round.settled_at is None:
             return

@@ -66,10 +66,14 @@ class Rig:
         self.faults: list[tuple[PeerId, AtollError]] = []
         self.disk: list[DiskFault] = []
         self.bad: set[Digest] = set()
+        self.void: list[Digest] = []
         self.payloads = Payloads(
-            *(self.shelf, lambda named: payload_bytes, self.verify, self.held.append),
+            *(self.shelf, lambda named: payload_bytes, self.verify, self.settled),
             *(lambda peer, error: self.faults.append((peer, error)), self.disk.append),
         )
+
+    def settled(self, named: Named) -> None:
+        (self.held if self.payloads.held(named) else self.void).append(named.payload)
 
     async def verify(self, path: Path, named: Named) -> None:
         if Digest(bytes.fromhex(path.name)) in self.bad:
@@ -267,3 +271,23 @@ def test_a_payload_of_one_fragment_is_not_one_of_another(play):
     rig = play(story)
     assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
     assert len(rig.shelf.asked) == 1
+
+
+def test_a_payload_with_these_rows_is_not_one_with_others(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        async def verify(path: Path, named: Named) -> None:
+            if named.rows != b"true":
+                raise DecodeError("of another root")
+
+        rig.payloads._verify = verify
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        for rows, author in ((b"true", AUTHOR), (b"false", OTHERS[0])):
+            rig.payloads.want(group, Named(ONE, Round(0), rows), author)
+            await asyncio.sleep(1.0)
+        assert rig.payloads.held(Named(ONE, Round(0), b"true"))
+        assert rig.payloads.is_void(Named(ONE, Round(0), b"false"))
+        assert rig.shelf.here == {ONE}
+
+    rig = play(story)
+    assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
+    assert (rig.held, rig.void) == ([ONE], [ONE])

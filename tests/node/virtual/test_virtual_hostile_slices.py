@@ -52,7 +52,7 @@ def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, kind):
 
 @pytest.mark.parametrize("at", [1, 6])
 def test_a_payload_of_another_under_ones_own_rows(world, at):
-    """Whoever adds whole payloads up must see what those see who add rows up: such a payload counts nowhere whole."""
+    """Whoever adds whole payloads up must see what those see who add rows up: as a whole it counts nowhere."""
     said = []
 
     async def story() -> None:
