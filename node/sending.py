@@ -39,12 +39,12 @@ class Sending:
             spool.mkdir(parents=True, exist_ok=True)
 
     def encode(self, number: int, weights: LocalWeights) -> bytearray:
-        """Payload of β·e + (A − L) on the round's cover, whose chunks are in flight from now on.
+        """Payload of β·e + (A − L) on what of the round is trained here, which is in flight from now on.
 
         What it could not say stays in e; other rows of e are not touched. Raises Divergence for weights that are
         NaN or from 2⁶⁴ on, with everything as it was.
         """
-        cover = cover_of(self._spec, number)
+        cover = cover_of(self._spec, number, weights.experts)
         if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity")
         layout = self._codec.layout(size_of(cover))
@@ -58,7 +58,7 @@ class Sending:
             weights.mark_sent(span, local)
 
         self._each_slab(weights, cover, say)
-        weights.sent = number
+        weights.sent, weights.sent_experts = number, weights.experts
         return payload
 
     def path_of(self, blob: Digest) -> Path:
@@ -70,16 +70,17 @@ class Sending:
         write_file(Path(pending.path), [memoryview(payload)])
         self.pending = (*self.pending, pending)
 
-    def missed(self, number: int, included: set[Digest]) -> list[tuple[int, bytes]]:
-        """(round, payload) of ours up to round `number` that missed their final sets. Raises DiskFault."""
+    def missed(self, number: int, included: set[Digest]) -> list[tuple[Cover, bytes]]:
+        """(cover, payload) of ours up to round `number` that missed their final sets. Raises DiskFault."""
         missed = [p for p in self.pending if p.round <= number and p.payload not in included]
         with disk(self._spool):
-            return [(p.round, Path(p.path).read_bytes()) for p in missed if Path(p.path).exists()]
+            found = [(p, Path(p.path).read_bytes()) for p in missed if Path(p.path).exists()]
+        return [(cover_of(self._spec, p.round, p.experts), payload) for p, payload in found]
 
-    def settle(self, number: int, missed: list[tuple[int, bytes]]) -> None:
+    def settle(self, number: int, missed: list[tuple[Cover, bytes]]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
-        for at, payload in missed:
-            self._give_back(payload, cover_of(self._spec, at))
+        for cover, payload in missed:
+            self._give_back(payload, cover)
         self.pending = tuple(p for p in self.pending if p.round > number)
 
     def _give_back(self, payload: bytes, cover: Cover) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,14 +21,15 @@ from torch import Tensor
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.compress.codecs import codec_of
+from atoll.node.compress.covering import Rows, rows_of
 from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
-from atoll.node.inner.loop import Inner
-from atoll.node.local_weights import LocalWeights, all_finite, carries
+from atoll.node.learner import Learner, experts_among
+from atoll.node.local_weights import all_finite, carries, check_saved
 from atoll.node.model import bridge
-from atoll.node.model.decoder import Decoder, loss_of
+from atoll.node.model.decoder import loss_of
 from atoll.node.model.genesis import genesis
 from atoll.node.outer.fixed import state_digest
 from atoll.node.outer.fold import Fold, Part
@@ -45,6 +46,14 @@ from atoll.protocols.run import RunSpec
 
 Event: TypeAlias = Step | w.Trained
 """What a step of `train` gives."""
+
+
+class Source(NamedTuple):
+    """Where the fold finds a payload, and which of the round's chunks it has."""
+
+    path: str
+    rows: Rows | None
+    """None: all."""
 
 
 class Session:
@@ -64,15 +73,12 @@ class Session:
         self._arena = arena_of(spec.model)
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache())
-        self._model = Decoder(spec.model).to(start.device)
-        self._inner = Inner(self._model, loss_of, spec.inner)
+        self._learner = Learner(spec, start.device, start.frozen, start.frozen_on_host)
         theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         covers = partial(cover_of, spec)
         self._fold = Fold(bridge.gather(theta, self._arena), self._arena, self._load, self._update, covers)
-        self._weights = LocalWeights(self._model, spec)
         self._sending = Sending(spec, self._home / "spool", threads)
-        parts = (self._inner, self._fold, self._weights, self._sending)
-        self._rounds = Rounds(spec, self._data, *parts, self._spent)
+        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent)
         self._is_training = False
         self._unsaved: tuple[w.Trained, bytearray] | None = None
         """A trained round that the disk has not taken yet, with its payload until that is a file."""
@@ -91,8 +97,8 @@ class Session:
     def answer(self, ask: w.Ask) -> w.Answer:
         """Do everything but training. Raises AtollError."""
         match ask:
-            case w.Verify(path, number):
-                self._codec.check(*self._load(path), size_of(cover_of(self._spec, number)))
+            case w.Verify(path, number, experts):
+                self._codec.check(self._map(path), size_of(cover_of(self._spec, number, experts)))
                 return w.Verified()
             case w.Fold(number, members):
                 return self._fold_round(number, members)
@@ -100,7 +106,7 @@ class Session:
                 # Its payloads had to be fetched again, and meanwhile the round became final without this node.
                 raise Superseded(f"round {number} is final already")
             case w.Check(number, members):
-                return w.Checked(number, self._fold.check(number, _parts(members)))
+                return w.Checked(number, self._fold.check(number, self._parts(number, members)))
             case w.Finalize(number, members):
                 return self._finalize(number, members)
             case w.Adopt():
@@ -150,13 +156,13 @@ class Session:
     def _fold_round(self, number: Round, members: tuple[w.Member, ...]) -> w.Folded:
         began = time.monotonic()
         if number > self._fold.final_round:  # a Finalize may have overtaken this request
-            self._fold.set_round(number, _parts(members))
+            self._fold.set_round(number, self._parts(number, members))
         return w.Folded(number, self._fold.view_digest(), time.monotonic() - began)
 
     def _finalize(self, number: Round, members: tuple[w.Member, ...]) -> w.Finalized:
         if number != self._fold.final_round:  # else: it was done, but could not be saved
             missed = self._sending.missed(number, {m.payload for m in members if m.author == self._start.peer})
-            self._fold.finalize(number, _parts(members))
+            self._fold.finalize(number, self._parts(number, members))
             self._sending.settle(number, missed)
         if not self._is_training:
             with self._spent.within("checkpoint"):
@@ -186,43 +192,55 @@ class Session:
 
     def _evaluate(self) -> w.Evaluated:
         began = time.monotonic()
-        with self._weights.lent_to(self._fold.view_C4096):
+        with self._learner.weights.lent_to(self._fold.view_C4096):
             val_WT1 = self._data.validation(VAL_WINDOWS)
-            found = evaluate(self._model, loss_of, val_WT1, self._data.bytes_of(val_WT1))
+            found = evaluate(self._learner.module, loss_of, val_WT1, self._data.bytes_of(val_WT1))
         return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
 
-    def _load(self, path: str) -> tuple[memoryview]:
+    def _parts(self, number: Round, members: tuple[w.Member, ...]) -> list[Part]:
+        whole = cover_of(self._spec, number)
+        found = []
+        for one in members:
+            rows = rows_of(cover_of(self._spec, number, one.experts), whole) if one.experts else None
+            found.append(Part(one.entry, one.weight, Source(one.path, rows)))
+        return found
+
+    def _load(self, source: Source) -> tuple[memoryview, Rows | None]:
+        return self._map(source.path), source.rows
+
+    def _map(self, path: str) -> memoryview:
         with disk(Path(path)):
             try:
-                return (map_file(Path(path)),)
+                return map_file(Path(path))
             except FileNotFoundError as error:
                 raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
 
-    def _update(self, members: Sequence[tuple[int, memoryview]], chunks: int) -> Tensor:
+    def _update(self, members: Sequence[tuple[int, memoryview, Rows | None]], chunks: int) -> Tensor:
         outer = OuterStep(self._spec.outer.alpha_256, self._spec.outer.floor_256)
         return self._codec.update_of(members, chunks, outer, threads=max(1, self._start.threads))
 
     # --- the disk -------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        carried = carries(self._spec)
+        carried, weights = carries(self._spec), self._learner.weights
         body = local.LocalBody(
             self._spec.id,
             self._fold.final_round,
             self._fold.state_digest(),
             self._rounds.steps_taken,
             self._sending.pending,
-            self._weights.sent if carried else -1,
+            weights.sent if carried else -1,
+            weights.sent_experts if carried else b"",
         )
         tensors = {"final": self._fold.final_C4096, "residual": self._sending.residual_C4096}
-        more = self._weights.tensors() if carried else {}
-        local.save_local(self._home / "state", body, {**tensors, **more, **self._inner.state()})
+        more = weights.tensors() if carried else {}
+        local.save_local(self._home / "state", body, {**tensors, **more, **self._learner.inner.state()})
         self._sending.sweep()
 
     def _restore(self) -> None:
         found = local.load_local(self._home / "state", self._spec.id, self._check_saved)
         if found is None:
-            self._weights.start(self._fold.view_C4096)
+            self._learner.weights.start(self._fold.view_C4096)
             return
         for line in found.report:
             print(line, flush=True)  # noqa: T201 - stdout is the worker's log
@@ -230,13 +248,14 @@ class Session:
             self._fold.adopt(found.tensors["final"], found.body.final)
         self._sending.load(found.tensors["residual"], found.body.pending)
         self._rounds.steps_taken = found.body.steps
-        weights = self._weights.tensors()
-        if weights.keys() <= found.tensors.keys():
-            self._weights.load(found.tensors, found.body.sent)
+        self._learner.own(experts_among(found.tensors, self._spec))
+        weights = self._learner.weights
+        if weights.tensors().keys() <= found.tensors.keys():
+            weights.load(found.tensors, found.body.sent, found.body.sent_experts)
         else:  # they were the view, and will be
-            self._weights.start(self._fold.view_C4096)
-        others = {"final", "residual", *weights}
-        self._inner.load({name: t for name, t in found.tensors.items() if name not in others})
+            weights.start(self._fold.view_C4096)
+        others = {"final", "residual", *weights.tensors()}
+        self._learner.inner.load({name: t for name, t in found.tensors.items() if name not in others})
 
     def _check_saved(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise CorruptFault for what no worker of this run saved: bytes may be whole and still be wrong."""
@@ -246,9 +265,5 @@ class Session:
             raise CorruptFault("the saved state is of another model")
         if not all_finite(residual):  # encoding must be able to rely on it
             raise CorruptFault("the saved error feedback holds NaN or infinity")
-        if self._weights.tensors().keys() & tensors.keys():
-            self._weights.check_saved(tensors)
-
-
-def _parts(members: tuple[w.Member, ...]) -> list[Part]:
-    return [Part(member.entry, member.weight, member.path) for member in members]
+        if self._learner.weights.tensors().keys() & tensors.keys():
+            check_saved(tensors, self._spec)

@@ -36,6 +36,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     weight: int
     payload: Digest
     path: str
+    experts: bytes = b""
+    """Bitmap of the experts that it covers; empty: all."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -50,6 +52,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     threads: int
     device: str
     """`cpu`, `cuda`, `cuda:1`."""
+    frozen: str = "float32"
+    """How experts are stored that are not trained here: `float32`, `bfloat16`, `int8`."""
+    frozen_on_host: bool = False
+    """They stay in the host's memory."""
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
@@ -69,6 +75,8 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Inner steps to take: what the RunSpec names for the round, or our share of it."""
     after: int
     """Round whose Fold may come while this one is trained, up to `overlap_steps` later; -1: none is due."""
+    experts: bytes = b""
+    """Bitmap of the experts to train; empty: all."""
 
 
 class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
@@ -76,6 +84,8 @@ class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
 
     path: str
     round: Round
+    experts: bytes = b""
+    """Bitmap of the experts that its contribution names."""
 
 
 class Fold(msgspec.Struct, frozen=True, array_like=True, tag="fold"):
@@ -141,6 +151,8 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     weight: int
     loss: float
+    experts: bytes = b""
+    """Bitmap of the experts that it covers."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):

@@ -30,6 +30,8 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     pending: tuple[Pending, ...]
     sent: int = -1
     """Round whose work the saved local weights have in flight; −1: none, or they are not saved."""
+    sent_experts: bytes = b""
+    """Bitmap of the experts that this work covers."""
 
 
 class LocalState(NamedTuple):

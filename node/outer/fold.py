@@ -24,11 +24,11 @@ class Part(NamedTuple):
     entry: bytes
     """Entry id: equal ids are the same element."""
     weight: int
-    source: str
-    """What the loader needs: a path."""
+    source: Any
+    """What the loader needs: a path, and what it does not have of the round."""
 
 
-Load = Callable[[str], tuple[Any, ...]]
+Load = Callable[[Any], tuple[Any, ...]]
 """What `Update` needs of a source beside the weight: a payload, or its tables. Raises DecodeError."""
 Update = Callable[[Sequence[tuple[Any, ...]], int], Tensor]
 """U_r int32 `[chunks, 4096]` of a set's (weight, what was loaded …) and the chunks. Raises DecodeError."""

@@ -32,6 +32,7 @@ ILLEGAL = [
     ("outer.stages", (Stage(1, 5),)), ("outer.stages", (Stage(0, 5), Stage(0, 6))),
     ("outer.stages", (Stage(0, 0),)), ("outer.stages", (Stage(0, 5), Stage(9, 1), Stage(3, 1))),
     ("outer.stages", tuple(Stage(at, 1) for at in range(65))),
+    ("outer.holders", -1), ("outer.holders", 1), ("outer.holders", 1025),
     ("compress.codec", "dense"), ("compress.k", 0), ("compress.k", 4097),
     ("compress.feedback", math.nan), ("compress.feedback", 1.5), ("compress.feedback", -0.1),
     ("pace.quorum_256", 0), ("pace.quorum_256", 257), ("pace.grace_256", -1), ("pace.lease_s", math.inf),
@@ -60,7 +61,7 @@ def test_round_trip_and_golden_id(spec, owner):
     data = sign_run(spec, owner)
     assert open_run(data) == spec
     assert open_run(data).id == spec.id
-    assert spec.id.hex() == "83b839aae1fd9c2c888ce052917a6305981873e9d282736992949e2b82774aba"
+    assert spec.id.hex() == "e9359a56e2e21719fc906e592534b3f4ce0ee938586df4389d40ad9714e257aa"
 
 
 def test_only_the_owner_signs(spec):
