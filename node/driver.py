@@ -19,9 +19,10 @@ import atoll.node.round_words as rnd
 from atoll.node import finality, round
 from atoll.node.eval_pace import EvalPace
 from atoll.node.finals import Finals
+from atoll.node.holding import contribution_of, is_lawful, lacking, nothing, ours, room_of, splits
 from atoll.node.membership import Known, MemberView
 from atoll.node.needs import Network, round_half_s
-from atoll.node.payloads import Payloads
+from atoll.node.payloads import Payloads, Wanted
 from atoll.node.roundlog import RoundLog
 from atoll.node.tempo import Tempo, choose, measured
 from atoll.node.trainer import Trainer, WorkerDied
@@ -29,8 +30,8 @@ from atoll.protocols import worker as w
 from atoll.protocols.coverage import largest_payload, payload_size
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.records import Ack, Body, Contribution, Entry, set_digest
-from atoll.protocols.registers import Activity, Lease
+from atoll.protocols.records import Ack, Body, Contribution, Entry, experts_of, set_digest
+from atoll.protocols.registers import Activity, Holding, Lease
 from atoll.protocols.run import RunSpec
 
 A = TypeVar("A")
@@ -56,7 +57,9 @@ class Driver:
         now: Callable[[], float],
         *,
         eval_every: int = 0,
+        experts: int = 0,
     ) -> None:
+        """`experts`: how many of each layer this node may train, where members train some only; 0: its share."""
         self.spec, self.me, self.log, self._spool = spec, me, log, spool
         self._net, self.now, self._eval_pace = net, now, EvalPace(eval_every, spec.outer.rounds)
         self.trainer: Trainer | None = None
@@ -64,6 +67,8 @@ class Driver:
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self.round = round.begin(rnd.config_of(spec, me))
+        self.holding = Holding(nothing(spec), room_of(spec, experts))
+        """What we say that we train."""
         self.tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         sizes = partial(payload_size, spec)
@@ -136,9 +141,9 @@ class Driver:
     def _replay(self) -> None:
         """Finality first: the round machine need not hear of rounds that the ledger proves final."""
         entries = self._net.entries()
-        for entry in entries:
+        for entry in filter(self._is_lawful, entries):
             self._note(entry)
-        for entry in entries:
+        for entry in filter(self._is_lawful, entries):
             if entry.body.round > self.finality.last_final:
                 self._tell_round(entry)
 
@@ -153,8 +158,12 @@ class Driver:
 
     def entry_seen(self, entry: Entry) -> None:
         """Feed one entry to both machines."""
-        self._note(entry)
-        self._tell_round(entry)
+        if self._is_lawful(entry):
+            self._note(entry)
+            self._tell_round(entry)
+
+    def _is_lawful(self, entry: Entry) -> bool:
+        return not isinstance(entry.body, Contribution) or is_lawful(self.spec, entry.body)
 
     def _note(self, entry: Entry) -> None:
         body, name = entry.body, entry.id
@@ -163,14 +172,16 @@ class Driver:
             if entry.author == self.me:
                 self._own[body.round] = name
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
-        if isinstance(body, Contribution) and self._payloads.held(body.payload):
+        if isinstance(body, Contribution) and self._is_held(body):
             self.feed_finality(fin.PayloadHeld(body.payload))
 
     def _tell_round(self, entry: Entry) -> None:
         body = entry.body
         if isinstance(body, Contribution):
-            held = self._payloads.held(body.payload)
-            self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, held, self.now()))
+            self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, self._is_held(body), self.now()))
+
+    def _is_held(self, body: Contribution) -> bool:
+        return self._payloads.held(body.payload, body.round, experts_of(body))
 
     def on_leases(self) -> None:
         """Something changed, a lease perhaps. What comes shortly after another change waits for the tick."""
@@ -184,9 +195,10 @@ class Driver:
             peer: MemberView(lease.activity, lease.round, round_half_s(born + left_s), lease.tokens_per_s)
             for peer, (lease, left_s) in self._net.leases().items()
         }
-        if members != self._members:
+        short = lacking(self.spec, self.me, self.holding, members, self._net.holdings())
+        if members != self._members or short != self.round.shortage:
             self._members = members
-            self.feed_round(rnd.LeasesChanged(members, self.now()))
+            self.feed_round(rnd.LeasesChanged(members, self.now(), short))
 
     def on_synced(self) -> None:
         """The ledger was compared with at least one peer's, or there is nobody to ask."""
@@ -203,6 +215,7 @@ class Driver:
 
     def _begin_life(self, started: w.Started) -> None:
         self._pending = started.pending
+        self._hold(Holding(started.experts, self.holding.room))
         self.worker_ready = True
         self.finals.worker_started(started)
 
@@ -266,8 +279,8 @@ class Driver:
             case rnd.Discard(pending):
                 if pending.round not in self._own:
                     self.log.event("discarded", round=pending.round)
-            case rnd.FetchPayload(payload, author, number):
-                self._want(payload, author, number)
+            case rnd.FetchPayload(payload, author, number, experts):
+                self._want(payload, author, number, experts)
             case rnd.FoldRound():
                 self.start_task(self._fold(action), f"fold {action.round}")
             case rnd.PublishAck():
@@ -288,11 +301,10 @@ class Driver:
                     self.post(lambda: self.feed_finality(fin.NotAppended()))
             case fin.CheckRound():
                 self.start_task(self._check(action), f"check {action.round}")
-            case fin.FetchMissing(number, entries, payloads):
+            case fin.FetchMissing(_, entries, payloads):
                 if entries:
                     self._net.sync_soon()
-                for payload, author in payloads:
-                    self._want(payload, author, number)
+                self.want_all(self.known(payloads))
             case fin.Finalize():
                 self.finals.add(action)
             case fin.ReportDivergence(number, _, proposer, ours, theirs):
@@ -307,7 +319,9 @@ class Driver:
         self.log.training(action.round)
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
-        ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after)
+        experts = ours(self.spec, self.me, self.holding, self._members, self._net.holdings())
+        self._hold(Holding(experts, self.holding.room))
+        ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts)
         done = await self.ask_until_saved(ask, w.Trained)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done)
@@ -324,10 +338,9 @@ class Driver:
         if blob != pending.payload:  # the disk changed it; its final set will be without it
             self.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
-        p = pending
-        entry = self._publish(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
+        entry = self._publish(contribution_of(pending))
         if entry is not None:  # its echo may come after the next look
-            self._own[p.round] = entry.id
+            self._own[pending.round] = entry.id
 
     def _publish(self, body: Body) -> Entry | None:
         try:
@@ -351,9 +364,9 @@ class Driver:
             self.trouble = ""
             self.log.event("trouble_over")
 
-    def _want(self, payload: Digest, author: PeerId, number: Round) -> None:
+    def _want(self, payload: Digest, author: PeerId, number: Round, experts: bytes) -> None:
         assert self._group is not None
-        self._payloads.want(self._group, payload, author, number)
+        self._payloads.want(self._group, payload, author, number, experts)
 
     async def _fold(self, action: rnd.FoldRound) -> None:
         folded = await self.ask_to_fold(action.members, lambda parts: w.Fold(action.round, parts), w.Folded)
@@ -396,6 +409,13 @@ class Driver:
         blob, at = (offer.blob, offer.round) if offer else (b"", -1)
         lease = Lease(activity, number, self.finals.applied, blob, at, speed)
         self._net.put_lease(lease, self.spec.pace.lease_s)
+        self._hold(self.holding)
+
+    def _hold(self, holding: Holding) -> None:
+        """Say which experts we train, in runs where that matters."""
+        self.holding = holding
+        if splits(self.spec):
+            self._net.put_holding(holding, self.spec.pace.lease_s)
 
     # --- for Finals and tasks ---------------------------------------------------------------------
 
@@ -439,7 +459,7 @@ class Driver:
                 except (DecodeError, CorruptFault) as error:
                     self.log.event("payload_damaged", error=error.line())
             for one in known:
-                await self._payloads.mend(one.payload, one.author, one.round)
+                await self._payloads.mend(one.payload, one.author, one.round, one.experts)
             if life != self._lives:
                 raise WorkerDied("the worker that was asked is gone")
 
@@ -447,21 +467,22 @@ class Driver:
         """The contributions of these entries; entries that the ledger lacks are left out."""
         found = [(entry, *self._contributions[entry]) for entry in entries if entry in self._contributions]
         return tuple(
-            Known(entry, author, c.round, c.weight, c.payload, self._payloads.held(c.payload))
+            Known(entry, author, c.round, c.weight, c.payload, self._is_held(c), experts_of(c))
             for entry, author, c in found
         )
 
     def members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
         """Contributions as the worker wants them."""
         return tuple(
-            w.Member(k.entry, k.author, k.weight, k.payload, str(self._net.blob_path(k.payload))) for k in known
+            w.Member(k.entry, k.author, k.weight, k.payload, str(self._net.blob_path(k.payload)), k.experts)
+            for k in known
         )
 
     def want_all(self, known: tuple[Known, ...]) -> None:
         """Get what is missing of these."""
         for one in known:
             if not one.held:
-                self._want(one.payload, one.author, one.round)
+                self._want(one.payload, one.author, one.round, one.experts)
 
     def finalized(self, action: fin.Finalize) -> None:
         """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
@@ -487,14 +508,14 @@ class Driver:
         except DiskFault as error:
             self.disk_trouble(error)
 
-    def _on_held(self, payload: Digest) -> None:
+    def _on_held(self, found: Wanted) -> None:
         now = self.now()
-        self.post(lambda: self.feed_round(rnd.PayloadHeld(payload, now)))
-        self.post(lambda: self.feed_finality(fin.PayloadHeld(payload)))
+        self.post(lambda: self.feed_round(rnd.PayloadHeld(found.payload, now, found.experts)))
+        self.post(lambda: self.feed_finality(fin.PayloadHeld(found.payload)))
         self.post(self.finals.step)
 
-    async def _verify(self, path: Path, number: Round) -> None:
-        await self.ask(w.Verify(str(path), number), w.Verified)
+    async def _verify(self, path: Path, number: Round, experts: bytes) -> None:
+        await self.ask(w.Verify(str(path), number, experts), w.Verified)
 
 
 async def _unless_needless(work: Coroutine[Any, Any, None]) -> None:

@@ -325,7 +325,7 @@ def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Final
     if len({author for _, author, _ in known}) != len(known):
         return state, False, []
     entries = tuple(e for e in names if e not in book.contributions)
-    payloads = tuple((c.payload, author) for _, author, c in known if c.payload not in state.held)
+    payloads = tuple(e for e, _, c in known if c.payload not in state.held)
     if entries or payloads:
         state, actions = _missing(state, entries, payloads)
         return state, False, actions
@@ -334,9 +334,7 @@ def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Final
     return replace(state, checking=state.checking | {names}), False, [CheckRound(_round(state), names)]
 
 
-def _missing(
-    state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[tuple[Digest, PeerId], ...]
-) -> Out:
+def _missing(state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...]) -> Out:
     if (entries, payloads) == state.missing:
         return state, []
     return replace(state, missing=(entries, payloads)), [FetchMissing(_round(state), entries, payloads)]

@@ -115,12 +115,12 @@ class CheckRound:
 class FetchMissing:
     """A proposal or a final set names these; we lack them. `entries`: contributions not in our ledger yet.
 
-    `payloads`: (payload, author). Repeated only when the list changes.
+    `payloads`: contributions that are, but without their payload. Repeated only when the list changes.
     """
 
     round: Round
     entries: tuple[Digest, ...]
-    payloads: tuple[tuple[Digest, PeerId], ...]
+    payloads: tuple[Digest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,5 +195,5 @@ class FinalityState:
     appending: Body | None = None
     told: frozenset[Digest] = frozenset()
     """Proposals whose divergence was reported."""
-    missing: tuple[tuple[Digest, ...], tuple[tuple[Digest, PeerId], ...]] = ((), ())
+    missing: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
     """The last FetchMissing of this round."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from atoll.node.holding import nothing, splits
 from atoll.node.inner.loop import Inner
 from atoll.node.local_weights import LocalWeights
 from atoll.node.model.balance import move_biases
@@ -29,7 +30,7 @@ class Learner:
         """Values are undefined until `weights.start` or `weights.load`."""
         self._spec, self._device = spec, device
         self._storage = getattr(torch, frozen_dtype), frozen_on_host
-        experts = bitmap_of((), spec.model.experts.count) if spec.outer.holders and spec.model.experts else ALL
+        experts = nothing(spec)
         self._build(experts)
         self.weights = LocalWeights(self.module, spec, experts)
 
@@ -71,10 +72,10 @@ class Learner:
 
 def experts_among(names: Iterable[str], spec: RunSpec) -> bytes:
     """Bitmap of the experts that a saved state had trained, by the names of its tensors."""
-    if spec.model.experts is None or not spec.outer.holders:
+    if not splits(spec):
         return ALL
     found = (expert_of(name) for name in names)
-    return bitmap_of((expert for expert in found if expert is not None), spec.model.experts.count)
+    return bitmap_of((expert for expert in found if expert is not None), splits(spec))
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ class LocalWeights:
     """A module's atoms and their anchor. The module may be on any device, the anchor is on the CPU."""
 
     def __init__(self, module: nn.Module, spec: RunSpec, experts: bytes = b"") -> None:
-        """The values are undefined until `start` or `load`. `experts`: the bitmap of those that `module` trains."""
+        """The values are undefined until `start` or `load`. `experts`: bitmap of those that `module` trains."""
         self._spec, self._arena = spec, arena_of(spec.model)
         self._keep = spec.outer.keep_256 / 256
         self.anchor_C4096 = torch.empty((self._arena.chunks, CHUNK))
@@ -95,7 +95,7 @@ class LocalWeights:
         self._freeze([place for place in self._frozen if self._renewed(place, view_C4096)])
 
     def rows(self, span: Span, into_M4096: Tensor | None = None) -> Tensor:
-        """L of some chunks that are trained here, float32 `[N, 4096]` on the CPU; a copy, at the start of `into` where that is given."""
+        """L of chunks that are trained here, a float32 copy `[N, 4096]` on the CPU; in `into` if given."""
         size = span.stop - span.start
         rows_N4096 = torch.empty((size, CHUNK)) if into_M4096 is None else into_M4096[:size]
         bridge.read_rows(self._named, self._arena, span.start, rows_N4096)

@@ -31,6 +31,8 @@ class Known:
     weight: int
     payload: Digest
     held: bool
+    experts: bytes = b""
+    """Bitmap of what it covers; empty: all."""
 
 
 def chosen(known: Iterable[Known]) -> tuple[Known, ...]:

@@ -11,7 +11,7 @@ from atoll.p2p.swarm import Swarm
 from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.records import Body, Entry
-from atoll.protocols.registers import Lease
+from atoll.protocols.registers import Holding, Lease
 
 ALONE_S = 8.0
 """A node that has worked in this run goes on alone when nobody answers for so long after its start."""
@@ -47,6 +47,15 @@ class SwarmNetwork:
             self._replayed = batch[-1][0]
         return found
 
+    def put_holding(self, holding: Holding, ttl_s: float) -> None:
+        """See Swarm.lease."""
+        self._swarm.lease(holding, ttl_s)
+
+    def holdings(self) -> dict[PeerId, Holding]:
+        """Live announcements of others."""
+        live = self._swarm.registers.live(Holding, self._now())
+        return {peer: holding for peer, holding in live.items() if peer != self._me}
+
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """See Swarm.lease."""
         self._swarm.lease(lease, ttl_s)
@@ -77,6 +86,10 @@ class SwarmNetwork:
     def blob_path(self, blob: Digest) -> Path:
         """See BlobStore.path."""
         return self._swarm.blobs.store.path(blob)
+
+    def blob_size(self, blob: Digest) -> int:
+        """See BlobStore.size."""
+        return self._swarm.blobs.store.size(blob)
 
     def delete_blob(self, blob: Digest) -> None:
         """See BlobStore.delete."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -33,6 +33,9 @@ class BlobSource(Protocol):
     def blob_path(self, blob: Digest) -> Path:
         """Where a held blob lies."""
 
+    def blob_size(self, blob: Digest) -> int:
+        """Bytes of a held blob."""
+
     def delete_blob(self, blob: Digest) -> None:
         """Forget a blob."""
 
@@ -43,54 +46,64 @@ class BlobSource(Protocol):
         """Download and verify. Raises Unreachable, PeerFault or DiskFault."""
 
 
+class Wanted(NamedTuple):
+    """What a contribution says that its payload is. Another may name the same bytes as something else."""
+
+    payload: Digest
+    round: Round
+    experts: bytes
+
+
 class Payloads:
     """Owns the downloads of payloads. One task per wanted payload, at most PARALLEL at work."""
 
     def __init__(
         self,
         blobs: BlobSource,
-        payload_bytes: Callable[[Round], int],
-        verify: Callable[[Path, Round], Awaitable[None]],
-        on_held: Callable[[Digest], None],
+        payload_bytes: Callable[[Round, bytes], int],
+        verify: Callable[[Path, Round, bytes], Awaitable[None]],
+        on_held: Callable[[Wanted], None],
         on_fault: Callable[[PeerId, AtollError], None],
         on_disk: Callable[[DiskFault], None],
     ) -> None:
-        """`payload_bytes`: the legal size in a round. `on_held` hears of each wanted payload once; `on_disk` of a
-        disk that refuses one: it is tried again.
+        """`payload_bytes`: the legal size in a round of what covers these experts. `on_held` hears of each wanted
+        payload once; `on_disk` of a disk that refuses one: it is tried again.
         """
         self._blobs, self._payload_bytes = blobs, payload_bytes
         self._verify, self._on_held, self._on_fault, self._on_disk = verify, on_held, on_fault, on_disk
-        self._wanted: dict[Digest, Round] = {}
-        self._void: dict[Digest, Round] = {}
+        self._wanted: set[Wanted] = set()
+        self._void: set[Wanted] = set()
         self._slots = asyncio.Semaphore(PARALLEL)
 
-    def held(self, payload: Digest) -> bool:
-        """Whether the payload can be folded now."""
-        return self._blobs.has_blob(payload) and payload not in self._wanted and payload not in self._void
+    def held(self, payload: Digest, number: Round, experts: bytes = b"") -> bool:
+        """Whether the payload can be folded now, as what a contribution says that it is."""
+        wanted = Wanted(payload, number, experts)
+        return self._is_here(wanted) and wanted not in self._wanted and wanted not in self._void
 
-    def want(self, group: asyncio.TaskGroup, payload: Digest, author: PeerId, number: Round) -> None:
+    def want(
+        self, group: asyncio.TaskGroup, payload: Digest, author: PeerId, number: Round, experts: bytes = b""
+    ) -> None:
         """Start getting a payload, unless that is under way or hopeless."""
-        if payload in self._wanted or payload in self._void or self.held(payload):
+        wanted = Wanted(payload, number, experts)
+        if wanted in self._wanted or wanted in self._void or self.held(payload, number, experts):
             return
-        self._wanted[payload] = number
-        group.create_task(self._get(payload, author, number), name=f"payload {payload.hex()[:8]}")
+        self._wanted.add(wanted)
+        group.create_task(self._get(wanted, author), name=f"payload {payload.hex()[:8]}")
 
     def forget(self, final: Round) -> None:
         """Stop getting payloads of rounds up to `final`."""
-        for table in (self._wanted, self._void):
-            for payload, number in list(table.items()):
-                if number <= final:
-                    del table[payload]
+        self._wanted = {wanted for wanted in self._wanted if wanted.round > final}
+        self._void = {wanted for wanted in self._void if wanted.round > final}
 
-    async def mend(self, payload: Digest, author: PeerId, number: Round) -> None:
+    async def mend(self, payload: Digest, author: PeerId, number: Round, experts: bytes = b"") -> None:
         """Return when a payload that was held is whole: what the disk lost or damaged is fetched again."""
-        attempt = 0
+        wanted, attempt = Wanted(payload, number, experts), 0
         while True:
             try:
-                await self._load(payload, author, number, attempt)
+                await self._load(wanted, author, attempt)
                 return
             except DecodeError:
-                self._drop(payload)
+                self._drop(wanted)
             except DiskFault as error:
                 self._on_disk(error)
             except (AtollError, TimeoutError) as error:
@@ -98,43 +111,55 @@ class Payloads:
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
-    async def _get(self, payload: Digest, author: PeerId, number: Round) -> None:
+    async def _get(self, wanted: Wanted, author: PeerId) -> None:
         attempt = 0
-        while payload in self._wanted and not await self._attempt(payload, author, number, attempt):
+        while wanted in self._wanted and not await self._attempt(wanted, author, attempt):
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
-    async def _attempt(self, payload: Digest, author: PeerId, number: Round, attempt: int) -> bool:
+    async def _attempt(self, wanted: Wanted, author: PeerId, attempt: int) -> bool:
         """One try. True when there is nothing left to do."""
         try:
             async with self._slots:
-                await self._load(payload, author, number, attempt)
+                await self._load(wanted, author, attempt)
         except DecodeError as error:
-            if self._wanted.pop(payload, None) is not None:
-                self._void[payload] = number
-            self._drop(payload)
+            if wanted in self._wanted:
+                self._wanted.remove(wanted)
+                self._void.add(wanted)
+            self._drop(wanted)
             self._on_fault(author, error)
             return True
         except DiskFault as error:
             self._on_disk(error)
             return False
         except (AtollError, TimeoutError) as error:
-            log.debug("payload %s: %s", payload.hex()[:8], error)
+            log.debug("payload %s: %s", wanted.payload.hex()[:8], error)
             return False
-        if self._wanted.pop(payload, None) is not None:
-            self._on_held(payload)
+        if wanted in self._wanted:
+            self._wanted.remove(wanted)
+            self._on_held(wanted)
         return True
 
-    async def _load(self, payload: Digest, author: PeerId, number: Round, attempt: int) -> None:
-        size = self._payload_bytes(number)
+    async def _load(self, wanted: Wanted, author: PeerId, attempt: int) -> None:
+        blob, size = wanted.payload, self._payload_bytes(wanted.round, wanted.experts)
         async with asyncio.timeout(ATTEMPT_S):
-            if not self._blobs.has_blob(payload):
-                await self._blobs.fetch_blob(payload, self._whom(author, attempt, size), size)
-            await self._verify(self._blobs.blob_path(payload), number)
+            if not self._blobs.has_blob(blob):
+                await self._blobs.fetch_blob(blob, self._whom(author, attempt, size), size)
+            if not self._is_here(wanted):
+                raise DecodeError(f"a payload of another size than the {size} bytes of what it is said to cover")
+            await self._verify(self._blobs.blob_path(blob), wanted.round, wanted.experts)
 
-    def _drop(self, payload: Digest) -> None:
+    def _is_here(self, wanted: Wanted) -> bool:
+        """On disk, with the one legal size: whose size is another, that contribution never counts."""
+        size = self._payload_bytes(wanted.round, wanted.experts)
+        return self._blobs.has_blob(wanted.payload) and self._blobs.blob_size(wanted.payload) == size
+
+    def _drop(self, wanted: Wanted) -> None:
+        """Delete what does not decode; bytes of another size may be what another contribution says they are."""
+        if not self._is_here(wanted):
+            return
         try:
-            self._blobs.delete_blob(payload)
+            self._blobs.delete_blob(wanted.payload)
         except DiskFault as error:
             self._on_disk(error)
 

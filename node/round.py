@@ -17,6 +17,7 @@ from atoll.node.round_facts import (
     came_late,
     closes_at,
     contributed,
+    few_members,
     in_flight,
     may_train_on,
     must_wait,
@@ -51,7 +52,7 @@ from atoll.node.round_words import (
     Trained,
 )
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.records import set_digest
+from atoll.protocols.records import experts_of, set_digest
 from atoll.protocols.registers import Activity
 
 ANNOUNCE_AGAIN_S = 5.0
@@ -98,11 +99,11 @@ def _take(state: RoundState, event: Event) -> Out:
             return _ready(state, event)
         case ContributionSeen():
             return _seen(state, event)
-        case PayloadHeld(payload):
-            return _held(state, payload), []
-        case LeasesChanged(members):
+        case PayloadHeld():
+            return _held(state, event), []
+        case LeasesChanged(members, _, shortage):
             walks = walked(state.members, members, state.walks) if state.config.overlap_steps else {}
-            return replace(state, members=dict(members), walks=walks), []
+            return replace(state, members=dict(members), walks=walks, shortage=shortage), []
         case Trained():
             return _trained(state, event)
         case Folded(number, digest):
@@ -142,7 +143,8 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     book = dict(state.books.get(body.round, {}))
     if event.entry in book:
         return state, []
-    known = Known(event.entry, event.author, body.round, body.weight, body.payload, event.held)
+    experts = experts_of(body)
+    known = Known(event.entry, event.author, body.round, body.weight, body.payload, event.held, experts)
     book[event.entry] = known
     state = replace(state, books={**state.books, body.round: book})
     if event.author == state.config.me and state.unannounced and state.unannounced.round == body.round:
@@ -150,7 +152,7 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     near = body.round <= state.final + state.config.max_open_rounds
     if event.held or not state.ready or not near:
         return state, []
-    return state, [FetchPayload(body.payload, event.author, body.round)]
+    return state, [FetchPayload(body.payload, event.author, body.round, experts)]
 
 
 def _wanted(state: RoundState, newest: int) -> list[Action]:
@@ -159,13 +161,14 @@ def _wanted(state: RoundState, newest: int) -> list[Action]:
         return []
     last = state.final + state.config.max_open_rounds
     missing = [k for k in all_known(state) if not k.held and newest < k.round <= last]
-    return [FetchPayload(k.payload, k.author, k.round) for k in missing]
+    return [FetchPayload(k.payload, k.author, k.round, k.experts) for k in missing]
 
 
-def _held(state: RoundState, payload: Digest) -> RoundState:
+def _held(state: RoundState, event: PayloadHeld) -> RoundState:
+    what = (event.payload, event.experts)
     books = dict(state.books)
     for number, book in state.books.items():
-        news = {entry: replace(k, held=True) for entry, k in book.items() if k.payload == payload and not k.held}
+        news = {entry: replace(k, held=True) for entry, k in book.items() if (k.payload, k.experts) == what}
         if news:
             books[number] = {**book, **news}
     return replace(state, books=books)
@@ -317,7 +320,7 @@ def _go(state: RoundState, actions: list[Action]) -> Out:
         return _enter(state, Phase.PAUSED, number), actions
     if number - state.final > state.config.max_open_rounds:
         return _enter(state, Phase.FULL, number), actions
-    if number == 0 and not state.books and len(present(state)) + 1 < state.config.min_members:
+    if number == 0 and not state.books and (few_members(state) or state.shortage):
         return _enter(state, Phase.GATHER, number), actions
     if worked_in(state, number):
         return _collect(replace(state, round=number), number), actions
@@ -383,7 +386,8 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
         case Phase.CATCH_UP:
             return state.syncing or f"fetching {sum(not k.held for k in all_known(state))} payloads of open rounds"
         case Phase.GATHER:
-            return f"waiting for members: {len(present(state)) + 1} of {state.config.min_members} are here"
+            here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
+            return f"waiting for members: {here if few_members(state) else state.shortage}"
         case Phase.COLLECT:
             return _collect_reason(state, name)
         case Phase.TRAIN if must_wait(state):

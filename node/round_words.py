@@ -56,10 +56,11 @@ class ContributionSeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A fetched payload is on disk and decodes (worker's Verified)."""
+    """A fetched payload is on disk and decodes (worker's Verified) as what covers these experts."""
 
     payload: Digest
     now: float
+    experts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class LeasesChanged:
 
     members: Mapping[PeerId, MemberView]
     now: float
+    shortage: str = ""
+    """Why these members and this node cannot train the whole model; empty: they can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,7 @@ class FetchPayload:
     payload: Digest
     author: PeerId
     round: Round
+    experts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +304,8 @@ class RoundState:
     """Reason of a pause; empty when there is none."""
     books: Mapping[int, Book] = field(default_factory=dict)
     members: Mapping[PeerId, MemberView] = field(default_factory=dict)
+    shortage: str = ""
+    """Why the members cannot train the whole model; the first round waits for more of them."""
     walks: Mapping[PeerId, int] = field(default_factory=dict)
     """Rounds that members were seen to leave for the very next one (`membership.walked`); only with overlap."""
     folding: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)

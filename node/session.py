@@ -92,6 +92,7 @@ class Session:
             self._sending.pending,
             self._spec.model.parameters,
             self._start.device,
+            self._learner.experts,
         )
 
     def answer(self, ask: w.Ask) -> w.Answer:

@@ -78,7 +78,7 @@ def fragments(model: ModelSpec, count: int) -> tuple[Cover, ...]:
 
 @lru_cache(maxsize=64)
 def trained_cover(model: ModelSpec, experts: bytes) -> Cover:
-    """Chunks that a member trains: all that is no expert's, and those of the experts of a bitmap; empty: all. Pure.
+    """Chunks that a member trains: all that is no expert's, and those of a bitmap's experts; empty: all. Pure.
 
     Atoms of experts are matrices, so that no chunk belongs to two experts.
     """

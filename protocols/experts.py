@@ -27,7 +27,7 @@ def experts_in(bitmap: bytes, count: int) -> frozenset[int]:
 
 def check_bitmap(bitmap: bytes, count: int) -> None:
     """Raise DecodeError unless this is the one form of a set of experts of a model that has `count`."""
-    if bitmap and (len(bitmap) != _size(count) or int.from_bytes(bitmap, "little") + 1 >= 1 << count):
+    if bitmap and (not count or len(bitmap) != _size(count) or int.from_bytes(bitmap, "little") + 1 >= 1 << count):
         raise DecodeError(f"not a bitmap of some of {count} experts")
 
 

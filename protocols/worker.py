@@ -164,6 +164,8 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     pending: tuple[Pending, ...]
     parameters: int
     device: str
+    experts: bytes = b""
+    """Bitmap of the experts that it trained last; empty: all."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):

@@ -9,12 +9,12 @@ import numpy.typing as npt
 from atoll.protocols.coverage import Cover, size_of
 
 Rows: TypeAlias = npt.NDArray[np.int32]
-"""For each chunk of a round the row of a payload that holds it, −1 for none; `[chunks]`, rising, not to be written."""
+"""For each chunk of a round the row of a payload that holds it, −1 for none; `[chunks]`, read-only."""
 
 
 @lru_cache(maxsize=64)
 def rows_of(part: Cover, whole: Cover) -> Rows:
-    """Rows of a payload that covers `part` of a round that covers `whole`; each span of `part` lies in one of `whole`."""
+    """Rows of a payload of `part` in a round of `whole`; each span of `part` lies in one of `whole`."""
     found = np.full(size_of(whole), -1, np.int32)
     first, row, at = 0, 0, 0
     for span in part:

@@ -72,7 +72,7 @@ class Inner:
         return float(value)
 
     def state(self) -> dict[str, Tensor]:
-        """AdamW's state as named tensors for a checkpoint: `exp_avg/ATOM`, `exp_avg_sq/ATOM`, `step`; no copies."""
+        """AdamW's state for a checkpoint: views `exp_avg/ATOM` and `exp_avg_sq/ATOM`, and `step`."""
         found: dict[str, Tensor] = {"step": torch.zeros(1, dtype=torch.float32)}
         held = {name: self._adam.state[p] for name, p in self._named.items() if self._adam.state.get(p)}
         for moment in _MOMENTS:

@@ -164,9 +164,9 @@ def test_an_acceptor_votes_for_what_it_checked():
 def test_missing_entries_and_payloads_are_fetched_before_the_check():
     node = Node(SECOND, knows=ORDER[:2]).learn(THIRD, held=False)
     node.hear(FIRST, proposal())
-    lost, late = contribution(FOURTH)[0], contribution(THIRD)[1].payload
-    assert node.said == [FetchMissing(Round(1), (lost,), ((late, THIRD),))]
-    node.learn(FOURTH).feed(PayloadHeld(late))
+    (lost, _), (late, body) = contribution(FOURTH), contribution(THIRD)
+    assert node.said == [FetchMissing(Round(1), (lost,), (late,))]
+    node.learn(FOURTH).feed(PayloadHeld(body.payload))
     assert node.said == [CheckRound(Round(1), ALL)]
 
 

@@ -19,7 +19,7 @@ ONE = digest(b"payload")
 class Shelf:
     """Blobs of one node, and what its neighbours hold. Obeys `BlobSource`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: int) -> None:
         self.folder = folder
         self.here: set[Digest] = set()
         self.connected = [AUTHOR, *OTHERS]
@@ -28,6 +28,7 @@ class Shelf:
         self.asked: list[tuple[float, list[PeerId]]] = []
         self.at_work = self.most_at_work = 0
         self.takes_s = 0.1
+        self.size = size
 
     def has_blob(self, blob: Digest) -> bool:
         return blob in self.here
@@ -36,6 +37,9 @@ class Shelf:
         if blob not in self.here:
             raise LocalFault("not here")
         return self.folder / blob.hex()
+
+    def blob_size(self, blob: Digest) -> int:
+        return self.size
 
     def delete_blob(self, blob: Digest) -> None:
         self.here.discard(blob)
@@ -61,17 +65,22 @@ class Shelf:
 
 class Rig:
     def __init__(self, folder: Path, payload_bytes: int = 1000) -> None:
-        self.shelf = Shelf(folder)
+        self.shelf = Shelf(folder, payload_bytes)
         self.held: list[Digest] = []
         self.faults: list[tuple[PeerId, AtollError]] = []
         self.disk: list[DiskFault] = []
         self.bad: set[Digest] = set()
         self.payloads = Payloads(
-            *(self.shelf, lambda number: payload_bytes, self.verify, self.held.append),
+            *(
+                self.shelf,
+                lambda number, _: payload_bytes,
+                self.verify,
+                lambda found: self.held.append(found.payload),
+            ),
             *(lambda peer, error: self.faults.append((peer, error)), self.disk.append),
         )
 
-    async def verify(self, path: Path, number: Round) -> None:
+    async def verify(self, path: Path, number: Round, experts: bytes) -> None:
         if Digest(bytes.fromhex(path.name)) in self.bad:
             raise DecodeError("not a payload")
 
@@ -105,11 +114,11 @@ def play(tmp_path: Path) -> Callable[..., Rig]:
 def test_the_author_alone_is_asked_for_a_small_payload(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding = {peer: {ONE} for peer in (AUTHOR, *OTHERS)}
-        assert not rig.payloads.held(ONE)
+        assert not rig.payloads.held(ONE, Round(0))
         for _ in range(3):
             rig.payloads.want(group, ONE, AUTHOR, Round(0))
         await asyncio.sleep(1.0)
-        assert rig.payloads.held(ONE)
+        assert rig.payloads.held(ONE, Round(0))
         rig.payloads.want(group, ONE, AUTHOR, Round(0))
         await asyncio.sleep(1.0)
 
@@ -181,7 +190,7 @@ def test_bytes_that_do_not_decode_are_void_and_blamed_on_their_author_once(play)
         await asyncio.sleep(1.0)
         rig.payloads.want(group, ONE, AUTHOR, Round(0))
         await asyncio.sleep(1.0)
-        assert not rig.payloads.held(ONE)
+        assert not rig.payloads.held(ONE, Round(0))
 
     rig = play(story)
     assert [(peer, type(error)) for peer, error in rig.faults] == [(AUTHOR, DecodeError)]

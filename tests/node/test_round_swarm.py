@@ -241,9 +241,9 @@ class Node:
             case fin.CheckRound(number, names):
                 state = digest(b"state", *names)
                 self.later(0.05, lambda: self.feed_finality(fin.Checked(number, names, state)))
-            case fin.FetchMissing(_, _, payloads):
-                for payload, _ in payloads:
-                    self.fetch(payload)
+            case fin.FetchMissing(number, _, payloads):
+                for entry in payloads:
+                    self.fetch(self.round.books[number][entry].payload)
             case fin.Finalize(number, names, state):
                 assert state == digest(b"state", *names)
                 before = self.finals.setdefault(number, action)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.aggregate.mean import outer_update
+from atoll.node.aggregate.mean import divisor, outer_step
 from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.covering import rows_of
 from atoll.node.compress.folding import Step
@@ -36,13 +36,13 @@ def payload(codec, seed, chunks, scale=1e-3):
 def plain(codec, members, step):
     """Chunk by chunk, each as a set of its own."""
     update = torch.zeros((CHUNKS, 4096), dtype=torch.int32)
-    decoded = [
-        (weight, sorted(rows), decode(data, codec.name, len(rows), codec.k)[0]) for weight, data, rows in members
-    ]
-    place = torch.arange(4096)[None]
+    decoded = [(w, sorted(rows), *decode(data, codec.name, len(rows), codec.k)) for w, data, rows in members]
     for row in range(CHUNKS):
-        there = [(w, place, q[rows.index(row)][None].long()) for w, rows, q in decoded if row in rows]
-        update[row] = outer_update(there, 1, *step)[0]
+        there = [(w, q[rows.index(row)], sent[rows.index(row)]) for w, rows, q, sent in decoded if row in rows]
+        numerator = sum((w * q.long() for w, q, _ in there), torch.zeros(4096, dtype=torch.int64))
+        weight = sum((w * sent.long() for w, _, sent in there), torch.zeros(4096, dtype=torch.int64))
+        share = divisor(weight, sum(w for w, _, _ in there), step.floor_256)
+        update[row] = outer_step(numerator, share, step.alpha_256)
     return update
 
 
