@@ -64,6 +64,9 @@ class Swarm:
 )
 @click.option("--seed", default=1, show_default=True, help="Decides data order, victims and times.")
 @click.option("--preset", "preset_name", default="tiny", show_default=True, type=click.Choice(NAMES))
+@click.option(
+    "--holders", default=0, show_default=True, help="Nodes that train each expert of a mixture; 0: all nodes."
+)
 @click.option("--data", default="builtin:shakespeare", show_default=True, help="Data source of the run.")
 @click.option("--kill", is_flag=True, help="SIGKILL one node in the first half; it comes back.")
 @click.option("--late-join", is_flag=True, help="One more node joins half way.")
@@ -110,6 +113,7 @@ def prepare(
     steps: int | None,
     seed: int,
     preset_name: str,
+    holders: int,
     data: str,
     kill: bool,
     late_join: bool,
@@ -121,7 +125,7 @@ def prepare(
     spec = preset(preset_name, owner.peer_id, seed, data)
     digest = digest_of(spec.data, "", default_cache())
     spec = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, digest=digest))
-    outer = msgspec.structs.replace(spec.outer, rounds=rounds or spec.outer.rounds)
+    outer = msgspec.structs.replace(spec.outer, rounds=rounds or spec.outer.rounds, holders=holders)
     if steps is not None:
         outer = msgspec.structs.replace(outer, stages=(Stage(0, steps),))
     pace = msgspec.structs.replace(spec.pace, min_members=nodes, lease_s=LEASE_S)

@@ -86,7 +86,7 @@ def shortage(count: int, holders: int, members: Mapping[PeerId, Announced]) -> s
 
 
 def _place(expert: int, order: list[PeerId], held: Held, caps: Mapping[PeerId, int], seen: set[PeerId]) -> bool:
-    """Give an expert one more holder: the best that has room, else one where a move of another expert makes room."""
+    """Give an expert one more holder: the best with room, else one where a move of another expert makes room."""
     free = [peer for peer in order if expert not in held[peer] and peer not in seen]
     for peer in free:
         if len(held[peer]) < caps[peer]:

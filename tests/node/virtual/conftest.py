@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from atoll.node.driver import Driver
+from atoll.node.holding import nothing
 from atoll.node.network import SwarmNetwork
 from atoll.node.roundlog import RoundLog
 from atoll.node.trainer import WorkerDied
@@ -23,10 +24,11 @@ from atoll.p2p.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
 from atoll.protocols import worker as w
 from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.coverage import payload_size
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, digest
-from atoll.protocols.model import ModelSpec
+from atoll.protocols.model import ExpertsSpec, ModelSpec
 from atoll.protocols.records import Ack, Contribution, Proposal, Vote
 from atoll.protocols.run import (
     CompressSpec,
@@ -38,12 +40,15 @@ from atoll.protocols.run import (
     Stage,
 )
 
-PAYLOAD_BYTES = 996
+EXPERTS = 8
 STEPS = 20
 DEADLINE_S = 4000.0
 
 
-def run_spec(owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, **pace: int) -> RunSpec:
+def run_spec(
+    owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, holders: int = 0, **pace: int
+) -> RunSpec:
+    """`holders` > 0: a mixture of EXPERTS experts, each trained by so many members."""
     return RunSpec(
         version=2,
         name="virtual",
@@ -52,6 +57,7 @@ def run_spec(owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, *
         model=ModelSpec(
             dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256,
             context=16, tied=True, rope_theta=1e4, norm_eps=1e-5,
+            experts=ExpertsSpec(count=EXPERTS, per_token=1, ffn=64) if holders else None,
         ),
         data=DataSpec(source="synthetic:markov", tokenizer="bytes", digest=b""),
         inner=InnerSpec(
@@ -59,7 +65,8 @@ def run_spec(owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, *
             weight_decay=0.0, clip=1.0, batch=1,
         ),
         outer=OuterSpec(
-            rounds=rounds, stages=(Stage(0, STEPS),), alpha_256=256, floor_256=0, overlap_steps=overlap_steps
+            rounds=rounds, stages=(Stage(0, STEPS),), alpha_256=256, floor_256=0, overlap_steps=overlap_steps,
+            holders=holders,
         ),
         compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
         pace=PaceSpec(**{"quorum_256": 128, "grace_256": 256, "lease_s": 20.0, "min_members": members, **pace}),
@@ -73,8 +80,12 @@ def set_state(base: bytes, number: int, members: tuple[w.Member, ...]) -> Digest
 class FakeWorker:
     """One worker's disk and its answers. `train_s`: virtual seconds of a round's nominal steps."""
 
-    def __init__(self, folder: Path, me: PeerId, train_s: float, overlap_steps: int) -> None:
-        self.folder, self.me, self.train_s, self.overlap_steps = folder, me, train_s, overlap_steps
+    def __init__(self, folder: Path, me: PeerId, train_s: float, spec: RunSpec) -> None:
+        self.folder, self.me, self.train_s, self.spec = folder, me, train_s, spec
+        self.overlap_steps = spec.outer.overlap_steps
+        self.experts = nothing(spec)
+        self.owned: dict[int, bytes] = {}
+        """Bitmap of the experts that were trained, by round."""
         self.busy_s = 0.0
         """Time of all steps."""
         self._trains = 0
@@ -90,7 +101,7 @@ class FakeWorker:
 
     def started(self) -> w.Started:
         self.open = {}
-        return w.Started(self.final, self.state, self.pending, 1, "cpu")
+        return w.Started(self.final, self.state, self.pending, 1, "cpu", self.experts)
 
     def wake(self) -> None:
         """Whoever waits for a fold looks again."""
@@ -117,8 +128,8 @@ class FakeWorker:
         match ask:
             case w.Train():
                 return await self._train(ask)
-            case w.Verify(path):
-                if Path(path).stat().st_size != PAYLOAD_BYTES:
+            case w.Verify(path, number, experts):
+                if Path(path).stat().st_size != payload_size(self.spec, number, experts):
                     raise DecodeError("not a payload")
                 return w.Verified()
             case w.Fold(_, members) | w.Check(_, members) | w.Finalize(_, members) if not all(
@@ -126,7 +137,8 @@ class FakeWorker:
             ):
                 raise CorruptFault("a payload is gone")
             case w.Fold(number, members) | w.Check(number, members) | w.Finalize(number, members) if any(
-                Path(member.path).stat().st_size != PAYLOAD_BYTES for member in members
+                Path(member.path).stat().st_size != payload_size(self.spec, number, member.experts)
+                for member in members
             ):
                 raise DecodeError("not a payload")
             case w.Fold(number, members):
@@ -175,15 +187,16 @@ class FakeWorker:
             await self._moved.wait()
             self._check_life(now)
         await self._steps(ask.steps - ahead, now)
-        data = random.Random(f"{self.me} {ask.round}").randbytes(PAYLOAD_BYTES)
+        self.experts = self.owned[ask.round] = ask.experts
+        data = random.Random(f"{self.me} {ask.round}").randbytes(payload_size(self.spec, ask.round, ask.experts))
         path = self.folder / f"{ask.round}.payload"
         path.write_bytes(data)
         weight = max(1, min(255, 64 * ask.steps // STEPS))
         blob = manifest_of_bytes(data).id
-        pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0)
+        pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, ask.experts)
         self.pending = (*self.pending, pending)
         self.trained.append(ask.round)
-        return w.Trained(pending, PAYLOAD_BYTES, step_s * ask.steps, 0.0)
+        return w.Trained(pending, len(data), step_s * ask.steps, 0.0)
 
     async def _steps(self, count: int, now: tuple[int, int]) -> None:
         """Fractions of a second would cost more than they show: all steps in one sleep."""
@@ -214,7 +227,7 @@ class Node:
         self.peer = self.identity.peer_id
         self.home = world.root / f"n{number}"
         self.home.mkdir(exist_ok=True)
-        self.worker = FakeWorker(self.home / "spool", self.peer, train_s, world.spec.outer.overlap_steps)
+        self.worker = FakeWorker(self.home / "spool", self.peer, train_s, world.spec)
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None
@@ -239,7 +252,8 @@ class Node:
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
         net = SwarmNetwork(swarm, host, self.peer, loop.time)
-        driver = Driver(self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
+        facts = (self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
+        driver = Driver(*facts, experts=self.world.room)
         driver.trainer = self.worker  # type: ignore[assignment]
         self.driver, self.swarm = driver, swarm
         try:
@@ -259,9 +273,11 @@ class World:
     """The network, the nodes, and what must hold between them."""
 
     def __init__(
-        self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0, **more: int
-    ) -> None:
-        """`more`: overlap_steps, and keys of PaceSpec."""
+        self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0,
+        room: int = 0, **more: int,
+    ) -> None:  # fmt: skip
+        """`room`: experts that a node may train; `more`: overlap_steps, holders, and keys of PaceSpec."""
+        self.room = room
         self.root = root
         self.network = MemoryNetwork(seed=1, latency_s=latency_s, loss=loss)
         self.spec = run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members, **more)
