@@ -69,6 +69,11 @@ def _all(
     return {**{peer: announced(spec, said.get(peer)) for peer in training}, me: announced(spec, mine)}
 
 
+def trained_here(spec: RunSpec, mine: Holding) -> tuple[int, ...] | None:
+    """The experts that a node trains, rising; None in runs whose members train all."""
+    return tuple(sorted(experts_in(mine.experts, splits(spec)))) if splits(spec) else None
+
+
 def contribution_of(p: Pending) -> Contribution:
     """The record of a saved payload."""
     facts = (p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss)
