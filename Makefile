@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml Makefile
 	mkdir -p .typing/atoll
 	for folder in $(FOLDERS); do ln -sfn ../../$$folder .typing/atoll/$$folder; done
 	$(BIN)/python -m atoll.node.data.shakespeare
-	$(BIN)/python -m atoll.node.compress.warm
+	$(BIN)/python -m atoll.node.warm
 	touch $(STAMP)
 
 test: lint  ## Everything that CI runs; the swarm slice comes last

@@ -19,19 +19,19 @@ import atoll.node.round_words as rnd
 from atoll.node import finality, round
 from atoll.node.eval_pace import EvalPace
 from atoll.node.finals import Finals
-from atoll.node.holding import contribution_of, is_lawful, lacking, nothing, ours, room_of, splits
-from atoll.node.membership import Known, MemberView
+from atoll.node.holding import Share, contribution_of, is_lawful
+from atoll.node.membership import Known, MemberView, known_of, member_of
 from atoll.node.needs import Network, round_half_s
 from atoll.node.payloads import Payloads, Wanted
 from atoll.node.roundlog import RoundLog
 from atoll.node.tempo import Tempo, choose, measured
-from atoll.node.trainer import Trainer, WorkerDied
+from atoll.node.trainer import Trainer, WorkerDied, unless_needless
 from atoll.protocols import worker as w
 from atoll.protocols.coverage import largest_payload, payload_size
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.records import Ack, Body, Contribution, Entry, experts_of, set_digest
-from atoll.protocols.registers import Activity, Holding, Lease
+from atoll.protocols.registers import Activity, Lease
 from atoll.protocols.run import RunSpec
 
 A = TypeVar("A")
@@ -67,8 +67,7 @@ class Driver:
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self.round = round.begin(rnd.config_of(spec, me))
-        self.holding = Holding(nothing(spec), room_of(spec, experts))
-        """What we say that we train."""
+        self.share = Share(spec, me, net, experts)
         self.tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         sizes = partial(payload_size, spec)
@@ -115,7 +114,7 @@ class Driver:
     def start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` under the driver; a death of the worker inside it is no error: Ready comes again."""
         assert self._group is not None
-        self._group.create_task(_unless_needless(work), name=name)
+        self._group.create_task(unless_needless(work), name=name)
 
     async def _ticks(self) -> None:
         while True:
@@ -140,10 +139,10 @@ class Driver:
 
     def _replay(self) -> None:
         """Finality first: the round machine need not hear of rounds that the ledger proves final."""
-        entries = self._net.entries()
-        for entry in filter(self._is_lawful, entries):
+        entries = [entry for entry in self._net.entries() if is_lawful(self.spec, entry)]
+        for entry in entries:
             self._note(entry)
-        for entry in filter(self._is_lawful, entries):
+        for entry in entries:
             if entry.body.round > self.finality.last_final:
                 self._tell_round(entry)
 
@@ -158,12 +157,9 @@ class Driver:
 
     def entry_seen(self, entry: Entry) -> None:
         """Feed one entry to both machines."""
-        if self._is_lawful(entry):
+        if is_lawful(self.spec, entry):
             self._note(entry)
             self._tell_round(entry)
-
-    def _is_lawful(self, entry: Entry) -> bool:
-        return not isinstance(entry.body, Contribution) or is_lawful(self.spec, entry.body)
 
     def _note(self, entry: Entry) -> None:
         body, name = entry.body, entry.id
@@ -195,7 +191,7 @@ class Driver:
             peer: MemberView(lease.activity, lease.round, round_half_s(born + left_s), lease.tokens_per_s)
             for peer, (lease, left_s) in self._net.leases().items()
         }
-        short = lacking(self.spec, self.me, self.holding, members, self._net.holdings())
+        short = self.share.shortage(members)
         if members != self._members or short != self.round.shortage:
             self._members = members
             self.feed_round(rnd.LeasesChanged(members, self.now(), short))
@@ -215,7 +211,7 @@ class Driver:
 
     def _begin_life(self, started: w.Started) -> None:
         self._pending = started.pending
-        self._hold(Holding(started.experts, self.holding.room))
+        self.share.say(started.experts)
         self.worker_ready = True
         self.finals.worker_started(started)
 
@@ -319,8 +315,7 @@ class Driver:
         self.log.training(action.round)
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
-        experts = ours(self.spec, self.me, self.holding, self._members, self._net.holdings())
-        self._hold(Holding(experts, self.holding.room))
+        experts = self.share.take(self._members)
         ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts)
         done = await self.ask_until_saved(ask, w.Trained)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
@@ -383,7 +378,7 @@ class Driver:
         self._publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
         if self._eval_pace.is_due(action.round, self.now()):
-            self._eval_pace.asked()
+            self._eval_pace.allowance.asked()
             self.start_task(self._evaluate(action), f"evaluate {action.round}")
 
     async def _evaluate(self, closed: rnd.PublishAck) -> None:
@@ -393,13 +388,9 @@ class Driver:
             evaluated = await self.ask(w.Evaluate(), w.Evaluated)
             took_s = evaluated.took_s
         finally:
-            self._eval_pace.took(self.now(), took_s)
+            self._eval_pace.allowance.took(self.now(), took_s)
         if evaluated.state == closed.state:
             self.log.evaluated(closed.round, evaluated.val_bpb)
-
-    async def evaluate(self) -> w.Evaluated:
-        """Validation loss now, for `atoll eval`."""
-        return await self.ask(w.Evaluate(), w.Evaluated)
 
     def _put_lease(self) -> None:
         activity, number = self._lease
@@ -409,13 +400,7 @@ class Driver:
         blob, at = (offer.blob, offer.round) if offer else (b"", -1)
         lease = Lease(activity, number, self.finals.applied, blob, at, speed)
         self._net.put_lease(lease, self.spec.pace.lease_s)
-        self._hold(self.holding)
-
-    def _hold(self, holding: Holding) -> None:
-        """Say which experts we train, in runs where that matters."""
-        self.holding = holding
-        if splits(self.spec):
-            self._net.put_holding(holding, self.spec.pace.lease_s)
+        self.share.say()
 
     # --- for Finals and tasks ---------------------------------------------------------------------
 
@@ -466,17 +451,11 @@ class Driver:
     def known(self, entries: tuple[Digest, ...]) -> tuple[Known, ...]:
         """The contributions of these entries; entries that the ledger lacks are left out."""
         found = [(entry, *self._contributions[entry]) for entry in entries if entry in self._contributions]
-        return tuple(
-            Known(entry, author, c.round, c.weight, c.payload, self._is_held(c), experts_of(c))
-            for entry, author, c in found
-        )
+        return tuple(known_of(entry, author, c, self._is_held(c)) for entry, author, c in found)
 
     def members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
         """Contributions as the worker wants them."""
-        return tuple(
-            w.Member(k.entry, k.author, k.weight, k.payload, str(self._net.blob_path(k.payload)), k.experts)
-            for k in known
-        )
+        return tuple(member_of(one, self._net.blob_path(one.payload)) for one in known)
 
     def want_all(self, known: tuple[Known, ...]) -> None:
         """Get what is missing of these."""
@@ -516,10 +495,3 @@ class Driver:
 
     async def _verify(self, path: Path, number: Round, experts: bytes) -> None:
         await self.ask(w.Verify(str(path), number, experts), w.Verified)
-
-
-async def _unless_needless(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except (WorkerDied, Superseded) as error:
-        log.debug("given up: %s", error)

@@ -64,7 +64,7 @@ def dumps(task: Task) -> Iterator[tuple[int, Tensor]]:
             yield number, residual * spec.compress.feedback + (base - local)
             sent.append((64, codec.encode(residual, base, local, spec.compress.feedback)))
             clear(residual, padding)
-        theta = plus(theta, (1, clear(codec.update_of(sent, arena.chunks, step), padding)))
+        theta = plus(theta, clear(codec.update_of(sent, arena.chunks, step), padding))
 
 
 def tensors_of(arena: Arena) -> list[slice]:

@@ -4,16 +4,27 @@ Everything here is a function of what was heard. Who holds what: protocols/owner
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from atoll.node.membership import MemberView
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.experts import ALL, bitmap_of, check_bitmap, experts_in
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ownership import Announced, assigned, shortage
-from atoll.protocols.records import Contribution, PartContribution, experts_of
+from atoll.protocols.records import Contribution, Entry, PartContribution
 from atoll.protocols.registers import Holding
 from atoll.protocols.run import RunSpec
 from atoll.protocols.worker import Pending
+
+
+class Registers(Protocol):
+    """What is needed of the network."""
+
+    def put_holding(self, holding: Holding, ttl_s: float) -> None:
+        """Say which experts we train."""
+
+    def holdings(self) -> dict[PeerId, Holding]:
+        """What live members say that they train."""
 
 
 def splits(spec: RunSpec) -> int:
@@ -24,11 +35,6 @@ def splits(spec: RunSpec) -> int:
 def nothing(spec: RunSpec) -> bytes:
     """The bitmap of a node that has not begun."""
     return bitmap_of((), splits(spec)) if splits(spec) else ALL
-
-
-def room_of(spec: RunSpec, most: int) -> int:
-    """Experts of each layer that this node may train; `most` = 0: any number."""
-    return min(most, splits(spec)) if most else splits(spec)
 
 
 def announced(spec: RunSpec, holding: Holding | None) -> Announced:
@@ -43,35 +49,42 @@ def announced(spec: RunSpec, holding: Holding | None) -> Announced:
     return Announced(experts_in(holding.experts, count), min(count, holding.room))
 
 
-def ours(
-    spec: RunSpec, me: PeerId, mine: Holding, members: Mapping[PeerId, MemberView], said: Mapping[PeerId, Holding]
-) -> bytes:
-    """Bitmap of the experts to train in the next round: a share among the members that train now."""
-    count = splits(spec)
-    if not count:
-        return ALL
-    found = assigned(spec.id, count, spec.outer.holders, _all(spec, me, mine, members, said))
-    return bitmap_of(found[me], count)
+class Share:
+    """This node's part: what it says that it trains, and what it should train. Nothing, where all train all."""
 
+    def __init__(self, spec: RunSpec, me: PeerId, net: Registers, most: int) -> None:
+        """`most`: experts of each layer that this node may train; 0: any number."""
+        self._spec, self._me, self._net, self._count = spec, me, net, splits(spec)
+        self._room = min(most, self._count) if most else self._count
+        self.experts = nothing(spec)
 
-def lacking(
-    spec: RunSpec, me: PeerId, mine: Holding, members: Mapping[PeerId, MemberView], said: Mapping[PeerId, Holding]
-) -> str:
-    """One line where the members that train now, and this node, have no room for all experts; else empty."""
-    count = splits(spec)
-    return shortage(count, spec.outer.holders, _all(spec, me, mine, members, said)) if count else ""
+    @property
+    def trained(self) -> tuple[int, ...] | None:
+        """The experts that are trained here, rising; None where all train all."""
+        return tuple(sorted(experts_in(self.experts, self._count))) if self._count else None
 
+    def say(self, experts: bytes | None = None) -> None:
+        """Announce what we train; `experts`: from now on this."""
+        self.experts = self.experts if experts is None else experts
+        if self._count:
+            self._net.put_holding(Holding(self.experts, self._room), self._spec.pace.lease_s)
 
-def _all(
-    spec: RunSpec, me: PeerId, mine: Holding, members: Mapping[PeerId, MemberView], said: Mapping[PeerId, Holding]
-) -> dict[PeerId, Announced]:
-    training = {peer for peer, view in members.items() if view.activity == "training"}
-    return {**{peer: announced(spec, said.get(peer)) for peer in training}, me: announced(spec, mine)}
+    def take(self, members: Mapping[PeerId, MemberView]) -> bytes:
+        """Bitmap of the experts to train in the next round, among the members that train now; announced."""
+        if self._count:
+            found = assigned(self._spec.id, self._count, self._spec.outer.holders, self._all(members))
+            self.say(bitmap_of(found[self._me], self._count))
+        return self.experts
 
+    def shortage(self, members: Mapping[PeerId, MemberView]) -> str:
+        """One line where the members that train now, and this node, have no room for all experts; else empty."""
+        return shortage(self._count, self._spec.outer.holders, self._all(members)) if self._count else ""
 
-def trained_here(spec: RunSpec, mine: Holding) -> tuple[int, ...] | None:
-    """The experts that a node trains, rising; None in runs whose members train all."""
-    return tuple(sorted(experts_in(mine.experts, splits(spec)))) if splits(spec) else None
+    def _all(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, Announced]:
+        said = self._net.holdings()
+        training = {peer for peer, view in members.items() if view.activity == "training"}
+        views = {peer: announced(self._spec, said.get(peer)) for peer in training}
+        return {**views, self._me: Announced(experts_in(self.experts, self._count), self._room)}
 
 
 def contribution_of(p: Pending) -> Contribution:
@@ -80,11 +93,12 @@ def contribution_of(p: Pending) -> Contribution:
     return PartContribution(*facts, p.experts) if p.experts else Contribution(*facts)
 
 
-def is_lawful(spec: RunSpec, body: Contribution) -> bool:
+def is_lawful(spec: RunSpec, entry: Entry) -> bool:
     """Whether the run allows what a contribution says that it covers. Others are as if they were not written."""
-    count = splits(spec)
+    if not isinstance(entry.body, PartContribution):
+        return True
     try:
-        check_bitmap(experts_of(body), count)
+        check_bitmap(entry.body.experts, splits(spec))
     except DecodeError:
         return False
-    return bool(count) or not experts_of(body)
+    return True

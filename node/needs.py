@@ -3,16 +3,17 @@
 from pathlib import Path
 from typing import Protocol
 
+from atoll.node.holding import Registers
 from atoll.node.payloads import BlobSource
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.model import atoms
 from atoll.protocols.records import Body, Entry
-from atoll.protocols.registers import Holding, Lease
+from atoll.protocols.registers import Lease
 from atoll.protocols.run import RunSpec
 
 
-class Network(BlobSource, Protocol):
+class Network(BlobSource, Registers, Protocol):
     """What the driver needs of the swarm."""
 
     def publish(self, body: Body) -> Entry:
@@ -23,12 +24,6 @@ class Network(BlobSource, Protocol):
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """Say what we do."""
-
-    def put_holding(self, holding: Holding, ttl_s: float) -> None:
-        """Say which experts we train."""
-
-    def holdings(self) -> dict[PeerId, Holding]:
-        """What live members say that they train."""
 
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
         """Live leases of others, with their remaining life in seconds."""

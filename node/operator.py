@@ -9,12 +9,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from atoll.node import round
-from atoll.node.holding import trained_here
 from atoll.node.round_facts import untrained
 from atoll.node.round_words import Phase
 from atoll.node.roundlog import RoundRow
 from atoll.p2p.swarm import PeerRow
 from atoll.protocols import control as c
+from atoll.protocols import worker as w
 from atoll.protocols.registers import Lease
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class DaemonOperator:
             final=driver.finals.applied,
             digest=row.digest if row else "",
             contributors=tuple(row.contributors) if row else (),
-            experts=trained_here(d.spec, driver.holding),
+            experts=driver.share.trained,
             members=len(d.swarm.live(Lease)),
             peers=len(d.swarm.neighbours()),
             paths=dict(paths),
@@ -117,7 +117,7 @@ class DaemonOperator:
 
     async def evaluate(self) -> c.Evaluation:
         """Validation loss of the view."""
-        found = await self._daemon.driver.evaluate()
+        found = await self._daemon.driver.ask(w.Evaluate(), w.Evaluated)
         row = self._daemon.log.newest_closed()
         return c.Evaluation(row.round if row else -1, found.val_bpb, found.val_loss)
 

@@ -90,7 +90,7 @@ class States:
         key = digest(before, *(_name_of(part, raw, reduced) for part in parts))
         if key not in self._after:
             updates = torch.cat([self._update(part, raw, reduced) for part in parts])
-            theta = plus(self._thetas[before], (1, updates))
+            theta = plus(self._thetas[before], updates)
             self._after[key] = state_digest(theta)
             self._thetas[self._after[key]] = theta
         return self._after[key]

@@ -10,7 +10,7 @@ state; then `_settle` moves the phases as far as the facts allow.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from atoll.node.membership import Known, chosen, enough, slot_of, walked
+from atoll.node.membership import chosen, enough, known_of, slot_of, walked
 from atoll.node.round_facts import (
     all_known,
     attendance,
@@ -52,7 +52,7 @@ from atoll.node.round_words import (
     Trained,
 )
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.records import experts_of, set_digest
+from atoll.protocols.records import set_digest
 from atoll.protocols.registers import Activity
 
 ANNOUNCE_AGAIN_S = 5.0
@@ -143,8 +143,7 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     book = dict(state.books.get(body.round, {}))
     if event.entry in book:
         return state, []
-    experts = experts_of(body)
-    known = Known(event.entry, event.author, body.round, body.weight, body.payload, event.held, experts)
+    known = known_of(event.entry, event.author, body, event.held)
     book[event.entry] = known
     state = replace(state, books={**state.books, body.round: book})
     if event.author == state.config.me and state.unannounced and state.unannounced.round == body.round:
@@ -152,7 +151,7 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     near = body.round <= state.final + state.config.max_open_rounds
     if event.held or not state.ready or not near:
         return state, []
-    return state, [FetchPayload(body.payload, event.author, body.round, experts)]
+    return state, [FetchPayload(body.payload, event.author, body.round, known.experts)]
 
 
 def _wanted(state: RoundState, newest: int) -> list[Action]:

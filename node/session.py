@@ -2,9 +2,9 @@
 
 Holds 4 bytes per value each for Θ_final, the view, the error feedback, the local weights and their anchor, and 8
 for Adam. Everything but the view is saved in one generation (`state/`), whole or not at all, after each trained
-round; the local weights and the anchor only where they are more than the view. A Finalize that comes while a
-round is trained is saved with that round: were it lost, the daemon would ask for it again, and it gives the
-same bits.
+round; the local weights and the anchor only where they are more than the view. A Finalize is saved with the next
+trained round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it
+again, and it gives the same bits.
 
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from atoll.node.allowance import Allowance
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.compress.codecs import codec_of
@@ -36,6 +37,7 @@ from atoll.node.outer.fold import Fold, Part
 from atoll.node.rounds import Rounds, Step
 from atoll.node.sending import Sending
 from atoll.node.spent import Ledger
+from atoll.node.warm import warm
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
@@ -44,6 +46,8 @@ from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Supers
 from atoll.protocols.ids import Round
 from atoll.protocols.run import RunSpec
 
+SAVE_SHARE = 0.01
+"""Of the time, at most, goes into saving between two trained rounds."""
 Event: TypeAlias = Step | w.Trained
 """What a step of `train` gives."""
 
@@ -59,19 +63,23 @@ class Source(NamedTuple):
 class Session:
     """One run in one worker."""
 
-    def __init__(self, start: w.Start, spent: Ledger | None = None) -> None:
+    def __init__(self, start: w.Start, spent: Ledger | None = None, saves: Allowance | None = None) -> None:
         """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
 
         `spent`: the worker's books of time; what takes none of the asker's kind is named there.
+        `saves`: of what is not a trained round.
         """
         threads = max(1, start.threads)
         torch.set_num_threads(threads)
         self._start = start
         self._spent = spent or Ledger(time.monotonic_ns)
+        self._saves = saves or Allowance(SAVE_SHARE)
+        self._is_saved = True
         self._spec = spec = codec.decode(start.spec, RunSpec)
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
+        warm(self._codec)
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache())
         self._learner = Learner(spec, start.device, start.frozen, start.frozen_on_host)
         theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
@@ -147,7 +155,7 @@ class Session:
             if payload:
                 self._sending.keep(trained.pending, payload)
                 self._unsaved = (trained, bytearray())
-            self._save()
+        self._save()
         self._unsaved = None
         self._spent.keep()
         return trained
@@ -165,9 +173,9 @@ class Session:
             missed = self._sending.missed(number, {m.payload for m in members if m.author == self._start.peer})
             self._fold.finalize(number, self._parts(number, members))
             self._sending.settle(number, missed)
-        if not self._is_training:
-            with self._spent.within("checkpoint"):
-                self._save()
+        self._is_saved = False
+        if not self._is_training and self._saves.is_due(time.monotonic()):
+            self._save()
         return w.Finalized(number, self._fold.state_digest())
 
     def _adopt(self, ask: w.Adopt) -> w.Adopted:
@@ -180,8 +188,7 @@ class Session:
             missed = self._sending.missed(ask.round, set(ask.included))
             self._fold.adopt(found.theta_C4096, ask.round)
             self._sending.settle(ask.round, missed)
-        with self._spent.within("checkpoint"):
-            self._save()
+        self._save()
         return w.Adopted(ask.round, ask.state)
 
     def _snapshot(self, path: Path) -> w.Snapshotted:
@@ -222,7 +229,19 @@ class Session:
 
     # --- the disk -------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Save what is not saved yet; nothing of the round at hand. Raises DiskFault."""
+        if not self._is_saved and not self._is_training:
+            self._save()
+
     def _save(self) -> None:
+        began = time.monotonic()
+        with self._spent.within("checkpoint"):
+            self._write_generation()
+        self._is_saved, now = True, time.monotonic()
+        self._saves.took(now, now - began)
+
+    def _write_generation(self) -> None:
         carried, weights = carries(self._spec), self._learner.weights
         body = local.LocalBody(
             self._spec.id,

@@ -6,13 +6,14 @@ kernel kills it. When it dies by itself (out of memory, a CUDA error), pending a
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from atoll.node.pipe import HEADER, body_bytes, frame
 from atoll.p2p.children import die_with_parent
@@ -36,6 +37,7 @@ from atoll.protocols.worker import (
 )
 
 A = TypeVar("A")
+log = logging.getLogger(__name__)
 
 START_S = 120.0
 """Importing torch and building the model on a slow, busy machine."""
@@ -253,3 +255,11 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+async def unless_needless(work: Coroutine[Any, Any, None]) -> None:
+    """Work that asks a worker; its death, or another round, ends it without an error."""
+    try:
+        await work
+    except (WorkerDied, errors.Superseded) as error:
+        log.debug("given up: %s", error)

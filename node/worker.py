@@ -62,16 +62,13 @@ class Worker:
     def _serve(self, request: Request) -> bool:
         """Answer one request. False after Stop."""
         self._spent.enter(doing(request.ask))
-        if isinstance(request.ask, Stop):
-            self._reply(request.id, Stopped())
-            return False
         try:
             answer = self._answer(request)
         except (AtollError, OSError, MemoryError) as error:
             answer = failed(error)
         if answer is not None:
             self._reply(request.id, answer)
-        return True
+        return not isinstance(request.ask, Stop)
 
     def _answer(self, request: Request) -> Answer | None:
         match request.ask:
@@ -83,6 +80,10 @@ class Worker:
                 return None
             case Report():
                 return Reported()
+            case Stop():
+                if self._session is not None:
+                    self._session.close()
+                return Stopped()
             case _:
                 return self._open().answer(request.ask)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.compress.compiled import compiled, inlined
 from atoll.node.compress.fitting import half_bits, units_of
 from atoll.node.compress.summing import least_weight, who_covers
+from atoll.node.kernels.compiled import compiled, inlined
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.payload import DENSE_BLOCK, MOST_SCALE, TOP_LEVEL, VALUE_BITS, Layout
 

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from atoll.node.compress.compiled import compiled, inlined
 from atoll.node.compress.dense import dense_facts, dense_scratch, encode_dense
 from atoll.node.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norms_of, units_of, word_of
 from atoll.node.compress.selecting import choose, scratch_for
+from atoll.node.kernels.compiled import compiled, inlined
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.errors import Divergence
 from atoll.protocols.payload import LOW_LEVEL, VALUE_BITS, Layout

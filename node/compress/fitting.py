@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.compress.compiled import inlined
+from atoll.node.kernels.compiled import inlined
 from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SHAPE_SHIFT
 
 Doubles = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.compress.compiled import inlined
+from atoll.node.kernels.compiled import inlined
 from atoll.protocols.arena import CHUNK
 
 Bytes = npt.NDArray[np.uint8]

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.compress.compiled import compiled, inlined
 from atoll.node.compress.fitting import units_of
 from atoll.node.compress.reading import join_parts, padding_is_zero, read_fields, read_unary
 from atoll.node.compress.summing import (
@@ -20,6 +19,7 @@ from atoll.node.compress.summing import (
     take_wide,
     who_covers,
 )
+from atoll.node.kernels.compiled import compiled, inlined
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, VALUE_BITS, Layout
 

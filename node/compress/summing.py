@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.compress.compiled import inlined
+from atoll.node.kernels.compiled import inlined
 from atoll.protocols.arena import CHUNK
 
 Ints = npt.NDArray[np.int64]

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.protocols.coverage import Cover, Span, slabs
+from atoll.node.outer.adding import add
+from atoll.protocols.coverage import Cover, Span, size_of
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest, digest
 
@@ -27,20 +28,23 @@ def to_float(theta: Tensor) -> Tensor:
     return theta.to(torch.float32) * 2.0**-FRACTION_BITS
 
 
-def plus(theta_C4096: Tensor, *terms: tuple[int, Tensor], cover: Cover | None = None) -> Tensor:
-    """θ + Σ sign·term, a new int32 array; the sum is taken in int64. Raises Divergence on overflow.
+def plus(
+    theta_C4096: Tensor, gain_N4096: Tensor, loss_N4096: Tensor | None = None, *, cover: Cover | None = None
+) -> Tensor:
+    """θ + gain − loss, a new int32 array; only the result must fit. Raises Divergence on overflow.
 
-    A term is int32 and holds the rows of `cover`; without one, all rows. The other rows of θ stay as they are.
+    Gain and loss are int32 and hold the rows of `cover`; without one, all rows. The other rows of θ stay.
     """
-    out = theta_C4096.clone()
-    for at, span in slabs(cover if cover is not None else (Span(0, len(out)),), SLAB_CHUNKS):
-        rows = slice(span.start, span.stop)
-        total = theta_C4096[rows].to(torch.int64)
-        for sign, term in terms:
-            total.add_(term[at : at + len(total)], alpha=sign)
-        if not bool(((total >= _LOW) & (total <= _HIGH)).all()):
+    cover = (Span(0, len(theta_C4096)),) if cover is None else cover
+    full = size_of(cover) == len(theta_C4096)
+    out = torch.empty_like(theta_C4096) if full else theta_C4096.clone()
+    first = 0
+    for span in cover:
+        rows, terms = slice(span.start, span.stop), slice(first, first + span.stop - span.start)
+        loss = None if loss_N4096 is None else loss_N4096[terms]
+        if not add(out[rows], theta_C4096[rows], gain_N4096[terms], loss):
             raise Divergence("a weight left its range of -128 … 128")
-        out[rows] = total.to(torch.int32)
+        first = terms.stop
     return out
 
 

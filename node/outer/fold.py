@@ -40,6 +40,22 @@ class _Open(NamedTuple):
     """Rows of the round's cover."""
 
 
+class _Theta:
+    """A state, int32 `[C, 4096]`, that is never changed in place; its digest is taken once."""
+
+    __slots__ = ("_digest", "values_C4096")
+
+    def __init__(self, values_C4096: Tensor) -> None:
+        self.values_C4096 = values_C4096
+        self._digest: Digest | None = None
+
+    @property
+    def digest(self) -> Digest:
+        if self._digest is None:
+            self._digest = state_digest(self.values_C4096)
+        return self._digest
+
+
 class Fold:
     """Θ_final, the view and the open rounds. Keeps 4 bytes per value (of its cover) for each of them."""
 
@@ -55,7 +71,17 @@ class Fold:
         self._open: dict[int, _Open] = {}
         self._heard: set[int] = set()
         self.final_round = -1
-        self.final_C4096 = self.view_C4096 = self._checked(theta_C4096)
+        self._final = self._view = self._checked(theta_C4096)
+
+    @property
+    def final_C4096(self) -> Tensor:
+        """Θ_final, int32; not to be changed."""
+        return self._final.values_C4096
+
+    @property
+    def view_C4096(self) -> Tensor:
+        """Θ_final and the open rounds, int32; not to be changed."""
+        return self._view.values_C4096
 
     @property
     def open_rounds(self) -> tuple[int, ...]:
@@ -68,20 +94,18 @@ class Fold:
 
     def state_digest(self) -> Digest:
         """Digest of Θ_final."""
-        return state_digest(self.final_C4096)
+        return self._final.digest
 
     def view_digest(self) -> Digest:
         """Digest of the view."""
-        return state_digest(self.view_C4096)
+        return self._view.digest
 
     def set_round(self, number: int, parts: Iterable[Part]) -> None:
         """S_number is now exactly `parts`. Raises DecodeError, Divergence."""
         if number <= self.final_round:
             raise Divergence(f"round {number} is final and cannot change")
         fresh = self._step(number, parts)
-        terms = (1, fresh.update_N4096), *self._minus(number)
-        view = plus(self.view_C4096, *terms, cover=self._cover_of(number))
-        self.view_C4096 = view
+        self._view = self._view_with(number, fresh)
         self._open[number] = fresh
         self._heard.add(number)
         if not fresh.names:
@@ -91,17 +115,18 @@ class Fold:
         """Digest that Θ_final(number) would have; nothing is kept. Raises DecodeError, Divergence."""
         self._follows(number)
         step = self._step(number, parts).update_N4096
-        return state_digest(plus(self.final_C4096, (1, step), cover=self._cover_of(number)))
+        return state_digest(plus(self.final_C4096, step, cover=self._cover_of(number)))
 
     def finalize(self, number: int, parts: Iterable[Part]) -> Digest:
         """S_number is final: Θ_final moves on. Returns its digest. Raises DecodeError, Divergence."""
         self._follows(number)
-        step, cover = self._step(number, parts).update_N4096, self._cover_of(number)
-        final = plus(self.final_C4096, (1, step), cover=cover)
-        view = plus(self.view_C4096, (1, step), *self._minus(number), cover=cover)
+        step = self._step(number, parts)
+        final = _Theta(plus(self.final_C4096, step.update_N4096, cover=self._cover_of(number)))
+        # Without other open rounds the view is the final state: exact sums leave no other difference.
+        self._view = self._view_with(number, step) if self._open.keys() - {number} else final
         self._open.pop(number, None)
         self._heard.discard(number)
-        self.final_C4096, self.view_C4096, self.final_round = final, view, number
+        self._final, self.final_round = final, number
         return self.state_digest()
 
     def adopt(self, theta_C4096: Tensor, number: int) -> None:
@@ -109,7 +134,7 @@ class Fold:
         theta = self._checked(theta_C4096)
         self._open.clear()
         self._heard.clear()
-        self.final_C4096 = self.view_C4096 = theta
+        self._final = self._view = theta
         self.final_round = number
 
     def _step(self, number: int, parts: Iterable[Part]) -> _Open:
@@ -125,15 +150,19 @@ class Fold:
             clear(update[at : at + span.stop - span.start], self._padding, span.start)
         return _Open(names, update)
 
-    def _minus(self, number: int) -> list[tuple[int, Tensor]]:
-        known = self._open.get(number)
-        return [] if known is None else [(-1, known.update_N4096)]
+    def _view_with(self, number: int, fresh: _Open) -> _Theta:
+        """The view with this set in place of the one that the round has in it."""
+        known, cover = self._open.get(number), self._cover_of(number)
+        if known is fresh:
+            return self._view
+        loss_N4096 = None if known is None else known.update_N4096
+        return _Theta(plus(self.view_C4096, fresh.update_N4096, loss_N4096, cover=cover))
 
     def _follows(self, number: int) -> None:
         if number != self.final_round + 1:
             raise Divergence(f"round {number} does not follow the final round {self.final_round}")
 
-    def _checked(self, theta_C4096: Tensor) -> Tensor:
+    def _checked(self, theta_C4096: Tensor) -> _Theta:
         if theta_C4096.shape != (self._chunks, CHUNK):
             raise Divergence(f"a state of shape {tuple(theta_C4096.shape)} for {self._chunks} chunks")
-        return clear(theta_C4096.clone(), self._padding)
+        return _Theta(clear(theta_C4096.clone(), self._padding))

@@ -139,7 +139,7 @@ def delayed_sparse(
 def _folded(task: Task, theta_F4096: Tensor, sent: list[Weighted]) -> Tensor:
     outer = task.spec.outer
     update_F4096 = outer_update(sent, len(theta_F4096), outer.alpha_256, outer.floor_256)
-    return plus(theta_F4096, (1, update_F4096))
+    return plus(theta_F4096, update_F4096)
 
 
 def _rows(cover: coverage.Cover) -> Tensor:

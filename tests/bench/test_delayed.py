@@ -56,7 +56,7 @@ def blocking(task):
             payload = feedback.feed(residuals[slot], delta, spec.compress.feedback, spec.compress.k)
             sent.append((1, *sparse2.decode(payload, arena.chunks, spec.compress.k)))
         update = outer_update(sent, arena.chunks, spec.outer.alpha_256, spec.outer.floor_256)
-        theta = plus(theta, (1, update))
+        theta = plus(theta, update)
         bridge.fill(members[0].module, to_float(theta), arena)
         yield task.point(number, losses, members[0].module, 0.0)
 

@@ -95,7 +95,7 @@ def admission(mode: str, *members: Identity) -> RunSpec:
     return msgspec.structs.replace(SPEC, admission=AdmissionSpec(mode=mode, members=listed))
 
 
-LINK = invited()
+LINK = invited(expires_s=7 * 86400 + 3599)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ LINK = invited()
     [
         (LINK[:-1], "the invite is cut off: "),
         (LINK[:200] + ("a" if LINK[200] != "a" else "b") + LINK[201:], "the invite is mistyped: "),
-        (invited(expires_s=-7200), "the invite expired 2 h 0 min ago; ask "),
+        (invited(expires_s=-7 * 86400 - 60), "the invite expired 7 d 0 h ago; ask "),
         (link_of(bytes(99), 9), "made by a newer atoll (version 9; this one reads 1); upgrade atoll"),
         (
             "tiny",
@@ -127,7 +127,7 @@ def test_where_nobody_can_agree_it_shows_the_costs_and_refuses(atoll, tmp_path):
         "error: nobody is here to agree to this: stdin is no terminal; give --yes to join"
     )
     assert f"by {OWNER.peer_id}" in ran.err
-    assert "signed by the run's owner, valid 23 h 59 m" in ran.err
+    assert "signed by the run's owner, valid 7 d 0 h" in ran.err
     assert "549,760 parameters, context 128, 54 rounds" in ran.err
     assert "7.45 MB up and 7.45 MB down a day, 2.2 MB down once to join" in ran.err
     assert "8 members, 19.7 kB to and from each a round, 10.0 s a round, 54 rounds a day" in ran.err

@@ -1,10 +1,12 @@
 """One node's disk with a worker's session on it, for the tests of what it does and of what it keeps."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from atoll.node.allowance import Allowance
 from atoll.node.checkpoint.local import LocalState, load_local
 from atoll.node.compress.codecs import codec_of
 from atoll.node.session import Session
@@ -41,10 +43,10 @@ class Home:
     def __init__(self, path: Path, peer: str = ME, spec: RunSpec = SPEC) -> None:
         self.path, self.spec = path, spec
         self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, "cpu")
-        self.session = Session(self.start)
+        self.session = Session(self.start, saves=Allowance(math.inf))
 
     def restart(self) -> w.Started:
-        self.session = Session(self.start)
+        self.session = Session(self.start, saves=Allowance(math.inf))
         return self.session.started()
 
     def train_ask(self, number: int, after: int = -1) -> w.Train:

@@ -1,12 +1,14 @@
 """The worker's session: a restart at any stage gives the same state, a full disk loses nothing, and work that
 missed its final set returns to the error feedback exactly once."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from atoll.node.allowance import Allowance
 from atoll.node.checkpoint.local import load_local
 from atoll.node.rounds import weight_of
 from atoll.node.session import Session
@@ -223,7 +225,7 @@ def test_the_weight_is_the_share_of_the_nominal_tokens(tokens, weight):
 def test_time_goes_where_the_work_is_and_a_round_given_up_is_recompute(tmp_path):
     clock = iter(range(1_000, 10**9, 10))
     ledger = Ledger(lambda: next(clock))
-    session = Session(w.Start(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger)
+    session = Session(w.Start(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger, Allowance(math.inf))
     ledger.enter("steps")
     given_up = session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1))
     next(given_up)
@@ -255,3 +257,20 @@ def test_steps_that_a_full_disk_did_not_take_are_not_in_vain(tmp_path):
     free()
     assert len(list(session.train(ask))) == 1
     assert ledger.read().recompute_ns == 0
+
+
+def test_between_rounds_saving_takes_a_small_share_of_the_time(homes):
+    """What is not saved is asked for again, and gives the same bits; a good end saves it."""
+    node = homes("a")
+    members = (member(node.train(0).pending),)
+    node.session = Session(node.start, saves=Allowance(1e-9))
+    assert node.ask(w.Finalize(Round(0), members))
+    assert node.restart().final == 0, "the first one is saved"
+    node.session = Session(node.start, saves=Allowance(1e-9))
+    for number in (1, 2):
+        members = (member(node.train(number).pending),)
+        state = node.ask(w.Finalize(Round(number), members)).state
+        assert node.saved().body.final == number - 1, "the trained round was saved, what came after it was not"
+    node.session.close()
+    assert node.saved().body.final == 2
+    assert node.restart().state == state

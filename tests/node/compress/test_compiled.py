@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 
-from atoll.node.compress.compiled import usable_folder, version_of_sources
+from atoll.node.kernels.compiled import usable_folder, version_of_sources
 
 PROBE = """
-from atoll.node.compress.compiled import compiled
+from atoll.node.kernels.compiled import compiled
 
 @compiled
 def twice(value: int) -> int:

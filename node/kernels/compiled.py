@@ -1,7 +1,7 @@
 """The one place that knows numba: functions compiled on first use, for the worker only.
 
 Machine code is kept on disk, so only the first worker of a machine waits for the compiler (`make setup` runs
-`python -m atoll.node.compress.warm`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the user's
+`python -m atoll.node.warm`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the user's
 cache folder, else a folder of the user's own in the folder for temporary files; in it one folder for each version
 of the sources, because numba itself looks only at the file of the outermost function. Where nothing can be
 written, each process compiles for itself. Files are written under another name and renamed, so processes that
@@ -26,6 +26,8 @@ from platformdirs import user_cache_path
 from atoll.protocols import arena, payload
 
 F = TypeVar("F", bound=Callable[..., Any])
+_PARTS = ("compress", "kernels", "outer")
+"""Folders of node/ that hold compiled functions."""
 
 
 def compiled(function: F) -> F:
@@ -65,7 +67,9 @@ def _is_own(folder: Path) -> bool:
 
 def version_of_sources() -> str:
     """Changes with every source that machine code is made of."""
-    files = [*Path(__file__).parent.glob("*.py"), Path(payload.__file__), Path(arena.__file__)]
+    node = Path(__file__).parents[1]
+    files = [file for part in _PARTS for file in (node / part).glob("*.py")]
+    files += [Path(payload.__file__), Path(arena.__file__)]
     return blake2b(b"".join(file.read_bytes() for file in sorted(files)), digest_size=8).hexdigest()
 
 
