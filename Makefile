@@ -9,7 +9,7 @@ STAMP := .setup-stamp
 TORCH := torch==2.13.0
 FOLDERS := protocols p2p node cli
 
-.PHONY: setup test fast check lint swarm rig compose-test bench clean
+.PHONY: setup test fast check lint swarm swarm-moe rig compose-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -41,6 +41,9 @@ lint: $(STAMP)
 
 swarm: $(STAMP)  ## Four nodes train together; one is killed and comes back, a fifth joins half way
 	$(BIN)/atoll sim --nodes 4 --kill --late-join --baselines
+
+swarm-moe: $(STAMP)  ## The same with a mixture, each expert trained by one node
+	$(BIN)/atoll sim --nodes 4 --preset moe-smoke --holders 1 --kill --late-join
 
 rig: $(STAMP)  ## Nodes behind home routers: punched, relayed, rebound (Linux namespaces; root, nftables, iproute2)
 	$(BIN)/python -m tests.rig.cases
