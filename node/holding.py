@@ -78,13 +78,20 @@ class Share:
 
     def shortage(self, members: Mapping[PeerId, MemberView]) -> str:
         """One line where the members that train now, and this node, have no room for all experts; else empty."""
-        return shortage(self._count, self._spec.outer.holders, self._all(members)) if self._count else ""
+        if not self._count:
+            return ""
+        said = self._net.holdings()
+        rooms = [said[peer].room if peer in said else self._count for peer in _training(members)]
+        return shortage(self._count, self._spec.outer.holders, [self._room, *rooms])
 
     def _all(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, Announced]:
-        said = self._net.holdings()
-        training = {peer for peer, view in members.items() if view.activity == "training"}
+        said, training = self._net.holdings(), _training(members)
         views = {peer: announced(self._spec, said.get(peer)) for peer in training}
         return {**views, self._me: Announced(experts_in(self.experts, self._count), self._room)}
+
+
+def _training(members: Mapping[PeerId, MemberView]) -> list[PeerId]:
+    return [peer for peer, view in members.items() if view.activity == "training"]
 
 
 def contribution_of(p: Pending) -> Contribution:

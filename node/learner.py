@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.node.holding import nothing, splits
 from atoll.node.inner.loop import Inner
 from atoll.node.local_weights import LocalWeights
-from atoll.node.model.balance import move_biases
+from atoll.node.model.balance import follower
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.named import trained_atoms
 from atoll.protocols.experts import ALL, bitmap_of, experts_in
@@ -63,10 +63,7 @@ class Learner:
         def by_atom(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return trained_atoms(self.module, tensors)
 
-        def after_step() -> None:
-            if mixture is not None and mixture.bias_rate:
-                move_biases(self.module, mixture)
-
+        after_step = follower(self.module, spec.model)
         self.inner = Inner(self.module, loss_of, spec.inner, by_atom=by_atom, after_step=after_step)
 
 

@@ -13,7 +13,7 @@ different announcements, an expert has one holder more or less for a round, and 
 The function is a fixed point of itself: announced and applied again it changes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -76,10 +76,10 @@ def shares(total: int, rooms: Mapping[PeerId, int], first: Iterable[PeerId]) -> 
     return found
 
 
-def shortage(count: int, holders: int, members: Mapping[PeerId, Announced]) -> str:
-    """One line where the members have no room for all experts; empty where they have."""
-    room = sum(min(count, one.room) for one in members.values())
-    each = min(holders, len(members))
+def shortage(count: int, holders: int, rooms: Collection[int]) -> str:
+    """One line where members with these rooms have none for all experts; empty where they have."""
+    room = sum(min(count, one) for one in rooms)
+    each = min(holders, len(rooms))
     if room >= count * each:
         return ""
     return f"they have room for {room} experts; {count} with {each} holders each need {count * each}"
