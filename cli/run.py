@@ -8,23 +8,21 @@ from typing import Any
 import click
 import msgspec
 
+from atoll.cli.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
 from atoll.cli.options import home_option, json_option
 from atoll.cli.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.cli.show import number, print_json, print_table, size
 from atoll.node.config import to_struct
-from atoll.node.data.cache import default_cache
-from atoll.node.data.dataset import digest_of
 from atoll.node.home import Home
 from atoll.node.presets import NAMES, preset
-from atoll.p2p.files import write_whole
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.admission import MODES, AdmissionSpec, Mode
 from atoll.protocols.coverage import largest_payload
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId
-from atoll.protocols.run import RunSpec, open_run, sign_run
+from atoll.protocols.run import RunSpec, open_run
 
-FIXED = ("version", "owner", "name", "data", "admission")
+FIXED = ("version", "owner", "name", "data", "admission", "start")
 """What `--set` may not touch."""
 
 
@@ -39,6 +37,14 @@ def run() -> None:
 @json_option
 @click.option("--preset", "size_name", default="tiny", type=click.Choice(NAMES), help="Model size and recipe.")
 @click.option("--data", "source", default="builtin:shakespeare", help="builtin:…, synthetic:… or file:PATH.")
+@click.option(
+    "--from-hf",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Start from weights and tokenizer of a Hugging Face folder; the preset gives the recipe only.",
+)
+@click.option("--upcycle", metavar=UPCYCLE_FORM, help="Make experts of its feed-forward.")
 @click.option("--seed", type=click.IntRange(0), help="Of weights and data order; random if absent.")
 @click.option("--admission", "mode", default="open", type=click.Choice(MODES), help="Who may join.")
 @click.option(
@@ -51,6 +57,8 @@ def new(
     as_json: bool,
     size_name: str,
     source: str,
+    folder: Path | None,
+    upcycle: str | None,
     seed: int | None,
     mode: Mode,
     members: tuple[PeerId, ...],
@@ -65,11 +73,9 @@ def new(
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     admission = AdmissionSpec(mode=mode, members=tuple(sorted(set(members))))
     spec = preset(size_name, owner.peer_id, drawn, _shared_name(source))
-    spec = with_changes(msgspec.structs.replace(spec, name=name, admission=admission), changes)
-    found = digest_of(spec.data, source.removeprefix("file:"), default_cache())
-    spec = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, digest=found))
-    data = sign_run(spec, owner)
-    write_whole(path, data)
+    spec = msgspec.structs.replace(spec, name=name, admission=admission)
+    draft = Draft(spec, lambda spec: with_changes(spec, changes), source.removeprefix("file:"))
+    data = write_run(home, path, draft, owner, origin_of(folder, upcycle))
     _print_run(FoundRun(open_run(data), data, path), as_json)
     if not as_json and source.startswith("file:"):
         click.echo(f"start it with --data {source.removeprefix('file:')}; others give their own copy's path")
@@ -108,7 +114,8 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
             raise ConfigError(f"--set {change}: not a KEY=VALUE", hint="for example --set outer.rounds=20")
         if key.split(".")[0] in FIXED:
             raise ConfigError(
-                f"--set {change}: {key} cannot be set", hint="it comes from NAME, --data, --admission and the key"
+                f"--set {change}: {key} cannot be set",
+                hint="it comes from NAME, --data, --from-hf, --admission and the key",
             )
         _put(tree, key.split("."), _value(text))
     changed = to_struct(tree, RunSpec, strict=False)
@@ -129,6 +136,7 @@ def summary(found: FoundRun) -> dict[str, Any]:
         "rounds": spec.outer.rounds,
         "source": spec.data.source,
         "admission": spec.admission.mode,
+        "start": spec.start.state.hex() if spec.start else "",
     }
 
 
@@ -139,6 +147,12 @@ def _who(admission: AdmissionSpec) -> str:
     if admission.mode == "allowlist":
         return f"the owner and {listed}"
     return f"the owner, {listed} and holders of its invites" if admission.members else "the owner and its invites"
+
+
+def _start(spec: RunSpec) -> str:
+    if not spec.start:
+        return f"drawn from the seed {spec.seed}"
+    return f"given: blob {spec.start.weights.hex()[:16]}, state {spec.start.state.hex()[:16]}"
 
 
 def _shared_name(source: str) -> str:
@@ -173,6 +187,7 @@ def _print_run(found: FoundRun, as_json: bool) -> None:
         f"run       {spec.name}  {about['run']}",
         f"signed by {spec.owner}",
         f"model     {about['parameters']:,} parameters, context {spec.model.context}, {spec.data.tokenizer}",
+        f"weights   {_start(spec)}",
         f"data      {spec.data.source}",
         f"admission {_who(spec.admission)}",
         f"rounds    {spec.outer.rounds}, inner steps {stages}",

@@ -13,17 +13,16 @@ from typing import Any
 import click
 import msgspec
 
+from atoll.cli.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
 from atoll.cli.sim_nodes import SimNode
 from atoll.cli.sim_report import as_json, print_report
 from atoll.cli.sim_story import Story, plan
-from atoll.node.data.cache import default_cache
-from atoll.node.data.dataset import digest_of
 from atoll.node.home import Home
 from atoll.node.presets import NAMES, preset
 from atoll.p2p.files import write_whole
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.errors import LocalFault
-from atoll.protocols.run import RunSpec, Stage, sign_run
+from atoll.protocols.run import RunSpec, Stage, open_run
 
 POLL_S = 0.5
 IDLE_S = 6.0
@@ -68,6 +67,13 @@ class Swarm:
     "--holders", default=0, show_default=True, help="Nodes that train each expert of a mixture; 0: all nodes."
 )
 @click.option("--data", default="builtin:shakespeare", show_default=True, help="Data source of the run.")
+@click.option(
+    "--from-hf",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Weights and tokenizer of a Hugging Face folder.",
+)
+@click.option("--upcycle", metavar=UPCYCLE_FORM, help="Make experts of its feed-forward.")
 @click.option("--kill", is_flag=True, help="SIGKILL one node in the first half; it comes back.")
 @click.option("--late-join", is_flag=True, help="One more node joins half way.")
 @click.option("--baselines", is_flag=True, help="Also train the reference arms at equal tokens.")
@@ -115,6 +121,8 @@ def prepare(
     preset_name: str,
     holders: int,
     data: str,
+    from_hf: Path | None,
+    upcycle: str | None,
     kill: bool,
     late_join: bool,
 ) -> Swarm:
@@ -123,19 +131,32 @@ def prepare(
     home.make()
     owner = load_or_create(home.identity)
     spec = preset(preset_name, owner.peer_id, seed, data)
-    digest = digest_of(spec.data, "", default_cache())
-    spec = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, digest=digest))
-    outer = msgspec.structs.replace(spec.outer, rounds=rounds or spec.outer.rounds, holders=holders)
+
+    def adjust(spec: RunSpec) -> RunSpec:
+        return _told(_shared(spec, holders), nodes, rounds, steps, f"sim-{seed}")
+
+    run_file = folder / "sim.run"
+    data_file = data.removeprefix("file:")
+    written = write_run(home, run_file, Draft(spec, adjust, data_file), owner, origin_of(from_hf, upcycle))
+    spec = open_run(written)
+    story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)
+    return Swarm(spec, folder, run_file, story)
+
+
+def _shared(spec: RunSpec, holders: int) -> RunSpec:
+    """The run with so many members that train each expert."""
+    return msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, holders=holders))
+
+
+def _told(spec: RunSpec, nodes: int, rounds: int | None, steps: int | None, name: str) -> RunSpec:
+    """The run with the numbers that the user gave."""
+    outer = msgspec.structs.replace(spec.outer, rounds=rounds or spec.outer.rounds)
     if steps is not None:
         outer = msgspec.structs.replace(outer, stages=(Stage(0, steps),))
     pace = msgspec.structs.replace(spec.pace, min_members=nodes, lease_s=LEASE_S)
-    spec = msgspec.structs.replace(spec, name=f"sim-{seed}", outer=outer, pace=pace)
+    spec = msgspec.structs.replace(spec, name=name, outer=outer, pace=pace)
     inner = msgspec.structs.replace(spec.inner, total_steps=spec.steps_before(outer.rounds))
-    spec = msgspec.structs.replace(spec, inner=inner)
-    run_file = folder / "sim.run"
-    write_whole(run_file, sign_run(spec, owner))
-    story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)
-    return Swarm(spec, folder, run_file, story)
+    return msgspec.structs.replace(spec, inner=inner)
 
 
 def play(swarm: Swarm, timeout_s: float, say: Callable[[str], None]) -> None:
@@ -257,7 +278,9 @@ def start_arm(swarm: Swarm, name: str) -> "subprocess.Popen[bytes]":
     """One arm in its own process."""
     out = swarm.folder / f"arm-{name}.json"
     members, rounds = str(swarm.story.founders), str(swarm.spec.outer.rounds)
-    command = [sys.executable, "-m", "atoll.node.reference", name, str(swarm.run_file), members, rounds, str(out)]
+    blobs = str(swarm.nodes[0].home / "runs" / swarm.spec.id.hex() / "blobs")
+    command = [sys.executable, "-m", "atoll.node.reference", name, str(swarm.run_file), blobs, members, rounds]
+    command.append(str(out))
     with (swarm.folder / f"arm-{name}.log").open("wb") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

@@ -6,6 +6,7 @@ They yield one Point per round, so that a caller can print, plot or stop.
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.data.dataset import Dataset
 from atoll.node.data.windows import Place, windows
 from atoll.node.inner.evaluate import VAL_WINDOWS, Evaluation, evaluate
@@ -21,6 +23,7 @@ from atoll.node.model import bridge
 from atoll.node.model.balance import follower
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.genesis import genesis
+from atoll.node.outer.fixed import state_digest, to_float
 from atoll.protocols.arena import arena_of
 from atoll.protocols.run import RunSpec
 
@@ -58,11 +61,17 @@ class Task(NamedTuple):
     members: int
     rounds: int
     device: str = "cpu"
+    start: Path | None = None
+    """The file of Θ₀, of a run that has one."""
 
     def genesis_C4096(self) -> Tensor:
-        """Θ₀ as float32."""
+        """Θ₀ as float32. Raises DecodeError, DiskFault."""
+        arena = arena_of(self.spec.model)
+        if self.spec.start:
+            assert self.start is not None, "the run's start weights are a file"
+            return to_float(read_snapshot(self.start, arena, state_digest).theta_C4096)
         theta = {name: torch.from_numpy(value) for name, value in genesis(self.spec.model, self.spec.seed).items()}
-        return bridge.gather(theta, arena_of(self.spec.model)).float() * 2.0**-24
+        return to_float(bridge.gather(theta, arena))
 
     def inner(self, lr_scale: float = 1.0) -> Inner:
         """A fresh member with the values Θ₀."""
@@ -80,7 +89,7 @@ class Task(NamedTuple):
     def score(self, model: torch.nn.Module) -> Evaluation:
         """Validation of a model on the run's windows."""
         val_WT1 = self.data.validation(VAL_WINDOWS)
-        return evaluate(model, loss_of, val_WT1, self.data.bytes_of(val_WT1))
+        return evaluate(model, loss_of, val_WT1, self.data.validation_bytes(VAL_WINDOWS))
 
     def point(self, number: int, losses: list[float], model: torch.nn.Module, began: float) -> Point:
         """The arm's state after round `number`."""

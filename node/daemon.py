@@ -18,7 +18,9 @@ from atoll.node.home import Home
 from atoll.node.invites import kept_invite, opening_entry
 from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
+from atoll.node.round_words import Behind
 from atoll.node.roundlog import RoundLog
+from atoll.node.run_tokenizer import bring_tokenizer
 from atoll.node.timekeeper import Timekeeper
 from atoll.node.trainer import Trainer
 from atoll.node.transport import base_host, route_host
@@ -35,7 +37,7 @@ from atoll.p2p.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.p2pd import P2pdHost
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, PeerFault, Unreachable
-from atoll.protocols.ids import PeerId
+from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.run import open_run
 from atoll.protocols.worker import Start
 
@@ -82,6 +84,7 @@ class Daemon:
         start = Start(
             *(codec.encode(self.spec), me, str(folder), config.data),
             *(config.threads, config.device, config.frozen, config.frozen_on_host),
+            str(self.swarm.blobs.store.place(Digest(blob))) if (blob := self.spec.data.tokenizer_blob) else "",
         )
         self.timekeeper = Timekeeper(
             *(self.log, time.monotonic, lambda: self.driver.round, lambda: self.net.bytes_moved()[3])
@@ -111,7 +114,9 @@ class Daemon:
         except* _Stopped:
             pass
         except* AtollError as faults:
-            raise first_fault(faults) from faults
+            fault = first_fault(faults)
+            self.log.event("failed", error=fault.line())
+            raise fault from faults
         finally:
             await self.trainer.stop()
             self.log.close()
@@ -138,8 +143,17 @@ class Daemon:
         group.create_task(self.driver.serve(), name="driver")
         await asyncio.sleep(0)
         group.create_task(self.net.carry(self.driver), name="carry")
-        group.create_task(self.trainer.serve(), name="trainer")
+        group.create_task(self._serve_trainer(), name="trainer")
         group.create_task(self.timekeeper.serve(), name="timekeeper")
+
+    async def _serve_trainer(self) -> None:
+        await bring_tokenizer(self.spec, self.net, self._say)
+        await self.trainer.serve()
+
+    def _say(self, reason: str) -> None:
+        """Why this node does not train yet."""
+        driver = self.driver
+        driver.post(lambda: driver.feed_round(Behind(reason, driver.now())))
 
     def _dht_options(self) -> ChildOptions:
         """The DHT's child speaks through our p2pd. Raises LocalFault while there is none."""

@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node import finality, round
+from atoll.node.contributions import Contributions
 from atoll.node.eval_pace import EvalPace
 from atoll.node.finals import Finals
 from atoll.node.holding import Share, contribution_of, is_lawful
-from atoll.node.membership import Known, MemberView, known_of, member_of
+from atoll.node.membership import Known, MemberView, member_of
 from atoll.node.needs import Network, round_half_s
-from atoll.node.payloads import Payloads, Wanted
+from atoll.node.payloads import Payloads
 from atoll.node.roundlog import RoundLog
 from atoll.node.tempo import Tempo, choose, measured
 from atoll.node.trainer import Trainer, WorkerDied, unless_needless
@@ -73,8 +74,7 @@ class Driver:
         sizes = partial(payload_size, spec)
         self._payloads = Payloads(net, sizes, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self, net, spool)
-        self._contributions: dict[Digest, tuple[PeerId, Contribution]] = {}
-        self._own: dict[int, Digest] = {}
+        self.contributions = Contributions(me, self._payloads)
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._lease_at = -1e9
         self._members: dict[PeerId, MemberView] = {}
@@ -148,7 +148,7 @@ class Driver:
 
     def _drop_old_snapshots(self) -> None:
         """Whatever is larger than a payload: a new one is taken as soon as the worker is there."""
-        for blob in self._net.blobs_above(largest_payload(self.spec)):
+        for blob in set(self._net.blobs_above(largest_payload(self.spec))).difference(self.spec.given):
             self.delete_blob(blob)
 
     def on_entry(self, entry: Entry) -> None:
@@ -164,12 +164,10 @@ class Driver:
     def _note(self, entry: Entry) -> None:
         body, name = entry.body, entry.id
         if isinstance(body, Contribution):
-            self._contributions[name] = (entry.author, body)
-            if entry.author == self.me:
-                self._own[body.round] = name
+            self.contributions.note(name, entry.author, body)
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and self._is_held(body):
-            self.feed_finality(fin.PayloadHeld(body.payload))
+            self.feed_finality(fin.PayloadHeld(body.payload, body.round))
 
     def _tell_round(self, entry: Entry) -> None:
         body = entry.body
@@ -273,7 +271,7 @@ class Driver:
             case rnd.Announce(pending):
                 self._announce(pending)
             case rnd.Discard(pending):
-                if pending.round not in self._own:
+                if not self.contributions.is_ours(pending.round):
                     self.log.event("discarded", round=pending.round)
             case rnd.FetchPayload(payload, author, number, experts):
                 self._want(payload, author, number, experts)
@@ -300,7 +298,7 @@ class Driver:
             case fin.FetchMissing(_, entries, payloads):
                 if entries:
                     self._net.sync_soon()
-                self.want_all(self.known(payloads))
+                self.want_all(self.contributions.known(payloads))
             case fin.Finalize():
                 self.finals.add(action)
             case fin.ReportDivergence(number, _, proposer, ours, theirs):
@@ -323,7 +321,7 @@ class Driver:
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
     def _announce(self, pending: w.Pending) -> None:
-        if pending.round in self._own:
+        if self.contributions.is_ours(pending.round):
             return
         try:
             blob = self._net.add_blob(Path(pending.path))
@@ -333,9 +331,10 @@ class Driver:
         if blob != pending.payload:  # the disk changed it; its final set will be without it
             self.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
-        entry = self._publish(contribution_of(pending))
+        body = contribution_of(pending)
+        entry = self._publish(body)
         if entry is not None:  # its echo may come after the next look
-            self._own[pending.round] = entry.id
+            self.contributions.note(entry.id, self.me, body)
 
     def _publish(self, body: Body) -> Entry | None:
         try:
@@ -368,12 +367,12 @@ class Driver:
         self.feed_round(rnd.Folded(action.round, folded.state, self.now()))
 
     async def _check(self, action: fin.CheckRound) -> None:
-        known = self.known(action.contributions)
+        known = self.contributions.known(action.contributions)
         checked = await self.ask_to_fold(known, lambda parts: w.Check(action.round, parts), w.Checked)
         self.feed_finality(fin.Checked(action.round, action.contributions, checked.state))
 
     def _closed(self, action: rnd.PublishAck) -> None:
-        authors = [self._contributions[entry][0] for entry in action.members]
+        authors = self.contributions.authors(action.members)
         self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
         self._publish(Ack(action.round, action.set_digest, action.state))
         self.feed_finality(fin.RoundClosed(action.round, action.members))
@@ -398,7 +397,7 @@ class Driver:
         speed = self.tempo.tokens_per_s or (self.progress.tokens_per_s if self.progress else 0.0)
         self._lease_at = self.now()
         blob, at = (offer.blob, offer.round) if offer else (b"", -1)
-        lease = Lease(activity, number, self.finals.applied, blob, at, speed)
+        lease = Lease(activity, number, Round(max(-1, self.finals.applied)), blob, at, speed)
         self._net.put_lease(lease, self.spec.pace.lease_s)
         self.share.say()
 
@@ -448,11 +447,6 @@ class Driver:
             if life != self._lives:
                 raise WorkerDied("the worker that was asked is gone")
 
-    def known(self, entries: tuple[Digest, ...]) -> tuple[Known, ...]:
-        """The contributions of these entries; entries that the ledger lacks are left out."""
-        found = [(entry, *self._contributions[entry]) for entry in entries if entry in self._contributions]
-        return tuple(known_of(entry, author, c, self._is_held(c)) for entry, author, c in found)
-
     def members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
         """Contributions as the worker wants them."""
         return tuple(member_of(one, self._net.blob_path(one.payload)) for one in known)
@@ -465,7 +459,7 @@ class Driver:
 
     def finalized(self, action: fin.Finalize) -> None:
         """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
-        authors = [self._contributions[e][0] for e in action.contributions if e in self._contributions]
+        authors = self.contributions.authors(action.contributions)
         self.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
         self._payloads.forget(action.round)
         self.feed_round(rnd.Finalized(action.round, self.now()))
@@ -473,12 +467,9 @@ class Driver:
 
     def drop_payloads(self, before: Round) -> None:
         """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
-        for entry, (_, body) in list(self._contributions.items()):
-            if body.round < before:
-                del self._contributions[entry]
-                if self._net.has_blob(body.payload):
-                    self.delete_blob(body.payload)
-        self._own = {number: entry for number, entry in self._own.items() if number >= before}
+        for payload in self.contributions.forget(before):
+            if self._net.has_blob(payload):
+                self.delete_blob(payload)
 
     def delete_blob(self, blob: Digest) -> None:
         """Forget a blob. A disk that refuses keeps the file, and the user is told."""
@@ -487,11 +478,15 @@ class Driver:
         except DiskFault as error:
             self.disk_trouble(error)
 
-    def _on_held(self, found: Wanted) -> None:
-        now = self.now()
-        self.post(lambda: self.feed_round(rnd.PayloadHeld(found.payload, now, found.experts)))
-        self.post(lambda: self.feed_finality(fin.PayloadHeld(found.payload)))
-        self.post(self.finals.step)
+    def _on_held(self, payload: Digest) -> None:
+        self.post(lambda: self._tell_held(payload))
+
+    def _tell_held(self, payload: Digest) -> None:
+        """Every contribution that names the payload, and says rightly what it covers."""
+        for number, experts in self.contributions.held_in(payload):
+            self.feed_round(rnd.PayloadHeld(payload, number, self.now(), experts))
+            self.feed_finality(fin.PayloadHeld(payload, number))
+        self.finals.step()
 
     async def _verify(self, path: Path, number: Round, experts: bytes) -> None:
         await self.ask(w.Verify(str(path), number, experts), w.Verified)

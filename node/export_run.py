@@ -16,13 +16,15 @@ from atoll.node.data.tokens import tokenizer_for
 from atoll.node.export.folder import save_folder
 from atoll.node.export.tokenizer import byte_tokenizer, tokenizer_files
 from atoll.node.outer.fixed import state_digest
+from atoll.p2p.files import read_whole
 from atoll.protocols.arena import arena_of
+from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.ids import Digest
-from atoll.protocols.run import DataSpec, RunSpec
+from atoll.protocols.run import TOKENIZER_MAX_BYTES, DataSpec, RunSpec
 
-STATE = "state"
-"""Below the run's folder: where the worker keeps its generations."""
+STATE, BLOBS = "state", "blobs"
+"""Below the run's folder: where the worker keeps its generations, and what travels between nodes."""
 
 
 class Exported(NamedTuple):
@@ -43,15 +45,20 @@ def export_run(spec: RunSpec, run_folder: Path, to: Path, snapshot: Path | None,
     arena = arena_of(spec.model)
     found = _saved(spec, run_folder) if snapshot is None else read_own_snapshot(snapshot, arena, state_digest)
     places = {place.name: place for place in arena.placements}
-    files = tokenizer_files(tokenizer_of(spec.data, data), spec.model.context)
+    files = tokenizer_files(tokenizer_of(spec.data, data, run_folder / BLOBS), spec.model.context)
     named = save_folder(to, spec.model, lambda name: read_atom(found.theta_C4096, places[name]), files)
     return Exported(named, found.round, found.state)
 
 
-def tokenizer_of(data: DataSpec, path: str) -> str:
-    """The JSON of a run's tokenizer. Raises ConfigError, Unreachable when a first fetch of its text fails."""
+def tokenizer_of(data: DataSpec, path: str, blobs: Path) -> str:
+    """The JSON of a run's tokenizer; one that travels with the run is read from the folder `blobs`.
+
+    Raises ConfigError, Unreachable when a first fetch of its text fails.
+    """
     if data.tokenizer == "bytes":
         return byte_tokenizer()
+    if data.tokenizer == "file":
+        return _given(blobs / f"{data.tokenizer_blob.hex()}.blob", Digest(data.tokenizer_blob))
     text = corpus.load(data.source, path, default_cache())
     tokens = tokenizer_for(data.tokenizer, text.train)
     if data.digest and corpus.text_digest(text, tokens.identity) != data.digest:
@@ -59,6 +66,15 @@ def tokenizer_of(data: DataSpec, path: str) -> str:
             f"{data.source} here is not the text of this run", hint="give the run's own text: --data PATH"
         )
     return tokens.identity.decode()
+
+
+def _given(path: Path, blob: Digest) -> str:
+    data = read_whole(path, max_bytes=TOKENIZER_MAX_BYTES)
+    if data is None or manifest_of_bytes(data).id != blob:
+        raise ConfigError(
+            "the tokenizer of this run is not in this home", hint="start the node: it fetches it from the others"
+        )
+    return data.decode()
 
 
 def _saved(spec: RunSpec, run_folder: Path) -> Snapshot:

@@ -67,8 +67,8 @@ def _take(state: FinalityState, event: Event) -> Out:
     match event:
         case EntrySeen():
             return _entry(state, event)
-        case PayloadHeld(payload):
-            return replace(state, held=state.held | {payload}), []
+        case PayloadHeld(payload, number):
+            return replace(state, held=state.held | {(payload, number)}), []
         case RoundClosed(number, members):
             views = {**state.views, number: members}
             return _ripen(replace(state, views=views, closed=max(state.closed, number))), []
@@ -157,13 +157,12 @@ def _decide(state: FinalityState) -> Out:
 def _next_round(state: FinalityState, authors: list[PeerId]) -> FinalityState:
     number = state.last_final + 1
     books = {at: book for at, book in state.books.items() if at > number}
-    needed = {body.payload for book in books.values() for _, body in book.contributions.values()}
     done = replace(
         state,
         last_final=number,
         acceptors=order(state.run, number + 1, authors),
         books=books,
-        held=state.held & needed,
+        held=frozenset(one for one in state.held if one[1] > number),
         views={at: view for at, view in state.views.items() if at > number},
         checked={},
         checking=frozenset(),
@@ -325,7 +324,7 @@ def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Final
     if len({author for _, author, _ in known}) != len(known):
         return state, False, []
     entries = tuple(e for e in names if e not in book.contributions)
-    payloads = tuple(e for e, _, c in known if c.payload not in state.held)
+    payloads = tuple(e for e, _, c in known if (c.payload, c.round) not in state.held)
     if entries or payloads:
         state, actions = _missing(state, entries, payloads)
         return state, False, actions

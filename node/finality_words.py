@@ -32,9 +32,10 @@ class EntrySeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A payload is on disk and decodes. Send it after the EntrySeen of its contribution."""
+    """A payload is on disk and decodes as one of this round. Send it after the EntrySeen of its contribution."""
 
     payload: Digest
+    round: Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,8 @@ class FinalityState:
     books: Mapping[int, Book] = field(default_factory=dict)
     views: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """Our own set of each closed round."""
-    held: frozenset[Digest] = frozenset()
+    held: frozenset[tuple[Digest, int]] = frozenset()
+    """Payloads, each with a round that it is legal in."""
     checked: Mapping[tuple[Digest, ...], Digest] = field(default_factory=dict)
     """Set -> state, for this round."""
     checking: frozenset[tuple[Digest, ...]] = frozenset()

@@ -6,6 +6,9 @@ in the queue, the snapshot is fetched instead: at once where nobody keeps the pa
 where they may still come. Its state digest must be the one that the final round's certificate names.
 
 The two newest snapshots of our own are kept; payloads of rounds before the older one are dropped.
+
+A run whose Θ₀ is given by a file has it as the snapshot of round −1: it is fetched like others, from whoever has
+it, where no newer one is offered. Who joined by a newer snapshot never needs it.
 """
 
 import asyncio
@@ -20,7 +23,7 @@ from atoll.node.membership import Known
 from atoll.node.needs import Network, snapshot_max_bytes
 from atoll.p2p.files import disk
 from atoll.protocols import worker as w
-from atoll.protocols.errors import DiskFault, Divergence, PeerFault, Unreachable
+from atoll.protocols.errors import ConfigError, DiskFault, Divergence, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round
 
 if TYPE_CHECKING:
@@ -65,6 +68,11 @@ class Finals:
         """The round whose payloads are waited for, and since when."""
 
     @property
+    def _is_empty(self) -> bool:
+        """The worker has no weights at all."""
+        return self.applied == w.NOTHING_YET
+
+    @property
     def newest(self) -> int:
         """Newest round that is known to be final."""
         return max(self._queue, default=self.applied)
@@ -83,6 +91,7 @@ class Finals:
         action = self._queue.get(final) or self._done.get(final)
         if action is not None and action.state != started.state:
             raise _divergence(action, started.state)
+        self._check_start(final, started.state)
         self._announced = False
         self._advance_to(final)
         self._queue |= {number: done for number, done in self._done.items() if number > final}
@@ -94,17 +103,19 @@ class Finals:
         """Start whatever can be done next. Harmless at any time."""
         if self._busy or not self._driver.worker_ready or not self._driver.synced:
             return
-        if not self._queue:
+        if not self._queue and not self._is_empty:
             self._go_on()
             return
         action = self._queue.get(self.applied + 1)
-        known = self._driver.known(action.contributions) if action else ()
+        known = self._driver.contributions.known(action.contributions) if action else ()
         if action and len(known) == len(action.contributions) and all(one.held for one in known):
             self._begin(self._apply(action, known), f"finalize {action.round}")
             return
         offer = self._best_offer()
         if offer is not None and self._is_time_for(offer):
             self._begin(self._adopt(offer, self._queue[offer.round].state), f"adopt {offer.round}")
+        elif self._is_empty:
+            self._begin_start()
         else:
             self._driver.want_all(known)
 
@@ -131,7 +142,7 @@ class Finals:
         if self._waiting[0] != self.applied + 1:
             self._waiting = (self.applied + 1, now)
         are_gone = self.applied + 1 < offer.round - SNAPSHOT_EVERY
-        return are_gone or now - self._waiting[1] >= PATIENCE_S
+        return are_gone or self._is_empty or now - self._waiting[1] >= PATIENCE_S
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._busy = True
@@ -180,24 +191,56 @@ class Finals:
             self._driver.delete_blob(oldest.blob)
         if self._older is not None:
             self._driver.drop_payloads(min(self._older.round, offer.round))
+            self._forget_start()
+
+    def _forget_start(self) -> None:
+        """Nobody begins at round 0 any more. The owner keeps the file."""
+        start, driver = self._driver.spec.start, self._driver
+        if start and driver.me != driver.spec.owner and self._net.has_blob(Digest(start.weights)):
+            driver.delete_blob(Digest(start.weights))
 
     async def _adopt(self, offer: SnapshotOffer, state: Digest) -> None:
-        driver = self._driver
+        """Take over a snapshot, if it can be had now."""
+        driver, is_start = self._driver, offer.round < 0
         self._announced = False
-        reason = f"fetching the model of round {offer.round} from …{offer.peer[-8:]}"
-        driver.feed_round(rnd.Behind(reason, driver.now()))
+        if not is_start:
+            reason = f"fetching the model of round {offer.round} from …{offer.peer[-8:]}"
+            driver.feed_round(rnd.Behind(reason, driver.now()))
         try:
             path = await self._fetch_snapshot(offer)
             adopt = w.Adopt(offer.round, str(path), state, self._ours_up_to(offer.round))
             await driver.ask_until_saved(adopt, w.Adopted)
         except (DiskFault, Unreachable, PeerFault, TimeoutError) as error:
-            self._on_no_snapshot(offer, error)
+            await self._on_no_snapshot(offer, error)
             return
         self._advance_to(offer.round)
-        self._keep(SnapshotOffer(driver.me, offer.blob, offer.round))
+        if is_start:
+            driver.feed_finality(fin.Finalized(offer.round))
+        else:
+            self._keep(SnapshotOffer(driver.me, offer.blob, offer.round))
 
-    def _on_no_snapshot(self, offer: SnapshotOffer, error: Exception) -> None:
+    def _begin_start(self) -> None:
+        """Fetch Θ₀, unless that was tried just now."""
         driver = self._driver
+        assert driver.spec.start, "a worker without weights is of a run whose start is given"
+        offer = SnapshotOffer(driver.spec.owner, Digest(driver.spec.start.weights), Round(-1))
+        if self._try_after.get(offer.blob, 0.0) <= driver.now():
+            if offer.blob not in self._try_after:
+                driver.feed_round(rnd.Behind("fetching the start weights", driver.now()))
+            self._begin(self._adopt(offer, Digest(driver.spec.start.state)), "start weights")
+
+    def _check_start(self, final: int, state: Digest) -> None:
+        start = self._driver.spec.start
+        if start and final == -1 and state != start.state:
+            raise Divergence(
+                "the saved start weights are not those of the run",
+                hint="remove the run's state folder in this home; they are fetched again",
+            )
+
+    async def _on_no_snapshot(self, offer: SnapshotOffer, error: Exception) -> None:
+        driver = self._driver
+        if offer.round < 0:
+            await self._on_no_start(offer, error)
         self._try_after = {blob: at for blob, at in self._try_after.items() if at > driver.now()}
         self._try_after[offer.blob] = driver.now() + RETRY_S
         driver.log.event("snapshot_failed", peer=offer.peer, round=offer.round, error=str(error))
@@ -205,14 +248,24 @@ class Finals:
             driver.disk_trouble(error)
         elif isinstance(error, PeerFault):
             driver.delete_blob(offer.blob)
-            if offer.peer != driver.me:
+            if offer.peer != driver.me and offer.round >= 0:
                 driver.blame(offer.peer, error)
+
+    async def _on_no_start(self, offer: SnapshotOffer, error: Exception) -> None:
+        """Say why training does not begin. Raises ConfigError where the file itself is not what the run says."""
+        blob = offer.blob
+        if isinstance(error, PeerFault) and (not self._net.has_blob(blob) or await self._net.is_whole(blob)):
+            raise ConfigError(
+                f"the start weights of this run cannot be used: {error}", hint="ask its owner"
+            ) from error
+        if not isinstance(error, DiskFault | PeerFault):
+            waiting = "waiting for the start weights: nobody reachable has them yet"
+            self._driver.feed_round(rnd.Behind(waiting, self._driver.now()))
 
     def _ours_up_to(self, number: Round) -> tuple[Digest, ...]:
         """Our payloads in the final sets of the queue up to `number`."""
         sets = (self._queue[at].contributions for at in sorted(self._queue) if at <= number)
-        ours = (one for entries in sets for one in self._driver.known(entries) if one.author == self._driver.me)
-        return tuple(one.payload for one in ours)
+        return tuple(self._driver.contributions.own_payloads(entry for entries in sets for entry in entries))
 
     def _offers(self) -> list[SnapshotOffer]:
         """Snapshots that live members offer, newest first."""

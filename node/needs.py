@@ -34,6 +34,9 @@ class Network(BlobSource, Registers, Protocol):
     def blobs_above(self, size_bytes: int) -> list[Digest]:
         """All whole blobs that are larger."""
 
+    async def is_whole(self, blob: Digest) -> bool:
+        """Whether a held blob's bytes still have its hash. Raises DiskFault."""
+
     def sync_soon(self) -> None:
         """Ask a peer for missing entries now."""
 

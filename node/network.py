@@ -87,9 +87,9 @@ class SwarmNetwork:
         """See BlobStore.path."""
         return self._swarm.blobs.store.path(blob)
 
-    def blob_size(self, blob: Digest) -> int:
-        """See BlobStore.size."""
-        return self._swarm.blobs.store.size(blob)
+    async def is_whole(self, blob: Digest) -> bool:
+        """Whether a held blob's bytes still have its hash. Raises DiskFault."""
+        return await asyncio.to_thread(self._swarm.blobs.store.is_whole, blob)
 
     def delete_blob(self, blob: Digest) -> None:
         """See BlobStore.delete."""

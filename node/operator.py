@@ -16,6 +16,7 @@ from atoll.p2p.swarm import PeerRow
 from atoll.protocols import control as c
 from atoll.protocols import worker as w
 from atoll.protocols.registers import Lease
+from atoll.protocols.worker import Progress
 
 if TYPE_CHECKING:
     from atoll.node.daemon import Daemon
@@ -47,12 +48,14 @@ class DaemonOperator:
             run_name=d.spec.name,
             activity=driver.round.phase.value,
             reason=self._reason(),
-            eta_s=_eta_s(progress, driver.round.train_s) if training else None,
+            eta_s=_eta_s(progress, driver.round.step_s) if training else None,
             round=min(driver.round.round, d.spec.outer.rounds - 1),
             rounds=d.spec.outer.rounds,
             step=progress.step if progress and training else 0,
-            steps=d.spec.steps(min(driver.round.round, d.spec.outer.rounds - 1)),
-            final=driver.finals.applied,
+            steps=progress.steps
+            if progress and training
+            else d.spec.steps(min(driver.round.round, d.spec.outer.rounds - 1)),
+            final=max(-1, driver.finals.applied),
             digest=row.digest if row else "",
             contributors=tuple(row.contributors) if row else (),
             experts=driver.share.trained,
@@ -124,7 +127,7 @@ class DaemonOperator:
     def _reason(self) -> str:
         driver = self._daemon.driver
         if not driver.worker_ready:
-            return "the worker is starting"
+            return driver.round.syncing or "the worker is starting"
         text = round.reason(driver.round)
         if driver.round.phase is not Phase.SYNC:
             return text
@@ -160,6 +163,6 @@ def _control_row(row: RoundRow) -> c.RoundRow:
     return c.RoundRow(**fields)
 
 
-def _eta_s(progress: object, train_s: float) -> float | None:
-    step, steps = getattr(progress, "step", 0), getattr(progress, "steps", 0)
-    return max(0.0, train_s * (1.0 - step / steps)) if step and train_s else None
+def _eta_s(progress: Progress | None, step_s: float) -> float | None:
+    """Of the steps that are left; None before the first one, and before the first round."""
+    return step_s * (progress.steps - progress.step) if progress and step_s else None

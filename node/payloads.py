@@ -1,7 +1,9 @@
 """Getting the payloads of others: fetch, verify, hold; again and again until they are not needed.
 
-A payload is held when its bytes are on disk and the worker decoded them. Bytes that verify by hash
-but do not decode are void: their author is blamed and they are never held.
+A payload is held when its bytes are on disk and the worker decoded them since the start: a blob of that name may
+be something else, or have come just before a kill. Bytes that verify by hash but do not decode are void: their
+author is blamed and they are never held. Where rounds exchange fragments their payloads differ in size: what is
+legal in one round may be void in another.
 """
 
 import asyncio
@@ -19,6 +21,8 @@ FIRST_RETRY_S = 0.3
 LAST_RETRY_S = 10.0
 ATTEMPT_S = 120.0
 PARALLEL = 8
+Key = tuple[Digest, int]
+"""A payload and the size that is legal in its round."""
 SMALL_BYTES = 1 << 20
 """Up to this size few peers are asked, the author first: many holders cost more than they save."""
 FEW = 3
@@ -32,9 +36,6 @@ class BlobSource(Protocol):
 
     def blob_path(self, blob: Digest) -> Path:
         """Where a held blob lies."""
-
-    def blob_size(self, blob: Digest) -> int:
-        """Bytes of a held blob."""
 
     def delete_blob(self, blob: Digest) -> None:
         """Forget a blob."""
@@ -62,7 +63,7 @@ class Payloads:
         blobs: BlobSource,
         payload_bytes: Callable[[Round, bytes], int],
         verify: Callable[[Path, Round, bytes], Awaitable[None]],
-        on_held: Callable[[Wanted], None],
+        on_held: Callable[[Digest], None],
         on_fault: Callable[[PeerId, AtollError], None],
         on_disk: Callable[[DiskFault], None],
     ) -> None:
@@ -71,29 +72,41 @@ class Payloads:
         """
         self._blobs, self._payload_bytes = blobs, payload_bytes
         self._verify, self._on_held, self._on_fault, self._on_disk = verify, on_held, on_fault, on_disk
-        self._wanted: set[Wanted] = set()
-        self._void: set[Wanted] = set()
+        self._wanted: dict[Key, Round] = {}
+        self._void: dict[Key, Round] = {}
+        self._sound: set[Key] = set()
+        self._fetched: set[Digest] = set()
         self._slots = asyncio.Semaphore(PARALLEL)
 
     def held(self, payload: Digest, number: Round, experts: bytes = b"") -> bool:
-        """Whether the payload can be folded now, as what a contribution says that it is."""
-        wanted = Wanted(payload, number, experts)
-        return self._is_here(wanted) and wanted not in self._wanted and wanted not in self._void
+        """Whether the payload can be folded now, in this round, as what covers these experts."""
+        return self._blobs.has_blob(payload) and self._key(payload, number, experts) in self._sound
+
+    def trust(self, payload: Digest, number: Round, experts: bytes = b"") -> None:
+        """Our own worker made it for this round: it needs no look."""
+        self._sound.add(self._key(payload, number, experts))
 
     def want(
         self, group: asyncio.TaskGroup, payload: Digest, author: PeerId, number: Round, experts: bytes = b""
     ) -> None:
         """Start getting a payload, unless that is under way or hopeless."""
         wanted = Wanted(payload, number, experts)
-        if wanted in self._wanted or wanted in self._void or self.held(payload, number, experts):
+        key = self._key(*wanted)
+        if key in self._void or self.held(*wanted):
             return
-        self._wanted.add(wanted)
-        group.create_task(self._get(wanted, author), name=f"payload {payload.hex()[:8]}")
+        is_new = key not in self._wanted
+        self._wanted[key] = max(number, self._wanted.get(key, number))
+        if is_new:
+            group.create_task(self._get(wanted, author), name=f"payload {payload.hex()[:8]}")
 
     def forget(self, final: Round) -> None:
         """Stop getting payloads of rounds up to `final`."""
-        self._wanted = {wanted for wanted in self._wanted if wanted.round > final}
-        self._void = {wanted for wanted in self._void if wanted.round > final}
+        for table in (self._wanted, self._void):
+            for key, number in list(table.items()):
+                if number <= final:
+                    del table[key]
+        self._sound = {key for key in self._sound if self._blobs.has_blob(key[0])}
+        self._fetched = {payload for payload in self._fetched if self._blobs.has_blob(payload)}
 
     async def mend(self, payload: Digest, author: PeerId, number: Round, experts: bytes = b"") -> None:
         """Return when a payload that was held is whole: what the disk lost or damaged is fetched again."""
@@ -103,7 +116,7 @@ class Payloads:
                 await self._load(wanted, author, attempt)
                 return
             except DecodeError:
-                self._drop(wanted)
+                self._drop(wanted.payload)
             except DiskFault as error:
                 self._on_disk(error)
             except (AtollError, TimeoutError) as error:
@@ -112,21 +125,23 @@ class Payloads:
             await asyncio.sleep(pause_s(attempt))
 
     async def _get(self, wanted: Wanted, author: PeerId) -> None:
-        attempt = 0
-        while wanted in self._wanted and not await self._attempt(wanted, author, attempt):
+        attempt, key = 0, self._key(*wanted)
+        while key in self._wanted and not await self._attempt(wanted, author, attempt):
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
     async def _attempt(self, wanted: Wanted, author: PeerId, attempt: int) -> bool:
         """One try. True when there is nothing left to do."""
+        key = self._key(*wanted)
         try:
             async with self._slots:
                 await self._load(wanted, author, attempt)
         except DecodeError as error:
-            if wanted in self._wanted:
-                self._wanted.remove(wanted)
-                self._void.add(wanted)
-            self._drop(wanted)
+            before = self._wanted.pop(key, None)
+            if before is not None:
+                self._void[key] = before
+            if wanted.payload in self._fetched and not any(wanted.payload == sound for sound, _ in self._sound):
+                self._drop(wanted.payload)  # else it is something else's too
             self._on_fault(author, error)
             return True
         except DiskFault as error:
@@ -135,9 +150,9 @@ class Payloads:
         except (AtollError, TimeoutError) as error:
             log.debug("payload %s: %s", wanted.payload.hex()[:8], error)
             return False
-        if wanted in self._wanted:
-            self._wanted.remove(wanted)
-            self._on_held(wanted)
+        self._sound.add(key)
+        if self._wanted.pop(key, None) is not None:
+            self._on_held(wanted.payload)
         return True
 
     async def _load(self, wanted: Wanted, author: PeerId, attempt: int) -> None:
@@ -145,21 +160,15 @@ class Payloads:
         async with asyncio.timeout(ATTEMPT_S):
             if not self._blobs.has_blob(blob):
                 await self._blobs.fetch_blob(blob, self._whom(author, attempt, size), size)
-            if not self._is_here(wanted):
-                raise DecodeError(f"a payload of another size than the {size} bytes of what it is said to cover")
+                self._fetched.add(blob)
             await self._verify(self._blobs.blob_path(blob), wanted.round, wanted.experts)
 
-    def _is_here(self, wanted: Wanted) -> bool:
-        """On disk, with the one legal size: whose size is another, that contribution never counts."""
-        size = self._payload_bytes(wanted.round, wanted.experts)
-        return self._blobs.has_blob(wanted.payload) and self._blobs.blob_size(wanted.payload) == size
+    def _key(self, payload: Digest, number: Round, experts: bytes) -> Key:
+        return payload, self._payload_bytes(number, experts)
 
-    def _drop(self, wanted: Wanted) -> None:
-        """Delete what does not decode; bytes of another size may be what another contribution says they are."""
-        if not self._is_here(wanted):
-            return
+    def _drop(self, payload: Digest) -> None:
         try:
-            self._blobs.delete_blob(wanted.payload)
+            self._blobs.delete_blob(payload)
         except DiskFault as error:
             self._on_disk(error)
 

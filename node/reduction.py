@@ -12,7 +12,7 @@ from atoll.node.reduce.arithmetic import Arithmetic
 def encode(values_C4096: Tensor, k: int) -> bytes:
     """Payload of finite float32 values, by the compiled encoder. The values are used up."""
     nowhere = torch.zeros_like(values_C4096)
-    return encode_residual(values_C4096, nowhere, nowhere, 1.0, k)
+    return encode_residual(values_C4096, nowhere, nowhere, 1.0, k, codec="sparse2")
 
 
 PLAIN = Arithmetic(sparse2.encode, sparse2.decode, sums, divisor, round_half_away, outer_step)

@@ -58,7 +58,9 @@ class TrialMember:
 
     def payload(self, delta_C4096: Tensor) -> bytes:
         """What the member sends of a pseudo-gradient."""
-        return encode_residual(self._residual, self._nowhere, -delta_C4096, self._beta, self._rules.k)
+        return encode_residual(
+            self._residual, self._nowhere, -delta_C4096, self._beta, self._rules.k, codec="sparse2"
+        )
 
     def take_back(self, rest: Kept) -> None:
         """What the member's reducer keeps no longer."""

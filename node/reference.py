@@ -1,7 +1,8 @@
-"""Run one reference arm in a process of its own: `python -m atoll.node.reference ARM RUN MEMBERS ROUNDS OUT`.
+"""Run one reference arm in a process: `python -m atoll.node.reference ARM RUN BLOBS MEMBERS ROUNDS OUT`.
 
 Arms: `adamw` (data-parallel at equal tokens), `diloco` (dense, Nesterov), `average` (dense, plain mean), and
-`unigram` (byte entropy of the validation text). Writes JSON, whole or not at all.
+`unigram` (byte entropy of the validation text). BLOBS is a folder with the files that travel with the run.
+Writes JSON, whole or not at all.
 """
 
 import json
@@ -15,21 +16,24 @@ import torch
 from atoll.node.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
 from atoll.node.data import corpus
 from atoll.node.data.cache import default_cache
-from atoll.node.data.dataset import open_data
+from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.p2p.files import write_whole
 from atoll.protocols.errors import AtollError
 from atoll.protocols.run import open_run
 
 
-def arm(name: str, run_file: Path, members: int, rounds: int) -> dict[str, Any]:
+def arm(name: str, run_file: Path, blobs: Path, members: int, rounds: int) -> dict[str, Any]:
     """The curve of one arm. Raises ConfigError."""
     torch.set_num_threads(1)
     spec = open_run(run_file.read_bytes())
     if name == "unigram":
         text = corpus.load(spec.data.source, "", default_cache())
         return {"arm": name, "unigram_bpb": corpus.unigram_bits_per_byte(text.val)}
-    data = open_data(spec.data, spec.model.context, "", default_cache())
-    task = Task(spec, data, members, rounds)
+    tokenizer = spec.data.tokenizer_blob
+    given = GivenTokenizer(blobs / f"{tokenizer.hex()}.blob", spec.model.vocab) if tokenizer else None
+    data = open_data(spec.data, spec.model.context, "", default_cache(), given)
+    start = blobs / f"{spec.start.weights.hex()}.blob" if spec.start else None
+    task = Task(spec, data, members, rounds, start=start)
     if name == "adamw":
         points = list(data_parallel(task))
     else:
@@ -39,9 +43,9 @@ def arm(name: str, run_file: Path, members: int, rounds: int) -> dict[str, Any]:
 
 def main() -> int:
     """Write the result; one line on stderr and exit 1 when it cannot be made."""
-    name, run_file, members, rounds, out = sys.argv[1:6]
+    name, run_file, blobs, members, rounds, out = sys.argv[1:7]
     try:
-        found = arm(name, Path(run_file), int(members), int(rounds))
+        found = arm(name, Path(run_file), Path(blobs), int(members), int(rounds))
         write_whole(Path(out), json.dumps(found).encode())
     except AtollError as error:
         sys.stderr.write(f"error: {error.line()}\n")

@@ -164,13 +164,10 @@ def _wanted(state: RoundState, newest: int) -> list[Action]:
 
 
 def _held(state: RoundState, event: PayloadHeld) -> RoundState:
-    what = (event.payload, event.experts)
-    books = dict(state.books)
-    for number, book in state.books.items():
-        news = {entry: replace(k, held=True) for entry, k in book.items() if (k.payload, k.experts) == what}
-        if news:
-            books[number] = {**book, **news}
-    return replace(state, books=books)
+    book, what = state.books.get(event.round, {}), (event.payload, event.experts)
+    fresh = {entry: k for entry, k in book.items() if (k.payload, k.experts) == what and not k.held}
+    news = {entry: replace(k, held=True) for entry, k in fresh.items()}
+    return replace(state, books={**state.books, event.round: {**book, **news}}) if news else state
 
 
 def _trained(state: RoundState, event: Trained) -> Out:

@@ -56,9 +56,10 @@ class ContributionSeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A fetched payload is on disk and decodes (worker's Verified) as what covers these experts."""
+    """A payload is on disk and decodes as one of this round that covers these experts (worker's Verified)."""
 
     payload: Digest
+    round: Round
     now: float
     experts: bytes = b""
 

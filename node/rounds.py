@@ -64,9 +64,8 @@ class Rounds:
         train_s = time.monotonic() - began - overlap.held_s
         with self._spent.within("encode"):
             payload = self._sending.encode(ask.round, self._learner.weights)
-        encode_s = time.monotonic() - began - overlap.held_s - train_s
         done = self._pending(ask.round, base, losses, payload)
-        return w.Trained(done, len(payload), train_s, encode_s, overlap.steps, overlap.held_s), payload
+        return w.Trained(done, len(payload), train_s, overlap.steps, overlap.held_s), payload
 
     def _begin(self, ask: w.Train) -> Overlap:
         """Bring the local weights to where the round begins, in a module that trains what is asked for."""

@@ -17,7 +17,7 @@ from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.coverage import Cover, Span, cover_of, size_of, slabs
-from atoll.protocols.errors import Divergence
+from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.run import RunSpec
 
@@ -46,7 +46,7 @@ class Sending:
         """
         cover = cover_of(self._spec, number, weights.experts)
         if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
-            raise Divergence("the local weights hold NaN or infinity")
+            raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
         layout = self._codec.layout(size_of(cover))
         payload = encoding.blank_payload(layout)
 
@@ -71,10 +71,13 @@ class Sending:
         self.pending = (*self.pending, pending)
 
     def missed(self, number: int, included: set[Digest]) -> list[tuple[Cover, bytes]]:
-        """(cover, payload) of ours up to round `number` that missed their final sets. Raises DiskFault."""
+        """(cover, payload) of ours up to round `number` that missed their final sets. Raises DiskFault.
+
+        What the disk damaged is left out: its values are not known any more.
+        """
         missed = [p for p in self.pending if p.round <= number and p.payload not in included]
         with disk(self._spool):
-            found = [(p, Path(p.path).read_bytes()) for p in missed if Path(p.path).exists()]
+            found = [(p, Path(p.path).read_bytes()) for p in missed if _is_whole(p)]
         return [(cover_of(self._spec, p.round, p.experts), payload) for p, payload in found]
 
     def settle(self, number: int, missed: list[tuple[Cover, bytes]]) -> None:

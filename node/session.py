@@ -25,7 +25,7 @@ from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.covering import Rows, rows_of
 from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
-from atoll.node.data.dataset import open_data
+from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
 from atoll.node.learner import Learner, experts_among
 from atoll.node.local_weights import all_finite, carries, check_saved
@@ -40,11 +40,12 @@ from atoll.node.spent import Ledger
 from atoll.node.warm import warm
 from atoll.protocols import codec
 from atoll.protocols import worker as w
-from atoll.protocols.arena import arena_of
+from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.coverage import cover_of, size_of
-from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, LocalFault, Superseded
 from atoll.protocols.ids import Round
 from atoll.protocols.run import RunSpec
+from atoll.protocols.worker import NOTHING_YET
 
 SAVE_SHARE = 0.01
 """Of the time, at most, goes into saving between two trained rounds."""
@@ -80,11 +81,12 @@ class Session:
         self._arena = arena_of(spec.model)
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
         warm(self._codec)
-        self._data = open_data(spec.data, spec.model.context, start.data, default_cache())
+        given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
+        self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
         self._learner = Learner(spec, start.device, start.frozen, start.frozen_on_host)
-        theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         covers = partial(cover_of, spec)
-        self._fold = Fold(bridge.gather(theta, self._arena), self._arena, self._load, self._update, covers)
+        theta, number = _first_state(spec)
+        self._fold = Fold(theta, self._arena, self._load, self._update, covers, number)
         self._sending = Sending(spec, self._home / "spool", threads)
         self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent)
         self._is_training = False
@@ -105,6 +107,8 @@ class Session:
 
     def answer(self, ask: w.Ask) -> w.Answer:
         """Do everything but training. Raises AtollError."""
+        if not isinstance(ask, w.Verify | w.Adopt):
+            self._check_begun()
         match ask:
             case w.Verify(path, number, experts):
                 self._codec.check(self._map(path), size_of(cover_of(self._spec, number, experts)))
@@ -133,6 +137,7 @@ class Session:
 
         None means that nothing can be done before another ask was answered.
         """
+        self._check_begun()
         if self._unsaved is not None:
             trained = self._save_trained()
             if trained.pending.round == ask.round:
@@ -163,10 +168,9 @@ class Session:
     # --- the fold -------------------------------------------------------------------------------
 
     def _fold_round(self, number: Round, members: tuple[w.Member, ...]) -> w.Folded:
-        began = time.monotonic()
         if number > self._fold.final_round:  # a Finalize may have overtaken this request
             self._fold.set_round(number, self._parts(number, members))
-        return w.Folded(number, self._fold.view_digest(), time.monotonic() - began)
+        return w.Folded(number, self._fold.view_digest())
 
     def _finalize(self, number: Round, members: tuple[w.Member, ...]) -> w.Finalized:
         if number != self._fold.final_round:  # else: it was done, but could not be saved
@@ -202,7 +206,7 @@ class Session:
         began = time.monotonic()
         with self._learner.weights.lent_to(self._fold.view_C4096):
             val_WT1 = self._data.validation(VAL_WINDOWS)
-            found = evaluate(self._learner.module, loss_of, val_WT1, self._data.bytes_of(val_WT1))
+            found = evaluate(self._learner.module, loss_of, val_WT1, self._data.validation_bytes(VAL_WINDOWS))
         return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
 
     def _parts(self, number: Round, members: tuple[w.Member, ...]) -> list[Part]:
@@ -264,7 +268,7 @@ class Session:
             return
         for line in found.report:
             print(line, flush=True)  # noqa: T201 - stdout is the worker's log
-        if found.body.final >= 0:
+        if found.body.final > self._fold.final_round:
             self._fold.adopt(found.tensors["final"], found.body.final)
         self._sending.load(found.tensors["residual"], found.body.pending)
         self._rounds.steps_taken = found.body.steps
@@ -287,3 +291,16 @@ class Session:
             raise CorruptFault("the saved error feedback holds NaN or infinity")
         if self._learner.weights.tensors().keys() & tensors.keys():
             check_saved(tensors, self._spec)
+
+    def _check_begun(self) -> None:
+        if self._fold.final_round == NOTHING_YET:
+            raise LocalFault("this node does not have the start weights of the run yet")
+
+
+def _first_state(spec: RunSpec) -> tuple[Tensor, int]:
+    """Θ₀ and its round; zeros that nobody may use where it is given by a file, which comes as a snapshot."""
+    arena = arena_of(spec.model)
+    if spec.start:
+        return torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), NOTHING_YET
+    theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
+    return bridge.gather(theta, arena), -1

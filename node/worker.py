@@ -5,6 +5,7 @@ log). While a round is trained, requests are served between two inner steps; a r
 goes on after the request that brings it. The process ends when the daemon's end of the pipe does.
 """
 
+import faulthandler
 import os
 import sys
 import time
@@ -147,7 +148,8 @@ def failed(error: Exception) -> Failed:
 
 
 def main() -> None:
-    """Take over stdin and stdout, then serve."""
+    """Take over stdin and stdout, then serve. A crash in machine code leaves its last words in the log."""
+    faulthandler.enable()
     replies = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr

@@ -83,4 +83,11 @@ class Unreachable(AtollError):
 
 
 class Divergence(AtollError):
-    """The fold left its legal range, or two digests that must be equal are not."""
+    """The fold left its legal range, training gave NaN, or two digests that must be equal are not."""
+
+
+TRAIN_AGAIN = (
+    "start again: it goes on from the last saved round; if this comes again, the run needs a lower inner.lr"
+)
+MODEL_LOST = "all members see the same: train a new run, with a lower inner.lr or outer.alpha_256"
+"""Hints of Divergence: of one member's training, and of the model that all share."""

@@ -1,7 +1,7 @@
 """What a run trains: the decoder's dimensions and the atoms (named parameter tensors) they give.
 
-Atoms carry the names that Hugging Face checkpoints of Llama, Qwen3 and Qwen3-MoE have on disk: one tensor per
-expert and projection, however a node stacks them in memory. Shapes follow `nn.Linear`: `[out, in]`.
+Atoms carry the names that Hugging Face checkpoints of Llama, Qwen3, Qwen3-MoE and OLMoE have on disk: one tensor
+per expert and projection, however a node stacks them in memory. Shapes follow `nn.Linear`: `[out, in]`.
 """
 
 import math
@@ -83,6 +83,10 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     norm_eps: float
     qk_norm: bool = False
     """RMSNorm of each head's query and key before the rotation (Qwen3)."""
+    qk_norm_across: bool = False
+    """That norm is one over all heads together instead (OLMoE). Needs `qk_norm`."""
+    head_size: int | None = None
+    """Width of one attention head; None: `dim / heads`."""
     experts: ExpertsSpec | None = None
 
     def check(self) -> None:
@@ -91,16 +95,25 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             _within(f"model.{name}", getattr(self, name), 1, 1 << 22)
         if self.layers > 1024 or self.heads > 1024:
             raise ConfigError("model: more than 1024 layers or heads")
-        if self.dim % self.heads or (self.dim // self.heads) % 2:
-            raise ConfigError("model.dim must be heads × an even head size")
-        if self.heads % self.kv_heads:
-            raise ConfigError("model.heads must be a multiple of model.kv_heads")
+        self._check_heads()
         if not (math.isfinite(self.rope_theta) and self.rope_theta > 1 and 0 < self.norm_eps < 1):
             raise ConfigError("model.rope_theta must be finite and above 1, model.norm_eps within 0 … 1")
         if self.experts is not None:
             self._check_experts(self.experts)
         if self.parameters > MAX_PARAMETERS:
             raise ConfigError(f"model has {self.parameters} parameters; at most {MAX_PARAMETERS} are legal")
+
+    def _check_heads(self) -> None:
+        if self.head_size is None and (self.dim % self.heads or self.head_dim % 2):
+            raise ConfigError("model.dim must be heads × an even head size")
+        if self.head_size is not None:
+            _within("model.head_size", self.head_size, 2, 1 << 14)
+        if self.head_dim % 2 or self.head_size == self.dim / self.heads:
+            raise ConfigError("model.head_size must be even, and absent where it is dim / heads")
+        if self.heads % self.kv_heads:
+            raise ConfigError("model.heads must be a multiple of model.kv_heads")
+        if self.qk_norm_across and not self.qk_norm:
+            raise ConfigError("model.qk_norm_across needs model.qk_norm")
 
     def _check_experts(self, experts: ExpertsSpec) -> None:
         experts.check()
@@ -114,13 +127,19 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        return self.dim // self.heads
+        return self.head_size or self.dim // self.heads
+
+    @property
+    def qk_widths(self) -> tuple[int, int]:
+        """Values of the norms of queries and of keys."""
+        across = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return across if self.qk_norm_across else (self.head_dim, self.head_dim)
 
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        attention = 2 * self.dim * self.dim + 2 * self.dim * self.kv_heads * self.head_dim
-        attention += 2 * self.head_dim if self.qk_norm else 0
+        attention = 2 * self.dim * (self.heads + self.kv_heads) * self.head_dim
+        attention += sum(self.qk_widths) if self.qk_norm else 0
         heads = 1 if self.tied else 2
         return heads * self.vocab * self.dim + self.layers * (attention + self._mlp + 2 * self.dim) + self.dim
 
@@ -164,15 +183,17 @@ def expert_of(name: str) -> int | None:
 
 
 def _attention(at: str, model: ModelSpec) -> list[Atom]:
-    wide, narrow = model.dim, model.kv_heads * model.head_dim
+    dim, wide, narrow = model.dim, model.heads * model.head_dim, model.kv_heads * model.head_dim
     found = [
-        Atom(at + "q_proj.weight", (wide, wide)),
-        Atom(at + "k_proj.weight", (narrow, wide)),
-        Atom(at + "v_proj.weight", (narrow, wide)),
-        Atom(at + "o_proj.weight", (wide, wide)),
+        Atom(at + "q_proj.weight", (wide, dim)),
+        Atom(at + "k_proj.weight", (narrow, dim)),
+        Atom(at + "v_proj.weight", (narrow, dim)),
+        Atom(at + "o_proj.weight", (dim, wide)),
     ]
     if model.qk_norm:
-        found += [Atom(at + f"{kind}_norm.weight", (model.head_dim,)) for kind in "qk"]
+        found += [
+            Atom(at + f"{kind}_norm.weight", (width,)) for kind, width in zip("qk", model.qk_widths, strict=True)
+        ]
     return found
 
 

@@ -9,23 +9,36 @@ from atoll.protocols import codec
 from atoll.protocols.admission import AdmissionSpec
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import PeerId, RunId, digest, public_key_of
+from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId, digest, public_key_of
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.payload import check_codec
 
 SPEC_VERSION = 2
 _DOMAIN = "run/1"
 _MAX_ROUNDS = 1 << 24
+TOKENIZER_MAX_BYTES = 32 << 20
+"""Of a tokenizer given as a file. Those of published models have up to 20 MB."""
 
 
-class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What is read: `builtin:shakespeare`, `synthetic:markov`, `file:NAME` (each node has its own path)."""
 
     source: str
     tokenizer: str
-    """`bytes` (256 tokens) or `bpe8k` (8192 tokens)."""
+    """`bytes` (256 tokens), `bpe8k` (8192 tokens) or `file`: the blob `tokenizer_blob`, a `tokenizer.json`."""
     digest: bytes
     """BLAKE3 of the source's text, so that all members read the same; empty where it is not checked."""
+    tokenizer_blob: bytes = b""
+    """Blob id of the tokenizer `file`, which travels with the run; empty for the others."""
+
+
+class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Θ₀ is given, not drawn from the seed: a snapshot file of round −1, which travels with the run."""
+
+    weights: bytes
+    """Blob id of that file. Its size follows from the model."""
+    state: bytes
+    """State digest of Θ₀."""
 
 
 class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,6 +132,14 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     compress: CompressSpec
     pace: PaceSpec
     admission: AdmissionSpec = AdmissionSpec()
+    start: StartSpec | msgspec.UnsetType = msgspec.UNSET
+    """Unset: Θ₀ is drawn from the seed (node/model/genesis.py)."""
+
+    @property
+    def given(self) -> tuple[Digest, ...]:
+        """Blobs that travel with the run."""
+        found = (self.start.weights if self.start else b"", self.data.tokenizer_blob)
+        return tuple(Digest(blob) for blob in found if blob)
 
     @property
     def id(self) -> RunId:
@@ -209,14 +230,22 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 def _check_names(spec: RunSpec) -> None:
     if not (1 <= len(spec.name) <= 64 and spec.name.isprintable()):
         raise ConfigError("name must have 1 to 64 printable characters")
-    if spec.data.tokenizer not in ("bytes", "bpe8k"):
-        raise ConfigError(f"data.tokenizer {spec.data.tokenizer!r} is not one of bytes, bpe8k")
+    _check_given(spec)
     if not (1 <= len(spec.data.source) <= 1024 and spec.data.source.isprintable()):
         raise ConfigError("data.source must have 1 to 1024 printable characters")
     if len(spec.data.digest) not in (0, 32):
         raise ConfigError("data.digest must have 0 or 32 bytes")
     check_codec(spec.compress.codec, spec.compress.k)
     _within("seed", spec.seed, 0, 2**63 - 1)
+
+
+def _check_given(spec: RunSpec) -> None:
+    if spec.data.tokenizer not in ("bytes", "bpe8k", "file"):
+        raise ConfigError(f"data.tokenizer {spec.data.tokenizer!r} is not one of bytes, bpe8k, file")
+    if len(spec.data.tokenizer_blob) != (DIGEST_BYTES if spec.data.tokenizer == "file" else 0):
+        raise ConfigError("data.tokenizer_blob must have 32 bytes with the tokenizer `file`, none with others")
+    if spec.start and not len(spec.start.weights) == len(spec.start.state) == DIGEST_BYTES:
+        raise ConfigError("start.weights and start.state must have 32 bytes")
 
 
 def _check_inner(inner: InnerSpec) -> None:

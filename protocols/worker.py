@@ -26,6 +26,8 @@ import msgspec
 from atoll.protocols.ids import Digest, PeerId, Round
 
 FRAME_MAX_BYTES = 4 * 1024 * 1024
+NOTHING_YET = -2
+"""In the place of a round: Θ₀ is given by the run and is not here. Round −1 is Θ₀."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +58,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """How experts are stored that are not trained here: `float32`, `bfloat16`, `int8`."""
     frozen_on_host: bool = False
     """They stay in the host's memory."""
+    tokenizer: str = ""
+    """Path of the run's `tokenizer.json`; empty where it has none."""
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
@@ -156,7 +160,10 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """What the worker found on disk. `final` = -1: genesis."""
+    """What the worker found on disk. `final` = -1: genesis; NOTHING_YET: no weights.
+
+    Then it does nothing but Verify until it is given Θ₀, or a later state, to Adopt.
+    """
 
     final: int
     state: Digest
@@ -185,7 +192,6 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     payload_bytes: int
     train_s: float
     """Without `held_s`."""
-    encode_s: float
     overlapped: int = 0
     """Steps that were taken before the fold of `after` was in the local weights."""
     held_s: float = 0.0
@@ -201,7 +207,6 @@ class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded"):
 
     round: Round
     state: Digest
-    fold_s: float
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):

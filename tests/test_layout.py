@@ -30,6 +30,7 @@ RIVALS = {"cli/benches/wan_hivemind.py"}
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
+    ("cli/new_run.py", "write_run"): "torch takes a second: only where weights are read",
     ("p2p/dnsaddr.py", "system_lookup"): "dnspython loads QUIC and trio",
     ("p2p/transports/pylibp2p.py", "_adopt"): "trio and libp2p take half a second and 80 MB",
     ("p2p/transports/pylibp2p.py", "_run_engine"): "trio and libp2p take half a second and 80 MB",
@@ -38,6 +39,7 @@ LAZY_IMPORTS = {
 }
 SWALLOWING_HANDLERS = {
     ("node/control.py", "_answers"): "a bug in a report must not end the training",
+    ("node/data/given.py", "_carry"): "the list carries the error to who waits for the thread",
     ("node/doctor.py", "guarded"): "a bug in one check must not hide the others",
     ("p2p/calls_answers.py", "_answer"): "a bug in one handler must not end the node",
     ("p2p/dht_child.py", "_join_often"): "hivemind raises anything; the child tries again",

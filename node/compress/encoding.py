@@ -18,7 +18,7 @@ from atoll.node.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norm
 from atoll.node.compress.selecting import choose, scratch_for
 from atoll.node.kernels.compiled import compiled, inlined
 from atoll.protocols.arena import CHUNK
-from atoll.protocols.errors import Divergence
+from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.payload import LOW_LEVEL, VALUE_BITS, Layout
 
 Bytes = npt.NDArray[np.uint8]
@@ -59,12 +59,12 @@ def encode_rows(
     """
     arrays = (anchor_N4096.numpy(), local_N4096.numpy(), residual_N4096.numpy())
     if not _run(layout, arrays, np.float32(beta), at, np.frombuffer(payload, np.uint8)):
-        raise Divergence("the error feedback holds NaN or infinity")
+        raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
 
 
 def encode_residual(
     residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *,
-    codec: str = "sparse2", threads: int = 1,
+    codec: str, threads: int = 1,
 ) -> bytes:  # fmt: skip
     """Payload of β·e + (anchor − local) of whole arrays, as `encode_rows`. One range of chunks for each thread.
 

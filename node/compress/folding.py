@@ -18,7 +18,7 @@ from atoll.node.compress.covering import Rows, size_covered
 from atoll.node.compress.encoding import each_range, ranges_of
 from atoll.node.compress.reading import SPARE
 from atoll.protocols.arena import CHUNK
-from atoll.protocols.errors import DecodeError, Divergence
+from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.payload import Layout, check_frame
 from atoll.protocols.records import MAX_SET, MAX_WEIGHT
 
@@ -52,14 +52,14 @@ class Step(NamedTuple):
     floor_256: int
 
 
-def check(payload: bytes | memoryview, chunks: int, k: int, *, codec: str = "sparse2") -> None:
+def check(payload: bytes | memoryview, chunks: int, k: int, *, codec: str) -> None:
     """Raise DecodeError unless these bytes are a legal payload."""
     _run([(1, payload)], Layout(codec, chunks, k), Step(0, 0), 1, (_nothing(), _nothing(), _nothing()))
 
 
 def update_of(
     members: Sequence[Member], chunks: int, k: int, step: Step, *,
-    codec: str = "sparse2", threads: int = 1,
+    codec: str, threads: int = 1,
 ) -> Tensor:  # fmt: skip
     """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of (weight, payload) of one round's set, each given once.
 
@@ -77,7 +77,7 @@ def fold_into(
     step: Step,
     out_C4096: Tensor,
     *,
-    codec: str = "sparse2",
+    codec: str,
     threads: int = 1,
 ) -> None:
     """θ + U into `out_C4096`, in the same pass and without storing U; both int32. Padding is left to the caller.
@@ -87,7 +87,7 @@ def fold_into(
     _run(members, Layout(codec, len(theta_C4096), k), step, threads, (_nothing(), theta_C4096, out_C4096))
 
 
-def give_back(residual_C4096: Tensor, payload: bytes | memoryview, k: int, *, codec: str = "sparse2") -> None:
+def give_back(residual_C4096: Tensor, payload: bytes | memoryview, k: int, *, codec: str) -> None:
     """Add what a payload said to `residual_C4096` (float32). Raises DecodeError, with the residual as it was."""
     layout = Layout(codec, len(residual_C4096), k)
     check(payload, layout.chunks, k, codec=codec)
@@ -153,6 +153,6 @@ def _maps(rows: Sequence[Rows | None], chunks: int) -> tuple[npt.NDArray[np.int3
 def _raise(faults: list[int]) -> None:
     worst = max(faults, default=0)
     if worst in (sparse_fold.LEFT_RANGE, dense.LEFT_RANGE):
-        raise Divergence("a weight left its range of -128 … 128")
+        raise Divergence("a weight left its range of -128 … 128", hint=MODEL_LOST)
     if worst:
         raise DecodeError(f"payload: {dense.FAULTS.get(worst) or sparse_fold.FAULTS[worst]}")

@@ -56,7 +56,7 @@ class Work:
 
     def encode(self) -> bytes:
         """Ours."""
-        return encode_residual(self.residual, self.base_float, self.local, BETA, K)
+        return encode_residual(self.residual, self.base_float, self.local, BETA, K, codec="sparse2")
 
     def encode_published(self) -> list[published.Sent]:
         """Theirs, tensor by tensor."""
@@ -67,7 +67,9 @@ class Work:
 
     def fold(self) -> None:
         """Ours: payloads -> θ + U; every rule of the wire and the range of every weight is checked."""
-        fold_into(self.base, [(64, payload) for payload in self.payloads], K, Step(256, 64), self.view)
+        fold_into(
+            self.base, [(64, payload) for payload in self.payloads], K, Step(256, 64), self.view, codec="sparse2"
+        )
 
     def fold_published(self) -> None:
         """Theirs: payloads -> θ, checked as they do."""
@@ -161,7 +163,7 @@ def sent_errors(values_C4096: Tensor, tensors: Sequence[slice], k: int) -> tuple
     Both are given the same values: those that our encoder chose, of all chunks that say something.
     """
     nothing, left = torch.zeros_like(values_C4096), values_C4096.clone()
-    encode_residual(left, nothing, nothing, 1.0, k)
+    encode_residual(left, nothing, nothing, 1.0, k, codec="sparse2")
     sent = left != values_C4096
     theirs = 0.0
     for rows in tensors:

@@ -1,4 +1,4 @@
-"""Tokenizers: `bytes` (256 tokens, no file) and `bpe8k` (8192 tokens, trained from the run's own text).
+"""Tokenizers: `bytes` (256 tokens), `bpe8k` (8192 tokens, trained from the run's own text), `file` (given.py).
 
 The BPE is trained on every member. Its bytes are part of the run's data digest, so that a member whose
 library trains another one is told so before it sends anything.
@@ -28,12 +28,12 @@ class Tokens(Protocol):
         """Token ids of a text."""
         ...
 
-    def decode(self, tokens: NDArray[np.int32]) -> bytes:
-        """Text of token ids."""
+    def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Token ids, and the bytes of the text that each stands for: from loss per token to bits per byte."""
         ...
 
-    def widths(self) -> NDArray[np.int32]:
-        """Bytes of each token `[vocab]`: from loss per token to bits per byte."""
+    def decode(self, tokens: NDArray[np.int32]) -> bytes:
+        """Text of token ids."""
         ...
 
 
@@ -47,43 +47,44 @@ class Bytes:
         """One id per byte."""
         return np.frombuffer(text, np.uint8).astype(np.int32)
 
+    def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """All sizes are 1."""
+        return self.encode(text), np.ones(len(text), np.int32)
+
     def decode(self, tokens: NDArray[np.int32]) -> bytes:
         """One byte per id."""
         return tokens.astype(np.uint8).tobytes()
 
-    def widths(self) -> NDArray[np.int32]:
-        """All 1."""
-        return np.ones(self.vocab, np.int32)
 
+class Subwords:
+    """Whatever the `tokenizers` library runs. Special tokens are never added."""
 
-class Bpe:
-    """Byte-level BPE: lossless for UTF-8 text, no unknown token."""
-
-    vocab = BPE_VOCAB
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab: int, identity: bytes) -> None:
         self._tokenizer = tokenizer
-        self.identity = tokenizer.to_str().encode()
+        self.vocab = vocab
+        self.identity = identity
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
         """Token ids. Broken UTF-8 becomes the replacement character."""
         blocks = _blocks(text.decode("utf-8", "replace"), _BLOCK_BYTES)
         found = self._tokenizer.encode_batch_fast(blocks, add_special_tokens=False)
-        return np.concatenate([np.array(one.ids, np.int32) for one in found] or [np.empty(0, np.int32)])
+        return _joined([np.array(one.ids, np.int32) for one in found])
+
+    def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Each byte counts once, for the first token that reaches it: what a tokenizer drops, or writes as more
+        than one token, makes no difference to their sum.
+        """
+        blocks = _blocks(text.decode("utf-8", "replace"), _BLOCK_BYTES)
+        found = self._tokenizer.encode_batch(blocks, add_special_tokens=False)
+        sizes = [_sizes(block, one.offsets) for block, one in zip(blocks, found, strict=True)]
+        return _joined([np.array(one.ids, np.int32) for one in found]), _joined(sizes)
 
     def decode(self, tokens: NDArray[np.int32]) -> bytes:
         """The text; bytes that are not UTF-8 come back as the replacement character."""
         return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False)).encode()
 
-    def widths(self) -> NDArray[np.int32]:
-        """In the byte-level alphabet every character of a token stands for one byte."""
-        out = np.ones(self.vocab, np.int32)
-        for token, number in self._tokenizer.get_vocab().items():
-            out[number] = len(token)
-        return out
 
-
-def train_bpe(text: bytes) -> Bpe:
+def train_bpe(text: bytes) -> Subwords:
     """The 8k BPE of a text's first 16 MiB: ties are broken by token id, so one text gives one tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -96,16 +97,30 @@ def train_bpe(text: bytes) -> Bpe:
     )
     sample = text[:_TRAIN_MAX_BYTES].decode("utf-8", "replace")
     tokenizer.train_from_iterator(_blocks(sample, _BLOCK_BYTES), trainer)
-    return Bpe(tokenizer)
+    return Subwords(tokenizer, BPE_VOCAB, tokenizer.to_str().encode())
 
 
 def tokenizer_for(name: str, train_text: bytes) -> Tokens:
-    """The tokenizer of DataSpec.tokenizer. Raises ConfigError for a name that is none."""
+    """The tokenizer of DataSpec.tokenizer, unless that is `file`. Raises ConfigError for a name that is none."""
     if name == "bytes":
         return Bytes()
     if name == "bpe8k":
         return train_bpe(train_text)
     raise ConfigError(f"unknown tokenizer {name!r}", hint="use bytes or bpe8k")
+
+
+def _joined(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+    return np.concatenate(parts or [np.empty(0, np.int32)])
+
+
+def _sizes(block: str, offsets: list[tuple[int, int]]) -> NDArray[np.int32]:
+    """Bytes of each token from where it begins and ends, in characters; the last one takes what is left."""
+    widths = [len(letter.encode()) for letter in block] if not block.isascii() else [1] * len(block)
+    until = np.concatenate([[0], np.cumsum(widths)])
+    ends = np.maximum.accumulate(np.array([end for _, end in offsets], np.int64))
+    if len(ends):
+        ends[-1] = len(block)
+    return np.diff(until[ends], prepend=0).astype(np.int32)
 
 
 def _blocks(text: str, size: int) -> list[str]:

@@ -1,7 +1,8 @@
 """`config.json` of a Hugging Face checkpoint, made from a ModelSpec and read back into one.
 
-Dense models are Llama, with `qk_norm` Qwen3; mixtures are Qwen3-MoE. Reading is strict: every key is one that we
-understand, or one that changes nothing, or the checkpoint is refused with the key's name.
+Dense models are Llama, with `qk_norm` Qwen3; mixtures are Qwen3-MoE, with `qk_norm_across` OLMoE. Reading is
+strict: every key is one that we understand, or one that changes nothing, or the checkpoint is refused with the
+key's name.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +11,12 @@ from typing import Any
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.model import ExpertsSpec, ModelSpec
 
-CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+}
 """`model_type` -> class in transformers."""
 _SIZES = {
     "dim": "hidden_size",
@@ -27,6 +33,7 @@ _IDLE = {
 """Keys that change no logits. `sliding_window` is idle because `use_sliding_window` must be false."""
 _ONLY: dict[str, Callable[[Any], bool]] = {
     "attention_bias": lambda value: value is False,
+    "clip_qkv": lambda value: value is None,
     "decoder_sparse_step": lambda value: value == 1,
     "hidden_act": lambda value: value == "silu",
     "layer_types": lambda value: value is None or set(value) == {"full_attention"},
@@ -44,6 +51,9 @@ _READ = {
 }  # fmt: skip
 
 
+_WIDTH_OF_EXPERT = {"qwen3_moe": "moe_intermediate_size", "olmoe": "intermediate_size"}
+
+
 def config_of(model: ModelSpec) -> dict[str, Any]:
     """The config of a model. Raises ConfigError for one that has no class in transformers."""
     kind = _kind(model)
@@ -51,7 +61,7 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
         "architectures": [CLASSES[kind]],
         "model_type": kind,
         **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
-        "intermediate_size": model.ffn,
+        "intermediate_size": model.experts.ffn if model.experts and kind == "olmoe" else model.ffn,
         "head_dim": model.head_dim,
         "max_position_embeddings": model.context,
         "rms_norm_eps": model.norm_eps,
@@ -70,8 +80,8 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
     return config | (_experts(model.experts) if model.experts else {"mlp_bias": False} if kind == "llama" else {})
 
 
-def model_of(config: Mapping[str, Any], context: int | None = None) -> ModelSpec:
-    """The model of a config, with `context` tokens a sequence (as many as it allows, if None).
+def model_of(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a config, with as many tokens a sequence as it allows.
 
     Raises ConfigError, with the key's name, for anything that our decoder does not compute.
     """
@@ -83,29 +93,36 @@ def model_of(config: Mapping[str, Any], context: int | None = None) -> ModelSpec
             raise ConfigError(f"config.json: {key} = {value!r} is not supported")
         if key not in _ONLY and key not in _IDLE and key not in _READ:
             raise ConfigError(f"config.json: key {key!r} is not supported")
-    return _built(config, str(kind), context)
+    return _built(config, str(kind))
 
 
-def _built(config: Mapping[str, Any], kind: str, context: int | None) -> ModelSpec:
+def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
     sizes = {ours: _whole(config, theirs) for ours, theirs in _SIZES.items()}
-    experts = _read_experts(config) if kind == "qwen3_moe" else None
-    longest = _whole(config, "max_position_embeddings")
+    experts = _read_experts(config, kind) if kind in _WIDTH_OF_EXPERT else None
     model = ModelSpec(
         **sizes,
         ffn=experts.per_token * experts.ffn if experts else _whole(config, "intermediate_size"),
-        context=longest if context is None else context,
+        context=_whole(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         rope_theta=_rope_theta(config),
         norm_eps=_real(config, "rms_norm_eps"),
         qk_norm=kind != "llama",
+        qk_norm_across=kind == "olmoe",
+        head_size=_head_size(config, sizes["dim"], sizes["heads"]),
         experts=experts,
     )
     model.check()
-    if model.context > longest:
-        raise ConfigError(f"a context of {model.context} is above the checkpoint's {longest}")
-    if config.get("head_dim") not in (None, model.head_dim):
-        raise ConfigError(f"config.json: head_dim {config['head_dim']!r} is not {model.dim} / {model.heads}")
+    if kind == "olmoe" and model.head_size is not None:
+        raise ConfigError(f"config.json: head_dim = {model.head_size} is not supported with model_type 'olmoe'")
     return model
+
+
+def _head_size(config: Mapping[str, Any], dim: int, heads: int) -> int | None:
+    """None where it is what `dim` and `heads` give."""
+    if config.get("head_dim") is None:
+        return None
+    size = _whole(config, "head_dim")
+    return None if size * heads == dim else size
 
 
 def _experts(experts: ExpertsSpec) -> dict[str, Any]:
@@ -124,25 +141,28 @@ def _experts(experts: ExpertsSpec) -> dict[str, Any]:
     }
 
 
-def _read_experts(config: Mapping[str, Any]) -> ExpertsSpec:
+def _read_experts(config: Mapping[str, Any], kind: str) -> ExpertsSpec:
     count = "num_experts" if "num_experts" in config else "num_local_experts"
     return ExpertsSpec(
         count=_whole(config, count),
         per_token=_whole(config, "num_experts_per_tok"),
-        ffn=_whole(config, "moe_intermediate_size"),
+        ffn=_whole(config, _WIDTH_OF_EXPERT[kind]),
         normalise=bool(config.get("norm_topk_prob", False)),
         load_balance=_real(config, "router_aux_loss_coef") if "router_aux_loss_coef" in config else 0.001,
     )
 
 
 def _kind(model: ModelSpec) -> str:
+    none = "has no class in transformers that we write"
+    if model.qk_norm_across and (model.experts is None or model.head_size is not None):
+        raise ConfigError(f"model.qk_norm_across without experts, or with model.head_size, {none}")
     if model.experts is None:
         return "qwen3" if model.qk_norm else "llama"
     if not model.qk_norm:
-        raise ConfigError("a mixture of experts without model.qk_norm has no class in transformers that we write")
+        raise ConfigError(f"a mixture of experts without model.qk_norm {none}")
     if model.experts.zero or model.experts.bias_rate:
         raise ConfigError("zero experts and a choice bias have no class in transformers that we write")
-    return "qwen3_moe"
+    return "olmoe" if model.qk_norm_across else "qwen3_moe"
 
 
 def _rope_theta(config: Mapping[str, Any]) -> float:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from atoll.node.export.config import config_of, model_of
-from atoll.node.export.tokenizer import check_tokenizer
 from atoll.node.export.weights import load_weights, read_json, save_text, save_weights
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.model import ModelSpec
@@ -50,13 +49,12 @@ def save_folder(
     return str(config["architectures"][0])
 
 
-def load_folder(folder: Path, context: int | None, tokenizer: str) -> Checkpoint:
-    """Model and weights of a folder, for runs of `context` tokens and with this tokenizer (its JSON).
+def load_folder(folder: Path) -> Checkpoint:
+    """Model (with the longest context that it allows) and weights of a folder.
 
     Raises ConfigError, Divergence: one line that says what does not fit.
     """
-    model = model_of(read_json(folder / CONFIG), context)
-    check_tokenizer(folder, tokenizer)
+    model = model_of(read_json(folder / CONFIG))
     return Checkpoint(model, load_weights(folder, model))
 
 

@@ -50,7 +50,10 @@ def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
     wanted = {atom.name: atom.shape for atom in atoms(model)}
     found: dict[str, Tensor] = {}
     for path in _files(folder):
-        found.update(_load(path, wanted, model.tied))
+        for name, value in _load(path, wanted, model.tied):
+            if name in found:
+                raise ConfigError(f"{path}: {name} is in another file too")
+            found[name] = value
     for name in wanted.keys() - found.keys():
         raise ConfigError(f"{folder}: the checkpoint lacks {name}")
     if model.tied and _HEAD in found and not torch.equal(found.pop(_HEAD), found[_EMBEDDING]):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.node.inner.schedule import learning_rate
-from atoll.protocols.errors import CorruptFault, Divergence
+from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
 from atoll.protocols.run import InnerSpec
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -66,7 +66,7 @@ class Inner:
         norm = nn.utils.clip_grad_norm_(self._named.values(), self._spec.clip)
         value, size = torch.stack([loss.detach(), norm]).tolist()
         if not np.isfinite(value + size):
-            raise Divergence(f"inner step {at}: loss {value}, gradient norm {size}", hint="lower inner.lr")
+            raise Divergence(f"inner step {at}: loss {value}, gradient norm {size}", hint=TRAIN_AGAIN)
         self._adam.step()
         self._after_step()
         return float(value)

@@ -1,4 +1,4 @@
-"""The decoder: a language model shaped like Llama, Qwen3 or Qwen3-MoE, small enough to read.
+"""The decoder: a language model shaped like Llama, Qwen3, Qwen3-MoE or OLMoE, small enough to read.
 
 RMSNorm, rotary positions, grouped-query attention, and SwiGLU or a mixture of experts. `named.named_atoms` are
 exactly `protocols.model.atoms(spec)`, so that a checkpoint is a Hugging Face one; a dense decoder's
@@ -63,29 +63,41 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        narrow = model.kv_heads * model.head_dim
-        self.q_proj = linear(model.dim, model.dim)
+        wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        self.q_proj = linear(model.dim, wide)
         self.k_proj = linear(model.dim, narrow)
         self.v_proj = linear(model.dim, narrow)
-        self.o_proj = linear(model.dim, model.dim)
-        self.q_norm = Norm(model.head_dim, model.norm_eps) if model.qk_norm else None
-        self.k_norm = Norm(model.head_dim, model.norm_eps) if model.qk_norm else None
+        self.o_proj = linear(wide, model.dim)
+        query, key = model.qk_widths
+        self.q_norm = Norm(query, model.norm_eps) if model.qk_norm else None
+        self.k_norm = Norm(key, model.norm_eps) if model.qk_norm else None
+        self._across = model.qk_norm_across
         self._head_dim = model.head_dim
         self._sharing = model.heads // model.kv_heads
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
         """Mix positions; position t sees 0 … t."""
-        q_BHTE, k_BKTE = self._split(self.q_proj(x_BTD)), self._split(self.k_proj(x_BTD))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BHTE, k_BKTE = self.q_norm(q_BHTE).to(q_BHTE.dtype), self.k_norm(k_BKTE).to(k_BKTE.dtype)
+        q_BHTE, k_BKTE = (
+            self._normed(self.q_proj(x_BTD), self.q_norm),
+            self._normed(self.k_proj(x_BTD), self.k_norm),
+        )
         q_BHTE, k_BKTE = rotate(q_BHTE, cos_TE, sin_TE), rotate(k_BKTE, cos_TE, sin_TE)
         v_BKTE = self._split(self.v_proj(x_BTD))
         # Repeated keys keep torch's flash kernel on CPU; `enable_gqa` falls back to the plain one there.
         k_BHTE = k_BKTE.repeat_interleave(self._sharing, dim=1)
         v_BHTE = v_BKTE.repeat_interleave(self._sharing, dim=1)
         mixed_BHTE = functional.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
-        out: Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).reshape(x_BTD.shape))
+        out: Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).flatten(2))
         return out
+
+    def _normed(self, x_BTN: Tensor, norm: Norm | None) -> Tensor:
+        """In heads, with the norm over all of them or over each."""
+        if norm is None:
+            return self._split(x_BTN)
+        if self._across:
+            return self._split(norm(x_BTN).to(x_BTN.dtype))
+        normed_BHTE: Tensor = norm(self._split(x_BTN))
+        return normed_BHTE.to(x_BTN.dtype)
 
     def _split(self, x_BTN: Tensor) -> Tensor:
         batch, time, _ = x_BTN.shape

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from atoll.node.outer.adding import add
 from atoll.protocols.coverage import Cover, Span, size_of
-from atoll.protocols.errors import Divergence
+from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ids import Digest, digest
 
 FRACTION_BITS = 24
@@ -43,7 +43,7 @@ def plus(
         rows, terms = slice(span.start, span.stop), slice(first, first + span.stop - span.start)
         loss = None if loss_N4096 is None else loss_N4096[terms]
         if not add(out[rows], theta_C4096[rows], gain_N4096[terms], loss):
-            raise Divergence("a weight left its range of -128 … 128")
+            raise Divergence("a weight left its range of -128 … 128", hint=MODEL_LOST)
         first = terms.stop
     return out
 

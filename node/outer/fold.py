@@ -60,9 +60,15 @@ class Fold:
     """Θ_final, the view and the open rounds. Keeps 4 bytes per value (of its cover) for each of them."""
 
     def __init__(
-        self, theta_C4096: Tensor, arena: Arena, load: Load, update: Update, cover_of: Callable[[int], Cover]
+        self,
+        theta_C4096: Tensor,
+        arena: Arena,
+        load: Load,
+        update: Update,
+        cover_of: Callable[[int], Cover],
+        number: int = -1,
     ) -> None:
-        """`theta_C4096`: int32 Θ₀; see `adopt` to start later. `cover_of`: the chunks of a round's payloads."""
+        """`theta_C4096`: int32 Θ_final(number), −1 for Θ₀. `cover_of`: the chunks of a round's payloads."""
         self._padding = padding_of(arena)
         self._chunks = arena.chunks
         self._load = load
@@ -70,7 +76,7 @@ class Fold:
         self._cover_of = cover_of
         self._open: dict[int, _Open] = {}
         self._heard: set[int] = set()
-        self.final_round = -1
+        self.final_round = number
         self._final = self._view = self._checked(theta_C4096)
 
     @property

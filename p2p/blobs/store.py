@@ -33,7 +33,8 @@ _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 class BlobStore:
     """Blobs on disk. Synchronous; one owner. Every method may raise DiskFault.
 
-    `add_bytes`, `add_file`, `begin`, `finish` and `chunk` read or write whole files: call them in a thread.
+    `add_bytes`, `add_file`, `begin`, `finish`, `is_whole` and `chunk` read or write whole files: call them in a
+    thread.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,11 +91,21 @@ class BlobStore:
     def path(self, blob: Digest) -> Path:
         """File of a whole blob; read only. Raises LocalFault if it is not here."""
         self._manifest(blob)
-        return self._file(blob, "blob")
+        return self.place(blob)
 
     def size(self, blob: Digest) -> int:
         """Bytes of a whole blob. Raises LocalFault if it is not here."""
         return self._manifest(blob).size_bytes
+
+    def is_whole(self, blob: Digest) -> bool:
+        """Read all of a blob: does it still have its hash? Raises LocalFault if it is not here."""
+        path = self.path(blob)
+        with disk(path), open(path, "rb") as file:
+            return manifest_of_file(file).id == blob
+
+    def place(self, blob: Digest) -> Path:
+        """Where a blob lies when it is here."""
+        return self._file(blob, "blob")
 
     def manifest(self, blob: Digest) -> Manifest | None:
         """Manifest of a whole blob."""

@@ -74,7 +74,7 @@ class Node:
     def learn(self, author: PeerId, *, held: bool = True) -> "Node":
         entry, body = contribution(author)
         self.feed(EntrySeen(entry, author, body))
-        return self.feed(PayloadHeld(body.payload)) if held else self
+        return self.feed(PayloadHeld(body.payload, body.round)) if held else self
 
     def hear(self, author: PeerId, body) -> Digest:
         entry = digest(b"heard", author.encode(), repr(body).encode())
@@ -166,7 +166,7 @@ def test_missing_entries_and_payloads_are_fetched_before_the_check():
     node.hear(FIRST, proposal())
     (lost, _), (late, body) = contribution(FOURTH), contribution(THIRD)
     assert node.said == [FetchMissing(Round(1), (lost,), (late,))]
-    node.learn(FOURTH).feed(PayloadHeld(body.payload))
+    node.learn(FOURTH).feed(PayloadHeld(body.payload, Round(1)))
     assert node.said == [CheckRound(Round(1), ALL)]
 
 
@@ -216,7 +216,7 @@ def test_two_contributions_of_one_author_are_never_voted_for():
 def test_a_contribution_to_another_round_is_never_voted_for():
     node = Node(SECOND)
     entry, body = contribution(FIRST, 2)
-    node.feed(EntrySeen(entry, FIRST, body)).feed(PayloadHeld(body.payload))
+    node.feed(EntrySeen(entry, FIRST, body)).feed(PayloadHeld(body.payload, body.round))
     node.hear(FIRST, proposal(contributions=tuple(sorted((*names(SECOND, THIRD), entry)))))
     assert not node.find(CheckRound)
 
@@ -528,7 +528,7 @@ def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():
     for turn in range(1, 8):
         node.feed(Tick(turn * PATIENCE_S))
     assert node.appends() == []
-    node.feed(PayloadHeld(contribution(THIRD)[1].payload)).check(three)
+    node.feed(PayloadHeld(contribution(THIRD)[1].payload, Round(1))).check(three)
     assert node.appends() == [vote_for(entry, Ballot(0, FIRST))]
 
 

@@ -91,7 +91,7 @@ class Node:
 
     def replay(self, entry: tuple[Digest, PeerId, object]) -> None:
         if isinstance(entry[2], Contribution):
-            self.feed(PayloadHeld(entry[2].payload))
+            self.feed(PayloadHeld(entry[2].payload, entry[2].round))
         self.feed(EntrySeen(*entry))
 
 
@@ -224,7 +224,7 @@ def test_a_restarted_node_keeps_its_promise():
         (digest(b"promise"), node.peer, Promise(Round(0), high, ())),
     ]
     node.boot(0.0)
-    node.feed(PayloadHeld(digest(b"p")))
+    node.feed(PayloadHeld(digest(b"p"), Round(0)))
     votes = [body for _, _, body in node.ledger if isinstance(body, Vote)]
     assert all(vote.ballot >= high for vote in votes)
 

@@ -306,8 +306,10 @@ def test_weights_that_diverged_leave_everything_as_it_was(homes):
     residual, weights = node.session._sending.residual_C4096.clone(), anchor(node)
     spoilt = dict(node.session._learner.module.named_parameters())["model.layers.0.mlp.down_proj.weight"]
     spoilt.data[-1, -1] = float("nan")
-    with pytest.raises(Divergence):
+    with pytest.raises(Divergence) as fault:
         next(steps)
+    assert "start again" in fault.value.line()
+    assert "\n" not in fault.value.line()
     assert torch.equal(node.session._sending.residual_C4096, residual)
     assert torch.equal(anchor(node), weights)
 

@@ -19,7 +19,7 @@ ONE = digest(b"payload")
 class Shelf:
     """Blobs of one node, and what its neighbours hold. Obeys `BlobSource`."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.here: set[Digest] = set()
         self.connected = [AUTHOR, *OTHERS]
@@ -28,7 +28,6 @@ class Shelf:
         self.asked: list[tuple[float, list[PeerId]]] = []
         self.at_work = self.most_at_work = 0
         self.takes_s = 0.1
-        self.size = size
 
     def has_blob(self, blob: Digest) -> bool:
         return blob in self.here
@@ -37,9 +36,6 @@ class Shelf:
         if blob not in self.here:
             raise LocalFault("not here")
         return self.folder / blob.hex()
-
-    def blob_size(self, blob: Digest) -> int:
-        return self.size
 
     def delete_blob(self, blob: Digest) -> None:
         self.here.discard(blob)
@@ -65,18 +61,13 @@ class Shelf:
 
 class Rig:
     def __init__(self, folder: Path, payload_bytes: int = 1000) -> None:
-        self.shelf = Shelf(folder, payload_bytes)
+        self.shelf = Shelf(folder)
         self.held: list[Digest] = []
         self.faults: list[tuple[PeerId, AtollError]] = []
         self.disk: list[DiskFault] = []
         self.bad: set[Digest] = set()
         self.payloads = Payloads(
-            *(
-                self.shelf,
-                lambda number, _: payload_bytes,
-                self.verify,
-                lambda found: self.held.append(found.payload),
-            ),
+            *(self.shelf, lambda number, _: payload_bytes, self.verify, self.held.append),
             *(lambda peer, error: self.faults.append((peer, error)), self.disk.append),
         )
 
@@ -237,3 +228,42 @@ def test_a_payload_that_the_disk_damaged_is_fetched_again(play):
     rig = play(story)
     assert len(rig.shelf.asked) == 1
     assert rig.faults == [], "it was fine when it came"
+
+
+def test_what_lies_on_the_disk_counts_only_after_a_look(play):
+    """A blob of that name may be a snapshot, or have come just before a kill. What is no payload stays."""
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        two = digest(b"another")
+        rig.shelf.here, rig.bad = {ONE, two}, {ONE}
+        for payload in (ONE, two):
+            assert not rig.payloads.held(payload, Round(0))
+            rig.payloads.want(group, payload, AUTHOR, Round(0))
+        await asyncio.sleep(1.0)
+        assert not rig.payloads.held(ONE, Round(0))
+        assert rig.payloads.held(two, Round(0))
+        assert rig.shelf.here == {ONE, two}
+
+    rig = play(story)
+    assert (rig.shelf.asked, len(rig.faults)) == ([], 1)
+
+
+def test_a_payload_of_one_fragment_is_not_one_of_another(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.payloads._payload_bytes = lambda number, _: 1000 + number % 2
+
+        async def verify(path: Path, number: Round, experts: bytes) -> None:
+            if number % 2:
+                raise DecodeError("of another size")
+
+        rig.payloads._verify = verify
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        rig.payloads.want(group, ONE, AUTHOR, Round(0))
+        await asyncio.sleep(1.0)
+        rig.payloads.want(group, ONE, OTHERS[0], Round(1))
+        await asyncio.sleep(1.0)
+        assert [rig.payloads.held(ONE, Round(number)) for number in range(4)] == [True, False, True, False]
+
+    rig = play(story)
+    assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
+    assert len(rig.shelf.asked) == 1

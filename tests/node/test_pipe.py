@@ -45,7 +45,7 @@ def test_an_end_within_a_frame_is_the_end():
 
 def test_replies_larger_than_the_pipe_are_written_completely():
     read, write = os.pipe()
-    reply = Reply(7, Folded(Round(1), Digest(bytes(200_000)), 0.5), Spent(wait_ns=1))
+    reply = Reply(7, Folded(Round(1), Digest(bytes(200_000))), Spent(wait_ns=1))
     writer = threading.Thread(target=lambda: Outbox(write).send(reply))
     writer.start()
     found = bytearray()

@@ -146,7 +146,7 @@ def test_a_round_closes_when_everybody_expected_is_held():
     node.seen(A, 0).seen(B, 0, held=False)
     assert node.find(FetchPayload) == [FetchPayload(payload_of(B, 0), B, Round(0))]
     assert node.state.phase is Phase.COLLECT
-    node.feed(PayloadHeld(payload_of(B, 0), node.now))
+    node.feed(PayloadHeld(payload_of(B, 0), Round(0), node.now))
     assert len(node.find(FoldRound)[0].members) == 3
 
 
@@ -204,7 +204,7 @@ def test_what_came_twice_changes_nothing():
     for author in (A, ME):
         node.seen(author, 0)
         assert node.said == []
-        node.feed(PayloadHeld(payload_of(author, 0), node.now))
+        node.feed(PayloadHeld(payload_of(author, 0), Round(0), node.now))
         assert node.said == []
     node.feed(Folded(Round(0), digest(b"old"), node.now))
     assert node.said == []

@@ -133,7 +133,7 @@ class Node:
             self.known[name] = (author, body)
             held = body.payload in self.payloads
             if held:
-                self.feed_finality(fin.PayloadHeld(body.payload))
+                self.feed_finality(fin.PayloadHeld(body.payload, body.round))
             self.feed_round(rnd.ContributionSeen(name, author, body, held, self.world.clock.now))
         self.feed_finality(fin.EntrySeen(name, author, body))
 
@@ -157,8 +157,9 @@ class Node:
         if any(payload in other.payloads for other in self.world.reachable(self)):
             self.payloads.add(payload)
             self.fetching.discard(payload)
-            self.feed_round(rnd.PayloadHeld(payload, self.world.clock.now))
-            self.feed_finality(fin.PayloadHeld(payload))
+            for number in sorted({body.round for _, body in self.known.values() if body.payload == payload}):
+                self.feed_round(rnd.PayloadHeld(payload, number, self.world.clock.now))
+                self.feed_finality(fin.PayloadHeld(payload, number))
         else:
             self.later(1.0, lambda: self.try_fetch(payload))
 

@@ -33,7 +33,7 @@ def opened() -> Iterator[Callable[[Path], RoundLog]]:
 
 def trained(number: int) -> Trained:
     pending = Pending(Round(number), digest(b"b"), digest(b"p"), "/p", 5, 640, 64, 2.5)
-    return Trained(pending, 996, 12.0, 0.5)
+    return Trained(pending, 996, 12.0)
 
 
 def events(folder: Path) -> list[str]:

@@ -217,6 +217,23 @@ def test_a_payload_that_vanished_is_a_fault_of_ours(homes):
     assert node.restart().pending == (), "it is not offered again"
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_payload_that_rotted_in_the_spool_is_given_up_and_nothing_else(homes, damage):
+    """What the round before missed returns once, whatever became of the newer payload."""
+    ahead, node = homes("a", OTHER), homes("b")
+    first, second = node.train(0).pending, node.train(1).pending
+    before, lost = node.residual(), said(first, node.residual())
+    data = bytearray(Path(second.path).read_bytes())
+    data[-1] ^= 2  # another sign
+    Path(second.path).write_bytes(data[:-1] if damage == "cut" else data)
+    theirs = [member(ahead.train(number).pending, OTHER) for number in range(3)]
+    states = [ahead.ask(w.Finalize(Round(number), (theirs[number],))).state for number in range(2)]
+    made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
+    node.ask(w.Adopt(Round(1), made.path, states[1], ()))
+    node.ask(w.Finalize(Round(2), (theirs[2],)))
+    assert torch.equal(node.residual(), before + lost)
+
+
 @pytest.mark.parametrize(("tokens", "weight"), [(0, 1), (1, 1), (50, 32), (100, 64), (1000, 255)])
 def test_the_weight_is_the_share_of_the_nominal_tokens(tokens, weight):
     assert weight_of(tokens, 100) == weight

@@ -49,7 +49,7 @@ def test_a_round_from_its_training_to_the_next_ones(rig):
     rig.now = 63.0
     rig.keeper.on_spent(Spent(start_ns=2 * S, steps_ns=9 * S, encode_ns=1 * S))
     pending = Pending(Round(0), digest(b"b"), digest(b"p"), "/p", 5, 640, 64, 2.5)
-    rig.log.trained(Trained(pending, 1000, 9.0, 1.0))
+    rig.log.trained(Trained(pending, 1000, 9.0))
     rig.enter(Phase.COLLECT)
     rig.now, rig.up_bytes = 66.0, 1000
     rig.keeper.look()

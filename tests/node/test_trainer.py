@@ -59,7 +59,7 @@ while (request := inbox.take()) is not None:
         case w.Train(number):
             say(w.Progress(number, 1, 2, 1.0, 10.0))
             pending = w.Pending(number, Digest(bytes(32)), Digest(bytes(32)), "", 1, 1, 1, 1.0)
-            say(w.Trained(pending, 1, 1.0, 0.0))
+            say(w.Trained(pending, 1, 1.0))
         case w.Report():
             say(w.Reported())
         case w.Stop():
@@ -321,3 +321,12 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         assert last.recompute_ns > 0, "round 1 was given up"
         assert min(last.start_ns, last.steps_ns, last.encode_ns, last.fold_ns, last.checkpoint_ns) > 0
         assert last.unsaved_ns < 0.1 * last.steps_ns, "round 2 is saved"
+
+
+async def test_a_crash_in_machine_code_leaves_its_last_words_in_the_log(rig):
+    """A bus error, as of a mapped file on a failing disk: nothing can catch it, but it says where it was."""
+    async with served(rig(real=True)) as one:
+        await one.life(1)
+        os.kill(one.pid, signal.SIGBUS)
+        await one.life(2)
+        assert "Bus error" in one.trainer._log.read_text()

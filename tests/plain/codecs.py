@@ -1,4 +1,7 @@
-"""Every codec read the slow way, in numpy and whole numbers, from the text of the wire page: q, and who sent."""
+"""Every codec read and written the slow way, in whole numbers, from the text of the wire page: q, and who sent.
+
+`encode` is the inverse of `decode`, not a compressor: it takes only what `decode` can give.
+"""
 
 import numpy as np
 import torch
@@ -6,7 +9,7 @@ import torch
 from atoll.node.compress import bits
 from atoll.node.compress.quantise import scale_units
 from atoll.node.compress.sparse2 import decode as decode_sparse2
-from atoll.protocols.payload import DENSE_BLOCK, MOST_SCALE, TOP_LEVEL, Layout, check_frame
+from atoll.protocols.payload import DENSE_BLOCK, HIGH_LEVELS, MOST_SCALE, TOP_LEVEL, Layout, check_frame
 
 
 class Refused(Exception):
@@ -64,3 +67,59 @@ def _dense(sections, layout):
         raise Refused
     units = scale_units(torch.from_numpy(word)).repeat_interleave(block, dim=1)
     return torch.from_numpy(level) * units, units > 0
+
+
+def encode(q, codec, k):
+    """The one payload that says `q` int64 `[chunks, 4096]`, units of 2⁻²⁶."""
+    layout = Layout(codec, len(q), k)
+    parts = [[] for _ in layout.row_bytes]
+    for row in q.tolist():
+        made = _dense_row(row, layout) if layout.is_dense else _sparse_row(row, layout)
+        for part, size, more in zip(parts, layout.row_bytes, made, strict=True):
+            assert len(more) == size
+            part.append(more)
+    return layout.header + b"".join(b"".join(part) for part in parts)
+
+
+def _sparse_row(row, layout):
+    at = [place for place, value in enumerate(row) if value] or list(range(layout.k))
+    assert len(at) == layout.k
+    small = min(abs(row[place]) for place in at)
+    ratios = sorted({4 * abs(row[place]) // max(1, small) for place in at} - {0, 4})
+    assert len(ratios) <= 1
+    shape = HIGH_LEVELS.index(ratios[0]) if ratios else 0
+    codes = [int(abs(row[place]) > small) | 2 * (row[place] < 0) for place in at]
+    highs = [0] * layout.high_bits
+    for i, place in enumerate(at):
+        highs[(place >> layout.low_bits) + i] = 1
+    return (
+        (_half(small // 4) | shape << 14).to_bytes(2, "little"),
+        _fields([place % (1 << layout.low_bits) for place in at], layout.low_bits),
+        _fields(highs, 1),
+        _fields(codes if layout.code_bits == 2 else [code >> 1 for code in codes], layout.code_bits),
+    )
+
+
+def _dense_row(row, layout):
+    block, scales, codes = DENSE_BLOCK[layout.codec], b"", []
+    for start in range(0, 4096, block):
+        values = row[start : start + block]
+        units = max(map(abs, values)) // TOP_LEVEL[layout.codec]
+        scales += _half(units).to_bytes(2, "little")
+        for value in values:
+            level = abs(value) // max(1, units)
+            code = level if layout.codec == "int8" else level.bit_length() | 8 * (value < 0)
+            codes.append(-code % 256 if layout.codec == "int8" and value < 0 else code)
+    return scales, _fields(codes, layout.code_bits)
+
+
+def _half(units):
+    """Bits of the fp16 of so many units of 2⁻²⁴."""
+    found = np.float16(units * 2.0**-24)
+    assert float(found) * 2**24 == units
+    return int(found.view(np.uint16))
+
+
+def _fields(values, width):
+    bits_of = [value >> place & 1 for value in values for place in range(width)]
+    return np.packbits(np.array(bits_of, np.uint8), bitorder="little").tobytes()

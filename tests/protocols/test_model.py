@@ -38,15 +38,17 @@ def test_a_default_that_is_spelled_out_is_not_canonical():
 @settings(max_examples=40, deadline=None)
 @given(
     count=st.integers(1, 9), ffn=st.integers(1, 40), zero=st.integers(0, 3), tied=st.booleans(),
-    norm=st.booleans(), layers=st.integers(1, 3), rate=st.sampled_from([0.0, 0.01]), data=st.data(),
+    norm=st.booleans(), layers=st.integers(1, 3), rate=st.sampled_from([0.0, 0.01]), across=st.booleans(),
+    head=st.sampled_from([None, 2, 8, 48]), data=st.data(),
 )  # fmt: skip
-def test_parameters_are_the_sum_of_the_atoms(count, ffn, zero, tied, norm, layers, rate, data):
+def test_parameters_are_the_sum_of_the_atoms(count, ffn, zero, tied, norm, layers, rate, across, head, data):
     rate = rate or (0.5 if zero else 0.0)
     per_token = data.draw(st.integers(1, count))
     experts = ExpertsSpec(
         count=count, per_token=per_token, ffn=ffn, zero=zero, computed=1.0 if zero else None, bias_rate=rate
     )
     model = replace(DENSE, layers=layers, tied=tied, qk_norm=norm, experts=experts, ffn=per_token * ffn)
+    model = replace(model, head_size=head, qk_norm_across=norm and across)
     model.check()
     table = atoms(model)
     assert sum(math.prod(atom.shape) for atom in table) == model.parameters == arena_of(model).values
@@ -110,3 +112,26 @@ def test_a_table_of_atoms_has_a_bound():
     many = replace(MIXED, layers=1024, experts=replace(EXPERTS, count=65))
     with pytest.raises(ConfigError, match=r"model\.layers × model\.experts\.count"):
         many.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"head_size": 3}, "head_size must be even"),
+        ({"head_size": 16}, "absent where it is dim / heads"),
+        ({"head_size": 0}, r"model\.head_size = 0"),
+        ({"heads": 3, "kv_heads": 1}, r"model\.dim must be heads"),
+        ({"qk_norm_across": True}, r"needs model\.qk_norm"),
+    ],
+)
+def test_heads_that_no_decoder_has_are_named(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        replace(DENSE, **changes).check()
+
+
+def test_a_head_size_frees_the_width():
+    model = replace(DENSE, heads=3, kv_heads=1, head_size=40)
+    model.check()
+    shapes = {atom.name: atom.shape for atom in atoms(model)}
+    assert shapes["model.layers.0.self_attn.q_proj.weight"] == (120, 64)
+    assert shapes["model.layers.0.self_attn.o_proj.weight"] == (64, 120)

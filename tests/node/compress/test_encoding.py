@@ -1,11 +1,14 @@
 """The compiled encoder against the plain one: same bytes, same residual, any k, any values, any threads."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.compress.encoding import blank_payload, encode_residual, encode_rows, is_sound
+from atoll.node.compress import encoding
+from atoll.node.compress.encoding import blank_payload, encode_rows, is_sound
 from atoll.node.compress.fitting import half_bits
 from atoll.node.outer.fixed import to_float
 from atoll.protocols.errors import Divergence
@@ -13,6 +16,7 @@ from atoll.protocols.payload import Layout
 from tests.plain.feedback import feed
 
 torch.set_num_threads(1)
+encode_residual = partial(encoding.encode_residual, codec="sparse2")
 CHUNKS = 7
 
 

@@ -1,18 +1,24 @@
 """The compiled fold against the plain one, and its decoder against the plain decoder: same bits, same refusals."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.aggregate.mean import outer_update
-from atoll.node.compress.folding import Step, check, fold_into, update_of
+from atoll.node.compress import folding
+from atoll.node.compress.folding import Step
 from atoll.node.compress.sparse2 import decode, encode
 from atoll.node.outer.fixed import plus
 from atoll.protocols.errors import DecodeError, Divergence
 from atoll.protocols.payload import HEADER_BYTES, Layout
 
 torch.set_num_threads(1)
+check, fold_into, update_of = (
+    partial(each, codec="sparse2") for each in (folding.check, folding.fold_into, folding.update_of)
+)
 CHUNKS = 5
 STEP = Step(256, 64)
 

@@ -39,7 +39,7 @@ def test_validation_is_bounded_spread_and_constant(tmp_path):
     assert every.shape == ((8192 - 1) // 32, 33)
     assert np.array_equal(few, data.validation(10))
     assert np.array_equal(few[1], every[25])
-    assert data.bytes_of(few) == 320
+    assert data.validation_bytes(10) == 320
 
 
 def test_a_text_other_than_the_runs_is_refused(tmp_path):
@@ -64,7 +64,7 @@ def test_bytes_are_lossless():
     tokens = Bytes()
     every = bytes(range(256))
     assert tokens.decode(tokens.encode(every)) == every
-    assert tokens.widths().sum() == 256
+    assert [part.tolist() for part in tokens.encode_sized(b"ab")] == [[97, 98], [1, 1]]
 
 
 def test_bpe_is_lossless_shorter_and_weighs_its_bytes(bpe):
@@ -72,7 +72,9 @@ def test_bpe_is_lossless_shorter_and_weighs_its_bytes(bpe):
     assert bpe.decode(coded) == TEXT
     assert len(coded) < len(TEXT) / 2
     assert coded.max() < BPE_VOCAB
-    assert bpe.widths()[coded].sum() == len(TEXT)
+    again, sizes = bpe.encode_sized(TEXT)
+    assert np.array_equal(again, coded)
+    assert sizes.sum() == len(TEXT)
 
 
 def test_one_text_gives_one_bpe(bpe):
@@ -92,5 +94,6 @@ def test_the_tokenizer_is_part_of_the_digest(tmp_path):
     assert plain != coded
     assert plain == corpus.text_digest(corpus.load("file:t", str(path), tmp_path))
     data = open_data(spec_of(source="file:t", tokenizer="bpe8k", digest=coded), 64, str(path), tmp_path)
-    every = data.validation(10**9)
-    assert data.bytes_of(every) == data.widths_V[every[:, 1:]].sum()
+    windows = (len(data.val_N) - 1) // 64
+    assert data.validation_bytes(10**9) == data.val_bytes_N[1 : windows * 64 + 1].sum()
+    assert data.val_bytes_N.sum() == len(corpus.load("file:t", str(path), tmp_path).val)

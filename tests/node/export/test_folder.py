@@ -6,7 +6,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models
 
 from atoll.node.export import weights
 from atoll.node.export.config import config_of, model_of
@@ -40,8 +39,8 @@ def folder(tmp_path):
     return to
 
 
-def read(folder, context=None):
-    return load_folder(folder, context, byte_tokenizer())
+def read(folder):
+    return load_folder(folder)
 
 
 def change_config(folder, **changes):
@@ -59,7 +58,8 @@ def change_weights(folder, change):
     ("changes", "said"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba'"),
-        ({"model_type": "olmoe"}, "model_type 'olmoe'"),
+        ({"model_type": "olmoe", "head_dim": 32, "intermediate_size": 8}, "head_dim = 32 is not supported"),
+        ({"clip_qkv": 8.0}, "clip_qkv = 8.0"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"attention_bias": True}, "attention_bias = True"),
         ({"use_sliding_window": True}, "use_sliding_window = True"),
@@ -70,12 +70,15 @@ def change_weights(folder, change):
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "rope_type 'linear'"),
         ({"rope_parameters": None, "rope_theta": "gone"}, "rope_theta = None"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
-        ({"head_dim": 32}, "head_dim 32 is not 16 / 2"),
+        ({"head_dim": 3}, "model.head_size must be even"),
+        ({"head_dim": "wide"}, "head_dim = 'wide' is not a whole number"),
+        ({"head_dim": 0}, "model.head_size = 0"),
         ({"hidden_size": "many"}, "hidden_size = 'many'"),
         ({"hidden_size": True}, "hidden_size = True"),
         ({"num_attention_heads": 0}, "model.heads = 0"),
         ({"vocab_size": 1 << 40}, "model.vocab"),
         ({"num_experts_per_tok": 9}, "model.experts.per_token = 9"),
+        ({"max_position_embeddings": "gone"}, "max_position_embeddings = None"),
         ({"num_hidden_layers": "gone"}, "num_hidden_layers = None"),
         ({"rms_norm_eps": 0}, "model.norm_eps"),
     ],
@@ -125,7 +128,7 @@ def test_a_tied_head_that_is_the_embedding_is_fine(folder):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 40, (1 << 62).to_bytes(8, "little") + b"{}", b"[]"])
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_damaged_and_missing_files_are_one_line(folder, name, damage):
     (folder / name).write_bytes(damage)
     with pytest.raises(AtollError) as caught:
@@ -144,18 +147,6 @@ def test_a_cut_off_weight_file_is_refused(folder):
         read(folder)
 
 
-def test_a_foreign_tokenizer_is_refused(folder):
-    (folder / "tokenizer.json").write_text(Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])).to_str())
-    with pytest.raises(ConfigError, match="not that of the run's tokenizer"):
-        read(folder)
-
-
-def test_the_context_is_at_most_the_checkpoints(folder):
-    assert read(folder, 4).model.context == 4
-    with pytest.raises(ConfigError, match="context of 9"):
-        read(folder, 9)
-
-
 def test_shards_with_an_index_are_the_same_weights(tmp_path):
     theta = theta_of(SPEC)
     for name in ("one", "many"):
@@ -167,6 +158,14 @@ def test_shards_with_an_index_are_the_same_weights(tmp_path):
         assert all(torch.equal(v, theta[n]) for n, v in weights.load_weights(tmp_path / name, SPEC).items())
     biggest = max(path.stat().st_size for path in (tmp_path / "many").glob("*.safetensors"))
     assert biggest < 20000, "the embedding is the largest atom"
+
+
+def test_an_atom_in_two_files_is_refused(folder):
+    (folder / "copy.safetensors").write_bytes((folder / weights.WHOLE).read_bytes())
+    table = {"weight_map": {OUR: weights.WHOLE, "x": "copy.safetensors"}}
+    (folder / weights.INDEX).write_text(json.dumps(table))
+    with pytest.raises(ConfigError, match="is in another file too"):
+        read(folder)
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", 3, "x\\y.safetensors", "config.json"])
@@ -219,6 +218,8 @@ def test_a_disk_that_refuses_is_a_disk_fault(tmp_path):
     "model",
     [
         replace(SPEC, qk_norm=False),
+        replace(SPEC, qk_norm_across=True, head_size=4),
+        replace(SPEC, qk_norm_across=True, experts=None),
         replace(SPEC, experts=replace(EXPERTS, bias_rate=0.1)),
         replace(SPEC, experts=replace(EXPERTS, zero=1, computed=1.0, bias_rate=0.1)),
     ],

@@ -25,6 +25,13 @@ SPECS = {
     "LlamaForCausalLM tied": DENSE,
     "LlamaForCausalLM untied": replace(DENSE, tied=False),
     "Qwen3ForCausalLM tied": replace(DENSE, qk_norm=True),
+    "LlamaForCausalLM narrow heads": replace(DENSE, head_size=8),
+    "Qwen3ForCausalLM wide heads": replace(DENSE, qk_norm=True, head_size=32),
+    "Qwen3MoeForCausalLM wide heads": replace(MIXED, head_size=24),
+    "OlmoeForCausalLM tied": replace(MIXED, qk_norm_across=True),
+    "OlmoeForCausalLM untied": replace(
+        MIXED, qk_norm_across=True, tied=False, experts=replace(EXPERTS, normalise=False)
+    ),
     "Qwen3MoeForCausalLM tied": MIXED,
     "Qwen3MoeForCausalLM untied": replace(MIXED, tied=False, experts=replace(EXPERTS, normalise=False)),
 }
@@ -72,7 +79,7 @@ def test_there_and_back_is_the_same(tmp_path, name):
     spec = SPECS[name]
     theta = theta_of(spec)
     saved(tmp_path / "out", spec, theta)
-    back = load_folder(tmp_path / "out", None, byte_tokenizer())
+    back = load_folder(tmp_path / "out")
     assert back.model == spec, "the weights of the router's losses are at their defaults, or travel"
     assert list(back.theta) == list(theta)
     # Gains above 1 have no room for all 31 bits in a float32: one of two steps.
@@ -80,21 +87,28 @@ def test_there_and_back_is_the_same(tmp_path, name):
     assert all(torch.equal(back.theta[n], v) for n, v in theta.items() if v.dim() == 2)
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLM tied", "Qwen3ForCausalLM tied", "Qwen3MoeForCausalLM untied"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LlamaForCausalLM tied",
+        "Qwen3ForCausalLM tied",
+        "Qwen3ForCausalLM wide heads",
+        "Qwen3MoeForCausalLM untied",
+        "OlmoeForCausalLM untied",
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_transformers_saves_is_read(tmp_path, name, dtype):
     spec = SPECS[name]
     saved(tmp_path / "out", spec, theta_of(spec))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
     model.save_pretrained(tmp_path / "again")
-    (tmp_path / "again/tokenizer.json").write_text(byte_tokenizer())
-    back = load_folder(tmp_path / "again", 16, byte_tokenizer())
-    assert back.model.context == 16
+    back = load_folder(tmp_path / "again")
     assert back.model.experts == spec.experts
     if dtype == torch.float32:
         with torch.no_grad():
-            theirs = model(input_ids=TOKENS[:, :16]).logits
-        ours = logits_of(replace(back.model, context=32), back.theta)[:, :16]
+            theirs = model(input_ids=TOKENS).logits
+        ours = logits_of(back.model, back.theta)
         assert float((theirs - ours).abs().max()) <= 1e-5
 
 

@@ -77,6 +77,10 @@ def set_state(base: bytes, number: int, members: tuple[w.Member, ...]) -> Digest
     return digest(base, number.to_bytes(4, "big"), *sorted(member.entry for member in members))
 
 
+def snapshot_file(number: int, state: bytes) -> bytes:
+    return number.to_bytes(4, "big", signed=True) + state
+
+
 class FakeWorker:
     """One worker's disk and its answers. `train_s`: virtual seconds of a round's nominal steps."""
 
@@ -125,6 +129,7 @@ class FakeWorker:
             raise WorkerDied("the worker process ended")
         if self.refuses is not None and not isinstance(ask, w.Evaluate):
             raise self.refuses
+        assert self.final > w.NOTHING_YET or isinstance(ask, w.Verify | w.Adopt), ask
         match ask:
             case w.Train():
                 return await self._train(ask)
@@ -145,7 +150,7 @@ class FakeWorker:
                 if number > self.final:
                     self.open[number] = members
                     self.wake()
-                return w.Folded(number, self.view(), 0.0)
+                return w.Folded(number, self.view())
             case w.Check(number, _) if number <= self.final:
                 raise Superseded(f"round {number} is final already")
             case w.Check(number, members):
@@ -161,11 +166,11 @@ class FakeWorker:
                 return w.Finalized(number, self.state)
             case w.Snapshot(path):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                Path(path).write_bytes(self.final.to_bytes(4, "big") + self.state)
+                Path(path).write_bytes(snapshot_file(self.final, self.state))
                 return w.Snapshotted(self.final, self.state, path, 36)
             case w.Adopt(number, path, state):
                 data = Path(path).read_bytes()
-                if data != number.to_bytes(4, "big") + state:
+                if data != snapshot_file(number, state):
                     raise DecodeError("another snapshot")
                 self.final, self.state, self.open = number, state, {}
                 self.wake()
@@ -196,7 +201,7 @@ class FakeWorker:
         pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, ask.experts)
         self.pending = (*self.pending, pending)
         self.trained.append(ask.round)
-        return w.Trained(pending, len(data), step_s * ask.steps, 0.0)
+        return w.Trained(pending, len(data), step_s * ask.steps)
 
     async def _steps(self, count: int, now: tuple[int, int]) -> None:
         """Fractions of a second would cost more than they show: all steps in one sleep."""
@@ -228,6 +233,8 @@ class Node:
         self.home = world.root / f"n{number}"
         self.home.mkdir(exist_ok=True)
         self.worker = FakeWorker(self.home / "spool", self.peer, train_s, world.spec)
+        if world.spec.start:
+            self.worker.final, self.worker.state = w.NOTHING_YET, digest(b"nothing")
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None

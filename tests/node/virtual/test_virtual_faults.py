@@ -10,6 +10,8 @@ import pytest
 from atoll.node.finals import SNAPSHOT_EVERY
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols.errors import DiskFault, LocalFault
+from atoll.protocols.records import Contribution
+from atoll.protocols.worker import Adopt, Answer, Ask
 
 Worlds = Callable[[int, int], object]
 
@@ -132,3 +134,36 @@ def test_a_state_that_is_not_the_final_one_ends_the_node_with_advice(world):
 
     with pytest.raises(BaseExceptionGroup):
         run_virtual(story())
+
+
+def test_a_worker_that_lost_much_is_told_which_of_its_payloads_were_used(world):
+    """Payloads of rounds that snapshots cover are forgotten; that ours were in their final sets is not."""
+
+    async def story() -> None:
+        async with world(3 * SNAPSHOT_EVERY + 3, 2) as w:
+            for number in range(2):
+                w.start(number)
+            node = w.nodes[0]
+            await w.until(lambda: node.worker.final == 0, look_s=0.1)
+            old = node.worker.final, node.worker.state
+            await w.until(lambda: node.worker.final >= 3 * SNAPSHOT_EVERY)
+            told, answer = [], node.worker._answer
+
+            async def listen(ask: Ask) -> Answer:
+                told.extend([ask] if isinstance(ask, Adopt) else [])
+                return await answer(ask)
+
+            node.worker._answer = listen
+            used = {c.round: c.payload for a, c in ledger(node) if a == node.peer}
+            node.worker.final, node.worker.state = old
+            await node.crash_worker(0.3)
+            await w.until(w.all_final)
+            assert told, "it went back behind what payloads are kept for"
+            assert set(told[0].included) >= {used[number] for number in range(1, told[0].round)}
+
+    run_virtual(story())
+
+
+def ledger(node) -> list[tuple[str, Contribution]]:
+    entries = [entry for _, entry in node.swarm.ledger.since(0, 1 << 20)]
+    return [(entry.author, entry.body) for entry in entries if isinstance(entry.body, Contribution)]

@@ -1,0 +1,19 @@
+"""Where the weights of a new run come from, if not from its seed. Words only: nothing here needs torch."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Upcycle(NamedTuple):
+    """A dense checkpoint becomes a mixture of experts (`export/upcycle.py`)."""
+
+    experts: int
+    per_token: int
+    noise_shift: int | None
+
+
+class Origin(NamedTuple):
+    """A Hugging Face folder, and what is made of it."""
+
+    folder: Path
+    upcycle: Upcycle | None

@@ -1,0 +1,62 @@
+"""Folders like those that people publish, made by `transformers` itself: a small model and a trained tokenizer."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+torch.set_num_threads(1)
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""What Llama 3 and Qwen cut words with."""
+TEXT = "The cat, 1234 of them!\n\n  sat  on it's\tmat. Ä é 你好 🙂\r\n" * 40
+CONTEXT = 48
+
+
+def trained(pre, normalizer=None, alphabet=True) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet()) if alphabet else []
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, show_progress=False, special_tokens=["<end>"], initial_alphabet=letters
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    return tokenizer
+
+
+def qwen_like() -> Tokenizer:
+    split = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    cut = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return trained(cut, normalizers.NFC())
+
+
+def llama_like() -> Tokenizer:
+    """Words begin with a sign for a space, as SentencePiece writes them."""
+    normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return trained(pre_tokenizers.Digits(individual_digits=True), normalizer, alphabet=False)
+
+
+def size(tokenizer: Tokenizer) -> int:
+    return tokenizer.get_vocab_size(with_added_tokens=True)
+
+
+def publish(folder: Path, **changes) -> PreTrainedModel:
+    """A Qwen3 with wide heads and a padded vocabulary, in bfloat16 as most are; the saved model, in float32."""
+    tokenizer = qwen_like()
+    torch.manual_seed(1)
+    config: PretrainedConfig = Qwen3Config(
+        **{
+            "vocab_size": size(tokenizer) + 5, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24, "max_position_embeddings": CONTEXT,
+            "initializer_range": 0.2, "tie_word_embeddings": True, **changes,
+        }
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    found: PreTrainedModel = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return found

@@ -1,0 +1,114 @@
+"""Whole nodes beside a member that announces payloads which are none: the others must not stop."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from atoll.node.finals import SNAPSHOT_EVERY
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.records import Ack, Body, Contribution
+
+Liar = Callable[[Body], Body]
+
+
+def corrupt(node, change: Liar) -> None:
+    """From now on `node` publishes `change(body)` in place of each body."""
+    honest = node.driver._net.publish
+    node.driver._net.publish = lambda body: honest(change(body))
+
+
+def the_others_finish(world, liar: int) -> bool:
+    last = world.spec.outer.rounds - 1
+    return all(node.worker.final >= last for node in world.nodes.values() if node.number != liar)
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 10])
+def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, overlap_steps):
+    """Everybody holds that blob already: being on disk is not enough to be held as a payload."""
+    said = []
+
+    async def story() -> None:
+        async with world(2 * SNAPSHOT_EVERY + 4, 4, overlap_steps=overlap_steps) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 1)
+            await w.until(lambda: all(node.driver.finals.offer for node in w.nodes.values()))
+
+            def lie(body: Body) -> Body:
+                if said or not isinstance(body, Contribution):
+                    return body
+                said.append(w.nodes[0].driver.finals.offer.blob)
+                return msgspec.structs.replace(body, payload=said[0])
+
+            corrupt(w.nodes[3], lie)
+            await w.until(lambda: said)
+            await asyncio.sleep(2.0)
+            assert w.nodes[0].swarm.blobs.store.has(said[0]), "the snapshot is still offered"
+            await w.until(lambda: the_others_finish(w, 3), 600.0)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_kill_before_a_fetched_payload_was_looked_at(world, tmp_path):
+    """After the restart it lies in the store like any other, and is looked at before it counts."""
+    junk = tmp_path / "junk"
+    junk.write_bytes(random.Random(1).randbytes(77))
+
+    async def story() -> None:
+        async with world(8, 4) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 2)
+            said = []
+
+            def lie(body: Body) -> Body:
+                if said or not isinstance(body, Contribution):
+                    return body
+                said.append(w.nodes[3].swarm.blobs.store.add_file(junk))
+                return msgspec.structs.replace(body, payload=said[0])
+
+            corrupt(w.nodes[3], lie)
+            await w.until(lambda: said, look_s=0.001)
+            alive = {0, 1, 2}
+            while alive:
+                await asyncio.sleep(0.001)
+                for number in [n for n in alive if w.nodes[n].swarm.blobs.store.has(said[0])]:
+                    await w.kill(number)
+                    alive.discard(number)
+            for number in range(3):
+                w.start(number)
+            await w.until(lambda: the_others_finish(w, 3), 600.0)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_an_old_payload_that_is_announced_again_is_kept_with_the_newer_round(world):
+    """When the old round's payloads are dropped everywhere, nobody could fetch it again."""
+
+    async def story() -> None:
+        async with world(2 * SNAPSHOT_EVERY + 4, 4) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 4)
+            liar, again = w.nodes[3], []
+
+            def lie(body: Body) -> Body:
+                if isinstance(body, Ack) and body.round == 2 * SNAPSHOT_EVERY - 1 and not again:
+                    old = next(c for _, c in liar.driver.contributions._found.values() if c.round == 3)
+                    again.append(old.payload)
+                    asyncio.get_running_loop().call_soon(
+                        liar.driver._publish, msgspec.structs.replace(old, round=body.round + 1)
+                    )
+                return body
+
+            corrupt(liar, lie)
+            await w.until(lambda: the_others_finish(w, 3), 600.0)
+            assert again
+            w.check_agreement()
+
+    run_virtual(story())

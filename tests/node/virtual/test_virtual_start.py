@@ -1,0 +1,169 @@
+"""Runs whose Θ₀ is a file: who has it gives it, who needs it waits and says so, who comes late needs it not."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.errors import ConfigError, Divergence
+from atoll.protocols.ids import digest
+from atoll.protocols.run import StartSpec
+
+from .conftest import snapshot_file
+
+STATE = digest(b"given")
+FILE = snapshot_file(-1, STATE)
+WAITING = "waiting for the start weights: nobody reachable has them yet"
+
+
+def given(world, data=FILE, state=STATE):
+    """The run now starts from this file, which the owner (node 0) has."""
+    blob = manifest_of_bytes(data).id
+    world.spec = replace(world.spec, start=StartSpec(weights=blob, state=state))
+    home = world.root / "n0"
+    home.mkdir(exist_ok=True)
+    assert BlobStore(home / "blobs").add_bytes(data) == blob
+    return blob
+
+
+def holds(node, blob):
+    return node.swarm is not None and node.swarm.blobs.store.has(blob)
+
+
+def test_all_begin_with_the_owners_file(world):
+    async def story() -> None:
+        async with world(6, 4) as w:
+            blob = given(w)
+            for number in range(4):
+                w.start(number)
+            await w.until(w.all_final)
+            w.check_agreement()
+            for node in w.nodes.values():
+                assert node.worker.trained == list(range(6))
+                assert holds(node, blob)
+
+    run_virtual(story())
+
+
+def test_members_wait_for_the_file_and_say_so(world):
+    async def story() -> None:
+        async with world(4, 2) as w:
+            given(w)
+            one, other = w.start(1), w.start(2)
+            await asyncio.sleep(60)
+            for node in (one, other):
+                assert node.driver is not None
+                assert node.driver.round.syncing == WAITING
+                assert node.worker.trained == []
+                assert node.driver.finals.applied == -2
+            w.start(0)
+            await w.until(lambda: w.all_final(1))
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_members_have_it_from_each_other(world):
+    """The owner is there only until one of them has the file."""
+
+    async def story() -> None:
+        async with world(5, 2) as w:
+            blob = given(w)
+            first = w.start(1)
+            w.start(0)
+            await w.until(lambda: holds(first, blob) and first.worker.final == -1)
+            await w.kill(0)
+            last = w.start(2)
+            await w.until(lambda: last.worker.trained)
+            assert holds(last, blob)
+
+    run_virtual(story())
+
+
+def test_who_comes_late_starts_from_a_snapshot_and_nobody_keeps_the_file(world):
+    async def story() -> None:
+        async with world(40, 2) as w:
+            blob = given(w)
+            first, second = w.start(0), w.start(1)
+            await w.until(lambda: second.worker.final >= 16)
+            assert not holds(second, blob), "two newer snapshots are here"
+            assert holds(first, blob), "the owner keeps it"
+            first.swarm.blobs.store.delete(blob)
+            late = w.start(2)
+            await w.until(lambda: late.worker.final >= 20)
+            assert not holds(late, blob)
+            assert late.worker.trained
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_restart_needs_the_file_no_more(world):
+    async def story() -> None:
+        async with world(4, 1) as w:
+            blob = given(w)
+            node = w.start(0)
+            await w.until(lambda: node.worker.final == -1)
+            await w.kill(0)
+            (w.root / "n0/blobs" / f"{blob.hex()}.blob").unlink()
+            w.start(0)
+            await w.until(w.all_final)
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("data", [FILE + b"more", snapshot_file(0, STATE), b"", b"x" * (1 << 20)])
+def test_a_run_whose_file_is_not_what_it_says_ends_in_one_line(world, data):
+    async def story() -> None:
+        async with world(4, 1) as w:
+            given(w, data)
+            w.start(1)
+            w.start(0)
+            await asyncio.sleep(100)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run_virtual(story())
+    fault = leaf(caught.value)
+    assert isinstance(fault, ConfigError)
+    assert "start weights of this run cannot be used" in fault.line()
+
+
+def test_a_file_that_the_disk_damaged_is_fetched_again(world):
+    async def story() -> None:
+        async with world(4, 2) as w:
+            blob = given(w)
+            store = BlobStore(w.root / "n0/blobs")
+            (w.root / "n1").mkdir()
+            BlobStore(w.root / "n1/blobs").add_bytes(FILE)
+            path = w.root / "n1/blobs" / f"{blob.hex()}.blob"
+            path.write_bytes(b"y" * len(FILE))
+            assert store.has(blob)
+            w.start(0)
+            node = w.start(1)
+            await w.until(w.all_final)
+            assert node.worker.trained
+            assert path.read_bytes() == FILE
+
+    run_virtual(story())
+
+
+def test_saved_start_weights_of_another_run_are_a_divergence(world):
+    async def story() -> None:
+        async with world(4, 1) as w:
+            given(w)
+            node = w.start(0)
+            node.worker.final = -1
+            await asyncio.sleep(30)
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        run_virtual(story())
+    assert isinstance(leaf(caught.value), Divergence)
+
+
+def leaf(error):
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
