@@ -290,6 +290,6 @@ def line(swarm: Swarm, known: list[dict[str, Any]]) -> str:
     best = max(known, key=lambda status: (status["final"], status["round"]))
     loss = "–" if best["val_bpb"] is None else f"{best['val_bpb']:.3f}"
     return (
-        f"round {best['round']:>3}/{swarm.spec.outer.rounds}  final {best['final']:>3}  last val {loss} bits/byte  "
+        f"round {best['round']:>3}/{swarm.spec.outer.rounds} final {best['final']:>3}  last val {loss} bits/byte "
         f"{len(best['contributors'])} contributors  digest {best['digest'][:12] or '–'}  {len(known)} nodes"
     )
