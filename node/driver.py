@@ -167,7 +167,7 @@ class Driver:
             self.contributions.note(name, entry.author, body)
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and self._is_held(body):
-            self.feed_finality(fin.PayloadHeld(body.payload, body.round))
+            self.feed_finality(fin.PayloadHeld(body.payload, body.round, experts_of(body)))
 
     def _tell_round(self, entry: Entry) -> None:
         body = entry.body
@@ -485,7 +485,7 @@ class Driver:
         """Every contribution that names the payload, and says rightly what it covers."""
         for number, experts in self.contributions.held_in(payload):
             self.feed_round(rnd.PayloadHeld(payload, number, self.now(), experts))
-            self.feed_finality(fin.PayloadHeld(payload, number))
+            self.feed_finality(fin.PayloadHeld(payload, number, experts))
         self.finals.step()
 
     async def _verify(self, path: Path, number: Round, experts: bytes) -> None:
