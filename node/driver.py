@@ -466,8 +466,11 @@ class Driver:
         self.feed_finality(fin.Finalized(action.round))
 
     def drop_payloads(self, before: Round) -> None:
-        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
-        for payload in self.contributions.forget(before):
+        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them.
+
+        What the run needs for good, and snapshots, stay: a member may have named them as its payloads.
+        """
+        for payload in self.contributions.forget(before).difference(self.spec.given, self.finals.kept):
             if self._net.has_blob(payload):
                 self.delete_blob(payload)
 
