@@ -167,7 +167,7 @@ class Driver:
             self.contributions.note(name, entry.author, body)
         self.feed_finality(fin.EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and self._is_held(body):
-            self.feed_finality(fin.PayloadHeld(body.payload, body.round))
+            self.feed_finality(fin.PayloadHeld(body.payload, body.round, experts_of(body)))
 
     def _tell_round(self, entry: Entry) -> None:
         body = entry.body
@@ -466,8 +466,11 @@ class Driver:
         self.feed_finality(fin.Finalized(action.round))
 
     def drop_payloads(self, before: Round) -> None:
-        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them."""
-        for payload in self.contributions.forget(before):
+        """Forget contributions to rounds before `before`, with their payloads: newer snapshots cover them.
+
+        What the run needs for good, and snapshots, stay: a member may have named them as its payloads.
+        """
+        for payload in self.contributions.forget(before).difference(self.spec.given, self.finals.kept):
             if self._net.has_blob(payload):
                 self.delete_blob(payload)
 
@@ -485,7 +488,7 @@ class Driver:
         """Every contribution that names the payload, and says rightly what it covers."""
         for number, experts in self.contributions.held_in(payload):
             self.feed_round(rnd.PayloadHeld(payload, number, self.now(), experts))
-            self.feed_finality(fin.PayloadHeld(payload, number))
+            self.feed_finality(fin.PayloadHeld(payload, number, experts))
         self.finals.step()
 
     async def _verify(self, path: Path, number: Round, experts: bytes) -> None:

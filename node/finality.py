@@ -36,7 +36,7 @@ from atoll.node.finality_words import (
     Tick,
 )
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
-from atoll.protocols.records import Ballot, Body, Leave, Prepare, Promise, Proposal, Vote, set_digest
+from atoll.protocols.records import Ballot, Body, Leave, Prepare, Promise, Proposal, Vote, experts_of, set_digest
 
 Out = tuple[FinalityState, list[Action]]
 
@@ -67,8 +67,8 @@ def _take(state: FinalityState, event: Event) -> Out:
     match event:
         case EntrySeen():
             return _entry(state, event)
-        case PayloadHeld(payload, number):
-            return replace(state, held=state.held | {(payload, number)}), []
+        case PayloadHeld(payload, number, experts):
+            return replace(state, held=state.held | {(payload, number, experts)}), []
         case RoundClosed(number, members):
             views = {**state.views, number: members}
             return _ripen(replace(state, views=views, closed=max(state.closed, number))), []
@@ -324,7 +324,7 @@ def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Final
     if len({author for _, author, _ in known}) != len(known):
         return state, False, []
     entries = tuple(e for e in names if e not in book.contributions)
-    payloads = tuple(e for e, _, c in known if (c.payload, c.round) not in state.held)
+    payloads = tuple(e for e, _, c in known if (c.payload, c.round, experts_of(c)) not in state.held)
     if entries or payloads:
         state, actions = _missing(state, entries, payloads)
         return state, False, actions

@@ -32,10 +32,15 @@ class EntrySeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadHeld:
-    """A payload is on disk and decodes as one of this round. Send it after the EntrySeen of its contribution."""
+    """A payload is on disk and decodes as what a contribution says: of this round, covering these experts.
+
+    Send it after the EntrySeen of that contribution. Another may name the same bytes as something else.
+    """
 
     payload: Digest
     round: Round
+    experts: bytes = b""
+    """Bitmap; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,7 @@ class FinalityState:
     books: Mapping[int, Book] = field(default_factory=dict)
     views: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """Our own set of each closed round."""
-    held: frozenset[tuple[Digest, int]] = frozenset()
+    held: frozenset[tuple[Digest, int, bytes]] = frozenset()
     """Payloads, each with a round that it is legal in."""
     checked: Mapping[tuple[Digest, ...], Digest] = field(default_factory=dict)
     """Set -> state, for this round."""

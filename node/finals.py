@@ -73,6 +73,11 @@ class Finals:
         return self.applied == w.NOTHING_YET
 
     @property
+    def kept(self) -> set[Digest]:
+        """Our snapshots."""
+        return {offer.blob for offer in (self.offer, self._older) if offer is not None}
+
+    @property
     def newest(self) -> int:
         """Newest round that is known to be final."""
         return max(self._queue, default=self.applied)

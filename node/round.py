@@ -70,6 +70,8 @@ _ACTIVITY: Mapping[Phase, Activity] = {
     Phase.DONE: "done",
     Phase.FINISHED: "done",
 }
+MOST_OF_ONE = 2
+"""Contributions of one author to one round that are looked at, the first in its feed: disk is bounded."""
 _RESTING = (Phase.GATHER, Phase.PAUSED, Phase.FULL, Phase.DONE, Phase.FINISHED)
 _WORKING = (Phase.TRAIN, Phase.COLLECT)
 
@@ -141,7 +143,7 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     if body.round <= state.final or body.round >= state.config.rounds:
         return state, []
     book = dict(state.books.get(body.round, {}))
-    if event.entry in book:
+    if event.entry in book or sum(k.author == event.author for k in book.values()) >= MOST_OF_ONE:
         return state, []
     known = known_of(event.entry, event.author, body, event.held)
     book[event.entry] = known

@@ -102,13 +102,31 @@ def cover_of(spec: RunSpec, number: int, experts: bytes = b"") -> Cover:
 
 
 def payload_size(spec: RunSpec, number: int, experts: bytes = b"") -> int:
-    """The only legal length of such a contribution's payload: what a node may ask for before it saw a byte."""
-    return payload_bytes(spec.compress.codec, size_of(cover_of(spec, number, experts)), spec.compress.k)
+    """The only legal length of such a contribution's payload: what a node may ask for before it saw a byte.
+
+    Asked for each contribution that a peer writes, so that a bitmap which is new must cost next to nothing.
+    """
+    count = spec.outer.fragments
+    common, *each = _sizes(spec.model, count)[number % count]
+    chunks = common + sum(each[expert] for expert in experts_in(experts, len(each)))
+    return payload_bytes(spec.compress.codec, chunks, spec.compress.k)
 
 
 def largest_payload(spec: RunSpec) -> int:
     """Bytes of the run's largest payload."""
     return max(payload_size(spec, number) for number in range(spec.outer.fragments))
+
+
+@lru_cache(maxsize=32)
+def _sizes(model: ModelSpec, count: int) -> tuple[tuple[int, ...], ...]:
+    """Chunks of each fragment: those that all members train, then those of each expert."""
+    experts = model.experts.count if model.experts else 0
+    found = [[0] * (1 + experts) for _ in range(count)]
+    for place, span in _spans(arena_of(model)):
+        expert = expert_of(place.name) if place else None
+        at = _fragment(place, count) if count > 1 else 0
+        found[at][0 if expert is None else 1 + expert] += span.stop - span.start
+    return tuple(map(tuple, found))
 
 
 def _spans(arena: Arena) -> Iterator[tuple[Placement | None, Span]]:

@@ -119,6 +119,18 @@ def test_a_round_of_one_node_from_ready_to_the_next():
     assert node.find(PublishLease) == [PublishLease("training", Round(1))]
 
 
+def test_one_author_cannot_fill_the_disk_with_one_round():
+    """A feed has one order, so that all nodes take the same ones."""
+    node = Node().ready()
+    for number in range(40):
+        body = Contribution(Round(0), digest(b"base"), digest(bytes([number])), 1, 1, 64, 1.0)
+        node.feed(ContributionSeen(digest(b"entry", bytes([number])), A, body, False, node.now))
+    fetched = [action.payload for action in node.log if isinstance(action, FetchPayload)]
+    assert fetched == [digest(bytes([number])) for number in range(2)]
+    node.seen(B, 0, held=False)
+    assert node.find(FetchPayload)
+
+
 def test_nothing_starts_before_ready():
     node = Node().leases(a=0).seen(A, 0, held=False).tick(99.0)
     assert node.state.phase is Phase.SYNC

@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.finals import SNAPSHOT_EVERY
+from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.records import Ack, Body, Contribution
 
 Liar = Callable[[Body], Body]
@@ -51,6 +54,49 @@ def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, overlap_steps)
             w.check_agreement()
 
     run_virtual(story())
+
+
+def test_what_others_still_need_is_not_deleted_as_an_old_payload(world):
+    """A member named it as its payload of a round that newer snapshots cover by now."""
+    missing = []
+
+    async def story() -> None:
+        async with world(4 * SNAPSHOT_EVERY, 4) as w:
+            tokenizer = manifest_of_bytes(b"{}").id
+            w.spec = replace(w.spec, data=replace(w.spec.data, tokenizer="file", tokenizer_blob=tokenizer))
+            for number in range(4):
+                BlobStore(w.root / f"n{number}" / "blobs").add_bytes(b"{}")
+                w.start(number)
+            await w.until(lambda: w.newest() >= 0)
+            await w.until(lambda: all(node.driver.finals.offer for node in w.nodes.values()))
+            driver, store = w.nodes[0].driver, w.nodes[0].swarm.blobs.store
+
+            def lie(body: Body) -> Body:
+                """One more contribution to an old round with each ack."""
+                old = next(c for _, c in w.nodes[3].driver.contributions._found.values())
+                for blob in (tokenizer, driver.finals.offer.blob) if isinstance(body, Ack) else ():
+                    again(msgspec.structs.replace(old, round=0, payload=blob))
+                return body
+
+            again = w.nodes[3].driver._net.publish
+            corrupt(w.nodes[3], lie)
+            drop = driver.drop_payloads
+
+            def watch(before: int) -> None:
+                drop(before)
+                needed = {
+                    "tokenizer": tokenizer,
+                    "newest": driver.finals.offer.blob,
+                    "older": driver.finals._older.blob,
+                }
+                missing.extend(name for name, blob in needed.items() if not store.has(blob))
+
+            driver.drop_payloads = watch
+            await w.until(lambda: the_others_finish(w, 3), 900.0)
+            w.check_agreement()
+
+    run_virtual(story())
+    assert not missing
 
 
 def test_a_kill_before_a_fetched_payload_was_looked_at(world, tmp_path):
