@@ -75,13 +75,16 @@ def test_when_one_leaves_only_its_experts_move(count, size, gone):
     assert sum(len(after[peer] - stay[peer]) for peer in stay) == len(before[PEERS[gone]])
 
 
-@given(COUNTS, HOLDERS, st.integers(2, 9), st.integers(0, 8))
-def test_with_more_holders_a_few_others_make_room(count, many, size, gone):
-    assume(gone < size and many < size)
-    before = assigned(RUN, count, many, fresh(PEERS[:size]))
-    stay = {peer: experts for peer, experts in before.items() if peer != PEERS[gone]}
-    after = assigned(RUN, count, many, again(stay))
-    assert sum(len(stay[peer] - after[peer]) for peer in stay) <= len(before[PEERS[gone]])
+@pytest.mark.parametrize("count", [8, 16, 64])
+@pytest.mark.parametrize("many", [2, 3])
+def test_with_more_holders_a_few_others_make_room(count, many):
+    """With fewer experts than members have places, more may move: then there is little to move."""
+    for size in range(many + 1, 10):
+        before = assigned(RUN, count, many, fresh(PEERS[:size]))
+        for leaver in PEERS[:size]:
+            stay = {peer: experts for peer, experts in before.items() if peer != leaver}
+            after = assigned(RUN, count, many, again(stay))
+            assert sum(len(stay[peer] - after[peer]) for peer in stay) < len(before[leaver])
 
 
 @given(COUNTS, st.integers(1, 8))

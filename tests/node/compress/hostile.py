@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.node.compress.codecs import codec_of
-from atoll.node.compress.compiled import compiled
 from atoll.node.compress.folding import Step
+from atoll.node.kernels.compiled import compiled
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.payload import DENSE_BLOCK, NUMBERS, Layout
 from tests.plain.codecs import Refused, decode, encode
