@@ -64,6 +64,9 @@ class Swarm:
 )
 @click.option("--seed", default=1, show_default=True, help="Decides data order, victims and times.")
 @click.option("--preset", "preset_name", default="tiny", show_default=True, type=click.Choice(NAMES))
+@click.option(
+    "--holders", default=0, show_default=True, help="Nodes that train each expert of a mixture; 0: all nodes."
+)
 @click.option("--data", default="builtin:shakespeare", show_default=True, help="Data source of the run.")
 @click.option(
     "--from-hf",
@@ -123,6 +126,7 @@ def prepare(
     steps: int | None,
     seed: int,
     preset_name: str,
+    holders: int,
     data: str,
     from_hf: Path | None,
     upcycle: str | None,
@@ -137,7 +141,7 @@ def prepare(
     spec = preset(preset_name, owner.peer_id, seed, data)
 
     def adjust(spec: RunSpec) -> RunSpec:
-        told = _told(spec, nodes, rounds, steps, f"sim-{seed}")
+        told = _told(_shared(spec, holders), nodes, rounds, steps, f"sim-{seed}")
         if reduce_above is None:
             return told
         return msgspec.structs.replace(told, reduce=ReduceSpec(above=reduce_above, k=2 * told.compress.k))
@@ -148,6 +152,11 @@ def prepare(
     spec = open_run(written)
     story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)
     return Swarm(spec, folder, run_file, story)
+
+
+def _shared(spec: RunSpec, holders: int) -> RunSpec:
+    """The run with so many members that train each expert."""
+    return msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, holders=holders))
 
 
 def _told(spec: RunSpec, nodes: int, rounds: int | None, steps: int | None, name: str) -> RunSpec:
@@ -292,6 +301,6 @@ def line(swarm: Swarm, known: list[dict[str, Any]]) -> str:
     best = max(known, key=lambda status: (status["final"], status["round"]))
     loss = "–" if best["val_bpb"] is None else f"{best['val_bpb']:.3f}"
     return (
-        f"round {best['round']:>3}/{swarm.spec.outer.rounds}  final {best['final']:>3}  val {loss} bits/byte  "
+        f"round {best['round']:>3}/{swarm.spec.outer.rounds} final {best['final']:>3}  last val {loss} bits/byte "
         f"{len(best['contributors'])} contributors  digest {best['digest'][:12] or '–'}  {len(known)} nodes"
     )

@@ -100,6 +100,8 @@ def facts(now: c.Status) -> Iterator[str]:
     yield f"now       round {now.round} of {now.rounds}: {doing}"
     yield f"model     loss {number(now.train_loss)}, validation {number(now.val_bpb)} bits per byte"
     yield f"agreed    final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
+    if now.experts is not None:
+        yield f"experts   {', '.join(map(str, now.experts)) or 'none'}"
     yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
     yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
     yield f"goodput   {goodput.line(now.goodput)}"

@@ -20,6 +20,7 @@ from atoll.node.data.windows import Place, windows
 from atoll.node.inner.evaluate import VAL_WINDOWS, Evaluation, evaluate
 from atoll.node.inner.loop import Inner, run_steps
 from atoll.node.model import bridge
+from atoll.node.model.balance import follower
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.genesis import genesis
 from atoll.node.outer.fixed import state_digest, to_float
@@ -77,7 +78,7 @@ class Task(NamedTuple):
         model = Decoder(self.spec.model).to(self.device)
         bridge.fill(model, self.genesis_C4096(), arena_of(self.spec.model))
         scaled = msgspec.structs.replace(self.spec.inner, lr=self.spec.inner.lr * lr_scale)
-        return Inner(model, loss_of, scaled)
+        return Inner(model, loss_of, scaled, after_step=follower(model, self.spec.model))
 
     def batch(self, number: int, slot: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Windows `[batch, context + 1]` that member `slot` reads in a step of a round."""

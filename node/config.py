@@ -16,6 +16,7 @@ import msgspec
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.peers import parse_seed
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.model import MAX_EXPERTS
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 MAX_SEEDS = 64
@@ -64,6 +65,12 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """`auto`, `cpu`, `cuda`, `cuda:1`."""
     threads: int = 0
     """CPU threads of the worker; 0: one per core."""
+    experts: int = 0
+    """Experts of each layer that this node may train, where members train some only; 0: its share."""
+    frozen: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How the other experts are stored."""
+    frozen_on_host: bool = False
+    """They stay in the host's memory."""
     dht: bool = False
     """Look for peers in the DHT too, in a child process of its own."""
     eval_every: int = 0
@@ -78,6 +85,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"device {self.device!r} is not one of auto, cpu, cuda, cuda:N")
         if not 0 <= self.threads <= 1024:
             raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
+        if not 0 <= self.experts <= MAX_EXPERTS:
+            raise ConfigError(f"experts = {self.experts} is outside 0 … {MAX_EXPERTS}")
         if not 0 <= self.eval_every <= 1 << 20:
             raise ConfigError(f"eval_every = {self.eval_every} is outside 0 … {1 << 20}")
         self._check_places()

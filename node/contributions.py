@@ -2,10 +2,21 @@
 
 from collections.abc import Iterable
 
-from atoll.node.membership import Known
+from atoll.node.holding import splits
+from atoll.node.membership import Known, known_of
 from atoll.node.payloads import Named, Payloads
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.experts import check_bitmap
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.records import Contribution, Entry, Reduction, ReductionFault, SlicedContribution
+from atoll.protocols.records import (
+    Contribution,
+    Entry,
+    PartContribution,
+    Reduction,
+    ReductionFault,
+    SlicedContribution,
+    experts_of,
+)
 from atoll.protocols.run import RunSpec
 from atoll.protocols.worker import Pending
 
@@ -45,9 +56,7 @@ class Contributions:
     def known(self, entries: Iterable[Digest]) -> tuple[Known, ...]:
         """As the fold needs them; entries that the ledger lacks, and Reductions, are left out."""
         found = [(entry, *self._found[entry]) for entry in entries if entry in self._found]
-        return tuple(
-            Known(entry, author, c.round, c.weight, c.payload, self.held(entry)) for entry, author, c in found
-        )
+        return tuple(known_of(entry, author, c, self.held(entry)) for entry, author, c in found)
 
     def held_with(self, payload: Digest) -> list[tuple[Round, Digest]]:
         """Rounds and entries of the contributions that name a payload and can be folded with it, rising."""
@@ -70,13 +79,15 @@ class Contributions:
 def named(body: Contribution) -> Named:
     """What a contribution says that its payload is."""
     rows = body.rows if isinstance(body, SlicedContribution) else b""
-    return Named(body.payload, body.round, rows)
+    return Named(body.payload, body.round, experts_of(body), rows)
 
 
-def announced(pending: Pending) -> Contribution:
-    """What we say of a payload that our worker made."""
+def contribution_of(pending: Pending) -> Contribution:
+    """What we say of a payload that our worker made. Runs that share experts reduce no rounds."""
     p = pending
     words = (p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss)
+    if p.experts:
+        return PartContribution(*words, p.experts)
     return SlicedContribution(*words, Digest(p.rows)) if p.rows else Contribution(*words)
 
 
@@ -84,11 +95,21 @@ def is_lawful(spec: RunSpec, entry: Entry) -> bool:
     """Whether it is a word of this run. Others are as if they had not been said.
 
     In runs whose rounds may be reduced nobody can use a payload without the root of its rows; in others nobody
-    could ever fold a set with a Reduction in it.
+    could ever fold a set with a Reduction in it. Who names experts names some of the run's.
     """
     match entry.body:
+        case PartContribution(experts=experts):
+            return _is_bitmap(experts, splits(spec))
         case Contribution():
             return isinstance(entry.body, SlicedContribution) == (spec.reduce is not None)
         case Reduction() | ReductionFault():
             return spec.reduce is not None
+    return True
+
+
+def _is_bitmap(experts: bytes, count: int) -> bool:
+    try:
+        check_bitmap(experts, count)
+    except DecodeError:
+        return False
     return True

@@ -77,11 +77,13 @@ class Daemon:
         opening = opening_entry(self.spec, me, kept_invite(home, self.spec.id))
         self.net = SwarmNetwork(self.swarm, self.host, me, opening=opening)
         self.driver = Driver(
-            self.spec, me, self.net, self.log, folder / "spool", time.monotonic, eval_every=config.eval_every
+            *(self.spec, me, self.net, self.log, folder / "spool", time.monotonic),
+            eval_every=config.eval_every,
+            experts=config.experts,
         )
         start = Start(
             *(codec.encode(self.spec), me, str(folder), config.data),
-            *(config.threads, config.device),
+            *(config.threads, config.device, config.frozen, config.frozen_on_host),
             str(self.swarm.blobs.store.place(Digest(blob))) if (blob := self.spec.data.tokenizer_blob) else "",
         )
         self.timekeeper = Timekeeper(

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node import finality, round
-from atoll.node.contributions import announced, is_lawful
+from atoll.node.contributions import contribution_of, is_lawful
 from atoll.node.evaluations import Evaluations
 from atoll.node.finals import Finals
+from atoll.node.holding import Share
 from atoll.node.membership import MemberView
 from atoll.node.needs import Network, round_half_s
 from atoll.node.reductions import Reductions
@@ -59,9 +60,13 @@ class Driver:
         now: Callable[[], float],
         *,
         eval_every: int = 0,
+        experts: int = 0,
         luck: random.Random | None = None,
     ) -> None:
-        """`luck`: decides what is checked of others; by default nobody can foresee it."""
+        """`experts`: how many of each layer this node may train, where members train some only; 0: its share.
+
+        `luck`: decides what is checked of others; by default nobody can foresee it.
+        """
         self.spec, self.me, self.log, self._spool = spec, me, log, spool
         self._net, self.now = net, now
         self._evaluations = Evaluations(self, eval_every)
@@ -70,6 +75,7 @@ class Driver:
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self.round = round.begin(rnd.config_of(spec, me))
+        self.share = Share(spec, me, net, experts)
         self.tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         self.finals = Finals(self, net, spool)
@@ -203,9 +209,10 @@ class Driver:
             peer: MemberView(lease.activity, lease.round, round_half_s(born + left_s), lease.tokens_per_s)
             for peer, (lease, left_s) in self._net.leases().items()
         }
-        if members != self._members:
+        short = self.share.shortage(members)
+        if members != self._members or short != self.round.shortage:
             self._members = members
-            self.feed_round(rnd.LeasesChanged(members, self.now()))
+            self.feed_round(rnd.LeasesChanged(members, self.now(), short))
 
     def on_synced(self) -> None:
         """The ledger was compared with at least one peer's, or there is nobody to ask."""
@@ -222,6 +229,7 @@ class Driver:
 
     def _begin_life(self, started: w.Started) -> None:
         self._pending = started.pending
+        self.share.say(started.experts)
         self.worker_ready = True
         self.finals.worker_started(started)
 
@@ -287,9 +295,7 @@ class Driver:
                     self.log.event("discarded", round=pending.round)
             case rnd.FetchPayload(entry):
                 self.sets.want_payloads((entry,))
-            case rnd.FoldRound(number, members):
-                self.start_task(self._fold(number, tuple(k.entry for k in members)), f"fold {number}")
-            case rnd.FoldReduced(number, names):
+            case rnd.FoldRound(number, names):
                 self.start_task(self._fold(number, names), f"fold {number}")
             case rnd.Settle(number):
                 assert self.reductions is not None
@@ -332,7 +338,8 @@ class Driver:
         self.log.training(action.round)
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
-        ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after)
+        experts = self.share.take(self._members)
+        ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts)
         done = await self.ask_until_saved(ask, w.Trained)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done)
@@ -349,7 +356,7 @@ class Driver:
         if blob != pending.payload:  # the disk changed it; its final set will be without it
             self.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
-        body = announced(pending)
+        body = contribution_of(pending)
         entry = self.publish(body)
         if entry is not None:  # its echo may come after the next look
             self.contributions.note(entry.id, self.me, body)
@@ -409,6 +416,7 @@ class Driver:
         blob, at = (offer.blob, offer.round) if offer else (b"", -1)
         lease = Lease(activity, number, Round(max(-1, self.finals.applied)), blob, at, speed)
         self._net.put_lease(lease, self.spec.pace.lease_s)
+        self.share.say()
 
     # --- for Finals and tasks ---------------------------------------------------------------------
 

@@ -5,9 +5,12 @@ All functions are pure. `members` are the live leases of others; oneself is neve
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.records import Contribution, experts_of
 from atoll.protocols.registers import Activity
+from atoll.protocols.worker import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,18 @@ class Known:
     weight: int
     payload: Digest
     held: bool
+    experts: bytes = b""
+    """Bitmap of what it covers; empty: all."""
+
+
+def known_of(entry: Digest, author: PeerId, body: Contribution, held: bool) -> Known:
+    """What the ledger says, as the fold needs it."""
+    return Known(entry, author, body.round, body.weight, body.payload, held, experts_of(body))
+
+
+def member_of(known: Known, path: Path) -> Member:
+    """A contribution as the worker wants it, with its payload at `path`."""
+    return Member(known.entry, known.author, known.weight, known.payload, str(path), known.experts)
 
 
 def chosen(known: Iterable[Known]) -> tuple[Known, ...]:

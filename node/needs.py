@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
+from atoll.node.holding import Registers
 from atoll.node.payloads import BlobSource
 from atoll.p2p.questions import Answer
 from atoll.protocols.errors import AtollError
@@ -13,7 +14,7 @@ from atoll.protocols.registers import Lease
 from atoll.protocols.run import RunSpec
 
 
-class Network(BlobSource, Protocol):
+class Network(BlobSource, Registers, Protocol):
     """What the driver needs of the swarm."""
 
     def publish(self, body: Body) -> Entry:

@@ -13,7 +13,7 @@ from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.records import Body, Entry
 from atoll.protocols.reduction import ASK_MAX_BYTES
-from atoll.protocols.registers import Lease
+from atoll.protocols.registers import Holding, Lease
 from atoll.protocols.wires import REDUCTION
 
 ALONE_S = 8.0
@@ -50,6 +50,15 @@ class SwarmNetwork:
             found += [entry for _, entry in batch]
             self._replayed = batch[-1][0]
         return found
+
+    def put_holding(self, holding: Holding, ttl_s: float) -> None:
+        """See Swarm.lease."""
+        self._swarm.lease(holding, ttl_s)
+
+    def holdings(self) -> dict[PeerId, Holding]:
+        """Live announcements of others."""
+        live = self._swarm.registers.live(Holding, self._now())
+        return {peer: holding for peer, holding in live.items() if peer != self._me}
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """See Swarm.lease."""

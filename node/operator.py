@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from atoll.node import round
+from atoll.node.round_facts import untrained
 from atoll.node.round_words import Phase
 from atoll.node.roundlog import RoundRow
 from atoll.p2p.swarm import PeerRow
@@ -57,6 +58,7 @@ class DaemonOperator:
             final=max(-1, driver.finals.applied),
             digest=row.digest if row else "",
             contributors=tuple(row.contributors) if row else (),
+            experts=driver.share.trained,
             members=len(d.swarm.live(Lease)),
             peers=len(d.swarm.neighbours()),
             paths=dict(paths),
@@ -135,7 +137,8 @@ class DaemonOperator:
     def _trouble(self) -> str:
         swarm = self._daemon.swarm
         refusal = next(iter(swarm.refusals.values()), "")
-        own = self._daemon.driver.trouble or (swarm.local_fault.line() if swarm.local_fault else "")
+        driver = self._daemon.driver
+        own = driver.trouble or untrained(driver.round) or (swarm.local_fault.line() if swarm.local_fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "")
 
     def _peer_row(self, row: PeerRow, lease: Lease | None, left_s: float) -> c.PeerRow:

@@ -3,7 +3,8 @@
 A payload is held when its bytes are on disk and the worker found them, since the start, to be what a record says
 that they are: a blob of that name may be something else, or have come just before a kill. Bytes that verify by
 hash but are not what the record says are void: its author is blamed and they are never held. What is legal in one
-record may be void in another: as a payload of another fragment, as one with other rows, as that of a Reduction.
+record may be void in another: as a payload of another fragment, as one of other experts or with other rows, as
+that of a Reduction.
 """
 
 import asyncio
@@ -35,6 +36,8 @@ class Named(NamedTuple):
 
     payload: Digest
     round: Round
+    experts: bytes = b""
+    """Bitmap of those that it covers; empty: all."""
     rows: bytes = b""
     """Merkle root of its rows; empty: the record has none."""
     slice: tuple[Span, ...] = ()
@@ -42,14 +45,14 @@ class Named(NamedTuple):
 
 
 Key = tuple[Digest, int, bytes, tuple[Span, ...]]
-"""A payload, the size that is legal in its round, and what else was said of it."""
+"""A payload, its legal size, and what else was said of it. Experts make a payload by their number only."""
 
 
 def legal_size(spec: RunSpec, named: Named) -> int:
     """The only legal length: what a node may ask for before it saw a byte."""
     if named.slice and spec.reduce:
         return payload_bytes("sparse2", named.slice[0].chunks, spec.reduce.k)
-    return payload_size(spec, named.round)
+    return payload_size(spec, named.round, named.experts)
 
 
 class BlobSource(Protocol):

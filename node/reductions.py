@@ -389,4 +389,5 @@ class Reductions:
 
 def named_by(claim: Claim) -> Named:
     """What a Reduction says that its payload is."""
-    return Named(claim.body.payload, claim.body.round, claim.body.rows, (claim.body.span,))
+    body = claim.body
+    return Named(body.payload, body.round, rows=body.rows, slice=(body.span,))

@@ -10,13 +10,14 @@ state; then `_settle` moves the phases as far as the facts allow.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from atoll.node.membership import Known, chosen, enough, slot_of, walked
+from atoll.node.membership import chosen, enough, known_of, slot_of, walked
 from atoll.node.round_facts import (
     all_known,
     attendance,
     came_late,
     closes_at,
     contributed,
+    few_members,
     in_flight,
     is_settling,
     may_train_on,
@@ -36,7 +37,6 @@ from atoll.node.round_words import (
     Finalized,
     Finish,
     Folded,
-    FoldReduced,
     FoldRound,
     LeasesChanged,
     Pause,
@@ -111,9 +111,9 @@ def _take(state: RoundState, event: Event) -> Out:
         case SetKnown(number, names):
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
-        case LeasesChanged(members):
+        case LeasesChanged(members, _, shortage):
             walks = walked(state.members, members, state.walks) if state.config.overlap_steps else {}
-            return replace(state, members=dict(members), walks=walks), []
+            return replace(state, members=dict(members), walks=walks, shortage=shortage), []
         case Trained():
             return _trained(state, event)
         case Folded(number, digest):
@@ -153,7 +153,7 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     book = dict(state.books.get(body.round, {}))
     if any(known.author == event.author for known in book.values()):  # the first in its feed counts
         return state, []
-    known = Known(event.entry, event.author, body.round, body.weight, body.payload, event.held)
+    known = known_of(event.entry, event.author, body, event.held)
     book[event.entry] = known
     state = replace(state, books={**state.books, body.round: book})
     if event.author == state.config.me and state.unannounced and state.unannounced.round == body.round:
@@ -284,8 +284,7 @@ def _refold(state: RoundState) -> Out:
         names = state.reduced.get(number, tuple(k.entry for k in members))
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
-            reduced = FoldReduced(Round(number), names)
-            actions.append(reduced if number in state.reduced else FoldRound(Round(number), members))
+            actions.append(FoldRound(Round(number), names))
     return replace(state, folding=folding), actions
 
 
@@ -334,7 +333,7 @@ def _go(state: RoundState, actions: list[Action]) -> Out:
         return _enter(state, Phase.PAUSED, number), actions
     if number - state.final > state.config.max_open_rounds:
         return _enter(state, Phase.FULL, number), actions
-    if number == 0 and not state.books and len(present(state)) + 1 < state.config.min_members:
+    if number == 0 and not state.books and (few_members(state) or state.shortage):
         return _enter(state, Phase.GATHER, number), actions
     if worked_in(state, number):
         return _collect(replace(state, round=number), number), actions
@@ -400,7 +399,8 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
         case Phase.CATCH_UP:
             return state.syncing or f"fetching {sum(not k.held for k in all_known(state))} payloads of open rounds"
         case Phase.GATHER:
-            return f"waiting for members: {len(present(state)) + 1} of {state.config.min_members} are here"
+            here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
+            return f"waiting for members: {here if few_members(state) else state.shortage}"
         case Phase.COLLECT:
             return _collect_reason(state, name)
         case Phase.TRAIN if must_wait(state):

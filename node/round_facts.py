@@ -94,6 +94,16 @@ def present(state: RoundState) -> list[MemberView]:
     return [view for view in state.members.values() if view.activity in ("training", "done")]
 
 
+def untrained(state: RoundState) -> str:
+    """While rounds are trained: why some experts have fewer holders than the run wants; or empty."""
+    return f"some experts lack holders: {state.shortage}" if state.shortage and state.round > 0 else ""
+
+
+def few_members(state: RoundState) -> bool:
+    """Are more members needed for the first round?"""
+    return len(present(state)) + 1 < state.config.min_members
+
+
 def contributed(state: RoundState, number: int) -> bool:
     """Is our contribution in the ledger?"""
     return any(k.author == state.config.me for k in state.books.get(number, {}).values())

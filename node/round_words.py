@@ -90,6 +90,8 @@ class LeasesChanged:
 
     members: Mapping[PeerId, MemberView]
     now: float
+    shortage: str = ""
+    """Why these members and this node cannot train the whole model; empty: they can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +206,11 @@ class FetchPayload:
 
 @dataclass(frozen=True, slots=True)
 class FoldRound:
-    """Ask the worker to Fold exactly these members, sorted by entry id; answer with Folded."""
+    """Ask the worker to Fold exactly this set; answer with Folded."""
 
     round: Round
-    members: tuple[Known, ...]
+    members: tuple[Digest, ...]
+    """Entry ids of contributions, and of Reductions in a reduced round, sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +218,6 @@ class Settle:
     """A reduced round is over: find out what counts in it and get it; answer with SetKnown."""
 
     round: Round
-
-
-@dataclass(frozen=True, slots=True)
-class FoldReduced:
-    """Ask the worker to Fold the set that SetKnown named; answer with Folded."""
-
-    round: Round
-    members: tuple[Digest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,16 +248,7 @@ class Finish:
 
 
 Action: TypeAlias = (
-    StartTraining
-    | Announce
-    | Discard
-    | FetchPayload
-    | FoldRound
-    | Settle
-    | FoldReduced
-    | PublishAck
-    | PublishLease
-    | Finish
+    StartTraining | Announce | Discard | FetchPayload | FoldRound | Settle | PublishAck | PublishLease | Finish
 )
 
 
@@ -346,6 +332,8 @@ class RoundState:
     """Reason of a pause; empty when there is none."""
     books: Mapping[int, Book] = field(default_factory=dict)
     members: Mapping[PeerId, MemberView] = field(default_factory=dict)
+    shortage: str = ""
+    """Why the members cannot train the whole model; the first round waits for more of them."""
     walks: Mapping[PeerId, int] = field(default_factory=dict)
     """Rounds that members were seen to leave for the very next one (`membership.walked`); only with overlap."""
     folding: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)

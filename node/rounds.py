@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from atoll.node.data.dataset import Dataset
 from atoll.node.data.windows import Place, windows
-from atoll.node.inner.loop import Inner, run_steps
-from atoll.node.local_weights import LocalWeights, carries
+from atoll.node.inner.loop import run_steps
+from atoll.node.learner import Learner
+from atoll.node.local_weights import carries
 from atoll.node.outer.fold import Fold
 from atoll.node.overlap import Overlap
 from atoll.node.sending import Sending
@@ -36,14 +37,13 @@ class Rounds:
         self,
         spec: RunSpec,
         data: Dataset,
-        inner: Inner,
+        learner: Learner,
         fold: Fold,
-        weights: LocalWeights,
         sending: Sending,
         spent: Ledger,
     ) -> None:
-        self._spec, self._data, self._inner, self._spent = spec, data, inner, spent
-        self._fold, self._weights, self._sending = fold, weights, sending
+        self._spec, self._data, self._learner, self._spent = spec, data, learner, spent
+        self._fold, self._sending = fold, sending
         self.steps_taken = 0
         """Inner steps of this node, in all rounds."""
 
@@ -64,17 +64,19 @@ class Rounds:
             yield w.Progress(ask.round, len(losses), ask.steps, losses[-1], speed)
         train_s = time.monotonic() - began - overlap.held_s
         with self._spent.within("encode"):
-            payload = self._sending.encode(ask.round, self._weights)
+            payload = self._sending.encode(ask.round, self._learner.weights)
         done = self._pending(ask.round, base, losses, payload)
         return w.Trained(done, len(payload), train_s, overlap.steps, overlap.held_s), payload
 
     def _begin(self, ask: w.Train) -> Overlap:
-        """Bring the local weights to where the round begins."""
+        """Bring the local weights to where the round begins, in a module that trains what is asked for."""
+        self._learner.own(ask.experts)
+        weights = self._learner.weights
         due = ask.after if not self._fold.holds(ask.after) else -1
         if carries(self._spec):
-            self._weights.merge(self._fold.view_C4096, arrived=due < 0 or self._weights.sent != due)
+            weights.merge(self._fold.view_C4096, arrived=due < 0 or weights.sent != due)
         else:
-            self._weights.start(self._fold.view_C4096)
+            weights.start(self._fold.view_C4096)
         return Overlap(due, min(self._spec.outer.overlap_steps, ask.steps))
 
     def _meet(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:
@@ -85,14 +87,14 @@ class Rounds:
             overlap.held_s = held_s + time.monotonic() - began
         if not overlap.is_due or not self._fold.holds(overlap.after):
             return False
-        self._weights.merge(self._fold.view_C4096, arrived=True)
+        self._learner.weights.merge(self._fold.view_C4096, arrived=True)
         overlap.met(taken)
         return True
 
     def _inner_steps(self, ask: w.Train) -> Iterator[float]:
         first = self._spec.steps_before(ask.round)
         place = Place(self._spec.seed, first, ask.slot, ask.slots, self._spec.inner.batch)
-        return run_steps(self._inner, partial(self._batch, place), first, ask.steps)
+        return run_steps(self._learner.inner, partial(self._batch, place), first, ask.steps)
 
     def _batch(self, place: Place, step: int) -> NDArray[np.int64]:
         return self._data.batch(windows(place, step, self._data.num_windows))
@@ -106,8 +108,10 @@ class Rounds:
         tokens = len(losses) * self._step_tokens
         weight = weight_of(tokens, self._spec.steps(number) * self._step_tokens)
         path, loss = str(self._sending.path_of(blob)), sum(losses) / len(losses)
-        rows = RowTree(memoryview(payload), self._sending.layout(number)).root if self._spec.reduce else b""
-        return w.Pending(number, base, blob, path, len(losses), tokens, weight, loss, rows)
+        experts = self._learner.experts
+        layout = self._sending.layout(number, experts)
+        rows = RowTree(memoryview(payload), layout).root if self._spec.reduce else b""
+        return w.Pending(number, base, blob, path, len(losses), tokens, weight, loss, experts, rows)
 
 
 def weight_of(tokens: int, nominal_tokens: int) -> int:

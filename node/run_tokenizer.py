@@ -22,8 +22,10 @@ async def bring_tokenizer(spec: RunSpec, net: Network, say: Callable[[str], None
     if not blob:
         return
     waited = False
-    while not await _is_here(net, blob):
+    while True:
         try:
+            if await _is_here(net, blob):
+                break
             async with asyncio.timeout(ATTEMPT_S):
                 holders = dict.fromkeys((spec.owner, *net.neighbours()))
                 await net.fetch_blob(blob, list(holders), TOKENIZER_MAX_BYTES)

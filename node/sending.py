@@ -31,10 +31,10 @@ Work = Callable[[int, Span, Tensor], object]
 class Missed(NamedTuple):
     """A payload of ours that did not get into its round's final set, or not everywhere."""
 
-    round: int
+    cover: Cover
     payload: bytes
     rows: Cover
-    """Those that did not."""
+    """Those of the payload that did not."""
 
 
 class Sending:
@@ -51,15 +51,15 @@ class Sending:
             spool.mkdir(parents=True, exist_ok=True)
 
     def encode(self, number: int, weights: LocalWeights) -> bytearray:
-        """Payload of β·e + (A − L) on the round's cover, whose chunks are in flight from now on.
+        """Payload of β·e + (A − L) on what of the round is trained here, which is in flight from now on.
 
         What it could not say stays in e; other rows of e are not touched. Raises Divergence for weights that are
         NaN or from 2⁶⁴ on, with everything as it was.
         """
-        cover = cover_of(self._spec, number)
+        cover = cover_of(self._spec, number, weights.experts)
         if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
-        layout = self.layout(number)
+        layout = self.layout(number, weights.experts)
         payload = encoding.blank_payload(layout)
 
         def say(at: int, span: Span, local: Tensor) -> None:
@@ -70,12 +70,12 @@ class Sending:
             weights.mark_sent(span, local)
 
         self._each_slab(weights, cover, say)
-        weights.sent = number
+        weights.sent, weights.sent_experts = number, weights.experts
         return payload
 
-    def layout(self, number: int) -> Layout:
-        """Of the payload of a round."""
-        return self._codec.layout(size_of(cover_of(self._spec, number)))
+    def layout(self, number: int, experts: bytes) -> Layout:
+        """Of a payload of this round that covers these experts; empty: all."""
+        return self._codec.layout(size_of(cover_of(self._spec, number, experts)))
 
     def path_of(self, blob: Digest) -> Path:
         """Where a payload of ours lies until its round is settled."""
@@ -90,7 +90,7 @@ class Sending:
         """What of ours up to round `number` is not in the final sets. Raises DiskFault.
 
         What the disk damaged is left out: its values are not known any more.
-        `counted`: rows of our payloads that are, in spans of the rows of their rounds' covers.
+        `counted`: rows of our payloads that are.
         """
         missed = [
             (pending, rest_of(tuple(sorted(counted.get(pending.payload, ()))), size_of(self._cover(pending))))
@@ -99,24 +99,24 @@ class Sending:
         ]
         with disk(self._spool):
             there = [(p, lost) for p, lost in missed if lost and _is_whole(p)]
-            return [Missed(p.round, Path(p.path).read_bytes(), lost) for p, lost in there]
+            return [Missed(self._cover(p), Path(p.path).read_bytes(), lost) for p, lost in there]
 
     def settle(self, number: int, missed: list[Missed]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
         for one in missed:
-            self._give_back(one, cover_of(self._spec, one.round))
+            self._give_back(one)
         self.pending = tuple(p for p in self.pending if p.round > number)
 
     def _cover(self, pending: w.Pending) -> Cover:
-        return cover_of(self._spec, pending.round)
+        return cover_of(self._spec, pending.round, pending.experts)
 
-    def _give_back(self, missed: Missed, cover: Cover) -> None:
-        size = size_of(cover)
+    def _give_back(self, missed: Missed) -> None:
+        size = size_of(missed.cover)
         said_N4096 = torch.zeros((size, CHUNK))
         self._codec.give_back(said_N4096, missed.payload)
         for counted in rest_of(missed.rows, size):
             said_N4096[counted.start : counted.stop] = 0
-        for at, span in slabs(cover, SLAB_CHUNKS):
+        for at, span in slabs(missed.cover, SLAB_CHUNKS):
             self.residual_C4096[span.start : span.stop] += said_N4096[at : at + span.stop - span.start]
 
     def load(self, residual_C4096: Tensor, pending: tuple[w.Pending, ...]) -> None:

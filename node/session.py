@@ -22,14 +22,15 @@ from atoll.node.allowance import Allowance
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.compress.codecs import codec_of
+from atoll.node.compress.covering import Rows, rows_of
 from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
-from atoll.node.inner.loop import Inner
-from atoll.node.local_weights import LocalWeights, all_finite, carries
+from atoll.node.learner import Learner, experts_among
+from atoll.node.local_weights import all_finite, carries, check_saved
 from atoll.node.model import bridge
-from atoll.node.model.decoder import Decoder, loss_of
+from atoll.node.model.decoder import loss_of
 from atoll.node.model.genesis import genesis
 from atoll.node.outer.fixed import state_digest
 from atoll.node.outer.fold import Fold, Part
@@ -78,16 +79,13 @@ class Session:
         warm(self._codec)
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
-        self._model = Decoder(spec.model).to(start.device)
-        self._inner = Inner(self._model, loss_of, spec.inner)
+        self._learner = Learner(spec, start.device, start.frozen, start.frozen_on_host)
         covers = partial(cover_of, spec)
         theta, number = _first_state(spec)
-        self._fold = Fold(theta, self._arena, self._update, covers, number)
-        self._weights = LocalWeights(self._model, spec)
-        self._sending = Sending(spec, self._home / "spool", threads)
         self._slices = self._slice_work()
-        parts = (self._inner, self._fold, self._weights, self._sending)
-        self._rounds = Rounds(spec, self._data, *parts, self._spent)
+        self._fold = Fold(theta, self._arena, self._update, covers, number)
+        self._sending = Sending(spec, self._home / "spool", threads)
+        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent)
         self._is_training = False
         self._unsaved: tuple[w.Trained, bytearray] | None = None
         """A trained round that the disk has not taken yet, with its payload until that is a file."""
@@ -101,6 +99,7 @@ class Session:
             self._sending.pending,
             self._spec.model.parameters,
             self._start.device,
+            self._learner.experts,
         )
 
     def answer(self, ask: w.Ask) -> w.Answer:
@@ -118,7 +117,7 @@ class Session:
                 # Its payloads had to be fetched again, and meanwhile the round became final without this node.
                 raise Superseded(f"round {number} is final already")
             case w.Check(number):
-                return w.Checked(number, self._fold.check(number, _parts(ask)))
+                return w.Checked(number, self._fold.check(number, self._parts(ask)))
             case w.Finalize():
                 return self._finalize(ask)
             case w.Adopt():
@@ -170,7 +169,7 @@ class Session:
         if ask.reduced:
             self._require_slices().check(self._map(ask.path), ask.rows, *ask.reduced)
             return w.Verified()
-        payload, layout = self._map(ask.path), self._sending.layout(ask.round)
+        payload, layout = self._map(ask.path), self._sending.layout(ask.round, ask.experts)
         self._codec.check(payload, layout.chunks)
         if ask.rows:
             check_root(payload, layout, ask.rows)
@@ -179,7 +178,7 @@ class Session:
     def _fold_round(self, ask: w.Fold) -> w.Folded:
         number = ask.round
         if number > self._fold.final_round:  # a Finalize may have overtaken this request
-            self._fold.set_round(number, _parts(ask))
+            self._fold.set_round(number, self._parts(ask))
         return w.Folded(number, self._fold.view_digest())
 
     def _finalize(self, ask: w.Finalize) -> w.Finalized:
@@ -187,19 +186,22 @@ class Session:
         if number != self._fold.final_round:  # else: it was done, but could not be saved
             counted = self._counted(ask)
             missed = self._sending.missed(number, counted)
-            self._fold.finalize(number, _parts(ask))
+            self._fold.finalize(number, self._parts(ask))
             self._settle(number, missed, counted)
         self._save_between_rounds()
         return w.Finalized(number, self._fold.state_digest())
 
     def _counted(self, ask: w.Finalize) -> dict[Digest, Cover]:
         """Our payloads in a final set, with the rows that count; Reductions of ours, too."""
-        me, rows = self._start.peer, (Span(0, size_of(cover_of(self._spec, ask.round))),)
+        me = self._start.peer
         if not ask.slices:
-            return {m.payload: rows for m in ask.members if m.author == me}
+            return {m.payload: self._all_rows(ask.round, m) for m in ask.members if m.author == me}
         spans = tuple(part.span for part in ask.slices if part.ours)
         ours = {p.payload: spans for p in self._sending.pending if p.round == ask.round}
         return ours | {m.payload: () for part in ask.slices for m in part.reduced if m.author == me}
+
+    def _all_rows(self, number: Round, member: w.Member) -> Cover:
+        return (Span(0, size_of(cover_of(self._spec, number, member.experts))),)
 
     def _settle(self, number: Round, missed: list[Missed], counted: Mapping[Digest, Cover]) -> None:
         self._sending.settle(number, missed)
@@ -257,10 +259,21 @@ class Session:
 
     def _evaluate(self) -> w.Evaluated:
         began = time.monotonic()
-        with self._weights.lent_to(self._fold.view_C4096):
+        with self._learner.weights.lent_to(self._fold.view_C4096):
             val_WT1 = self._data.validation(VAL_WINDOWS)
-            found = evaluate(self._model, loss_of, val_WT1, self._data.validation_bytes(VAL_WINDOWS))
+            found = evaluate(self._learner.module, loss_of, val_WT1, self._data.validation_bytes(VAL_WINDOWS))
         return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
+
+    def _parts(self, ask: w.Fold | w.Check | w.Finalize) -> list[Part]:
+        whole = [Part(m.entry, m.weight, m.path, self._rows(ask.round, m)) for m in ask.members]
+        reduced = [Part(m.entry, m.weight, m.path, None, s.span, True) for s in ask.slices for m in s.reduced]
+        raw = [Part(m.entry, m.weight, m.path, None, s.span) for s in ask.slices for m in s.raw]
+        return [*whole, *reduced, *raw]
+
+    def _rows(self, number: Round, member: w.Member) -> Rows | None:
+        if not member.experts:
+            return None
+        return rows_of(cover_of(self._spec, number, member.experts), cover_of(self._spec, number))
 
     def _map(self, path: str) -> memoryview:
         with disk(Path(path)):
@@ -272,7 +285,7 @@ class Session:
     def _update(self, parts: Sequence[Part], chunks: int) -> Tensor:
         if any(part.span is not None for part in parts):
             return self._require_slices().update(parts, chunks)
-        members = [(part.weight, self._map(part.source)) for part in parts]
+        members = [(part.weight, self._map(part.source), part.rows) for part in parts]
         outer = OuterStep(self._spec.outer.alpha_256, self._spec.outer.floor_256)
         return self._codec.update_of(members, chunks, outer, threads=max(1, self._start.threads))
 
@@ -291,26 +304,27 @@ class Session:
         self._saves.took(now, now - began)
 
     def _write_generation(self) -> None:
-        carried = carries(self._spec)
+        carried, weights = carries(self._spec), self._learner.weights
         body = local.LocalBody(
             self._spec.id,
             self._fold.final_round,
             self._fold.state_digest(),
             self._rounds.steps_taken,
             self._sending.pending,
-            self._weights.sent if carried else -1,
+            weights.sent if carried else -1,
+            weights.sent_experts if carried else b"",
             self._slices.words() if self._slices is not None else (),
         )
         tensors = {"final": self._fold.final_C4096, "residual": self._sending.residual_C4096}
         tensors |= self._slices.tensors() if self._slices is not None else {}
-        more = self._weights.tensors() if carried else {}
-        local.save_local(self._home / "state", body, {**tensors, **more, **self._inner.state()})
+        more = weights.tensors() if carried else {}
+        local.save_local(self._home / "state", body, {**tensors, **more, **self._learner.inner.state()})
         self._sending.sweep()
 
     def _restore(self) -> None:
         found = local.load_local(self._home / "state", self._spec.id, self._check_saved)
         if found is None:
-            self._weights.start(self._fold.view_C4096)
+            self._learner.weights.start(self._fold.view_C4096)
             return
         for line in found.report:
             print(line, flush=True)  # noqa: T201 - stdout is the worker's log
@@ -320,13 +334,14 @@ class Session:
         if self._slices is not None:
             self._slices.load(found.body.kept, found.tensors.get("kept"))
         self._rounds.steps_taken = found.body.steps
-        weights = self._weights.tensors()
-        if weights.keys() <= found.tensors.keys():
-            self._weights.load(found.tensors, found.body.sent)
+        self._learner.own(experts_among(found.tensors, self._spec))
+        weights = self._learner.weights
+        if weights.tensors().keys() <= found.tensors.keys():
+            weights.load(found.tensors, found.body.sent, found.body.sent_experts)
         else:  # they were the view, and will be
-            self._weights.start(self._fold.view_C4096)
-        others = {"final", "residual", "kept", *weights}
-        self._inner.load({name: t for name, t in found.tensors.items() if name not in others})
+            weights.start(self._fold.view_C4096)
+        others = {"final", "residual", "kept", *weights.tensors()}
+        self._learner.inner.load({name: t for name, t in found.tensors.items() if name not in others})
 
     def _check_saved(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise CorruptFault for what no worker of this run saved: bytes may be whole and still be wrong."""
@@ -336,8 +351,8 @@ class Session:
             raise CorruptFault("the saved state is of another model")
         if not all_finite(residual):  # encoding must be able to rely on it
             raise CorruptFault("the saved error feedback holds NaN or infinity")
-        if self._weights.tensors().keys() & tensors.keys():
-            self._weights.check_saved(tensors)
+        if self._learner.weights.tensors().keys() & tensors.keys():
+            check_saved(tensors, self._spec)
 
     def _check_begun(self) -> None:
         if self._fold.final_round == NOTHING_YET:
@@ -351,10 +366,3 @@ def _first_state(spec: RunSpec) -> tuple[Tensor, int]:
         return torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), NOTHING_YET
     theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
     return bridge.gather(theta, arena), -1
-
-
-def _parts(ask: w.Fold | w.Check | w.Finalize) -> list[Part]:
-    whole = [Part(member.entry, member.weight, member.path) for member in ask.members]
-    reduced = [Part(m.entry, m.weight, m.path, part.span, True) for part in ask.slices for m in part.reduced]
-    raw = [Part(m.entry, m.weight, m.path, part.span) for part in ask.slices for m in part.raw]
-    return [*whole, *reduced, *raw]

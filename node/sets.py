@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
 from atoll.node.contributions import Contributions
-from atoll.node.membership import Known
+from atoll.node.membership import Known, member_of
 from atoll.node.needs import Network
 from atoll.node.payloads import Named, Payloads, legal_size
 from atoll.node.trainer import WorkerDied
@@ -65,9 +65,8 @@ class Sets:
         slices = self._slices(number, names)
         if slices is not None:
             return slices.counted(number, names)
-        rows = (Span(0, size_of(cover_of(self._driver.spec, number))),)
         mine = (one for one in self.contributions.known(names) if one.author == self._driver.me)
-        return tuple(w.Counted(one.payload, rows) for one in mine)
+        return tuple(w.Counted(one.payload, self._all_rows(one)) for one in mine)
 
     def finalized(self, number: Round, names: tuple[Digest, ...]) -> None:
         """The worker holds this final set. For good: which of ours were used may be asked long after."""
@@ -122,14 +121,15 @@ class Sets:
         driver.finals.step()
 
     async def _verify(self, path: Path, named: Named) -> None:
-        await self._driver.ask(w.Verify(str(path), named.round, named.rows, named.slice), w.Verified)
+        await self._driver.ask(w.Verify(str(path), *named[1:]), w.Verified)
 
     def _slices(self, number: int, names: tuple[Digest, ...]) -> "Reductions | None":
         """Who knows a set that is made of slices."""
         reductions = self._driver.reductions
         return reductions if reductions is not None and reductions.is_sliced(number, names) else None
 
+    def _all_rows(self, known: Known) -> tuple[Span, ...]:
+        return (Span(0, size_of(cover_of(self._driver.spec, known.round, known.experts))),)
+
     def _members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
-        return tuple(
-            w.Member(k.entry, k.author, k.weight, k.payload, str(self._net.blob_path(k.payload))) for k in known
-        )
+        return tuple(member_of(one, self._net.blob_path(one.payload)) for one in known)

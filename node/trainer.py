@@ -37,6 +37,7 @@ from atoll.protocols.worker import (
 )
 
 A = TypeVar("A")
+log = logging.getLogger(__name__)
 
 START_S = 120.0
 """Importing torch and building the model on a slow, busy machine."""
@@ -51,19 +52,8 @@ REPORT_S = 1.0
 WORKER = (sys.executable, "-m", "atoll.node.worker")
 
 
-log = logging.getLogger(__name__)
-
-
 class WorkerDied(errors.LocalFault):
     """The worker process ended while a request was pending."""
-
-
-async def unless_needless(work: Coroutine[Any, Any, None]) -> None:
-    """Do what needs the worker; its death, or a round that nobody needs any more, ends it quietly."""
-    try:
-        await work
-    except (WorkerDied, errors.Superseded) as error:
-        log.debug("given up: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,3 +255,11 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+async def unless_needless(work: Coroutine[Any, Any, None]) -> None:
+    """Work that asks a worker; its death, or another round, ends it without an error."""
+    try:
+        await work
+    except (WorkerDied, errors.Superseded) as error:
+        log.debug("given up: %s", error)

@@ -167,6 +167,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """State digest after the newest round that closed here, hex."""
     contributors: tuple[str, ...]
     """Authors of the newest closed round's set."""
+    experts: tuple[int, ...] | None
+    """Those that this node trains; null in runs whose members train all."""
     members: int
     """Live leases, our own included."""
     peers: int

@@ -3,13 +3,17 @@
 With P fragments, round r exchanges fragment r mod P, so that each fragment is exchanged every P rounds
 (Streaming DiLoCo, arXiv 2501.18512 §2.2). Embeddings, the output head and all vectors are fragment 0; the
 layers go to the others in strided order (§3.3.1: a fragment then holds early and late layers).
+
+Where members train some of the experts only (`outer.holders`), a contribution covers less: of the round's chunks
+those that all members train, and those of the experts that it names (protocols/experts.py).
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 
 from atoll.protocols.arena import Arena, Placement, arena_of
-from atoll.protocols.model import ModelSpec
+from atoll.protocols.experts import experts_in
+from atoll.protocols.model import ModelSpec, expert_of
 from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec
 from atoll.protocols.spans import Span
@@ -28,6 +32,18 @@ def rest_of(cover: Cover, chunks: int) -> Cover:
     starts = (0, *(span.stop for span in cover))
     stops = (*(span.start for span in cover), chunks)
     return tuple(Span(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop)
+
+
+def shared_by(one: Cover, other: Cover) -> Cover:
+    """Chunks of both."""
+    found: list[Span] = []
+    a, b = 0, 0
+    while a < len(one) and b < len(other):
+        start, stop = max(one[a].start, other[b].start), min(one[a].stop, other[b].stop)
+        if start < stop:
+            found.append(Span(start, stop))
+        a, b = (a + 1, b) if one[a].stop == stop else (a, b + 1)
+    return tuple(found)
 
 
 def slabs(cover: Cover, most: int) -> Iterator[tuple[int, Span]]:
@@ -52,20 +68,57 @@ def fragments(model: ModelSpec, count: int) -> tuple[Cover, ...]:
     return tuple(_joined(spans) for spans in owned)
 
 
-def cover_of(spec: RunSpec, number: int) -> Cover:
-    """What the contributions to round `number` cover."""
+@lru_cache(maxsize=64)
+def trained_cover(model: ModelSpec, experts: bytes) -> Cover:
+    """Chunks that a member trains: all that is no expert's, and those of a bitmap's experts; empty: all. Pure.
+
+    Atoms of experts are matrices, so that no chunk belongs to two experts.
+    """
+    arena = arena_of(model)
+    if not experts or model.experts is None:
+        return (Span(0, arena.chunks),)
+    ours = {None, *experts_in(experts, model.experts.count)}
+    return _joined([span for place, span in _spans(arena) if (place and expert_of(place.name)) in ours])
+
+
+@lru_cache(maxsize=256)
+def _cover(model: ModelSpec, count: int, fragment: int, experts: bytes) -> Cover:
+    whole = fragments(model, count)[fragment]
+    return shared_by(whole, trained_cover(model, experts)) if experts else whole
+
+
+def cover_of(spec: RunSpec, number: int, experts: bytes = b"") -> Cover:
+    """What a contribution to round `number` covers that names these experts; empty: all of the round."""
     count = spec.outer.fragments
-    return fragments(spec.model, count)[number % count]
+    return _cover(spec.model, count, number % count, experts)
 
 
-def payload_size(spec: RunSpec, number: int) -> int:
-    """The only legal length of a payload of round `number`: what a node may ask for before it saw a byte."""
-    return payload_bytes(spec.compress.codec, size_of(cover_of(spec, number)), spec.compress.k)
+def payload_size(spec: RunSpec, number: int, experts: bytes = b"") -> int:
+    """The only legal length of such a contribution's payload: what a node may ask for before it saw a byte.
+
+    Asked for each contribution that a peer writes, so that a bitmap which is new must cost next to nothing.
+    """
+    count = spec.outer.fragments
+    common, *each = _sizes(spec.model, count)[number % count]
+    chunks = common + sum(each[expert] for expert in experts_in(experts, len(each)))
+    return payload_bytes(spec.compress.codec, chunks, spec.compress.k)
 
 
 def largest_payload(spec: RunSpec) -> int:
     """Bytes of the run's largest payload."""
     return max(payload_size(spec, number) for number in range(spec.outer.fragments))
+
+
+@lru_cache(maxsize=32)
+def _sizes(model: ModelSpec, count: int) -> tuple[tuple[int, ...], ...]:
+    """Chunks of each fragment: those that all members train, then those of each expert."""
+    experts = model.experts.count if model.experts else 0
+    found = [[0] * (1 + experts) for _ in range(count)]
+    for place, span in _spans(arena_of(model)):
+        expert = expert_of(place.name) if place else None
+        at = _fragment(place, count) if count > 1 else 0
+        found[at][0 if expert is None else 1 + expert] += span.stop - span.start
+    return tuple(map(tuple, found))
 
 
 def _spans(arena: Arena) -> Iterator[tuple[Placement | None, Span]]:

@@ -13,6 +13,7 @@ from atoll.protocols.admission import Permit, check_permit
 from atoll.protocols.errors import DecodeError, SignatureFault
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest, public_key_of
+from atoll.protocols.model import MAX_EXPERTS
 from atoll.protocols.spans import Span
 
 FEED_VERSION = 1
@@ -37,6 +38,13 @@ class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contributi
     """1 … 255: share of the nominal tokens of the round, in 64ths."""
     loss: float
     """Mean training loss of the steps, nats per token. A claim, not a proof."""
+
+
+class PartContribution(Contribution, frozen=True, array_like=True, tag="part", forbid_unknown_fields=True):
+    """A Contribution of who trained only some of the experts; its payload has no others (`outer.holders`)."""
+
+    experts: bytes
+    """Bitmap (protocols/experts.py), never empty: all experts are a plain Contribution."""
 
 
 class SlicedContribution(Contribution, frozen=True, array_like=True, tag="sliced", forbid_unknown_fields=True):
@@ -149,6 +157,7 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_un
 
 Body: TypeAlias = (
     Contribution
+    | PartContribution
     | SlicedContribution
     | Ack
     | Proposal
@@ -232,6 +241,8 @@ def check_body(body: Body) -> None:
                 raise DecodeError("contribution: weight, steps or tokens outside their range")
             if isinstance(body, SlicedContribution):
                 _digests(body.rows)
+            if isinstance(body, PartContribution) and not 1 <= len(body.experts) <= MAX_EXPERTS // 8:
+                raise DecodeError("contribution: a bitmap of experts that no model has")
             if not 0 <= body.loss < 1e6:
                 raise DecodeError("contribution: loss outside its range")
         case Ack():
@@ -273,6 +284,11 @@ def _check_reduction(body: Reduction) -> None:
 def _digests(*values: bytes) -> None:
     if any(len(value) != DIGEST_BYTES for value in values):
         raise DecodeError("a digest has 32 bytes")
+
+
+def experts_of(body: Contribution) -> bytes:
+    """Bitmap of the experts that a contribution covers; empty: all."""
+    return body.experts if isinstance(body, PartContribution) else b""
 
 
 def set_digest(entries: list[Digest]) -> Digest:

@@ -12,6 +12,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
+from atoll.protocols.model import MAX_EXPERTS
 
 REGISTER_VERSION = 1
 REGISTER_MAX_BYTES = 4096
@@ -36,13 +37,21 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, tag="lease", forbid_un
     tokens_per_s: float
 
 
+class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding", forbid_unknown_fields=True):
+    """Which experts `author` trains, and how many it has room for; in runs with `outer.holders` only."""
+
+    experts: bytes
+    """Bitmap (protocols/experts.py); empty: all."""
+    room: int
+
+
 class Addresses(msgspec.Struct, frozen=True, array_like=True, tag="addresses", forbid_unknown_fields=True):
     """Where `author` may be dialled: multiaddrs without the /p2p part."""
 
     maddrs: tuple[str, ...]
 
 
-Value = Lease | Addresses
+Value = Lease | Addresses | Holding
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -87,6 +96,9 @@ def _check_value(value: Value) -> None:
     if isinstance(value, Addresses):
         if len(value.maddrs) > 16 or not all(map(_is_plain, value.maddrs)):
             raise DecodeError("addresses: more than 16, or one that is not 1 to 256 printable ASCII characters")
+    elif isinstance(value, Holding):
+        if len(value.experts) > MAX_EXPERTS // 8 or not 0 <= value.room <= MAX_EXPERTS:
+            raise DecodeError("holding: more experts than any model has")
     elif (
         len(value.snapshot) not in (0, 32) or not (0 <= value.round < 1 << 24) or not (-1 <= value.final < 1 << 24)
     ):
@@ -104,6 +116,7 @@ __all__ = [
     "Activity",
     "Addresses",
     "Digest",
+    "Holding",
     "Lease",
     "Register",
     "Value",

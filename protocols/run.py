@@ -87,6 +87,8 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Inner steps of the next round that a member may take before the fold of this round is in; 0: none."""
     keep_256: int = 128
     """Share of the progress made during the overlap that stays in the local weights when the fold is in."""
+    holders: int = 0
+    """Members that train each expert (protocols/ownership.py); 0: all members train all. 1 is SPES."""
 
 
 class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -165,7 +167,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         public_key_of(self.owner)
         _check_names(self)
         _check_inner(self.inner)
-        _check_outer(self.outer, self.model.layers)
+        _check_outer(self.outer, self.model)
         _within("compress.feedback", self.compress.feedback, 0, 1)
         _within("pace.quorum_256", self.pace.quorum_256, 1, 256)
         _within("pace.grace_256", self.pace.grace_256, 0, 1 << 16)
@@ -247,6 +249,10 @@ def _check_reduce(spec: RunSpec) -> None:
     spec.reduce.check()
     if spec.compress.codec != "sparse2" or spec.outer.fragments != 1:
         raise ConfigError("reduce needs compress.codec sparse2 and outer.fragments 1")
+    if spec.outer.holders:
+        raise ConfigError(
+            "reduce and outer.holders cannot go together: slices are of payloads that cover the whole model"
+        )
 
 
 def _check_given(spec: RunSpec) -> None:
@@ -271,13 +277,16 @@ def _check_inner(inner: InnerSpec) -> None:
     _within("inner.batch", inner.batch, 1, 1 << 20)
 
 
-def _check_outer(outer: OuterSpec, layers: int) -> None:
+def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
     _within("outer.rounds", outer.rounds, 1, _MAX_ROUNDS)
     _within("outer.alpha_256", outer.alpha_256, 1, 1024)
     _within("outer.floor_256", outer.floor_256, 0, 256)
-    _within("outer.fragments", outer.fragments, 1, layers + 1)  # the embeddings are one
+    _within("outer.fragments", outer.fragments, 1, model.layers + 1)  # the embeddings are one
     _within("outer.overlap_steps", outer.overlap_steps, 0, 1 << 16)
     _within("outer.keep_256", outer.keep_256, 0, 256)
+    _within("outer.holders", outer.holders, 0, 1024)
+    if outer.holders and model.experts is None:
+        raise ConfigError("outer.holders is for runs whose model has experts")
     firsts = [stage.first for stage in outer.stages]
     if not 1 <= len(firsts) <= 64 or firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ConfigError("outer.stages must start at round 0 and rise")

@@ -42,6 +42,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     weight: int
     payload: Digest
     path: str
+    experts: bytes = b""
+    """Bitmap of the experts that it covers; empty: all."""
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +79,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     threads: int
     device: str
     """`cpu`, `cuda`, `cuda:1`."""
+    frozen: str = "float32"
+    """How experts are stored that are not trained here: `float32`, `bfloat16`, `int8`."""
+    frozen_on_host: bool = False
+    """They stay in the host's memory."""
     tokenizer: str = ""
     """Path of the run's `tokenizer.json`; empty where it has none."""
 
@@ -98,6 +104,8 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Inner steps to take: what the RunSpec names for the round, or our share of it."""
     after: int
     """Round whose Fold may come while this one is trained, up to `overlap_steps` later; -1: none is due."""
+    experts: bytes = b""
+    """Bitmap of the experts to train; empty: all."""
 
 
 class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
@@ -105,6 +113,8 @@ class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
 
     path: str
     round: Round
+    experts: bytes = b""
+    """Bitmap of the experts that its contribution names."""
     rows: bytes = b""
     """Merkle root that its rows must have, where the record that names it has one."""
     reduced: tuple[Span, ...] = ()
@@ -218,6 +228,8 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     weight: int
     loss: float
+    experts: bytes = b""
+    """Bitmap of the experts that it covers."""
     rows: bytes = b""
     """Merkle root over the payload's rows, in runs whose rounds may be reduced."""
 
@@ -234,6 +246,8 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     pending: tuple[Pending, ...]
     parameters: int
     device: str
+    experts: bytes = b""
+    """Bitmap of the experts that it trained last; empty: all."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):

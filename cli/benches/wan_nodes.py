@@ -52,10 +52,12 @@ async def train(
     hosts: Sequence[Host], folder: Path, name: str, first: int, last: int, overlap_steps: int,
     say: Callable[[str], None],
 ) -> Trained:  # fmt: skip
-    """A node on every host trains until all begin round `last`. Raises LocalFault."""
+    """A node on every host trains until all begin the round after `last`: by then the rounds before `last` are
+    folded everywhere, also with overlap. Raises LocalFault.
+    """
     nodes = [LabNode(host, folder) for host in hosts]
     owners = [load_or_create(node.home.identity) for node in nodes]
-    spec = spec_of(name, owners[0], len(nodes), last + 1, overlap_steps)
+    spec = spec_of(name, owners[0], len(nodes), last + 2, overlap_steps)
     run_file = folder / "wan.run"
     write_whole(run_file, sign_run(spec, owners[0]))
     for node, owner in zip(nodes, owners, strict=True):
@@ -67,6 +69,7 @@ async def train(
         before = carried(hosts)
         await reach(nodes, last, (last - first) * ROUND_S)
         moved = carried(hosts) - before
+        await reach(nodes, last + 1, ROUND_S)
         say(f"{len(nodes)} nodes, overlap of {overlap_steps} steps: {last - first} rounds")
     traces = [Trace(node.peer, *journals(node, spec)) for node in nodes]
     return Trained(traces, moved / len(hosts) / (last - first))

@@ -115,6 +115,8 @@ class Host:
         for process in self.processes:
             process.kill()  # it may not have entered the namespace yet
             process.wait(timeout=10)
+        end_processes([self.namespace])  # what it started when it entered at the last moment; it holds the pipes
+        for process in self.processes:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()

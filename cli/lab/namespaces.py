@@ -108,15 +108,29 @@ def network_of(process_id: int) -> int | None:
 
 
 def end_processes(namespaces: Sequence[Namespace], patience_s: float = 1.0) -> None:
-    """Ends what runs in these networks: a request, then force after `patience_s`. Raises LabError if any stays."""
+    """Ends what runs in these networks: a request, then force after `patience_s`. Raises LabError if any stays.
+
+    Who enters meanwhile gets the same signal: a program may still be on its way in.
+    """
     for how, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 10.0)):
-        deadline_s = time.monotonic() + wait_s
-        for process_id in processes_of(namespaces):
+        left = sent_until_none(namespaces, how, wait_s)
+        if not left:
+            return
+    raise LabError(f"processes that do not end: {left}")
+
+
+def sent_until_none(namespaces: Sequence[Namespace], how: signal.Signals, wait_s: float) -> list[int]:
+    """One signal to each process in these networks; who is still there after at most `wait_s`."""
+    asked: set[int] = set()
+    deadline_s = time.monotonic() + wait_s
+    while left := processes_of(namespaces):
+        for process_id in set(left) - asked:
             send(process_id, how)
-        while processes_of(namespaces) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-    if left := processes_of(namespaces):
-        raise LabError(f"processes that do not end: {left}")
+        asked.update(left)
+        if time.monotonic() >= deadline_s:
+            break
+        time.sleep(0.01)
+    return left
 
 
 def send(process_id: int, how: signal.Signals) -> None:

@@ -6,6 +6,7 @@ Bit budget for 1024 members (all bounds come from the protocol and are checked t
     |numerator| < 2⁴⁶     divisor < 2¹⁸   |α·numerator| < 2⁵⁶   2·|…| + 1024·divisor < 2⁵⁸ < 2⁶³
     |U| ≤ 4 · 12/4 · 2²⁴ < 2²⁸: fits int32
 
+Where contributions cover only some chunks, this is the outer step of a chunk's own members: those who cover it.
 Sums of integers have no order, so any order, grouping or device gives the same bits.
 """
 

@@ -39,6 +39,8 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     pending: tuple[Pending, ...]
     sent: int = -1
     """Round whose work the saved local weights have in flight; −1: none, or they are not saved."""
+    sent_experts: bytes = b""
+    """Bitmap of the experts that this work covers."""
     kept: tuple[KeptBody, ...] = ()
     """Whose error feedback the tensor `kept` is; empty where this node reduces nothing."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.compress.fitting import half_bits, units_of
+from atoll.node.compress.summing import least_weight, who_covers
 from atoll.node.kernels.compiled import compiled, inlined
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.payload import DENSE_BLOCK, MOST_SCALE, TOP_LEVEL, VALUE_BITS, Layout
@@ -149,27 +150,31 @@ def _nibble(level: int) -> int:
 
 @compiled
 def fold_dense(
-    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, step: tuple[int, int], arrays: Any, scratch: Any
-) -> int:
+    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, places: Any, step: tuple[int, int],
+    arrays: Any, scratch: Any,
+) -> int:  # fmt: skip
     """Number of a fault, 0 for none. `arrays`: update, θ, view; fills the first and last where not empty."""
     update, theta, view = arrays
     wanted = len(update) > 0 or len(view) > 0
-    level, total, share, _ = scratch
-    block, scales, at_scales = facts[0], facts[4], facts[6]
+    level, total, share, _, there = scratch
+    block, scales, offsets = facts[0], facts[4], places[2]
     for c in range(span[0], span[1]):
-        for p in range(len(rows)):
-            fault = read_levels(rows[p], c, facts, level)
+        members = who_covers(c, places, there)
+        for m in range(members):
+            p, r = there[0, m], there[1, m]
+            fault = read_levels(rows[p], r, facts, offsets[p], level)
             if fault:
                 return fault
             for b in range(CHUNK // block if wanted else 0):
-                spot = at_scales + c * scales + 2 * b
+                spot = offsets[p, 0] + r * scales + 2 * b
                 unit = units_of(np.int64(rows[p, spot]) | (np.int64(rows[p, spot + 1]) << 8)) * weights[p]
                 share[b] += weights[p] if unit else 0
                 for i in range(b * block, (b + 1) * block):
                     total[i] += level[i] * unit
         if wanted:
+            least = least_weight(weights, there, members, step[1])
             for b in range(CHUNK // block):
-                _divide(total[b * block : (b + 1) * block], share[b], step[0], step[1])
+                _divide(total[b * block : (b + 1) * block], share[b], step[0], least)
                 share[b] = 0
             if len(update):
                 for i in range(CHUNK):
@@ -181,10 +186,10 @@ def fold_dense(
 
 
 @inlined
-def read_levels(row: Bytes, c: int, facts: Any, level: Ints32) -> int:
-    """Levels of a chunk; the number of a fault."""
-    block, width, top, most, scales, codes, at_scales, at_codes = facts
-    code = row[at_codes + c * codes : at_codes + (c + 1) * codes]
+def read_levels(row: Bytes, r: int, facts: Any, offsets: Ints, level: Ints32) -> int:
+    """Levels of a payload's row; the number of a fault."""
+    block, width, top, most, scales, codes, _, _ = facts
+    code = row[offsets[1] + r * codes : offsets[1] + (r + 1) * codes]
     strange = False
     if width == 8:
         for i in range(CHUNK):
@@ -198,7 +203,7 @@ def read_levels(row: Bytes, c: int, facts: Any, level: Ints32) -> int:
     if strange:
         return 21
     for b in range(CHUNK // block):
-        spot = at_scales + c * scales + 2 * b
+        spot = offsets[0] + r * scales + 2 * b
         scale = np.int64(row[spot]) | (np.int64(row[spot + 1]) << 8)
         largest = np.int32(0)
         for i in range(b * block, (b + 1) * block):
@@ -243,15 +248,15 @@ def _move(theta: Ints32, view: Ints32, moves: Ints) -> bool:
 
 
 @compiled
-def add_dense(row: Bytes, span: tuple[int, int], facts: Any, residual: Any, level: Ints32) -> int:
-    """Add the values of a payload to `residual`; the number of a fault."""
-    block, scales, at_scales = facts[0], facts[4], facts[6]
+def add_dense(rows: Bytes, span: tuple[int, int], facts: Any, places: Any, residual: Any, level: Ints32) -> int:
+    """Add the values of one payload, which has all chunks, to `residual`; the number of a fault."""
+    block, scales, offsets, row = facts[0], facts[4], places[2][0], rows[0]
     for c in range(span[0], span[1]):
-        fault = read_levels(row, c, facts, level)
+        fault = read_levels(row, c, facts, offsets, level)
         if fault:
             return fault
         for b in range(CHUNK // block):
-            spot = at_scales + c * scales + 2 * b
+            spot = offsets[0] + c * scales + 2 * b
             step = np.float32(units_of(np.int64(row[spot]) | (np.int64(row[spot + 1]) << 8))) * _UNIT
             for i in range(b * block, (b + 1) * block):
                 residual[c, i] += np.float32(level[i]) * step

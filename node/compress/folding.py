@@ -1,17 +1,20 @@
 """R payloads -> U, or θ + U, in one compiled pass over the chunks, in exact integers.
 
-The bits of `decode` and `aggregate.mean.outer_update`, which the tests hold it against.
+A payload may hold some of the chunks only: "all weight", of which the floor is a share, is the weight of those who
+cover the chunk. The bits of `decode` and `aggregate.mean.outer_update`, which the tests hold it against.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from atoll.node.compress import dense, sparse_fold
+from atoll.node.compress.covering import Rows, size_covered
 from atoll.node.compress.encoding import each_range, ranges_of
 from atoll.node.compress.reading import SPARE
 from atoll.protocols.arena import CHUNK
@@ -19,8 +22,27 @@ from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.payload import Layout, check_frame
 from atoll.protocols.records import MAX_SET, MAX_WEIGHT
 
-Member = tuple[int, bytes | memoryview]
-"""Weight and payload."""
+Payload: TypeAlias = bytes | memoryview
+Member: TypeAlias = tuple[int, Payload] | tuple[int, Payload, Rows | None]
+"""Weight and payload; which of the chunks it has, where that is not all."""
+
+
+class Places(NamedTuple):
+    """Where the rows of each payload lie."""
+
+    rows_UC: npt.NDArray[np.int32]
+    """The different maps of chunks to rows; −1: the payload has no such chunk."""
+    map_P: npt.NDArray[np.int64]
+    """Which map a payload has."""
+    offset_PS: npt.NDArray[np.int64]
+    """Where each section of a payload begins."""
+
+
+class Given(NamedTuple):
+    """Payloads as the kernels take them."""
+
+    bytes: npt.NDArray[np.uint8]
+    places: Places
 
 
 class Step(NamedTuple):
@@ -69,13 +91,15 @@ def give_back(residual_C4096: Tensor, payload: bytes | memoryview, k: int, *, co
     """Add what a payload said to `residual_C4096` (float32). Raises DecodeError, with the residual as it was."""
     layout = Layout(codec, len(residual_C4096), k)
     check(payload, layout.chunks, k, codec=codec)
-    rows, span, residual = _rows([payload], layout), (0, layout.chunks), residual_C4096.numpy()
+    given, span, residual = _given([(1, payload)], layout), (0, layout.chunks), residual_C4096.numpy()
     if layout.is_dense:
         facts = dense.dense_facts(layout)
-        _raise([dense.add_dense(rows[0], span, facts, residual, dense.dense_scratch(facts[0])[0])])
+        _raise(
+            [dense.add_dense(given.bytes, span, facts, given.places, residual, dense.dense_scratch(facts[0])[0])]
+        )
     else:
-        facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout)
-        _raise([sparse_fold.add_sparse(rows, span, facts, residual, own)])
+        facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout, 1)
+        _raise([sparse_fold.add_sparse(given.bytes, span, facts, given.places, residual, own)])
 
 
 def _nothing() -> Tensor:
@@ -83,31 +107,47 @@ def _nothing() -> Tensor:
 
 
 def _run(members: Sequence[Member], layout: Layout, step: Step, threads: int, arrays: tuple[Tensor, ...]) -> None:
-    if len(members) > MAX_SET or not all(1 <= weight <= MAX_WEIGHT for weight, _ in members):
+    if len(members) > MAX_SET or not all(1 <= member[0] <= MAX_WEIGHT for member in members):
         raise DecodeError("a set with too many members, or with an illegal weight")
-    rows = _rows([payload for _, payload in members], layout)
-    weights = np.array([weight for weight, _ in members], np.int64)
-    rule = (step.alpha_256, max(1, -(-step.floor_256 * int(weights.sum()) // 256)))
-    given = tuple(each.numpy() for each in arrays)
+    given = _given(members, layout)
+    weights = np.array([member[0] for member in members], np.int64)
+    rule, out = (step.alpha_256, step.floor_256), tuple(each.numpy() for each in arrays)
 
     def work(start: int, stop: int) -> int:
         if layout.is_dense:
             facts = dense.dense_facts(layout)
-            own = dense.dense_scratch(facts[0])
-            return dense.fold_dense(rows, weights, (start, stop), facts, rule, given, own)
-        facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout)
-        return sparse_fold.fold_sparse(rows, weights, (start, stop), facts, rule, given, own)
+            own = *dense.dense_scratch(facts[0]), np.empty((2, len(members)), np.int64)
+            return dense.fold_dense(given.bytes, weights, (start, stop), facts, given.places, rule, out, own)
+        facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout, len(members))
+        return sparse_fold.fold_sparse(given.bytes, weights, (start, stop), facts, given.places, rule, out, own)
 
     _raise(each_range(ranges_of(layout.chunks, threads), work))
 
 
-def _rows(payloads: Sequence[bytes | memoryview], layout: Layout) -> npt.NDArray[np.uint8]:
+def _given(members: Sequence[Member], layout: Layout) -> Given:
     """The payloads with room behind each. Raises DecodeError for a wrong length or header."""
-    rows = np.empty((len(payloads), layout.size_bytes + SPARE), np.uint8)
-    for row, payload in zip(rows, payloads, strict=True):
-        check_frame(payload, layout)
-        row[: layout.size_bytes] = np.frombuffer(payload, np.uint8)
-    return rows
+    rows = [member[2] if len(member) == 3 else None for member in members]
+    layouts = [msgspec.structs.replace(layout, chunks=size_covered(each, layout.chunks)) for each in rows]
+    largest = max((each.size_bytes for each in layouts), default=0)
+    found = np.empty((len(members), largest + SPARE), np.uint8)
+    for line, member, own in zip(found, members, layouts, strict=True):
+        check_frame(member[1], own)
+        line[: own.size_bytes] = np.frombuffer(member[1], np.uint8)
+        line[own.size_bytes : own.size_bytes + SPARE] = 0
+    offsets = np.array([own.offsets for own in layouts], np.int64).reshape(len(members), len(layout.offsets))
+    return Given(found, Places(*_maps(rows, layout.chunks), offsets))
+
+
+def _maps(rows: Sequence[Rows | None], chunks: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """The different maps of chunks to rows `[U, C]`, and which of them is whose."""
+    numbers: dict[int, int] = {}
+    maps: list[Rows] = []
+    for each in rows:
+        if id(each) not in numbers:
+            numbers[id(each)] = len(maps)
+            maps.append(np.arange(chunks, dtype=np.int32) if each is None else each)
+    which = np.array([numbers[id(each)] for each in rows], np.int64)
+    return np.stack(maps) if maps else np.empty((0, chunks), np.int32), which
 
 
 def _raise(faults: list[int]) -> None:

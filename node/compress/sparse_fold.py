@@ -11,11 +11,13 @@ from atoll.node.compress.summing import (
     MOST_WEIGHT,
     add_row,
     divide,
+    least_weight,
     move,
     packed,
     spill,
     take,
     take_wide,
+    who_covers,
 )
 from atoll.node.kernels.compiled import compiled, inlined
 from atoll.protocols.arena import CHUNK
@@ -44,13 +46,14 @@ _GROUP = 8
 
 
 def sparse_facts(layout: Layout) -> tuple[int, ...]:
-    """What the kernels know of a layout: k, bits of an index's two parts and of a code, and where things are."""
-    return layout.k, layout.low_bits, layout.high_bits, layout.code_bits, *layout.row_bytes, *layout.offsets
+    """What the kernels know of a layout: k, bits of an index's two parts and of a code, and the size of rows."""
+    return layout.k, layout.low_bits, layout.high_bits, layout.code_bits, *layout.row_bytes
 
 
-def scratch_for(layout: Layout) -> tuple[npt.NDArray[Any], ...]:
+def scratch_for(layout: Layout, members: int) -> tuple[npt.NDArray[Any], ...]:
     """What `fold_sparse` works in, one for each thread."""
     return (
+        np.empty((2, members), np.int64),
         np.empty((_GROUP, 8 * layout.row_bytes[2] + 16), np.int32),
         np.zeros((_GROUP, layout.k + 16), np.uint32),
         np.zeros((_GROUP, layout.k + 16), np.uint32),
@@ -65,24 +68,25 @@ def scratch_for(layout: Layout) -> tuple[npt.NDArray[Any], ...]:
 
 @compiled
 def fold_sparse(
-    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, step: tuple[int, int],
+    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, places: Any, step: tuple[int, int],
     arrays: Any, scratch: Any,
 ) -> int:  # fmt: skip
     """Number of a fault, 0 for none. `arrays`: update, θ, view; fills the first and last where not empty."""
     update, theta, view = arrays
     wanted = len(update) > 0 or len(view) > 0
     k = facts[0]
-    place, low, code, word, value, sums, wide, touched, total = scratch
+    there, place, low, code, word, value, sums, wide, touched, total = scratch
     for c in range(span[0], span[1]):
         count, weight, spilt = np.uint64(0), 0, False
-        for first in range(0, len(rows), _GROUP):
-            group = min(_GROUP, len(rows) - first)
-            fault = _read(rows, first, group, c, facts, word, place, low, code)
+        members = who_covers(c, places, there)
+        for first in range(0, members, _GROUP):
+            group = min(_GROUP, members - first)
+            fault = _read(rows, first, group, there, facts, places[2], word, place, low, code)
             if fault:
                 return fault
             for g in range(group if wanted else 0):
                 if word[g] & SCALE_MASK:
-                    mine = weights[first + g]
+                    mine = weights[there[0, first + g]]
                     weight += mine
                     if weight > MOST_WEIGHT:
                         spill(sums, wide[0], wide[1])
@@ -96,7 +100,7 @@ def fold_sparse(
                 found = take_wide(wide[0], wide[1], touched, total[0], total[1])
             else:
                 take(sums, touched, found, total[0], total[1])
-            divide(total[0], total[1], found, step[0], step[1])
+            divide(total[0], total[1], found, step[0], least_weight(weights, there, members, step[1]))
             if len(update):
                 _store(update[c], touched, total[0], found)
             if len(view) and not move(theta[c], view[c], touched, total[0], found):
@@ -105,11 +109,12 @@ def fold_sparse(
 
 
 @compiled
-def add_sparse(rows: Bytes, span: tuple[int, int], facts: Any, residual: Any, scratch: Any) -> int:
-    """Add the values of one payload to `residual`; the number of a fault."""
-    place, low, code, word, _, _, _, _, _ = scratch
+def add_sparse(rows: Bytes, span: tuple[int, int], facts: Any, places: Any, residual: Any, scratch: Any) -> int:
+    """Add the values of one payload, which has all chunks, to `residual`; the number of a fault."""
+    there, place, low, code, word, _, _, _, _, _ = scratch
     for c in range(span[0], span[1]):
-        fault = _read(rows, 0, 1, c, facts, word, place, low, code)
+        who_covers(c, places, there)
+        fault = _read(rows, 0, 1, there, facts, places[2], word, place, low, code)
         if fault:
             return fault
         units = units_of(word[0] & SCALE_MASK)
@@ -123,19 +128,19 @@ def add_sparse(rows: Bytes, span: tuple[int, int], facts: Any, residual: Any, sc
 
 @inlined
 def _read(
-    rows: Bytes, first: int, group: int, c: int, facts: Any,
+    rows: Bytes, first: int, group: int, there: Ints, facts: Any, offsets: Ints,
     word: Ints, place: Ints32, low: Marks, code: Marks,
 ) -> int:  # fmt: skip
     """Words, indices (into `low`) and codes of one chunk of a group of payloads; the number of a fault."""
-    k, low_bits, high_bits, width, words, lows, highs, codes, at_words, at_lows, at_highs, at_codes = facts
-    spots = (
-        np.uint64(at_words + c * words),
-        np.uint64(at_lows + c * lows),
-        np.uint64(at_highs + c * highs),
-        np.uint64(at_codes + c * codes),
-    )
+    k, low_bits, high_bits, width, words, lows, highs, codes = facts
     for g in range(group):
-        p = first + g
+        p, r = there[0, first + g], there[1, first + g]
+        spots = (
+            np.uint64(offsets[p, 0] + r * words),
+            np.uint64(offsets[p, 1] + r * lows),
+            np.uint64(offsets[p, 2] + r * highs),
+            np.uint64(offsets[p, 3] + r * codes),
+        )
         word[g] = np.int64(rows[p, spots[0]]) | (np.int64(rows[p, spots[0] + np.uint64(1)]) << 8)
         found = read_unary(rows, p, spots[2], highs, place[g])
         whole = read_fields(rows, p, spots[1], low[g], k, low_bits)

@@ -27,6 +27,28 @@ MOST_WEIGHT = (1 << PACKED_BITS) - 1
 
 
 @inlined
+def who_covers(c: int, places: Any, there: Ints) -> int:
+    """Payloads that have chunk c, with the row that it is of them, into `there`; how many."""
+    rows, number, _ = places
+    found = 0
+    for p in range(len(number)):
+        row = rows[number[p], c]
+        if row >= 0:
+            there[0, found], there[1, found] = p, row
+            found += 1
+    return found
+
+
+@inlined
+def least_weight(weights: Ints, there: Ints, members: int, floor_256: int) -> int:
+    """The least divisor of a chunk: that share of all weight that covers it, rounded up, at least 1."""
+    weight = 0
+    for i in range(members):
+        weight += weights[there[0, i]]
+    return max(1, (floor_256 * weight + 255) >> 8)
+
+
+@inlined
 def add_row(sums: Ints, touched: Marks, count: Any, place: Marks, code: Marks, value: Ints, k: int) -> Any:
     """Add one chunk of one payload, `value` by code packed; the number of places that anybody sent."""
     for i in range(k):

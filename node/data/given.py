@@ -33,6 +33,8 @@ _PARTS = {
     "normalizer": {"NFC", "Prepend", "Replace", "Sequence"},
     "pre_tokenizer": {"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"},
 }
+_MEMBERS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
+"""Where a Sequence has its parts."""
 _REPEATED = {"Digits", "Sequence", "Split"}
 """Kinds that cut and write nothing. Others may make a text longer, and one of a kind is enough."""
 
@@ -75,6 +77,7 @@ def open_tokenizer(data: bytes, vocab: int) -> Bounded:
     found = in_time(READ_S, lambda: Tokenizer.from_str(data.decode()))
     found.no_padding()
     found.no_truncation()
+    found.post_processor = None  # special tokens are never added, but it could say the whole text again and again
     numbers = found.get_vocab(with_added_tokens=True).values()
     _check_vocab(len(set(numbers)), max(numbers, default=-1), vocab)
     return Bounded(Subwords(found, vocab, data))
@@ -144,8 +147,16 @@ def _flat(key: str, part: Any, kinds: set[str]) -> Iterator[str]:
     if kind == "Replace" and not (isinstance(pattern, dict) and pattern.get("String")):
         raise ConfigError(f"tokenizer.json: {key} Replace is supported for one text only, no expression")
     yield kind
-    for one in part.get("normalizers", part.get("pretokenizers")) or ():
-        yield from _flat(key, one, kinds)
+    if kind == "Sequence":
+        for one in _members(key, part):
+            yield from _flat(key, one, kinds)
+
+
+def _members(key: str, part: dict[str, Any]) -> list[Any]:
+    found = part.get(_MEMBERS[key])
+    if not isinstance(found, list):
+        raise ConfigError(f"tokenizer.json: {key} Sequence has no list of {_MEMBERS[key]}")
+    return found
 
 
 def _check_patterns(value: Any) -> None:

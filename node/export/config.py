@@ -36,7 +36,9 @@ _ONLY: dict[str, Callable[[Any], bool]] = {
     "clip_qkv": lambda value: value is None,
     "decoder_sparse_step": lambda value: value == 1,
     "hidden_act": lambda value: value == "silu",
-    "layer_types": lambda value: value is None or set(value) == {"full_attention"},
+    "layer_types": lambda value: (
+        value is None or (isinstance(value, list) and all(one == "full_attention" for one in value))
+    ),
     "mlp_bias": lambda value: value is False,
     "mlp_only_layers": lambda value: value in (None, []),
     "pretraining_tp": lambda value: value == 1,
@@ -86,14 +88,14 @@ def model_of(config: Mapping[str, Any]) -> ModelSpec:
     Raises ConfigError, with the key's name, for anything that our decoder does not compute.
     """
     kind = config.get("model_type")
-    if kind not in CLASSES:
+    if not isinstance(kind, str) or kind not in CLASSES:
         raise ConfigError(f"config.json: model_type {kind!r} is none of {', '.join(CLASSES)}")
     for key, value in config.items():
         if key in _ONLY and not _ONLY[key](value):
             raise ConfigError(f"config.json: {key} = {value!r} is not supported")
         if key not in _ONLY and key not in _IDLE and key not in _READ:
             raise ConfigError(f"config.json: key {key!r} is not supported")
-    return _built(config, str(kind))
+    return _built(config, kind)
 
 
 def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
@@ -187,4 +189,7 @@ def _real(config: Mapping[str, Any], key: str) -> float:
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ConfigError(f"config.json: {key} = {value!r} is not a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ConfigError(f"config.json: {key} is too large") from error

@@ -126,8 +126,8 @@ def _files(folder: Path) -> Iterator[Path]:
         yield folder / WHOLE
         return
     table = read_json(folder / INDEX).get("weight_map")
-    names = set(table.values()) if isinstance(table, dict) else set()
-    for name in sorted(names, key=str):
+    names = list(table.values()) if isinstance(table, dict) else []
+    for name in sorted({str(name): name for name in names}.values(), key=str):
         if not isinstance(name, str) or "/" in name or "\\" in name or not name.endswith(".safetensors"):
             raise ConfigError(f"{folder / INDEX}: {name!r} is not the name of a shard")
         yield folder / name

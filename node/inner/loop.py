@@ -18,15 +18,26 @@ from atoll.protocols.run import InnerSpec
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 """Mean loss, nats per token, of a module on int64 windows `[B, T + 1]`."""
+ByAtom = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""Tensors named and shaped like the module's parameters -> views of them by the names that a checkpoint has."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Inner:
     """A module with its AdamW state. The module's parameters are float32; matrices decay, vectors do not."""
 
-    def __init__(self, module: nn.Module, loss_of: Loss, spec: InnerSpec) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_of: Loss,
+        spec: InnerSpec,
+        *,
+        by_atom: ByAtom = dict,
+        after_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`after_step`: what else moves after each step, such as values that no gradient moves."""
         self.module = module
-        self._loss_of = loss_of
+        self._loss_of, self._by_atom, self._after_step = loss_of, by_atom, after_step
         self._spec = spec
         self._named = dict(module.named_parameters())
         self._device = next(iter(self._named.values())).device
@@ -57,32 +68,47 @@ class Inner:
         if not np.isfinite(value + size):
             raise Divergence(f"inner step {at}: loss {value}, gradient norm {size}", hint=TRAIN_AGAIN)
         self._adam.step()
+        self._after_step()
         return float(value)
 
     def state(self) -> dict[str, Tensor]:
-        """AdamW's state as named tensors for a checkpoint: `exp_avg/NAME`, `exp_avg_sq/NAME`, `step`."""
+        """AdamW's state for a checkpoint: views `exp_avg/ATOM` and `exp_avg_sq/ATOM`, and `step`."""
         found: dict[str, Tensor] = {"step": torch.zeros(1, dtype=torch.float32)}
-        for name, parameter in self._named.items():
-            held = self._adam.state.get(parameter)
-            if held:
-                found["step"] = held["step"].detach().reshape(1).cpu()
-                found.update({f"{moment}/{name}": held[moment].detach() for moment in _MOMENTS})
+        held = {name: self._adam.state[p] for name, p in self._named.items() if self._adam.state.get(p)}
+        for moment in _MOMENTS:
+            views = self._by_atom({name: state[moment].detach() for name, state in held.items()})
+            found.update({f"{moment}/{atom}": view for atom, view in views.items()})
+        for state in held.values():
+            found["step"] = state["step"].detach().reshape(1).cpu()
         return found
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave. Raises CorruptFault when it is another model's."""
+        self._take(state, missing_is_zero=False)
+
+    def inherit(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what another module's `state` gave: atoms that it did not train start with moments of zero.
+
+        Raises CorruptFault for an atom of another shape.
+        """
+        self._take(state, missing_is_zero=True)
+
+    def _take(self, state: Mapping[str, Tensor], *, missing_is_zero: bool) -> None:
         if len(state) == 1 and "step" in state:
             self._adam.state.clear()
             return
+        fresh = {moment: {n: torch.zeros_like(p) for n, p in self._named.items()} for moment in _MOMENTS}
+        for moment in _MOMENTS:
+            for atom, view in self._by_atom({n: t.detach() for n, t in fresh[moment].items()}).items():
+                found = state.get(f"{moment}/{atom}")
+                if found is None and missing_is_zero:
+                    continue
+                if "step" not in state or found is None or found.shape != view.shape:
+                    raise CorruptFault(f"the saved optimiser state does not fit {atom}")
+                view.copy_(found)
         for name, parameter in self._named.items():
-            moments = [state.get(f"{moment}/{name}") for moment in _MOMENTS]
-            if "step" not in state or any(m is None or m.shape != parameter.shape for m in moments):
-                raise CorruptFault(f"the saved optimiser state does not fit {name}")
-            copies = {
-                key: m.to(parameter, copy=True) for key, m in zip(_MOMENTS, moments, strict=True) if m is not None
-            }
             step = state["step"].reshape(()).to(self._device, copy=True)
-            self._adam.state[parameter] = {"step": step, **copies}
+            self._adam.state[parameter] = {"step": step, **{m: fresh[m][name] for m in _MOMENTS}}
 
     def _forward(self, window_BT1: Tensor) -> Tensor:
         if self._device.type != "cuda":

@@ -5,11 +5,14 @@ at 0, so that only differences to them matter. The bias is an atom like any othe
 starts at 0 with genesis, a member moves it by what its own tokens did, and the fold takes the mean of those moves.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from atoll.node.model.moe import Mixture
-from atoll.protocols.model import ExpertsSpec
+from atoll.protocols.model import ExpertsSpec, ModelSpec
 
 
 def target_share(experts: ExpertsSpec) -> float:
@@ -24,6 +27,12 @@ def moved(bias_S: Tensor, seen_S: Tensor, experts: ExpertsSpec) -> Tensor:
     step_S = experts.bias_rate * (target_share(experts) - share_S)
     step_S[experts.count :] = 0
     return bias_S + step_S.to(bias_S.dtype)
+
+
+def follower(module: nn.Module, model: ModelSpec) -> Callable[[], None]:
+    """What must follow each inner step of a module of this model: its biases move, where it has any."""
+    experts = model.experts
+    return partial(move_biases, module, experts) if experts is not None and experts.bias_rate else lambda: None
 
 
 def move_biases(module: nn.Module, experts: ExpertsSpec) -> None:

@@ -4,11 +4,14 @@ Rows are copied straight between the tensors and a range of chunks, so that a ca
 by slab and needs no second copy of it.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
+from atoll.node.model.named import named_atoms
 from atoll.protocols.arena import CHUNK, SIDE, Arena, Placement
 
 
@@ -41,25 +44,35 @@ def scatter(arena_C4096: Tensor, arena: Arena) -> dict[str, Tensor]:
 
 
 def fill(module: nn.Module, arena_C4096: Tensor, arena: Arena) -> None:
-    """Copy an arena array into a module's parameters, converting dtype and device."""
-    write_rows(dict(module.named_parameters()), arena, 0, arena_C4096)
+    """Copy an arena array into a module's atoms, converting dtype and device."""
+    write_rows(named_atoms(module), arena, 0, arena_C4096)
 
 
 def read(module: nn.Module, arena: Arena) -> Tensor:
-    """A module's parameters as an arena array `[C, 4096]`."""
-    return gather(dict(module.named_parameters()), arena)
+    """A module's atoms as an arena array `[C, 4096]`."""
+    return gather(named_atoms(module), arena)
 
 
 def _views(
     named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """All real values of the rows: views of one shape, (part of the rows, part of an atom)."""
-    for place in arena.placements:
+    for place in _within(arena, start, start + len(rows_N4096)):
         value = named[place.name].detach()
         if len(place.shape) == 2:
             yield from _matrix_views(value, place, start, rows_N4096)
         else:
             yield from _vector_views(value, place, start, rows_N4096)
+
+
+def _within(arena: Arena, start: int, stop: int) -> tuple[Placement, ...]:
+    """Placements that chunks `start … stop - 1` may hold: a mixture has many thousand placements in all.
+
+    First chunks never fall; all vectors have the same.
+    """
+    table, first = arena.placements, attrgetter("first_chunk")
+    before = table[max(0, bisect_right(table, start, key=first) - 1)]
+    return table[bisect_left(table, before.first_chunk, key=first) : bisect_left(table, stop, key=first)]
 
 
 def _vector_views(

@@ -41,6 +41,18 @@ def trained_atoms(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str,
     return found
 
 
+def frozen_names(module: nn.Module) -> frozenset[str]:
+    """Atoms that are not trained here: those of the experts on the shelves."""
+    stacks = _stacks(module).items()
+    found = [(at, name) for at, experts in stacks for name, _ in experts.places() if _of(name) in experts.frozen]
+    return frozenset(f"{at}.{name}" for at, name in found)
+
+
+def _of(name: str) -> int:
+    """`5.up_proj.weight` -> 5."""
+    return int(name.split(".", 1)[0])
+
+
 def _places(module: nn.Module) -> Iterator[tuple[str, Place]]:
     stacks = _stacks(module)
     inside = {f"{at}.{name}" for at in stacks for name in ("gate_up", "down")}

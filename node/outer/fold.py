@@ -6,7 +6,7 @@ method either succeeds or leaves the state as it was.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,6 +27,8 @@ class Part(NamedTuple):
     weight: int
     source: str
     """What `Update` needs: a path."""
+    rows: Any = None
+    """Which rows of the payload belong to which chunks of the round; None: it has them all."""
     span: Span | None = None
     """The slice that it counts in; None: everywhere."""
     reduced: bool = False

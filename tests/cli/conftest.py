@@ -19,7 +19,7 @@ PEER = "12D3KooWByRxyokKmxMNkMYp1SavrjyivNPwMg3K5hmXsCdFk6TW"
 STATUS = c.Status(
     version="0.1.0", pid=4711, uptime_s=61.5, peer=PEER, name="otter", addresses=("/ip4/127.0.0.1/tcp/4710",),
     run="ab" * 32, run_name="tiny", activity="collecting", reason="waiting for 1 of 4", eta_s=2.5, round=7,
-    rounds=54, step=0, steps=8, final=5, digest="cd" * 32, contributors=(PEER,), members=4, peers=3,
+    rounds=54, step=0, steps=8, final=5, digest="cd" * 32, contributors=(PEER,), experts=None, members=4, peers=3,
     paths={"direct": 3}, train_loss=2.5, val_bpb=3.25, tokens_per_s=7164.6, payload_bytes=19722,
     bytes_up=1_500_000, bytes_down=900, train_s=0.28, wait_s=1.5, device="cpu", worker_pid=4712,
     worker_restarts=0, host_restarts=0,

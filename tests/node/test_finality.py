@@ -5,6 +5,7 @@ Round 1 of a run whose round 0 had four authors: four acceptors, three votes mak
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from atoll.node import finality
@@ -26,7 +27,17 @@ from atoll.node.finality_words import (
     Tick,
 )
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
-from atoll.protocols.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Vote, set_digest
+from atoll.protocols.records import (
+    Ack,
+    Ballot,
+    Contribution,
+    PartContribution,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+    set_digest,
+)
 
 RUN = RunId(digest(b"finality rules"))
 PEERS = [PeerId(f"peer-{n}") for n in range(4)]
@@ -168,6 +179,20 @@ def test_missing_entries_and_payloads_are_fetched_before_the_check():
     assert node.said == [FetchMissing(Round(1), (lost,), (late,))]
     node.learn(FOURTH).feed(PayloadHeld(late))
     assert node.said == [CheckRound(Round(1), ALL)]
+
+
+def test_a_payload_that_another_says_covers_other_experts_is_not_held_as_theirs():
+    """A fold would refuse it, and what "the disk damaged" would be fetched again for ever."""
+    node = Node(SECOND, knows=ORDER[:3])
+    body = contribution(THIRD)[1]
+    thief = PartContribution(*msgspec.structs.astuple(body), b"\x01")
+    entry = digest(b"thief")
+    node.feed(EntrySeen(entry, FOURTH, thief)).hear(
+        FIRST, proposal(contributions=tuple(sorted((*names(*ORDER[:3]), entry))))
+    )
+    assert node.said == [FetchMissing(Round(1), (), (entry,))]
+    node.feed(PayloadHeld(entry))
+    assert node.find(CheckRound)
 
 
 def test_another_state_is_reported_and_never_voted_for():

@@ -53,7 +53,9 @@ def blob(home, name):
 
 
 def session_of(spec, home):
-    return Session(w.Start(codec.encode(spec), ME, str(home), "", 1, "cpu", blob(home, spec.data.tokenizer_blob)))
+    return Session(
+        w.Start(codec.encode(spec), ME, str(home), "", 1, "cpu", tokenizer=blob(home, spec.data.tokenizer_blob))
+    )
 
 
 def adopt(spec, home):
@@ -176,4 +178,4 @@ def test_the_worker_refuses_another_tokenizer_than_the_runs(tmp_path, hf):
     other = tmp_path / "other.json"
     other.write_bytes((tmp_path / "hf/tokenizer.json").read_bytes() + b"\n")
     with pytest.raises(ConfigError, match="not the text of this run"):
-        Session(w.Start(codec.encode(spec), ME, str(home), "", 1, "cpu", str(other)))
+        Session(w.Start(codec.encode(spec), ME, str(home), "", 1, "cpu", tokenizer=str(other)))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from atoll.node.checkpoint import local
+from atoll.node.local_weights import LocalWeights
 from atoll.protocols import worker as w
 from atoll.protocols.coverage import cover_of
 from atoll.protocols.ids import Round
@@ -60,16 +61,16 @@ class Member:
 
     def attempt(self, number: int) -> w.Trained:
         after = number - 1 if self.spec.outer.overlap_steps and number and number - 1 not in self.sets else -1
-        sending, weights = self.home.session._sending, self.home.session._weights
+        sending = self.home.session._sending
         encode = sending.encode
 
-        def listen(at: int, *args: object) -> bytearray:
+        def listen(at: int, weights: LocalWeights) -> bytearray:
             delta = torch.zeros_like(self._like)
             for span in cover_of(self.spec, at):
                 rows = slice(span.start, span.stop)
                 delta[rows] = weights.anchor_C4096[rows] - weights.rows(span)
             self.given[at] = delta  # made anew where it was not saved
-            return encode(at, *args)
+            return encode(at, weights)
 
         sending.encode = listen
         steps = self.home.session.train(self.home.train_ask(number, after))

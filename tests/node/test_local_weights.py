@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.local_weights import LocalWeights, carries
+from atoll.node.local_weights import LocalWeights, carries, check_saved
 from atoll.node.model import bridge
 from atoll.node.model.decoder import Decoder
 from atoll.node.outer.fixed import to_fixed, to_float
@@ -145,8 +145,8 @@ def test_saved_and_loaded_weights_go_on_as_if_nothing_had_happened(fragments):
     steady.send(1)
     steady.train(2)
     saved = {name: value.clone() for name, value in steady.weights.tensors().items()}
-    other.weights.check_saved(saved)
-    other.weights.load(saved, steady.weights.sent)
+    check_saved(saved, other.spec)
+    other.weights.load(saved, steady.weights.sent, b"")
     for world in (steady, other):
         world.weights.merge(VIEW + 300, arrived=True)
     assert torch.equal(steady.local(), other.local())
@@ -165,7 +165,7 @@ def test_saved_weights_that_cannot_be_used_are_refused(fault):
     else:
         saved[name].view(-1)[-1] = float("nan")
     with pytest.raises(CorruptFault, match=name):
-        world.weights.check_saved(saved)
+        check_saved(saved, world.spec)
 
 
 def test_the_module_is_lent_and_comes_back():

@@ -45,11 +45,11 @@ def drain(steps: Iterator[object]) -> tuple[int, w.Trained | None]:
 
 
 def local(node: Home) -> torch.Tensor:
-    return bridge.read(node.session._model, ARENA).detach().clone()
+    return bridge.read(node.session._learner.module, ARENA).detach().clone()
 
 
 def anchor(node: Home) -> torch.Tensor:
-    return node.session._weights.anchor_C4096.clone()
+    return node.session._learner.weights.anchor_C4096.clone()
 
 
 def view(node: Home) -> torch.Tensor:
@@ -194,7 +194,7 @@ def test_folds_in_any_order_end_in_one_view_and_one_set_of_local_weights(homes, 
         steps.close()
         for number in order:
             node.ask(w.Fold(Round(number), (mine, late[0]) if number == 0 else (late[number],)))
-            node.session._weights.merge(view(node), arrived=number == 0)
+            node.session._learner.weights.merge(view(node), arrived=number == 0)
         ends.append((view(node), local(node)))
     for other_view, other_local in ends[1:]:
         assert torch.equal(other_view, ends[0][0])
@@ -304,7 +304,7 @@ def test_weights_that_diverged_leave_everything_as_it_was(homes):
     for _ in range(STEPS):
         next(steps)
     residual, weights = node.session._sending.residual_C4096.clone(), anchor(node)
-    spoilt = dict(node.session._model.named_parameters())["model.layers.0.mlp.down_proj.weight"]
+    spoilt = dict(node.session._learner.module.named_parameters())["model.layers.0.mlp.down_proj.weight"]
     spoilt.data[-1, -1] = float("nan")
     with pytest.raises(Divergence) as fault:
         next(steps)

@@ -282,10 +282,10 @@ def test_a_payload_with_these_rows_is_not_one_with_others(play):
         rig.payloads._verify = verify
         rig.shelf.holding = {AUTHOR: {ONE}}
         for rows, author in ((b"true", AUTHOR), (b"false", OTHERS[0])):
-            rig.payloads.want(group, Named(ONE, Round(0), rows), author)
+            rig.payloads.want(group, Named(ONE, Round(0), rows=rows), author)
             await asyncio.sleep(1.0)
-        assert rig.payloads.held(Named(ONE, Round(0), b"true"))
-        assert rig.payloads.is_void(Named(ONE, Round(0), b"false"))
+        assert rig.payloads.held(Named(ONE, Round(0), rows=b"true"))
+        assert rig.payloads.is_void(Named(ONE, Round(0), rows=b"false"))
         assert rig.shelf.here == {ONE}
 
     rig = play(story)

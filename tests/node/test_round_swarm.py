@@ -189,8 +189,8 @@ class Node:
                     self.write(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
             case rnd.FetchPayload(entry):
                 self.fetch(self.known[entry][1].payload)
-            case rnd.FoldRound(number, members):
-                view = digest(*(one.entry for one in members))
+            case rnd.FoldRound(number, names):
+                view = digest(*names)
                 self.later(0.05, lambda: self.folded(number, view))
             case rnd.PublishAck(number, members, name, view):
                 self.write(Ack(number, name, view))
@@ -242,9 +242,9 @@ class Node:
             case fin.CheckRound(number, names):
                 state = digest(b"state", *names)
                 self.later(0.05, lambda: self.feed_finality(fin.Checked(number, names, state)))
-            case fin.FetchMissing(_, _, payloads):
+            case fin.FetchMissing(number, _, payloads):
                 for entry in payloads:
-                    self.fetch(self.known[entry][1].payload)
+                    self.fetch(self.round.books[number][entry].payload)
             case fin.Finalize(number, names, state):
                 assert state == digest(b"state", *names)
                 before = self.finals.setdefault(number, action)

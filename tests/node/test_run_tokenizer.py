@@ -93,6 +93,22 @@ def test_a_file_that_the_disk_damaged_is_fetched_again(tmp_path):
     assert len(net.asked) == 2
 
 
+def test_a_disk_that_does_not_let_it_be_read_is_waited_for(tmp_path):
+    class Stuck(Net):
+        stuck = 2
+
+        async def is_whole(self, blob):
+            self.stuck -= 1
+            if self.stuck >= 0:
+                raise DiskFault("cannot be read")
+            return await super().is_whole(blob)
+
+    net = Stuck(tmp_path, [])
+    net.store.add_bytes(DATA)
+    assert bring(tmp_path, net=net)[1] == ["cannot be read", "cannot be read", ""]
+    assert net.asked == []
+
+
 def test_a_file_larger_than_legal_ends_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match="cannot be used"):
         bring(tmp_path, [DecodeError("too large")])

@@ -79,10 +79,10 @@ def test_a_set_without_reductions_gives_the_same_bits_in_slices_as_whole(pair):
 def test_a_reduced_slice_counts_the_same_everywhere_and_the_rest_is_owed(pair):
     pair.train(0)
     done = pair.reduce(0)
-    pair.mine.ask(w.Verify(done.path, Round(0), done.rows, (HALVES[0],)))
+    pair.mine.ask(w.Verify(done.path, Round(0), rows=done.rows, reduced=(HALVES[0],)))
     for rows, span in ((done.kept, HALVES[0]), (done.rows, HALVES[1])):
         with pytest.raises(DecodeError):
-            pair.mine.ask(w.Verify(done.path, Round(0), rows, (span,)))
+            pair.mine.ask(w.Verify(done.path, Round(0), rows=rows, reduced=(span,)))
     states = {home.ask(w.Fold(Round(0), (), pair.slices(done))).state for home in (pair.mine, pair.other)}
     assert len(states) == 1
     raw = pair.mine.ask(w.Check(Round(0), (), pair.slices(None)))

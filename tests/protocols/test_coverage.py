@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.node.presets import NAMES, model_of
@@ -18,7 +18,11 @@ from atoll.protocols.coverage import (
     rest_of,
     size_of,
     slabs,
+    trained_cover,
 )
+from atoll.protocols.experts import bitmap_of
+from atoll.protocols.model import ExpertsSpec
+from atoll.protocols.payload import payload_bytes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,3 +86,19 @@ def test_a_cover_and_the_rest_are_the_arena_and_slabs_go_through_a_cover_in_orde
         assert at == rows
         rows += span.stop - span.start
     assert rows == size_of(cover)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(fragments=st.integers(1, 3), number=st.integers(0, 7), chosen=st.sets(st.integers(0, 7)))
+def test_a_size_is_known_without_a_look_at_the_arena(spec, fragments, number, chosen):
+    """A member may write any bitmap, and everybody asks for its size at once."""
+    mixture = ExpertsSpec(count=8, per_token=2, ffn=64)
+    model = msgspec.structs.replace(spec.model, experts=mixture, ffn=128)
+    outer = msgspec.structs.replace(spec.outer, fragments=fragments, holders=1)
+    shared, experts = msgspec.structs.replace(spec, model=model, outer=outer), bitmap_of(chosen, 8)
+    payload_size(shared, number)
+    trained_cover.cache_clear()
+    found = payload_size(shared, number, experts)
+    assert trained_cover.cache_info().misses == 0
+    cover = cover_of(shared, number, experts)
+    assert found == payload_bytes(spec.compress.codec, size_of(cover), spec.compress.k)

@@ -18,6 +18,7 @@ from atoll.protocols.records import (
     Contribution,
     Entry,
     Leave,
+    PartContribution,
     Prepare,
     Promise,
     Proposal,
@@ -27,6 +28,7 @@ from atoll.protocols.records import (
     Vote,
     decode_entry,
     encode_entry,
+    experts_of,
     set_digest,
     sign_entry,
     unsigned,
@@ -39,11 +41,12 @@ A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 BALLOT = Ballot(3, AUTHOR.peer_id)
 WORK = Contribution(round=4, base=A, payload=B, steps=5, tokens=4096, weight=64, loss=2.5)
 SLICED = SlicedContribution(4, A, B, 5, 4096, 64, 2.5, rows=A)
+PART = PartContribution(4, A, B, 5, 4096, 64, 2.5, experts=b"\x06")
 REDUCED = Reduction(4, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=b"")
 BODIES = [
     WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
     Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
-    SLICED, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B),
+    SLICED, PART, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B),
 ]  # fmt: skip
 
 
@@ -85,6 +88,18 @@ def test_a_sliced_contribution_is_a_contribution_with_a_root():
     assert isinstance(SLICED, Contribution)
     assert SLICED != WORK
     assert codec.encode(SLICED) == codec.encode(["sliced", 4, A, B, 5, 4096, 64, 2.5, A])
+
+
+def test_a_contribution_of_some_experts_says_which_and_one_of_all_has_the_bytes_that_it_had():
+    assert isinstance(PART, Contribution)
+    assert codec.encode(PART) == codec.encode(["part", 4, A, B, 5, 4096, 64, 2.5, b"\x06"])
+    assert (experts_of(PART), experts_of(WORK), experts_of(SLICED)) == (b"\x06", b"", b"")
+
+
+@pytest.mark.parametrize("experts", [b"", bytes(513)])
+def test_a_contribution_of_some_experts_without_a_bitmap_is_refused(experts):
+    with pytest.raises(DecodeError):
+        decode_entry(forged(replace(PART, experts=experts)), RUN)
 
 
 def test_the_name_does_not_depend_on_the_signature():

@@ -11,11 +11,12 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId
-from atoll.protocols.registers import Addresses, Lease, Register, decode_register, sign_register, unsigned
+from atoll.protocols.registers import Addresses, Holding, Lease, Register, decode_register, sign_register, unsigned
 
 AUTHOR = Identity(bytes(range(32)))
 RUN = RunId(b"r" * 32)
 LEASE = Lease("training", 4, 3, b"s" * 32, 2, 812.5)
+HOLDING = Holding(b"\x03", 8)
 ADDRESSES = Addresses(("/ip4/192.0.2.1/tcp/4001", "/ip4/192.0.2.1/udp/4001/quic-v1"))
 
 
@@ -25,10 +26,19 @@ def forged(value, **changes):
     return codec.encode(replace(draft, signature=AUTHOR.sign("register/1", unsigned(draft))))
 
 
-@pytest.mark.parametrize("value", [LEASE, replace(LEASE, snapshot=b"", snapshot_round=-1, final=-1), ADDRESSES])
+@pytest.mark.parametrize(
+    "value", [LEASE, replace(LEASE, snapshot=b"", snapshot_round=-1, final=-1), ADDRESSES, HOLDING]
+)
 def test_round_trip(value):
     reg = sign_register(RUN, AUTHOR, 1, 2, 30.0, value)
     assert decode_register(codec.encode(reg), RUN) == reg
+
+
+def test_a_holding_is_small_and_bounded():
+    assert codec.encode(HOLDING) == codec.encode(["holding", b"\x03", 8])
+    for bad in (Holding(bytes(513), 8), Holding(b"", -1), Holding(b"", 4097)):
+        with pytest.raises(DecodeError):
+            decode_register(forged(bad), RUN)
 
 
 def test_golden_bytes():

@@ -12,6 +12,7 @@ from atoll.protocols.admission import AdmissionSpec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
+from atoll.protocols.model import ExpertsSpec
 from atoll.protocols.run import SignedRun, Stage, open_run, sign_run
 from atoll.protocols.slices import ReduceSpec
 
@@ -34,6 +35,7 @@ ILLEGAL = [
     ("outer.stages", (Stage(1, 5),)), ("outer.stages", (Stage(0, 5), Stage(0, 6))),
     ("outer.stages", (Stage(0, 0),)), ("outer.stages", (Stage(0, 5), Stage(9, 1), Stage(3, 1))),
     ("outer.stages", tuple(Stage(at, 1) for at in range(65))),
+    ("outer.holders", -1), ("outer.holders", 1), ("outer.holders", 1025),
     ("compress.codec", "dense"), ("compress.k", 0), ("compress.k", 4097),
     ("compress.feedback", math.nan), ("compress.feedback", 1.5), ("compress.feedback", -0.1),
     ("pace.quorum_256", 0), ("pace.quorum_256", 257), ("pace.grace_256", -1), ("pace.lease_s", math.inf),
@@ -64,7 +66,7 @@ def test_round_trip_and_golden_id(spec, owner):
     data = sign_run(spec, owner)
     assert open_run(data) == spec
     assert open_run(data).id == spec.id
-    assert spec.id.hex() == "05afbb8c60e987dc559db5eac3db1c2653dcb3b696bf600af8a44e6812465f42"
+    assert spec.id.hex() == "37ff9de2422451bd8fd0e04f59c5a958aa3a4abbf2d733edb2d1c475731ea07a"
 
 
 @pytest.mark.parametrize(("key", "value"), [("compress.codec", "sparse1"), ("outer.fragments", 2)])
@@ -73,6 +75,14 @@ def test_rounds_are_reduced_with_one_codec_and_whole_payloads_only(changed, key,
     bad = msgspec.structs.replace(changed(key, value), reduce=ReduceSpec())
     with pytest.raises(ConfigError, match="reduce needs"):
         bad.check()
+
+
+def test_a_run_that_shares_experts_does_not_reduce_rounds(changed, spec):
+    model = msgspec.structs.replace(spec.model, experts=ExpertsSpec(count=8, per_token=2, ffn=50))
+    mixture = msgspec.structs.replace(changed("outer.holders", 1), model=model)
+    mixture.check()
+    with pytest.raises(ConfigError, match="cannot go together"):
+        msgspec.structs.replace(mixture, reduce=ReduceSpec()).check()
 
 
 def test_only_the_owner_signs(spec):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.lab.lab import PREFIX, Home, Host, Lab, LabError, LabSpec, LinkSpec, Nat, Public
-from atoll.cli.lab.namespaces import network_of
+from atoll.cli.lab.namespaces import end_processes, network_of
 
 pytestmark = [pytest.mark.usefixtures("lab_possible"), pytest.mark.swarm]
 
@@ -409,6 +409,34 @@ def test_nothing_stays_after_an_error():
     assert process.poll() is not None
 
 
+HEIR = """
+import os, signal, sys, time
+def leave(number, frame):
+    print("asked", flush=True)
+    os._exit(0)
+def leave_an_heir(number, frame):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, leave)
+    print("heir", flush=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    time.sleep(600)
+signal.signal(signal.SIGTERM, leave_an_heir)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_who_enters_while_others_are_ended_is_asked_too():
+    with Lab(LabSpec({"seed": Public()})) as built:
+        process = built["seed"].run([sys.executable, "-c", HEIR], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        end_processes([built["seed"].namespace], patience_s=30.0)
+        assert process.stdout.read() == "heir\nasked\n"
+
+
 def test_nothing_stays_of_a_lab_that_could_not_be_built():
     before = namespaces_of(os.getpid())
     with pytest.raises(LabError, match="share"), Lab(LabSpec({"seed": Public(LinkSpec(delay_s=0.01, loss=2.0))})):
@@ -456,8 +484,8 @@ def test_the_tool_cleans_up_when_it_is_stopped(how):
         process.stdout.readline()
         assert len(namespaces_of(process.pid)) == 3
         process.send_signal(how)
-        process.communicate(timeout=30)
-    assert process.returncode == 130
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
     assert namespaces_of(process.pid) == []
 
 

@@ -8,6 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from atoll.protocols.coverage import payload_size
+from atoll.protocols.experts import bitmap_of
+from atoll.protocols.run import open_run
+
 FIELDS = {
     "peer", "digest", "contributors", "train_loss", "val_bpb", "payload_bytes", "bytes_up", "bytes_down",
     "train_s", "steps_s", "wait_s", "transfer_s",
@@ -75,3 +79,25 @@ def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
     assert (3, 1) in slices, "the dead reducer's slice is raw"
     for home in folder.glob("node-*"):
         assert "Traceback" not in (home / "out.log").read_text(), home
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(300)
+def test_three_nodes_share_the_experts_of_a_mixture(tmp_path: Path):
+    """Each expert is trained by one of three; all hold one model, and nobody sends a whole one."""
+    report_file, folder = tmp_path / "report.json", tmp_path / "swarm"
+    command = [
+        *(sys.executable, "-m", "atoll.cli.main", "sim", "-n", "3", "--rounds", "5", "--steps", "2"),
+        *("--preset", "moe-smoke", "--holders", "1", "--data", "synthetic:markov", "--timeout", "240"),
+        *("--dir", str(folder), "--json", str(report_file)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert report_file.exists(), done.stdout + done.stderr
+    report = json.loads(report_file.read_text())
+    by_name = {check["name"]: check["ok"] for check in report["checks"]}
+    assert by_name["one digest per round"], report["checks"]
+    assert by_name["all nodes at the last round"], report["checks"]
+    spec = open_run((folder / "sim.run").read_bytes())
+    most = payload_size(spec, 0, bitmap_of(range(3), 8))  # 8 experts of 3 nodes: 3, 3 and 2
+    sizes = [node["payload_bytes"] for entry in report["rounds"][1:] for node in entry["nodes"]]
+    assert max(sizes) == most < 0.55 * payload_size(spec, 0)

@@ -106,6 +106,37 @@ def test_what_is_no_harmless_tokenizer_is_refused_in_one_line(data, said):
     assert "\n" not in caught.value.line()
 
 
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+MARKS = {"type": "Punctuation", "behavior": "Isolated"}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "Sequence", "normalizers": [], "pretokenizers": [LEVEL, LEVEL]},
+        {"type": "Sequence", "normalizers": [], "pretokenizers": [MARKS]},
+        {"type": "Sequence", "pretokenizers": 5},
+        {"type": "Sequence", "pretokenizers": None},
+        {"type": "Sequence"},
+    ],
+)
+def test_parts_do_not_hide_in_a_sequence(part):
+    with pytest.raises(ConfigError):
+        open_tokenizer(changed(pre_tokenizer=part), size(MADE["qwen"]))
+
+
+def test_a_text_is_not_said_again_and_again():
+    """A template may name the text any number of times, without a special token."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [text] * 50,
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 0}}],
+    }
+    given = open_tokenizer(changed(post_processor={**template, "special_tokens": {}}), size(MADE["qwen"]))
+    assert given.encode(TEXT.encode()).tolist() == MADE["qwen"].encode(TEXT, add_special_tokens=False).ids
+
+
 def test_a_file_above_the_cap_is_not_parsed(monkeypatch):
     monkeypatch.setattr(module, "TOKENIZER_MAX_BYTES", 10)
     with pytest.raises(ConfigError, match="more than"):

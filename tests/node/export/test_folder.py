@@ -58,6 +58,10 @@ def change_weights(folder, change):
     ("changes", "said"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba'"),
+        ({"model_type": ["llama"]}, "model_type ['llama']"),
+        ({"layer_types": 5}, "layer_types = 5"),
+        ({"layer_types": [{}]}, "layer_types = [{}]"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
         ({"model_type": "olmoe", "head_dim": 32, "intermediate_size": 8}, "head_dim = 32 is not supported"),
         ({"clip_qkv": 8.0}, "clip_qkv = 8.0"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
@@ -168,7 +172,7 @@ def test_an_atom_in_two_files_is_refused(folder):
         read(folder)
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", 3, "x\\y.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", 3, [], "x\\y.safetensors", "config.json"])
 def test_an_index_names_files_of_its_folder_only(folder, name):
     (folder / weights.INDEX).write_text(json.dumps({"weight_map": {OUR: name}}))
     with pytest.raises(ConfigError, match="is not the name of a shard"):

@@ -18,6 +18,7 @@ import torch
 from atoll.cli.benches.topology_peer import twisted
 from atoll.node.compress.sparse2 import encode
 from atoll.node.driver import Driver
+from atoll.node.holding import nothing
 from atoll.node.network import SwarmNetwork
 from atoll.node.roundlog import RoundLog
 from atoll.node.slice_work import SliceWork
@@ -28,10 +29,11 @@ from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
 from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.coverage import payload_size
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, digest
-from atoll.protocols.model import ModelSpec
+from atoll.protocols.model import ExpertsSpec, ModelSpec
 from atoll.protocols.payload import Layout
 from atoll.protocols.records import Ack, Contribution, Proposal, Reduction, Vote
 from atoll.protocols.reduction import rules_of
@@ -47,14 +49,16 @@ from atoll.protocols.run import (
 )
 from atoll.protocols.slices import ReduceSpec
 
-PAYLOAD_BYTES = 996
+EXPERTS = 8
 STEPS = 20
 DEADLINE_S = 4000.0
 
 
 def run_spec(
-    owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, reduce: ReduceSpec | None = None, **pace: int
-) -> RunSpec:
+    owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, holders: int = 0,
+    reduce: ReduceSpec | None = None, **pace: int,
+) -> RunSpec:  # fmt: skip
+    """`holders` > 0: a mixture of EXPERTS experts, each trained by so many members."""
     return RunSpec(
         version=3,
         name="virtual",
@@ -63,6 +67,7 @@ def run_spec(
         model=ModelSpec(
             dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256,
             context=16, tied=True, rope_theta=1e4, norm_eps=1e-5,
+            experts=ExpertsSpec(count=EXPERTS, per_token=1, ffn=64) if holders else None,
         ),
         data=DataSpec(source="synthetic:markov", tokenizer="bytes", digest=b""),
         inner=InnerSpec(
@@ -70,7 +75,8 @@ def run_spec(
             weight_decay=0.0, clip=1.0, batch=1,
         ),
         outer=OuterSpec(
-            rounds=rounds, stages=(Stage(0, STEPS),), alpha_256=256, floor_256=0, overlap_steps=overlap_steps
+            rounds=rounds, stages=(Stage(0, STEPS),), alpha_256=256, floor_256=0, overlap_steps=overlap_steps,
+            holders=holders,
         ),
         compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
         pace=PaceSpec(**{"quorum_256": 128, "grace_256": 256, "lease_s": 20.0, "min_members": members, **pace}),
@@ -108,8 +114,11 @@ class FakeWorker:
     """One worker's disk and its answers. `train_s`: virtual seconds of a round's nominal steps."""
 
     def __init__(self, folder: Path, me: PeerId, train_s: float, spec: RunSpec) -> None:
-        self.folder, self.me, self.train_s, self.overlap_steps = folder, me, train_s, spec.outer.overlap_steps
-        self.spec = spec
+        self.folder, self.me, self.train_s, self.spec = folder, me, train_s, spec
+        self.overlap_steps = spec.outer.overlap_steps
+        self.experts = nothing(spec)
+        self.owned: dict[int, bytes] = {}
+        """Bitmap of the experts that were trained, by round."""
         self.lies = False
         """Its Reductions say the opposite of what was contributed."""
         self.residual = torch.zeros((arena_of(spec.model).chunks, 4096))
@@ -148,7 +157,7 @@ class FakeWorker:
     def started(self) -> w.Started:
         self.open = {}
         self.renew_slices()
-        return w.Started(self.final, self.state, self.pending, 1, "cpu")
+        return w.Started(self.final, self.state, self.pending, 1, "cpu", self.experts)
 
     def wake(self) -> None:
         """Whoever waits for a fold looks again."""
@@ -178,19 +187,20 @@ class FakeWorker:
                 return await self._train(ask)
             case w.Reduce() | w.Open() | w.Judge():
                 return self._on_slices(ask)
-            case w.Verify(path, _, rows, (span,)):
+            case w.Verify(path, _, _, rows, (span,)):
                 self.slices.check(memoryview(Path(path).read_bytes()), rows, span)
                 return w.Verified()
-            case w.Verify(path, _, rows):
-                if Path(path).stat().st_size != PAYLOAD_BYTES:
+            case w.Verify(path, number, experts, rows):
+                if Path(path).stat().st_size != payload_size(self.spec, number, experts):
                     raise DecodeError("not a payload")
                 if rows:
                     check_root(Path(path).read_bytes(), self.layout, rows)
                 return w.Verified()
             case w.Fold() | w.Check() | w.Finalize() if not all(path.exists() for path in files_of(ask)):
                 raise CorruptFault("a payload is gone")
-            case w.Fold(_, members) | w.Check(_, members) | w.Finalize(_, members) if any(
-                Path(member.path).stat().st_size != PAYLOAD_BYTES for member in members
+            case w.Fold(number, members) | w.Check(number, members) | w.Finalize(number, members) if any(
+                Path(member.path).stat().st_size != payload_size(self.spec, number, member.experts)
+                for member in members
             ):
                 raise DecodeError("not a payload")
             case w.Fold(number):
@@ -242,24 +252,25 @@ class FakeWorker:
             await self._moved.wait()
             self._check_life(now)
         await self._steps(ask.steps - ahead, now)
-        luck = random.Random(f"{self.me} {ask.round}")
-        layout = self.layout
-        if self.slices is None:
-            data = luck.randbytes(PAYLOAD_BYTES)
-        else:
-            values = torch.randn(
-                (layout.chunks, 4096), generator=torch.Generator().manual_seed(luck.getrandbits(32))
-            )
-            data = encode(values * 1e-3, layout.k)
+        self.experts = self.owned[ask.round] = ask.experts
+        data = self._payload(ask)
         path = self.folder / f"{ask.round}.payload"
         path.write_bytes(data)
         weight = max(1, min(255, 64 * ask.steps // STEPS))
         blob = manifest_of_bytes(data).id
-        rows = b"" if self.slices is None else RowTree(data, layout).root
-        pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, rows)
+        rows = b"" if self.slices is None else RowTree(data, self.layout).root
+        words = (ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, ask.experts, rows)
+        pending = w.Pending(*words)
         self.pending = (*self.pending, pending)
         self.trained.append(ask.round)
-        return w.Trained(pending, PAYLOAD_BYTES, step_s * ask.steps)
+        return w.Trained(pending, len(data), step_s * ask.steps)
+
+    def _payload(self, ask: w.Train) -> bytes:
+        luck = random.Random(f"{self.me} {ask.round}")
+        if self.slices is None:
+            return luck.randbytes(payload_size(self.spec, ask.round, ask.experts))
+        seed = torch.Generator().manual_seed(luck.getrandbits(32))
+        return encode(torch.randn((self.layout.chunks, 4096), generator=seed) * 1e-3, self.layout.k)
 
     def _on_slices(self, ask: w.Reduce | w.Open | w.Judge) -> w.Answer:
         assert self.slices is not None
@@ -337,8 +348,9 @@ class Node:
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
         net = SwarmNetwork(swarm, host, self.peer, loop.time)
+        facts = (self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
         luck = random.Random(f"samples {self.number}")
-        driver = Driver(self.world.spec, self.peer, net, log, self.home / "spool", loop.time, luck=luck)
+        driver = Driver(*facts, experts=self.world.room, luck=luck)
         driver.trainer = self.worker  # type: ignore[assignment]
         self.driver, self.swarm = driver, swarm
         try:
@@ -358,9 +370,11 @@ class World:
     """The network, the nodes, and what must hold between them."""
 
     def __init__(
-        self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0, **more: Any
-    ) -> None:
-        """`more`: overlap_steps, and keys of PaceSpec."""
+        self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0,
+        room: int = 0, **more: Any,
+    ) -> None:  # fmt: skip
+        """`room`: experts that a node may train; `more`: overlap_steps, holders, reduce, and keys of PaceSpec."""
+        self.room = room
         self.root = root
         self.network = MemoryNetwork(seed=1, latency_s=latency_s, loss=loss)
         self.spec = run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members, **more)

@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.finals import SNAPSHOT_EVERY
+from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.records import Ack, Body, Contribution
 
 Liar = Callable[[Body], Body]
@@ -51,6 +54,49 @@ def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, overlap_steps)
             w.check_agreement()
 
     run_virtual(story())
+
+
+def test_what_others_still_need_is_not_deleted_as_an_old_payload(world):
+    """A member named it as its payload of a round that newer snapshots cover by now."""
+    missing = []
+
+    async def story() -> None:
+        async with world(4 * SNAPSHOT_EVERY, 4) as w:
+            tokenizer = manifest_of_bytes(b"{}").id
+            w.spec = replace(w.spec, data=replace(w.spec.data, tokenizer="file", tokenizer_blob=tokenizer))
+            for number in range(4):
+                BlobStore(w.root / f"n{number}" / "blobs").add_bytes(b"{}")
+                w.start(number)
+            await w.until(lambda: w.newest() >= 0)
+            await w.until(lambda: all(node.driver.finals.offer for node in w.nodes.values()))
+            driver, store = w.nodes[0].driver, w.nodes[0].swarm.blobs.store
+
+            def lie(body: Body) -> Body:
+                """One more contribution to an old round with each ack."""
+                old = next(c for _, c in w.nodes[3].driver.contributions._found.values())
+                for blob in (tokenizer, driver.finals.offer.blob) if isinstance(body, Ack) else ():
+                    again(msgspec.structs.replace(old, round=0, payload=blob))
+                return body
+
+            again = w.nodes[3].driver._net.publish
+            corrupt(w.nodes[3], lie)
+            drop = driver.sets.drop
+
+            def watch(before: int) -> None:
+                drop(before)
+                needed = {
+                    "tokenizer": tokenizer,
+                    "newest": driver.finals.offer.blob,
+                    "older": driver.finals._older.blob,
+                }
+                missing.extend(name for name, blob in needed.items() if not store.has(blob))
+
+            driver.sets.drop = watch
+            await w.until(lambda: the_others_finish(w, 3), 900.0)
+            w.check_agreement()
+
+    run_virtual(story())
+    assert not missing
 
 
 def test_a_kill_before_a_fetched_payload_was_looked_at(world, tmp_path):
@@ -110,5 +156,37 @@ def test_an_old_payload_that_is_announced_again_is_kept_with_the_newer_round(wor
             await w.until(lambda: the_others_finish(w, 3), 600.0)
             assert again
             w.check_agreement()
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("first_is_sound", [True, False])
+def test_a_member_that_contributes_many_times_to_a_round_counts_once_with_its_first(world, first_is_sound):
+    """Whatever the first is: the others hold one set, fetch no more than it, and go on."""
+
+    async def story() -> None:
+        async with world(8, 4) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 1)
+            liar, said = w.nodes[3], []
+            honest = liar.driver._net.publish
+
+            def lie(body: Body) -> Body:
+                if not isinstance(body, Contribution) or body.round < 4:
+                    return body
+                junk = [liar.swarm.blobs.store.add_bytes(bytes([n, body.round]) * 5) for n in range(20)]
+                more = [msgspec.structs.replace(body, payload=blob) for blob in junk]
+                wanted, *rest = [body, *more] if first_is_sound else [*more, body]
+                said.extend(one.payload for one in rest)
+                asyncio.get_running_loop().call_soon(lambda: [honest(one) for one in rest])
+                return wanted
+
+            corrupt(liar, lie)
+            await w.until(lambda: the_others_finish(w, 3), 600.0)
+            w.check_agreement()
+            for node in list(w.nodes.values())[:3]:
+                assert not any(node.swarm.blobs.store.has(blob) for blob in said)
+                assert (liar.peer in node.driver.log.rows[6].contributors) == first_is_sound
 
     run_virtual(story())
