@@ -16,8 +16,8 @@ class Book:
     """All entries about one round. Ballots whose author does not own them never get in (see `owner_of`)."""
 
     contributions: Mapping[Digest, tuple[PeerId, Contribution]] = field(default_factory=dict)
-    reductions: frozenset[Digest] = frozenset()
-    """Entry ids; of contributions and of these a set may be made."""
+    reductions: Mapping[Digest, PeerId] = field(default_factory=dict)
+    """Authors by entry id; of contributions and of these a set may be made."""
     acks: Mapping[PeerId, Digest] = field(default_factory=dict)
     """Newest set digest that an author acknowledged."""
     prepares: Mapping[Ballot, Digest] = field(default_factory=dict)
@@ -74,10 +74,12 @@ def record(book: Book, entry: Digest, author: PeerId, body: Body) -> tuple[Book,
     match body:
         case Contribution() if any(who == author for who, _ in book.contributions.values()):
             return book, ""  # the first in the feed counts: a later one cannot replace it
+        case Reduction() if author in book.reductions.values():
+            return book, ""
         case Contribution():
             return replace(book, contributions={**book.contributions, entry: (author, body)}), ""
         case Reduction():
-            return replace(book, reductions=book.reductions | {entry}), ""
+            return replace(book, reductions={**book.reductions, entry: author}), ""
         case Ack():
             return replace(book, acks={**book.acks, author: body.members}), ""
         case Prepare() if body.ballot.proposer == author:

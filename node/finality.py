@@ -285,7 +285,7 @@ def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
     A set with Reductions is never proposed early: there must be time to open them, and to tell of a wrong one.
     """
     name, acks = set_digest(list(view)), _book(state).acks
-    early = _book(state).reductions.isdisjoint(view)
+    early = _book(state).reductions.keys().isdisjoint(view)
     if early and sum(acks.get(peer) == name for peer in state.acceptors) >= quorum(len(state.acceptors)):
         return True
     if state.closed > state.last_final + 1:

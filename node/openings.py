@@ -58,6 +58,19 @@ class Openings:
         self._net, self._sets, self._spool = net, sets, spool
         self._ask, self._publish, self._blame, self._luck = ask, publish, blame, luck
         self.wrong: frozenset[Digest] = frozenset()
+        self._told: dict[tuple[PeerId, Digest], ReductionFault] = {}
+
+    def note(self, author: PeerId, fault: ReductionFault) -> bool:
+        """Somebody tells of a fault; whether to check it: nobody is heard twice about one Reduction."""
+        return self._told.setdefault((author, fault.reduction), fault) is fault
+
+    def proofs(self, first: int = 0) -> set[Digest]:
+        """Blobs that are said to prove faults of Reductions of this round or a later one."""
+        return {fault.proof for fault in self._told.values() if fault.round >= first}
+
+    def forget(self, before: int) -> None:
+        """The payloads of rounds before this one are dropped."""
+        self._told = {key: fault for key, fault in self._told.items() if fault.round >= before}
 
     async def sample(self, parts: tuple[Effective, ...]) -> None:
         """Open some chunks of a round's Reductions, as many as the run's share of the traffic allows."""
@@ -134,10 +147,16 @@ class Openings:
         return False
 
     async def _check(self, author: PeerId, fault: ReductionFault) -> bool:
-        cap = proof_max_bytes(self._sets.rules, MAX_SET)
-        if not self._net.has_blob(fault.proof):
+        cap, is_here = proof_max_bytes(self._sets.rules, MAX_SET), self._net.has_blob(fault.proof)
+        if not is_here:
             holders = [author, *(peer for peer in self._net.neighbours() if peer != author)]
             async with asyncio.timeout(ANSWER_S):
                 await self._net.fetch_blob(fault.proof, holders, cap)
-        path = self._net.blob_path(fault.proof)
-        return (await self._ask(w.Judge(str(path), fault.reduction), w.Judged)).wrong
+        wrong = False
+        try:
+            ask = w.Judge(str(self._net.blob_path(fault.proof)), fault.reduction)
+            wrong = (await self._ask(ask, w.Judged)).wrong
+        finally:
+            if not wrong and not is_here:  # else it is something else's too
+                self._net.delete_blob(fault.proof)
+        return wrong

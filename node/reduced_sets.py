@@ -24,6 +24,8 @@ class ReducedSets:
         self.entries: dict[Digest, Entry] = {}
         """Contributions and Reductions."""
         self.claims: dict[Digest, Claim] = {}
+        """At most one of an author and round: of several the first in its feed counts."""
+        self._claimed: set[tuple[PeerId, int]] = set()
         self._offers: dict[int, dict[Digest, Offer]] = {}
         self._plans: dict[int, Plan] = {}
 
@@ -35,7 +37,8 @@ class ReducedSets:
                 self._offers.setdefault(number, {})[entry.id] = offer
                 self.entries[entry.id] = entry
                 return offer
-            case Reduction():
+            case Reduction(number) if (entry.author, number) not in self._claimed:
+                self._claimed.add((entry.author, number))
                 claim = self.claims[entry.id] = Claim(entry.id, entry.author, entry.body)
                 self.entries[entry.id] = entry
                 return claim
@@ -83,9 +86,9 @@ class ReducedSets:
         return any(offer.author == self.me for offer in (*covered, *part.raw))
 
     def ours(self, number: int) -> Claim | None:
-        """Our own Reduction of a round: the first, should there be two."""
-        mine = [c for c in self.claims.values() if c.author == self.me and c.body.round == number]
-        return min(mine, key=lambda claim: self.entries[claim.entry].seq, default=None)
+        """Our own Reduction of a round."""
+        mine = (c for c in self.claims.values() if c.author == self.me and c.body.round == number)
+        return next(mine, None)
 
     def newest_of_ours(self, before: int) -> Claim | None:
         """Our newest Reduction of a round before this one."""
@@ -105,5 +108,6 @@ class ReducedSets:
         self._offers = {at: offers for at, offers in self._offers.items() if at >= before}
         self._plans = {at: plan for at, plan in self._plans.items() if at >= before - REMEMBERED}
         self.claims = {e: claim for e, claim in self.claims.items() if claim.body.round >= before - REMEMBERED}
+        self._claimed = {(claim.author, claim.body.round) for claim in self.claims.values()}
         kept = {entry for offers in self._offers.values() for entry in offers} | self.claims.keys()
         self.entries = {name: entry for name, entry in self.entries.items() if name in kept}

@@ -87,7 +87,7 @@ class Reductions:
         elif isinstance(known, Claim):
             for number in [at for at in self._rounds if at >= entry.body.round]:
                 self._tell(number, member.ClaimSeen(known))
-        elif isinstance(entry.body, ReductionFault):
+        elif isinstance(entry.body, ReductionFault) and self._openings.note(entry.author, entry.body):
             self._faults.append((entry.author, entry.body))
 
     def decided(self, number: Round, names: tuple[Digest, ...]) -> None:
@@ -120,9 +120,10 @@ class Reductions:
         self._sources.forget(final)
 
     def forget_payloads(self, before: Round) -> set[Digest]:
-        """Newer snapshots cover the rounds before this one. Returns the payloads of their Reductions."""
-        old = self.sets.reduced_payloads() - self.payloads(before)
+        """Newer snapshots cover the rounds before this one. Returns their blobs."""
+        old = self.payloads(0) - self.payloads(before)
         self.sets.forget(before)
+        self._openings.forget(before)
         try:
             self._sources.shelf.keep_only(self.sets.entries.keys())
         except DiskFault as error:
@@ -130,8 +131,8 @@ class Reductions:
         return old
 
     def payloads(self, first: Round) -> set[Digest]:
-        """Of all Reductions from this round on."""
-        return self.sets.reduced_payloads(first)
+        """Of all Reductions from this round on, and proofs that some of them are wrong."""
+        return self.sets.reduced_payloads(first) | self._openings.proofs(first)
 
     # --- sets -------------------------------------------------------------------------------------
 

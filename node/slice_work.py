@@ -38,6 +38,7 @@ from atoll.protocols.spans import Span
 
 Load = Callable[[str], memoryview]
 """A file, mapped: it may be larger than what is legal. Raises CorruptFault where it is gone."""
+_SUFFIX = ".reduced"
 
 
 class SliceWork:
@@ -48,6 +49,9 @@ class SliceWork:
         self._reducer = Reducer(rules, COMPILED)
         self._made: dict[int, w.Reduced] = {}
         self._newest: KeptBody | None = None
+        with disk(spool):
+            for path in spool.glob(f"*{_SUFFIX}"):  # of an earlier life: the blob store has its own name for it
+                path.unlink(missing_ok=True)
 
     def update(self, parts: Sequence[Part], chunks: int) -> Tensor:
         """U int32 `[chunks, 4096]` of what counts in each slice. Raises DecodeError, CorruptFault."""
@@ -82,7 +86,7 @@ class SliceWork:
         }
         made, rest = self._reducer.reduce(ask.span, rows)
         blob = manifest_of_bytes(made.payload).id
-        path = self._spool / f"{blob.hex()}.reduced"
+        path = self._spool / f"{blob.hex()}{_SUFFIX}"
         write_file(path, [memoryview(made.payload)])
         if rest is not None:
             hand_back(residual_C4096, rest)

@@ -48,9 +48,9 @@ def effective(
     """What counts in every slice of round `number`, or only in some of them.
 
     `offers`: the contributions that the ledger knows. `absent`: those that do not count raw.
-    `claims`: the Reductions known of this round, and of rounds before as far as they are remembered. `wrong`:
-    those with a checked proof against them, or whose payload is illegal; what continues their error feedback is
-    wrong too.
+    `claims`: the Reductions known of this round, and of rounds before as far as they are remembered; of several of
+    one author the first of each round only. `wrong`: those with a checked proof against them, or whose payload is
+    illegal; what continues their error feedback is wrong too.
     """
     counted = one_per_author(offers)
     bad = tainted(claims, wrong)
@@ -84,7 +84,7 @@ def entries_of(
 def _slice(
     plan: Plan, span: Span, offers: tuple[Offer, ...], claims: Iterable[Claim], absent: Collection[Digest]
 ) -> Effective:
-    """The designated reducer's lowest Reduction of contributions that are all known; the rest is raw."""
+    """The designated reducer's Reduction, if all that it covers is known; the rest is raw."""
     present = tuple(offer for offer in offers if offer.entry not in absent) if absent else offers
     for claim in claims:
         if plan.span_of(claim.author) == span:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from atoll.node.ballots import Book, decided, order, owner_of, quorum, record
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
-from atoll.protocols.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Vote
+from atoll.protocols.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Reduction, Vote
+from atoll.protocols.spans import Span
 
 RUN = RunId(digest(b"ballots"))
 PEERS = [PeerId(f"p{n}") for n in range(5)]
@@ -119,6 +120,21 @@ def test_the_newest_acknowledgement_of_an_author_counts():
     acks = [entry(ORDER[0], Ack(NUMBER, digest(name), digest(b"v"))) for name in (b"old", b"new")]
     book, _ = book_of(*acks)
     assert book.acks == {ORDER[0]: digest(b"new")}
+
+
+def test_of_contributions_and_reductions_of_one_author_the_first_counts():
+    def both(name: bytes) -> list[tuple[Digest, PeerId, object]]:
+        roots = (digest(name), digest(b"rows"), digest(b"kept"))
+        reduction = Reduction(NUMBER, Span(0, 4), b"", (), digest(b"set"), *roots, b"")
+        return [
+            entry(ORDER[0], Contribution(NUMBER, digest(b"b"), digest(name), 1, 1, 64, 1.0)),
+            entry(ORDER[0], reduction),
+        ]
+
+    first, second = both(b"first"), both(b"second")
+    book, faults = book_of(*first, *second)
+    assert book.unknown([one[0] for one in (*first, *second)]) == tuple(one[0] for one in second)
+    assert not faults
 
 
 def test_contributions_are_kept_by_entry():

@@ -1,5 +1,6 @@
 """Slices in a real session: the bits of whole payloads, a chain that survives restarts, and what goes back."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -53,7 +54,9 @@ class Pair:
         ask = w.Reduce(Round(number), HALVES[0], self.raw(HALVES[0]), self.roots, previous)
         done = self.mine.ask(ask)
         assert isinstance(done, w.Reduced)
-        return done
+        blob = self.root / done.payload.hex()
+        shutil.copy(done.path, blob)
+        return msgspec.structs.replace(done, path=str(blob))
 
     def slices(self, done: w.Reduced | None) -> tuple[w.Slice, ...]:
         first = w.Slice(HALVES[0], (), self.raw(HALVES[0]), True)
@@ -90,10 +93,12 @@ def test_a_reduced_slice_counts_the_same_everywhere_and_the_rest_is_owed(pair):
     assert pair.reduce(0) == done, "asked again it is the same"
 
 
-def test_the_chain_goes_on_after_a_restart_and_anew_after_a_loss(pair):
+def test_the_chain_goes_on_after_a_restart_and_anew_after_a_loss(pair, tmp_path):
     pair.train(0)
     first = pair.reduce(0)
+    assert list((tmp_path / "me").rglob("*.reduced"))
     pair.mine.restart()
+    assert not list((tmp_path / "me").rglob("*.reduced")), "the blob store has it"
     pair.mine.ask(w.Fold(Round(0), (), pair.slices(first)))
     pair.other.ask(w.Fold(Round(0), (), pair.slices(first)))
     pair.train(1)

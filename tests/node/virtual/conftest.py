@@ -56,16 +56,16 @@ DEADLINE_S = 4000.0
 
 def run_spec(
     owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, holders: int = 0,
-    reduce: ReduceSpec | None = None, **pace: int,
+    reduce: ReduceSpec | None = None, vocab: int = 256, **pace: int,
 ) -> RunSpec:  # fmt: skip
-    """`holders` > 0: a mixture of EXPERTS experts, each trained by so many members."""
+    """`holders` > 0: a mixture of EXPERTS experts, each trained by so many members. 64 words of `vocab` are a chunk."""
     return RunSpec(
         version=3,
         name="virtual",
         owner=owner,
         seed=1,
         model=ModelSpec(
-            dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256,
+            dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=vocab,
             context=16, tied=True, rope_theta=1e4, norm_eps=1e-5,
             experts=ExpertsSpec(count=EXPERTS, per_token=1, ffn=64) if holders else None,
         ),

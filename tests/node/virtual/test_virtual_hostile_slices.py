@@ -1,20 +1,22 @@
 """Whole nodes whose rounds are reduced, beside a member that says of payloads and Reductions what they are not."""
 
 import asyncio
+import json
 
 import msgspec
 import pytest
 
 from atoll.node.finals import SNAPSHOT_EVERY
 from atoll.p2p.transports.virtual_time import run_virtual
-from atoll.protocols.ids import Digest, Round
-from atoll.protocols.records import Ack, Body, Contribution, Reduction
+from atoll.protocols.ids import Digest, Round, digest
+from atoll.protocols.records import Ack, Body, Contribution, Reduction, ReductionFault
 from atoll.protocols.slices import ReduceSpec
 from atoll.protocols.worker import Adopt, Answer, Ask
 
 from .test_virtual_hostile import corrupt, the_others_finish
 
 SPEC = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
+CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
 ROUNDS = 2 * SNAPSHOT_EVERY + 4
 
 
@@ -105,6 +107,78 @@ def test_an_old_reduction_that_names_what_is_needed_now_takes_nothing_along(worl
             await w.until(lambda: said)
             await w.until(lambda: the_others_finish(w, 3), 900.0)
             w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_who_reduces_many_times_is_folded_once(world):
+    """Only its first Reduction of a round changes a set."""
+
+    async def story() -> None:
+        async with world(8, 4, reduce=SPEC) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 2)
+            publish = w.nodes[3].driver._net.publish
+
+            def lie(body: Body) -> Body:
+                if isinstance(body, Reduction):
+                    for weight in range(8):
+                        again = msgspec.structs.replace(body, kept=digest(bytes([weight])))
+                        asyncio.get_running_loop().call_later(0.2 * weight, publish, again)
+                return body
+
+            corrupt(w.nodes[3], lie)
+            await w.until(lambda: the_others_finish(w, 3), 600.0)
+            w.check_agreement()
+            for node in list(w.nodes.values())[:3]:
+                lines = (node.home / "events.jsonl").read_text().splitlines()
+                made = [event["round"] for event in map(json.loads, lines) if event["event"] == "slices"]
+                assert sorted(made) == sorted(set(made)), "no set of slices was made twice"
+                assert len(made) >= 4
+
+    run_virtual(story())
+
+
+def test_proofs_are_kept_as_long_as_their_round_and_false_ones_not_at_all(world):
+    false: list[Digest] = []
+
+    async def story() -> None:
+        async with world(3 * SNAPSHOT_EVERY, 4, reduce=CAREFUL) as w:
+            for number in range(4):
+                w.start(number)
+            liar, fool = w.nodes[2], w.nodes[3]
+            liar.worker.lies = True
+
+            def lie(body: Body) -> Body:
+                if isinstance(body, Reduction) and not false:
+                    false.append(fool.swarm.blobs.store.add_bytes(b"no proof" * 99))
+                    theirs = next(c for c in fool.driver.reductions.sets.claims.values() if c.author != fool.peer)
+                    fault = ReductionFault(theirs.body.round, theirs.entry, false[0])
+                    asyncio.get_running_loop().call_soon(fool.driver.publish, fault)
+                return body
+
+            await w.until(lambda: w.newest() >= 3)
+            corrupt(fool, lie)
+            proofs: set[Digest] = set()
+
+            def seen() -> bool:
+                proofs.update(
+                    blob for node in w.nodes.values() for blob in node.driver.reductions._openings.proofs()
+                )
+                return w.newest() >= 7
+
+            await w.until(seen)
+            liar.worker.lies = False
+            true = proofs - set(false)
+            assert true
+            assert false
+            assert any(node.swarm.blobs.store.has(blob) for blob in true for node in w.nodes.values())
+            await w.until(w.all_final)
+            w.check_agreement()
+            for node in w.nodes.values():
+                assert not any(node.swarm.blobs.store.has(blob) for blob in true), "their rounds are forgotten"
+                assert node is fool or not node.swarm.blobs.store.has(false[0])
 
     run_virtual(story())
 
