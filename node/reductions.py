@@ -121,7 +121,7 @@ class Reductions:
 
     def forget_payloads(self, before: Round) -> set[Digest]:
         """Newer snapshots cover the rounds before this one. Returns their blobs."""
-        old = self.payloads(0) - self.payloads(before)
+        old = self.payloads(Round(0)) - self.payloads(before)
         self.sets.forget(before)
         self._openings.forget(before)
         try:
@@ -289,9 +289,18 @@ class Reductions:
             self._tell(number, member.PatienceOver())
         gone_at = (open_round.impatient_at or now) + self._driver.spec.pace.lease_s
         if now >= gone_at and not open_round.parts:
-            for offer in self.sets.offers(number):
-                if offer.author != self.sets.me and offer.entry not in open_round.state.gone:
-                    self._tell(number, member.Gone(offer.entry))
+            self._give_up(number, open_round, now)
+
+    def _give_up(self, number: int, open_round: OpenRound, now: float) -> None:
+        """Do without Reductions whose payload nobody gives; if it is not that, without rows that nobody gives."""
+        lost = member.missing_payloads(open_round.state)
+        if lost:
+            open_round.impatient_at = now  # the rows that are needed instead have as much time
+        else:
+            offers = (offer for offer in self.sets.offers(number) if offer.author != self.sets.me)
+            lost = tuple(offer.entry for offer in offers if offer.entry not in open_round.state.gone)
+        for entry in lost:
+            self._tell(number, member.Gone(entry))
 
     def _want_rows(self, number: int, offer: Offer, span: Span) -> None:
         def heard() -> None:

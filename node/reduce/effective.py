@@ -47,7 +47,8 @@ def effective(
 ) -> tuple[Effective, ...]:
     """What counts in every slice of round `number`, or only in some of them.
 
-    `offers`: the contributions that the ledger knows. `absent`: those that do not count raw.
+    `offers`: the contributions that the ledger knows. `absent`: those that do not count raw, and Reductions whose
+    payload nobody has.
     `claims`: the Reductions known of this round, and of rounds before as far as they are remembered; of several of
     one author the first of each round only. `wrong`: those with a checked proof against them, or whose payload is
     illegal; what continues their error feedback is wrong too.
@@ -56,7 +57,7 @@ def effective(
     bad = tainted(claims, wrong)
     sound: dict[Span, list[Claim]] = {}
     for claim in sorted(claims.values()):
-        if claim.body.round == number and claim.entry not in bad:
+        if claim.body.round == number and claim.entry not in bad and claim.entry not in absent:
             sound.setdefault(claim.body.span, []).append(claim)
     asked = plan.spans if spans is None else spans
     return tuple(_slice(plan, span, counted, sound.get(span, []), absent) for span in asked)

@@ -4,7 +4,7 @@
                            everybody: Reductions as they appear, raw rows of what they leave out
     no Reduction of a slice when patience ends ──▶ raw rows of that slice, of everybody
     a proven fault ──▶ the Reduction is no longer one; raw rows instead, and the fold is made again
-    rows that nobody has ──▶ the fold goes on without them, and is made again should they come
+    rows, or a Reduction's payload, that nobody has ──▶ the fold is made without, and again should they come
 
 `step(state, event)` has no clock, no network and no randomness. Who drives it says when contributions are
 collected (the round closes) and when patience with reducers ends.
@@ -68,7 +68,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Nobody has rows of this contribution that are needed."""
+    """Nobody has rows of this contribution that are needed, or the payload of this Reduction."""
 
     entry: Digest
 
@@ -145,12 +145,13 @@ def step(state: State, event: Event) -> tuple[State, list[Action]]:
 
 def _parts(state: State, event: Event) -> tuple[Effective, ...]:
     """What counts after an event; a Reduction of this round changes its own slice only."""
-    if not isinstance(event, OfferSeen | ClaimSeen | Wrong):
+    changes = isinstance(event, Gone | ReductionHeld) and event.entry in state.claims and event.entry in state.gone
+    if not changes and not isinstance(event, OfferSeen | ClaimSeen | Wrong):
         return state.parts
     spans = state.plan.spans
     if isinstance(event, ClaimSeen) and state.parts and event.claim.body.round == state.number:
         spans = (event.claim.body.span,)
-    made = effective(state.number, state.plan, state.offers, state.claims, state.wrong, spans=spans)
+    made = effective(state.number, state.plan, state.offers, state.claims, state.wrong, _lost(state), spans)
     fresh = {part.span: part for part in made}
     return tuple(fresh.get(part.span, part) for part in state.parts) if state.parts else made
 
@@ -158,6 +159,12 @@ def _parts(state: State, event: Event) -> tuple[Effective, ...]:
 def missing_slices(state: State) -> tuple[Span, ...]:
     """Slices that wait for their Reduction."""
     return tuple(part.span for part in state.parts if part.reduced is None and state.plan.reducers)
+
+
+def missing_payloads(state: State) -> tuple[Digest, ...]:
+    """Reductions that count and whose payload is not here."""
+    reduced = (part.reduced.entry for part in state.parts if part.reduced is not None)
+    return tuple(entry for entry in reduced if entry not in state.payloads)
 
 
 def _heard(state: State, event: Event) -> State:
@@ -230,7 +237,8 @@ def _fold(state: State) -> tuple[State, list[Action]]:
         return state, []
     absent, parts = _absent(state), state.parts
     if absent:
-        parts = effective(state.number, state.plan, state.offers, state.claims, state.wrong, absent)
+        lost = absent | _lost(state)
+        parts = effective(state.number, state.plan, state.offers, state.claims, state.wrong, lost)
     if parts == state.folded or not all(_is_here(state, part) for part in parts):
         return state, []
     return replace(state, folded=parts), [Fold(parts, entries_of(parts, state.offers, absent))]
@@ -240,6 +248,11 @@ def _absent(state: State) -> frozenset[Digest]:
     """Contributions of which rows are needed that nobody has."""
     lacking = (action.offer.entry for part in state.parts for action in _rows(state, part.raw, part.span))
     return state.gone.intersection(lacking)
+
+
+def _lost(state: State) -> frozenset[Digest]:
+    """Reductions whose payload nobody has."""
+    return state.gone.intersection(state.claims) - state.payloads
 
 
 def _is_here(state: State, part: Effective) -> bool:

@@ -23,6 +23,7 @@ from atoll.node.reduce.member import (
     RowsHeld,
     State,
     Wrong,
+    missing_payloads,
     missing_slices,
     step,
 )
@@ -149,6 +150,26 @@ def test_a_proven_fault_falls_back_to_raw_rows_at_once(scene):
     first, second = play.of(Fold)
     assert [part.reduced is None for part in second.parts] == [part.span == span for part in second.parts]
     assert set(first.entries) - set(second.entries) == {scene.claims[2].entry}
+
+
+def test_a_reduction_whose_payload_nobody_has_is_done_without_until_it_comes(scene):
+    """Its reducer died after it published: what continues it still counts, for it is not wrong."""
+    play, lost = scene.play, scene.claims[2]
+    play.hear(*map(OfferSeen, scene.offers))
+    play.serve()
+    play.hear(Collected(), *map(ClaimSeen, scene.claims), PatienceOver())
+    play.hear(*(ReductionHeld(claim.entry) for claim in scene.claims if claim != lost))
+    assert missing_payloads(play.state) == (lost.entry,)
+    assert not play.of(Fold)
+    asked = play.hear(Gone(lost.entry))
+    assert {action.span for action in asked} == {lost.body.span}
+    assert missing_payloads(play.state) == ()
+    play.hear(*(RowsHeld(action.offer.entry, action.span) for action in asked))
+    (first,) = play.of(Fold)
+    assert [part.span for part in first.parts if part.reduced is None] == [lost.body.span]
+    assert lost.entry not in first.entries
+    play.hear(ReductionHeld(lost.entry))
+    assert play.of(Fold)[-1].entries == tuple(sorted({*first.entries, lost.entry}))
 
 
 def test_a_late_reduction_takes_the_place_of_raw_rows(scene):

@@ -58,7 +58,7 @@ def run_spec(
     owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, holders: int = 0,
     reduce: ReduceSpec | None = None, vocab: int = 256, **pace: int,
 ) -> RunSpec:  # fmt: skip
-    """`holders` > 0: a mixture of EXPERTS experts, each trained by so many members. 64 words of `vocab` are a chunk."""
+    """`holders` > 0: a mixture of EXPERTS experts, each trained by so many members. 64 of `vocab` are a chunk."""
     return RunSpec(
         version=3,
         name="virtual",

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.records import Reduction
 from atoll.protocols.slices import ReduceSpec
 
 SPEC = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
@@ -67,6 +68,47 @@ def test_a_reducer_that_lives_but_is_silent_is_waited_for_no_longer_than_patienc
             await w.check_feeds()
             assert 3 in all_rounds(w), "the other slices were reduced"
             assert all(len(row.contributors) == 4 for row in w.nodes[0].driver.log.rows.values())
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_reducer_that_is_killed_in_the_middle_of_a_round_and_comes_back(world, published):
+    """Before it published, or before anybody got what it published: its slice is raw. Then it reduces again."""
+
+    async def story() -> None:
+        async with world(12, 4, reduce=SPEC) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 4)
+            node, at = w.nodes[3], 5
+            node.worker.mute = not published
+            sets = w.nodes[0].driver.reductions.sets
+
+            def mine() -> list[Reduction]:
+                return [claim.body for claim in sets.claims.values() if claim.author == node.peer]
+
+            def is_time() -> bool:
+                said = any(body.round == at for body in mine())
+                return said if published else at in node.driver.reductions._reducing
+
+            await w.until(is_time, look_s=0.001)
+            await w.kill(3)
+            for body in mine():
+                nobody = not any(other.swarm.blobs.store.has(body.payload) for other in list(w.nodes.values())[:3])
+                assert nobody or body.round < at
+            node.worker.mute = False
+            node.worker.slices = None
+            node.worker.renew_slices()
+            await w.until(lambda: w.all_final(at))
+            w.start(3)
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            found = all_rounds(w)
+            assert found[at] == 3, found
+            assert found[-1] == 4, found
+            assert b"" in [body.previous for body in mine() if body.round > at], "it began with zeros"
 
     run_virtual(story())
 
