@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from atoll.cli.benches.topology_peer import twisted
-from atoll.node.compress.sparse2 import encode
 from atoll.node.driver import Driver
 from atoll.node.holding import nothing
 from atoll.node.network import SwarmNetwork
+from atoll.node.reduction import encode
 from atoll.node.roundlog import RoundLog
 from atoll.node.slice_work import SliceWork
 from atoll.node.trainer import WorkerDied
