@@ -108,7 +108,8 @@ class SwarmNetwork:
         return await self._swarm.fetch(blob, holders, max_bytes)
 
     async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
-        """See Questions.ask."""
+        """Dials a peer that we are not connected to. See Questions.ask."""
+        await self._swarm.reach(peer)
         return await self._questions.ask(peer, question, max_bytes)
 
     def answer_by(self, answer: Answer) -> None:

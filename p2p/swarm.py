@@ -205,6 +205,11 @@ class Swarm:
         others.sort(key=lambda peer: (peer not in live, live.get(peer) is Route.RELAYED))
         return await self.blobs.fetch(blob, others, max_bytes)
 
+    async def reach(self, peer: PeerId) -> None:
+        """Dial a peer that is known and not connected. Whether that worked shows when it is asked."""
+        if peer not in self._connections:
+            await self._try_connect(peer)
+
     # What we hear.
 
     def listen(self) -> Bell:

@@ -344,7 +344,7 @@ class Node:
         self.world.hosts[self.number] = host
         swarm = Swarm(
             host, self.identity, self.world.spec.id, self.home, seeds,
-            options=SwarmOptions(target=8), now=loop.time, rng=random.Random(self.number),
+            options=SwarmOptions(target=self.world.target), now=loop.time, rng=random.Random(self.number),
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
         net = SwarmNetwork(swarm, host, self.peer, loop.time)
@@ -371,10 +371,13 @@ class World:
 
     def __init__(
         self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0,
-        room: int = 0, **more: Any,
+        room: int = 0, target: int = 8, **more: Any,
     ) -> None:  # fmt: skip
-        """`room`: experts that a node may train; `more`: overlap_steps, holders, reduce, and keys of PaceSpec."""
-        self.room = room
+        """`room`: experts that a node may train; `target`: connections that a node wants to have.
+
+        `more`: overlap_steps, holders, reduce, vocab, and keys of PaceSpec.
+        """
+        self.room, self.target = room, target
         self.root = root
         self.network = MemoryNetwork(seed=1, latency_s=latency_s, loss=loss)
         self.spec = run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members, **more)

@@ -41,6 +41,21 @@ def test_rounds_are_reduced_as_soon_as_a_final_set_names_the_reducers(world, ove
     run_virtual(story())
 
 
+def test_who_reduces_asks_members_that_it_is_not_connected_to(world):
+    """Nobody but its author has the rows of a contribution: without a dial each round would last a lease longer."""
+
+    async def story() -> None:
+        async with world(9, 6, reduce=SPEC, target=2) as w:
+            for number in range(6):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 3)
+            assert 3 * 10.0 < await w.until(lambda: w.all_final(7)) < 5 * 13.0
+            w.check_agreement()
+            assert all_rounds(w)[3:8] == [6] * 5
+
+    run_virtual(story())
+
+
 def test_a_dead_reducer_costs_its_slice_until_the_final_set_tells(world):
     async def story() -> None:
         async with world(12, 5, reduce=SPEC) as w:
