@@ -41,6 +41,23 @@ def test_rounds_are_reduced_as_soon_as_a_final_set_names_the_reducers(world, ove
     run_virtual(story())
 
 
+def test_eighteen_members_reduce_above_sixteen(world):
+    """More members than slices: 18 members, 12 chunks. The bytes of 18 larger nodes: docs/log.md."""
+
+    async def story() -> None:
+        async with world(5, 18, reduce=ReduceSpec(gap=2)) as w:
+            for number in range(18):
+                w.start(number)
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            assert all_rounds(w) == [0, 0, 12, 12, 12]
+            for node in w.nodes.values():
+                assert [len(row.contributors) for row in node.driver.log.rows.values()] == [18] * 5
+
+    run_virtual(story())
+
+
 def test_who_reduces_asks_members_that_it_is_not_connected_to(world):
     """Nobody but its author has the rows of a contribution: without a dial each round would last a lease longer."""
 
