@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint.disk import disk, map_file, write_file
+from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.compress import encoding
 from atoll.node.compress.codecs import codec_of
 from atoll.node.local_weights import SLAB_CHUNKS, LocalWeights
@@ -81,16 +81,17 @@ class Sending:
         """Where a payload of ours lies until its round is settled."""
         return self._spool / f"{blob.hex()}.payload"
 
-    def keep(self, pending: w.Pending, payload: bytearray) -> None:
-        """Write a payload, once; from now on it is pending. Raises DiskFault."""
-        write_file(Path(pending.path), [memoryview(payload)])
+    def add(self, pending: w.Pending) -> None:
+        """A payload is out: from now on it is pending, and its file is there before a saved state says so."""
         self.pending = (*self.pending, pending)
 
-    def missed(self, number: int, counted: Mapping[Digest, Cover]) -> list[Missed]:
+    def missed(
+        self, number: int, counted: Mapping[Digest, Cover], unsafe: Mapping[Digest, bytearray]
+    ) -> list[Missed]:
         """What of ours up to round `number` is not in the final sets. Raises DiskFault.
 
-        What the disk damaged is left out: its values are not known any more.
-        `counted`: rows of our payloads that are.
+        `counted`: rows of our payloads that are. `unsafe`: payloads that may not be files yet. What the disk
+        damaged is left out: its values are not known any more.
         """
         missed = [
             (pending, rest_of(tuple(sorted(counted.get(pending.payload, ()))), size_of(self._cover(pending))))
@@ -98,8 +99,14 @@ class Sending:
             if pending.round <= number
         ]
         with disk(self._spool):
-            there = [(p, lost) for p, lost in missed if lost and _is_whole(p)]
-            return [Missed(self._cover(p), Path(p.path).read_bytes(), lost) for p, lost in there]
+            found = [(p, lost, self._bytes_of(p, unsafe)) for p, lost in missed if lost]
+        return [Missed(self._cover(p), data, lost) for p, lost, data in found if data is not None]
+
+    @staticmethod
+    def _bytes_of(pending: w.Pending, unsafe: Mapping[Digest, bytearray]) -> bytes | None:
+        if pending.payload in unsafe:
+            return bytes(unsafe[pending.payload])
+        return Path(pending.path).read_bytes() if _is_whole(pending) else None
 
     def settle(self, number: int, missed: list[Missed]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
@@ -124,9 +131,9 @@ class Sending:
         self.residual_C4096.copy_(residual_C4096)
         self.pending = tuple(filter(_is_whole, pending))
 
-    def sweep(self) -> None:
-        """Delete spooled payloads that nobody waits for; the blob store has its own names for them."""
-        keep = {Path(pending.path).name for pending in self.pending}
+    def sweep(self, pending: tuple[w.Pending, ...]) -> None:
+        """Delete spooled payloads but these; the blob store has its own names for them. Raises DiskFault."""
+        keep = {Path(one.path).name for one in pending}
         with disk(self._spool):
             for path in self._spool.glob("*.payload"):
                 if path.name not in keep:

@@ -131,6 +131,8 @@ class FakeWorker:
         self.final, self.state = -1, digest(b"genesis")
         self.open: dict[int, w.Fold] = {}
         self.pending: tuple[w.Pending, ...] = ()
+        self.unsafe: tuple[w.Pending, ...] = ()
+        """Trained, and lost with the worker until Keep was answered."""
         self.trained: list[int] = []
         self.lives = 0
         self.mute = False
@@ -155,7 +157,7 @@ class FakeWorker:
         return Layout("sparse2", arena_of(self.spec.model).chunks, self.spec.compress.k)
 
     def started(self) -> w.Started:
-        self.open = {}
+        self.open, self.unsafe = {}, ()
         self.renew_slices()
         return w.Started(self.final, self.state, self.pending, 1, "cpu", self.experts)
 
@@ -185,6 +187,9 @@ class FakeWorker:
         match ask:
             case w.Train():
                 return await self._train(ask)
+            case w.Keep():
+                self.pending, self.unsafe = (*self.pending, *self.unsafe), ()
+                return w.Kept()
             case w.Reduce() | w.Open() | w.Judge():
                 return self._on_slices(ask)
             case w.Verify(path, _, _, rows, (span,)):
@@ -261,7 +266,7 @@ class FakeWorker:
         rows = b"" if self.slices is None else RowTree(data, self.layout).root
         words = (ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, ask.experts, rows)
         pending = w.Pending(*words)
-        self.pending = (*self.pending, pending)
+        self.unsafe = (*self.unsafe, pending)
         self.trained.append(ask.round)
         return w.Trained(pending, len(data), step_s * ask.steps)
 
@@ -308,7 +313,9 @@ class FakeWorker:
     def _check_flight(self, ask: w.Train) -> None:
         """One round at most may be in flight; all before it that we worked in are in the view."""
         assert ask.after == -1 or (self.overlap_steps > 0 and ask.after == ask.round - 1)
-        ours = {pending.round for pending in self.pending if self.final < pending.round < ask.round}
+        ours = {
+            pending.round for pending in (*self.pending, *self.unsafe) if self.final < pending.round < ask.round
+        }
         assert ours - {ask.after} <= set(self.open), (ask, ours, set(self.open))
 
 

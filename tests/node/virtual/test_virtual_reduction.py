@@ -59,7 +59,7 @@ def test_eighteen_members_reduce_above_sixteen(world):
 
 
 def test_who_reduces_asks_members_that_it_is_not_connected_to(world):
-    """Nobody but its author has the rows of a contribution: without a dial each round would last a lease longer."""
+    """Nobody but its author has the rows of a contribution: without a dial each round lasts a lease longer."""
 
     async def story() -> None:
         async with world(9, 6, reduce=SPEC, target=2) as w:
