@@ -48,7 +48,7 @@ def _traffic(costs: Preview, machine: Machine) -> list[str]:
     return [
         f"traffic    about {size(costs.day_up_bytes)} up and {size(costs.day_down_bytes)} down a day, "
         f"{size(costs.join_bytes)} down once to join",
-        f"           assumed: {costs.members} members, {size(costs.payload_bytes)} to and from each a round, "
+        f"           assumed: {costs.members} members, {size(costs.round_bytes)} up and down a round, "
         f"{span(costs.round_s)} a round, {rate} rounds a day",
     ]
 

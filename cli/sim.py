@@ -155,8 +155,9 @@ def prepare(
 
 
 def _shared(spec: RunSpec, holders: int) -> RunSpec:
-    """The run with so many members that train each expert."""
-    return msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, holders=holders))
+    """The run with so many members that train each expert; rounds of such a run are not reduced."""
+    outer = msgspec.structs.replace(spec.outer, holders=holders)
+    return msgspec.structs.replace(spec, outer=outer, reduce=None if holders else spec.reduce)
 
 
 def _told(spec: RunSpec, nodes: int, rounds: int | None, steps: int | None, name: str) -> RunSpec:

@@ -2,7 +2,8 @@
 
 `tiny` is the one that `make swarm` trains; its numbers were measured (docs/calibration.md). The others
 follow SparseLoCo's published settings (arXiv 2508.15706) and are starting points. `moe-…` are mixtures of experts:
-`moe-smoke` for tests, `moe-12m` with 92 % of its weights in experts.
+`moe-smoke` for tests, `moe-12m` with 92 % of its weights in experts: their members may share the experts, so that
+their rounds are not reduced. Rounds of dense runs are, above sixteen contributors.
 """
 
 import msgspec
@@ -20,6 +21,7 @@ from atoll.protocols.run import (
     RunSpec,
     Stage,
 )
+from atoll.protocols.slices import ReduceSpec
 
 BYTES = 256
 BPE = 8192
@@ -83,6 +85,7 @@ def preset(
         outer=outer,
         compress=compress,
         pace=PaceSpec(quorum_256=192, grace_256=128, lease_s=60.0, min_members=1, least_256=64),
+        reduce=None if model.experts else ReduceSpec(k=2 * compress.k),
     )
     spec.check()
     return spec

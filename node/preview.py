@@ -13,8 +13,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from atoll.protocols.arena import arena_of
 from atoll.protocols.coverage import largest_payload
 from atoll.protocols.model import ModelSpec
+from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec
 
 MEMBERS = 8
@@ -65,6 +67,8 @@ class Preview(msgspec.Struct, frozen=True):
     """Assumed."""
     round_s: float
     """Assumed."""
+    round_bytes: int
+    """To and from all others together, without records."""
     rounds_day: float
     """Never more than the run has."""
     day_up_bytes: int
@@ -79,7 +83,7 @@ def preview_of(spec: RunSpec, machine: Machine) -> Preview:
     payload = largest_payload(spec)
     round_s = round_time_s(spec, machine)
     rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
-    each_way = int(payload * (members - 1) * rounds_day)
+    each_way = round_bytes(spec, members)
     on_gpu = machine.device != "cpu"
     return Preview(
         parameters=spec.model.parameters,
@@ -91,10 +95,19 @@ def preview_of(spec: RunSpec, machine: Machine) -> Preview:
         members=members,
         round_s=round_s,
         rounds_day=rounds_day,
-        day_up_bytes=each_way,
-        day_down_bytes=each_way,
+        round_bytes=each_way,
+        day_up_bytes=int(each_way * rounds_day),
+        day_down_bytes=int(each_way * rounds_day),
         text=spec.data.source.removeprefix("file:") if spec.data.source.startswith("file:") else "",
     )
+
+
+def round_bytes(spec: RunSpec, members: int) -> int:
+    """Payload bytes of a round, each way: everybody's, or in a reduced round one and as much again, reduced."""
+    payload = largest_payload(spec)
+    if spec.reduce is None or members <= spec.reduce.above:
+        return payload * (members - 1)
+    return payload + payload_bytes(spec.compress.codec, arena_of(spec.model).chunks, spec.reduce.k)
 
 
 def round_time_s(spec: RunSpec, machine: Machine) -> float:

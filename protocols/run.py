@@ -16,6 +16,7 @@ from atoll.protocols.slices import ReduceSpec
 
 SPEC_VERSION = 3
 _DOMAIN = "run/1"
+_UNREDUCED = "set reduce to null: then every node gets every payload"
 _MAX_ROUNDS = 1 << 24
 TOKENIZER_MAX_BYTES = 32 << 20
 """Of a tokenizer given as a file. Those of published models have up to 20 MB."""
@@ -248,10 +249,10 @@ def _check_reduce(spec: RunSpec) -> None:
         return
     spec.reduce.check()
     if spec.compress.codec != "sparse2" or spec.outer.fragments != 1:
-        raise ConfigError("reduce needs compress.codec sparse2 and outer.fragments 1")
+        raise ConfigError("reduce needs compress.codec sparse2 and outer.fragments 1", hint=_UNREDUCED)
     if spec.outer.holders:
         raise ConfigError(
-            "reduce and outer.holders cannot go together: slices are of payloads that cover the whole model"
+            "reduce and outer.holders cannot go together: slices are of whole payloads", hint=_UNREDUCED
         )
 
 

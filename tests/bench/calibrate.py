@@ -77,6 +77,7 @@ def spec_of(given: argparse.Namespace) -> RunSpec:
     spec = msgspec.structs.replace(
         spec,
         outer=outer,
+        reduce=None,
         model=msgspec.structs.replace(spec.model, **pick(spec.model, layers="layers", dim="dim", ffn="ffn")),
         compress=msgspec.structs.replace(spec.compress, **pick(spec.compress, k="k", feedback="feedback")),
     )

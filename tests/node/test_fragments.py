@@ -11,7 +11,7 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run import Stage
 
-SPEC = presets.preset("tiny", peer_id_of(bytes(range(32))), 1)
+SPEC = msgspec.structs.replace(presets.preset("tiny", peer_id_of(bytes(range(32))), 1), reduce=None)
 
 
 @given(st.sampled_from([1, 2, 4]))

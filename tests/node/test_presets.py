@@ -8,6 +8,7 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec
+from atoll.protocols.slices import ReduceSpec
 
 OWNER = peer_id_of(bytes(range(32)))
 SIZES = {"tiny": 1e6, "10m": 10e6, "50m": 50e6, "125m": 125e6, "350m": 350e6, "1b": 1e9}
@@ -35,6 +36,12 @@ def test_mixtures_have_the_experts_of_their_names():
     assert smoke.parameters == 1_873_280
     one = 3 * large.dim * large.experts.ffn
     assert large.layers * large.experts.count * one / large.parameters > 0.9
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_rounds_of_dense_runs_are_reduced_above_sixteen_members(name):
+    reduce, k = presets.preset(name, OWNER, 3).reduce, presets.preset(name, OWNER, 3).compress.k
+    assert reduce == (None if name.startswith("moe") else ReduceSpec(above=16, k=2 * k))
 
 
 def test_what_the_caller_chooses():

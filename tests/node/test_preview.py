@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from atoll.node.presets import preset
-from atoll.node.preview import MEMBERS, ROUND_FLOOR_S, Machine, preview_of, this_machine
+from atoll.node.preview import MEMBERS, ROUND_FLOOR_S, Machine, preview_of, round_bytes, this_machine
 from atoll.protocols.coverage import largest_payload
 from atoll.protocols.ids import peer_id_of
 
@@ -52,6 +52,15 @@ def test_a_gpu_takes_the_tensors_off_the_host():
     assert on_gpu.gpu_bytes > 16 * spec.model.parameters
     assert on_gpu.memory_bytes < on_cpu.memory_bytes
     assert on_gpu.round_s < on_cpu.round_s
+
+
+def test_a_reduced_round_costs_the_same_however_many_they_are():
+    spec = preset("50m", OWNER, 1)
+    each = {members: round_bytes(spec, members) for members in (15, 16, 17, 64)}
+    assert each[16] - each[15] == largest_payload(spec)
+    assert largest_payload(spec) < each[17] == each[64] < each[15] / 4
+    whole = msgspec.structs.replace(spec, reduce=None)
+    assert round_bytes(whole, 64) == 63 * largest_payload(spec)
 
 
 def test_more_members_where_the_run_waits_for_more():
