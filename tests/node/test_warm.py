@@ -12,7 +12,8 @@ from atoll.node.warm import warm
 from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.ids import Round
-from tests.node.session_home import ME, OTHER, SPEC, Home, member
+from tests.node.session_home import ME, OTHER, SPEC, Home, K, member
+from tests.node.test_slice_work import Pair
 
 
 def machine_code():
@@ -44,4 +45,15 @@ def test_rounds_need_no_compiler(tmp_path, codec, k):
         node.ask(w.Finalize(Round(number), members))
     node.session = Session(node.start, saves=Allowance(1.0))
     node.train(2)
+    assert machine_code() == before
+
+
+def test_reduced_rounds_need_no_compiler(tmp_path):
+    warm(codec_of("sparse2", K))
+    before = machine_code()
+    pair = Pair(tmp_path)
+    for number in range(2):
+        pair.train(number)
+        pair.mine.ask(w.Fold(Round(number), (), pair.slices(pair.reduce(number, number - 1))))
+    assert pair.mine.ask(w.Open(Round(1), 3)).opening
     assert machine_code() == before
