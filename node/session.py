@@ -32,6 +32,7 @@ from atoll.node.local_weights import all_finite, carries, check_saved
 from atoll.node.model import bridge
 from atoll.node.model.decoder import loss_of
 from atoll.node.model.genesis import genesis
+from atoll.node.model.merging import move_after
 from atoll.node.outer.fixed import state_digest
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.rounds import Rounds, Step
@@ -84,9 +85,9 @@ class Session:
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
         self._learner = Learner(spec, start.device, start.frozen, start.frozen_on_host)
-        covers = partial(cover_of, spec)
+        covers, after = partial(cover_of, spec), partial(move_after, spec)
         theta, number = _first_state(spec)
-        self._fold = Fold(theta, self._arena, self._load, self._update, covers, number)
+        self._fold = Fold(theta, self._arena, self._load, self._update, covers, number, after)
         self._sending = Sending(spec, self._home / "spool", threads)
         self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent)
         self._is_training = False

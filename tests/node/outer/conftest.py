@@ -1,6 +1,7 @@
 """A small arena, payloads as the network carries them, and a fold over them."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,8 @@ def pattern(chunks: int, salt: int) -> torch.Tensor:
 class World:
     """Payloads by name, and folds that read them."""
 
-    def __init__(self) -> None:
-        self.arena: Arena = arena_of(MODEL)
+    def __init__(self, model: ModelSpec = MODEL) -> None:
+        self.arena: Arena = arena_of(model)
         self.theta = to_fixed(pattern(self.arena.chunks, 99) * 0.05)
         self.update = partial(outer_update, alpha_256=200, floor_256=64)
         self.cover: Cover = (Span(0, self.arena.chunks),)
@@ -50,8 +51,8 @@ class World:
     def load(self, source: str) -> tuple[torch.Tensor, torch.Tensor]:
         return decode(self.payloads[source], self.arena.chunks, K)
 
-    def fold(self) -> Fold:
-        return Fold(self.theta, self.arena, self.load, self.update, lambda _: self.cover)
+    def fold(self, **more: Any) -> Fold:
+        return Fold(self.theta, self.arena, self.load, self.update, lambda _: self.cover, **more)
 
 
 @pytest.fixture(scope="session")
