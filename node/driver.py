@@ -20,6 +20,7 @@ from atoll.node import finality, round
 from atoll.node.contributions import Contributions
 from atoll.node.eval_pace import EvalPace
 from atoll.node.finals import Finals
+from atoll.node.handover import Handover
 from atoll.node.holding import Share, contribution_of, is_lawful
 from atoll.node.membership import Known, MemberView, member_of
 from atoll.node.needs import Network, round_half_s
@@ -74,6 +75,7 @@ class Driver:
         sizes = partial(payload_size, spec)
         self._payloads = Payloads(net, sizes, self._verify, self._on_held, self.blame, self.disk_trouble)
         self.finals = Finals(self, net, spool)
+        self.handover = Handover(self, net)
         self.contributions = Contributions(me, self._payloads)
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._lease_at = -1e9
@@ -128,6 +130,7 @@ class Driver:
         self._set_patience()
         self.feed_finality(fin.Tick(now))
         self.finals.step()
+        self.handover.step()
         if now - self._lease_at > self.spec.pace.lease_s / 3:
             self._put_lease()
 
@@ -313,11 +316,13 @@ class Driver:
         self.log.training(action.round)
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
-        experts = self.share.take(self._members)
+        before, experts = self.share.experts, self.share.take(self._members)
+        self.handover.changes(before, experts, action.round)
         ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts)
         done = await self.ask_until_saved(ask, w.Trained)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done)
+        self.handover.offer(done.parted, action.round)
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
 
     def _announce(self, pending: w.Pending) -> None:

@@ -1,6 +1,6 @@
 """What this node sends: its error feedback, the payloads it made of it, and which of them are not settled yet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -35,6 +35,7 @@ class Sending:
         self._padding = padding_of(arena)
         self.residual_C4096 = torch.zeros((arena.chunks, CHUNK))
         self.pending: tuple[w.Pending, ...] = ()
+        self._parted: tuple[w.Parted, ...] = ()
         with disk(spool):
             spool.mkdir(parents=True, exist_ok=True)
 
@@ -70,6 +71,14 @@ class Sending:
         write_file(Path(pending.path), [memoryview(payload)])
         self.pending = (*self.pending, pending)
 
+    def part(self, number: int, moments: Mapping[int, bytes]) -> tuple[w.Parted, ...]:
+        """Write the moments of experts given up in a round; they lie until the next call. Raises DiskFault."""
+        paths = {expert: self._spool / f"{number}-{expert}.moments" for expert in moments}
+        for expert, data in moments.items():
+            write_file(paths[expert], [data])
+        self._parted = tuple(w.Parted(expert, str(path)) for expert, path in paths.items())
+        return self._parted
+
     def missed(self, number: int, included: set[Digest]) -> list[tuple[Cover, bytes]]:
         """(cover, payload) of ours up to round `number` that missed their final sets. Raises DiskFault.
 
@@ -98,11 +107,12 @@ class Sending:
         self.pending = tuple(filter(_is_whole, pending))
 
     def sweep(self) -> None:
-        """Delete spooled payloads that nobody waits for; the blob store has its own names for them."""
-        keep = {Path(pending.path).name for pending in self.pending}
+        """Delete spooled files that nobody waits for; the blob store has its own names for them."""
+        paths = [*(pending.path for pending in self.pending), *(parted.path for parted in self._parted)]
+        keep = {Path(path).name for path in paths}
         with disk(self._spool):
-            for path in self._spool.glob("*.payload"):
-                if path.name not in keep:
+            for path in self._spool.iterdir():
+                if path.suffix in (".payload", ".moments") and path.name not in keep:
                     path.unlink(missing_ok=True)
 
     def _each_slab(self, weights: LocalWeights, cover: Cover, work: Work) -> list[object]:

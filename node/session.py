@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -127,6 +128,8 @@ class Session:
                 return self._adopt(ask)
             case w.Snapshot(path):
                 return self._snapshot(Path(path))
+            case w.Inherit(expert, path):
+                return w.Inherited(self._learner.inherit(expert, bytes(self._map(path))))
             case w.Evaluate():
                 return self._evaluate()
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
@@ -158,13 +161,14 @@ class Session:
         assert self._unsaved is not None
         trained, payload = self._unsaved
         with self._spent.within("checkpoint"):
+            parted = self._sending.part(trained.pending.round, self._learner.parted)
             if payload:
                 self._sending.keep(trained.pending, payload)
                 self._unsaved = (trained, bytearray())
         self._save()
-        self._unsaved = None
+        self._unsaved, self._learner.parted = None, {}
         self._spent.keep()
-        return trained
+        return msgspec.structs.replace(trained, parted=parted)
 
     # --- the fold -------------------------------------------------------------------------------
 

@@ -5,13 +5,14 @@ requests in any order, by id; while it trains it serves requests between two inn
 
     daemon                                   worker (torch, no sockets)
     Start(spec, home, …)             ->      Started(what it has on disk)
-    Train(round, …)                  ->      Progress* … Trained(payload)
+    Train(round, …)                  ->      Progress* … Trained(payload, moments of experts given up)
     Verify(path, round)              ->      Verified()           the payload decodes
     Fold(round, set)                 ->      Folded(state)        replaces S_round in the view
     Check(round, set)                ->      Checked(state)       Θ_final(round), nothing kept
     Finalize(round, set)             ->      Finalized(state)     view and final state move on
     Adopt(path, round)               ->      Adopted(state)       a verified snapshot of somebody else's
     Snapshot()                       ->      Snapshotted(path)    Θ_final as a safetensors file
+    Inherit(expert, path)            ->      Inherited()          moments of who trained it before
     Evaluate()                       ->      Evaluated(val_bpb)
     Report()                         ->      Reported()
     Stop()                           ->      Stopped()
@@ -129,6 +130,13 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     path: str
 
 
+class Inherit(msgspec.Struct, frozen=True, array_like=True, tag="inherit"):
+    """The moments that an expert had where it was trained before. DecodeError if the file holds none."""
+
+    expert: int
+    path: str
+
+
 class Evaluate(msgspec.Struct, frozen=True, array_like=True, tag="evaluate"):
     """Validation loss of the current view."""
 
@@ -141,7 +149,9 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Save and exit."""
 
 
-Ask: TypeAlias = Start | Train | Verify | Fold | Check | Finalize | Adopt | Snapshot | Evaluate | Report | Stop
+Ask: TypeAlias = (
+    Start | Train | Verify | Fold | Check | Finalize | Adopt | Snapshot | Inherit | Evaluate | Report | Stop
+)
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):
@@ -185,6 +195,13 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     tokens_per_s: float
 
 
+class Parted(msgspec.Struct, frozen=True, array_like=True):
+    """Moments of an expert that is not trained here any more: a file that lies until the next round ends."""
+
+    expert: int
+    path: str
+
+
 class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     """The round's work, encoded, saved and fsynced."""
 
@@ -196,6 +213,7 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     """Steps that were taken before the fold of `after` was in the local weights."""
     held_s: float = 0.0
     """Time spent waiting for that fold, because no more steps may be taken before it."""
+    parted: tuple[Parted, ...] = ()
 
 
 class Verified(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
@@ -250,6 +268,12 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
     took_s: float
 
 
+class Inherited(msgspec.Struct, frozen=True, array_like=True, tag="inherited"):
+    """`used` is false where the expert is not trained here, or not yet."""
+
+    used: bool
+
+
 class Reported(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
     """The worker is there."""
 
@@ -275,6 +299,7 @@ Answer: TypeAlias = (
     | Finalized
     | Adopted
     | Snapshotted
+    | Inherited
     | Evaluated
     | Reported
     | Stopped

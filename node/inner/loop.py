@@ -101,6 +101,24 @@ class Inner:
             taken: dict[Tensor, Any] = {p: self._taken(name, p, state) for name, p in self._atoms.items()}
             self._adam.state.update(taken)
 
+    def continue_from(self, before: Mapping[str, Tensor]) -> None:
+        """What `state` gave of some atoms, of steps elsewhere that came before all that were taken here.
+
+        Moments are linear in the gradients, so they may come late: after k steps the older ones count β^k. Raises
+        CorruptFault for an atom that is not trained here, or of another shape.
+        """
+        for name in sorted({key.split("/", 1)[1] for key in before}):
+            if name not in self._atoms:
+                raise CorruptFault(f"{name} is not trained here")
+            parameter = self._atoms[name]
+            older = self._taken(name, parameter, before)
+            own = self._adam.state.get(parameter) or self._taken(name, parameter, {})
+            taken = float(own["step"])
+            own["step"].add_(older["step"])
+            for moment, beta in zip(_MOMENTS, (self._spec.beta1, self._spec.beta2), strict=True):
+                own[moment].add_(older[moment], alpha=beta**taken)
+            self._adam.state[parameter] = own
+
     def _taken(self, name: str, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies, in the form that AdamW has."""
         values = parameter.detach()
