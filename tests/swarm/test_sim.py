@@ -61,7 +61,7 @@ def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
 @pytest.mark.swarm
 @pytest.mark.timeout(300)
 def test_three_nodes_share_the_experts_of_a_mixture(tmp_path: Path):
-    """Each expert is trained by one of three and they are merged; all hold one model, and nobody sends a whole one."""
+    """Each expert is trained by one of three; they are merged; all hold one model, nobody sends a whole one."""
     report_file, folder = tmp_path / "report.json", tmp_path / "swarm"
     command = [
         *(sys.executable, "-m", "atoll.cli.main", "sim", "-n", "3", "--rounds", "5", "--steps", "2"),
