@@ -15,23 +15,22 @@ from tests.node.virtual.real_worker import RealWorker, Seen, both_before_and_aft
 ROUNDS = 14
 
 
-def merging(spec):
-    outer = msgspec.structs.replace(
-        spec.outer, stages=(Stage(0, 4),), merge=MergeSpec(every=2, until=40, alpha_4096=1024, donors=3)
-    )
+def merging(spec, fragments):
+    merge = MergeSpec(every=2, until=40, alpha_4096=1024, donors=3)
+    outer = msgspec.structs.replace(spec.outer, stages=(Stage(0, 4),), fragments=fragments, merge=merge)
     data = msgspec.structs.replace(spec.data, source="synthetic:markov?size=65536")
     return msgspec.structs.replace(spec, outer=outer, data=data)
 
 
-@pytest.mark.parametrize("overlap_steps", [0, 2])
-def test_four_nodes_merge_alike_while_one_is_killed_and_comes_back(world, overlap_steps):
+@pytest.mark.parametrize(("overlap_steps", "fragments"), [(0, 1), (2, 2)])
+def test_four_nodes_merge_alike_while_one_is_killed_and_comes_back(world, overlap_steps, fragments):
     torch.set_num_threads(1)
     seen = Seen({}, {}, {})
     worker = partial(RealWorker, seen=seen)
 
     async def story() -> None:
-        facts = {"worker": worker, "adjust": merging, "holders": 1, "overlap_steps": overlap_steps}
-        async with world(ROUNDS, 4, **facts) as w:
+        adjust = partial(merging, fragments=fragments)
+        async with world(ROUNDS, 4, worker=worker, adjust=adjust, holders=1, overlap_steps=overlap_steps) as w:
             for number in range(4):
                 w.start(number)
             await w.until(lambda: w.newest() >= 3)
