@@ -66,28 +66,35 @@ class Sending:
         """Where a payload of ours lies until its round is settled."""
         return self._spool / f"{blob.hex()}.payload"
 
-    def keep(self, pending: w.Pending, payload: bytearray) -> None:
-        """Write a payload, once; from now on it is pending. Raises DiskFault."""
-        write_file(Path(pending.path), [memoryview(payload)])
+    def add(self, pending: w.Pending) -> None:
+        """A payload is out: from now on it is pending, and its file is there before a saved state says so."""
         self.pending = (*self.pending, pending)
 
     def part(self, number: int, moments: Mapping[int, bytes]) -> tuple[w.Parted, ...]:
         """Write the moments of experts given up in a round; they lie until the next call. Raises DiskFault."""
-        paths = {expert: self._spool / f"{number}-{expert}.moments" for expert in moments}
-        for expert, data in moments.items():
-            write_file(paths[expert], [data])
-        self._parted = tuple(w.Parted(expert, str(path)) for expert, path in paths.items())
+        self._parted = tuple(w.Parted(e, str(self._spool / f"{number}-{e}.moments")) for e in moments)
+        for one in self._parted:
+            write_file(Path(one.path), [moments[one.expert]])
         return self._parted
 
-    def missed(self, number: int, included: set[Digest]) -> list[tuple[Cover, bytes]]:
+    def missed(
+        self, number: int, included: set[Digest], unsafe: Mapping[Digest, bytearray]
+    ) -> list[tuple[Cover, bytes]]:
         """(cover, payload) of ours up to round `number` that missed their final sets. Raises DiskFault.
 
-        What the disk damaged is left out: its values are not known any more.
+        `unsafe`: payloads that may not be files yet. What the disk damaged is left out: its values are not known
+        any more.
         """
         missed = [p for p in self.pending if p.round <= number and p.payload not in included]
         with disk(self._spool):
-            found = [(p, Path(p.path).read_bytes()) for p in missed if _is_whole(p)]
-        return [(cover_of(self._spec, p.round, p.experts), payload) for p, payload in found]
+            found = [(p, self._bytes_of(p, unsafe)) for p in missed]
+        return [(cover_of(self._spec, p.round, p.experts), payload) for p, payload in found if payload is not None]
+
+    @staticmethod
+    def _bytes_of(pending: w.Pending, unsafe: Mapping[Digest, bytearray]) -> bytes | None:
+        if pending.payload in unsafe:
+            return bytes(unsafe[pending.payload])
+        return Path(pending.path).read_bytes() if _is_whole(pending) else None
 
     def settle(self, number: int, missed: list[tuple[Cover, bytes]]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
@@ -106,10 +113,9 @@ class Sending:
         self.residual_C4096.copy_(residual_C4096)
         self.pending = tuple(filter(_is_whole, pending))
 
-    def sweep(self) -> None:
-        """Delete spooled files that nobody waits for; the blob store has its own names for them."""
-        paths = [*(pending.path for pending in self.pending), *(parted.path for parted in self._parted)]
-        keep = {Path(path).name for path in paths}
+    def sweep(self, pending: tuple[w.Pending, ...]) -> None:
+        """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault."""
+        keep = {Path(path).name for path in (*(p.path for p in pending), *(p.path for p in self._parted))}
         with disk(self._spool):
             for path in self._spool.iterdir():
                 if path.suffix in (".payload", ".moments") and path.name not in keep:

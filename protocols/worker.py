@@ -6,6 +6,7 @@ requests in any order, by id; while it trains it serves requests between two inn
     daemon                                   worker (torch, no sockets)
     Start(spec, home, …)             ->      Started(what it has on disk)
     Train(round, …)                  ->      Progress* … Trained(payload, moments of experts given up)
+    Keep(round)                      ->      Kept()               the trained round is safe on the disk
     Verify(path, round)              ->      Verified()           the payload decodes
     Fold(round, set)                 ->      Folded(state)        replaces S_round in the view
     Check(round, set)                ->      Checked(state)       Θ_final(round), nothing kept
@@ -84,6 +85,15 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Bitmap of the experts to train; empty: all."""
 
 
+class Keep(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
+    """Say when this trained round is safe on the disk: then it may be announced. Other asks are served meanwhile.
+
+    Failed with DiskFault when the disk refused it; the next Keep tries again.
+    """
+
+    round: Round
+
+
 class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     """Is the file a legal payload of this round? Failed with DecodeError if not."""
 
@@ -150,7 +160,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 
 
 Ask: TypeAlias = (
-    Start | Train | Verify | Fold | Check | Finalize | Adopt | Snapshot | Inherit | Evaluate | Report | Stop
+    Start | Train | Keep | Verify | Fold | Check | Finalize | Adopt | Snapshot | Inherit | Evaluate | Report | Stop
 )
 
 
@@ -203,7 +213,7 @@ class Parted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
-    """The round's work, encoded, saved and fsynced."""
+    """The round's work, encoded and written; `Keep` says when it is safe."""
 
     pending: Pending
     payload_bytes: int
@@ -214,6 +224,10 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     held_s: float = 0.0
     """Time spent waiting for that fold, because no more steps may be taken before it."""
     parted: tuple[Parted, ...] = ()
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """The round's payload and the state after it are fsynced, or a later state is."""
 
 
 class Verified(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
@@ -293,6 +307,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 Answer: TypeAlias = (
     Started
     | Trained
+    | Kept
     | Verified
     | Folded
     | Checked
@@ -325,7 +340,7 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     fold_ns: int = 0
     """Fold, Check, Verify, Finalize, Adopt."""
     checkpoint_ns: int = 0
-    """Saving: generations and snapshots."""
+    """Saving: generations and snapshots; without what a thread waits for the disk beside the steps."""
     evaluate_ns: int = 0
     recompute_ns: int = 0
     """Inner steps that were thrown away."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ class RealWorker:
         self._step_s = train_s / spec.steps(0)
         self._seen, self._sets = seen, Sets()
         self._moved = asyncio.Event()
+        self._saved = threading.Event()
         self._trains = 0
         self.lives = 0
         self.owned: dict[int, bytes] = {}
@@ -47,7 +49,9 @@ class RealWorker:
     def started(self) -> w.Started:
         """A new process: whatever was in memory is gone."""
         self.lives += 1
-        self.session = Session(self._start, saves=Allowance(math.inf))
+        if self.session is not None:
+            self.session._keeping.wait()  # its thread dies with a process
+        self.session = Session(self._start, saves=Allowance(math.inf), saved=self._saved.set)
         found = self.session.started()
         self.final, self.state = found.final, found.state
         self._sets = {at: names for at, names in self._seen.final_sets.items() if at <= found.final}
@@ -68,7 +72,7 @@ class RealWorker:
 
     def _answer(self, ask: w.Ask) -> w.Answer:
         assert self.session is not None
-        answer = self.session.answer(ask)
+        answer = self._keep(ask) if isinstance(ask, w.Keep) else self.session.answer(ask)
         match ask, answer:
             case w.Fold(number, members), w.Folded(_, view):
                 if number > self.final:
@@ -86,6 +90,14 @@ class RealWorker:
                 self._look(state)
         self.wake()
         return answer
+
+    def _keep(self, ask: w.Keep) -> w.Kept:
+        """Wait for the disk in real time: it takes no virtual time."""
+        assert self.session is not None
+        while (kept := self.session.keep(ask)) is None:
+            self._saved.wait()
+            self._saved.clear()
+        return kept
 
     def _look(self, view: Digest) -> None:
         key = tuple(sorted((at, names) for at, names in self._sets.items() if names))
