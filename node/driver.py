@@ -78,12 +78,10 @@ class Driver:
         self.handover = Handover(self, net)
         self.contributions = Contributions(me, self._payloads)
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
-        self._lease_at = -1e9
         self._members: dict[PeerId, MemberView] = {}
-        self._members_at = -1e9
+        self._lease_at = self._members_at = -1e9
         self._pending: tuple[w.Pending, ...] = ()
-        self.synced = False
-        self.worker_ready = False
+        self.synced = self.worker_ready = False
         self._lives = 0
         """Workers that ended: what was asked of one of them is not asked of the next."""
         self.progress: w.Progress | None = None
@@ -316,13 +314,12 @@ class Driver:
         self.log.training(action.round)
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
-        before, experts = self.share.experts, self.share.take(self._members)
-        self.handover.changes(before, experts, action.round)
+        experts = self.handover.taken(self.share.experts, self.share.take(self._members))
         ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts)
         done = await self.ask_until_saved(ask, w.Trained)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done)
-        self.handover.offer(done.parted, action.round)
+        self.handover.offer(done.parted)
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
         await self.ask_until_saved(w.Keep(action.round), w.Kept)
         self.log.kept(action.round)

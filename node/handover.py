@@ -42,19 +42,20 @@ class Handover:
         """Blobs that are here for this alone."""
         self._busy = False
 
-    def changes(self, before: bytes, now: bytes, number: int) -> None:
-        """From round `number` on we train the experts `now` (bitmaps)."""
-        if before != now:
-            count = self._count
-            new = experts_in(now, count) - experts_in(before, count)
-            self._wanted = {e: at for e, at in self._wanted.items() if e in experts_in(now, count)}
-            self._wanted.update(dict.fromkeys(new, number))
+    def taken(self, before: bytes, now: bytes) -> bytes:
+        """In the round at hand we train the experts `now`, no longer those of `before` (bitmaps). Gives `now`."""
+        if now != before:
+            old, new = (experts_in(bitmap, self._count) for bitmap in (before, now))
+            self._wanted = {expert: at for expert, at in self._wanted.items() if expert in new}
+            self._wanted.update(dict.fromkeys(new - old, self._driver.round.round))
+        return now
 
-    def offer(self, parted: tuple[w.Parted, ...], number: int) -> None:
-        """The worker gave these up in round `number`."""
+    def offer(self, parted: tuple[w.Parted, ...]) -> None:
+        """The worker gave these up in the round at hand."""
         try:
             for one in parted[: MAX_OFFERED - len(self._offers)]:
-                self._offers[one.expert] = self._net.add_blob(Path(one.path)), number
+                self._withdraw(one.expert)
+                self._offers[one.expert] = self._net.add_blob(Path(one.path)), self._driver.round.round
         except DiskFault as error:
             self._driver.disk_trouble(error)
         if parted:
@@ -113,22 +114,20 @@ class Handover:
         if not self._busy:
             for blob in self._fetched & self._tried if self._wanted else self._fetched.copy():
                 self._fetched.discard(blob)
-                self._delete(blob)
+                self._driver.delete_blob(blob)
         if not self._wanted:
             self._tried.clear()
-        old = {expert: blob for expert, (blob, at) in self._offers.items() if number >= at + ROUNDS}
-        for expert, blob in old.items():
-            del self._offers[expert]
-            self._delete(blob)
+        old = [expert for expert, (_, at) in self._offers.items() if number >= at + ROUNDS]
+        for expert in old:
+            self._withdraw(expert)
         if old:
             self._say()
+
+    def _withdraw(self, expert: int) -> None:
+        if expert in self._offers:
+            blob, _ = self._offers.pop(expert)
+            self._driver.delete_blob(blob)
 
     def _say(self) -> None:
         self._driver.share.moments = tuple(sorted((e, bytes(blob)) for e, (blob, _) in self._offers.items()))
         self._driver.share.say()
-
-    def _delete(self, blob: Digest) -> None:
-        try:
-            self._net.delete_blob(blob)
-        except DiskFault as error:
-            self._driver.disk_trouble(error)
