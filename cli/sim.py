@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from atoll.cli.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
+from atoll.cli.run import with_changes
 from atoll.cli.sim_nodes import SimNode
 from atoll.cli.sim_report import as_json, print_report
 from atoll.cli.sim_story import Story, plan
@@ -67,6 +68,7 @@ class Swarm:
 @click.option(
     "--holders", default=0, show_default=True, help="Nodes that train each expert of a mixture; 0: all nodes."
 )
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="As of `run new`; the last word.")
 @click.option("--data", default="builtin:shakespeare", show_default=True, help="Data source of the run.")
 @click.option(
     "--from-hf",
@@ -127,6 +129,7 @@ def prepare(
     seed: int,
     preset_name: str,
     holders: int,
+    changes: tuple[str, ...],
     data: str,
     from_hf: Path | None,
     upcycle: str | None,
@@ -142,9 +145,9 @@ def prepare(
 
     def adjust(spec: RunSpec) -> RunSpec:
         told = _told(_shared(spec, holders), nodes, rounds, steps, f"sim-{seed}")
-        if reduce_above is None:
-            return told
-        return msgspec.structs.replace(told, reduce=ReduceSpec(above=reduce_above, k=2 * told.compress.k))
+        if reduce_above is not None:
+            told = msgspec.structs.replace(told, reduce=ReduceSpec(above=reduce_above, k=2 * told.compress.k))
+        return with_changes(told, changes)
 
     run_file = folder / "sim.run"
     data_file = data.removeprefix("file:")

@@ -21,6 +21,7 @@ from atoll.node import finality, round
 from atoll.node.contributions import contribution_of, is_lawful
 from atoll.node.evaluations import Evaluations
 from atoll.node.finals import Finals
+from atoll.node.handover import Handover
 from atoll.node.holding import Share
 from atoll.node.membership import MemberView
 from atoll.node.needs import Network, round_half_s
@@ -79,18 +80,17 @@ class Driver:
         self.tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         self.finals = Finals(self, net, spool)
+        self.handover = Handover(self, net)
         self.sets = Sets(self, net)
         self.contributions = self.sets.contributions
         self.reductions: Reductions | None = None
         if spec.reduce:
             self.reductions = Reductions(self, net, self.sets.payloads, spool, luck or random.SystemRandom())
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
-        self._lease_at = -1e9
         self._members: dict[PeerId, MemberView] = {}
-        self._members_at = -1e9
+        self._lease_at = self._members_at = -1e9
         self._pending: tuple[w.Pending, ...] = ()
-        self.synced = False
-        self.worker_ready = False
+        self.synced = self.worker_ready = False
         self.lives = 0
         """Workers that ended: what was asked of one of them is not asked of the next."""
         self.progress: w.Progress | None = None
@@ -144,6 +144,7 @@ class Driver:
         if self.reductions is not None:
             self.reductions.step()
         self.finals.step()
+        self.handover.step()
         if now - self._lease_at > self.spec.pace.lease_s / 3:
             self._put_lease()
 
@@ -338,11 +339,12 @@ class Driver:
         self.log.training(action.round)
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
-        experts = self.share.take(self._members)
+        experts = self.handover.taken(self.share.experts, self.share.take(self._members))
         ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts)
         done = await self.ask_until_saved(ask, w.Trained)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done)
+        self.handover.offer(done.parted)
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
         await self.ask_until_saved(w.Keep(action.round), w.Kept)
         self.log.kept(action.round)

@@ -55,6 +55,8 @@ class Share:
         self._spec, self._me, self._net, self._count = spec, me, net, splits(spec)
         self._room = min(most, self._count) if most else self._count
         self.experts = nothing(spec)
+        self.moments: tuple[tuple[int, bytes], ...] = ()
+        """What is offered of experts that were given up (node/handover.py)."""
 
     @property
     def trained(self) -> tuple[int, ...] | None:
@@ -65,7 +67,7 @@ class Share:
         """Announce what we train; `experts`: from now on this."""
         self.experts = self.experts if experts is None else experts
         if self._count:
-            self._net.put_holding(Holding(self.experts, self._room), self._spec.pace.lease_s)
+            self._net.put_holding(Holding(self.experts, self._room, self.moments), self._spec.pace.lease_s)
 
     def take(self, members: Mapping[PeerId, MemberView]) -> bytes:
         """Bitmap of the experts to train in the next round, among the members that train now; announced."""

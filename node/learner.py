@@ -12,12 +12,14 @@ from torch import Tensor
 
 from atoll.node.holding import nothing, splits
 from atoll.node.inner.loop import Inner
+from atoll.node.inner.moments import pack, unpack
 from atoll.node.local_weights import LocalWeights
 from atoll.node.model.balance import follower
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.named import trained_atoms
 from atoll.protocols.experts import ALL, bitmap_of, experts_in
 from atoll.protocols.model import expert_of
+from atoll.protocols.moments import places_of
 from atoll.protocols.run import RunSpec
 
 
@@ -33,6 +35,8 @@ class Learner:
         experts = nothing(spec)
         self._build(experts)
         self.weights = LocalWeights(self.module, spec, experts)
+        self.parted: dict[int, bytes] = {}
+        """Moments of experts that were given up (protocols/moments.py), until somebody takes them from here."""
 
     @property
     def experts(self) -> bytes:
@@ -41,7 +45,7 @@ class Learner:
 
     def own(self, experts: bytes) -> None:
         """Train these experts from now on. What stays keeps weights and moments; what is new starts with the
-        anchor and moments of zero; what is given up is frozen as the anchor has it.
+        anchor and fresh moments; what is given up is frozen as the anchor has it.
 
         All goes through the host's memory, so that the device never holds two modules.
         """
@@ -49,11 +53,31 @@ class Learner:
             return
         trained = _on_host(self.weights.trained())
         moments = _on_host(self.inner.state())
+        self.parted = {e: data for e, data in self.parted.items() if e not in self._trained(experts)}
+        self.parted |= self._given_up(experts, moments)
         del self.module, self.inner
         self.weights.let_go()
         self._build(experts)
         self.weights.move_to(self.module, experts, trained)
-        self.inner.inherit(moments)
+        self.inner.load(moments)
+
+    def inherit(self, expert: int, moments: bytes) -> bool:
+        """Go on from the moments that an expert had elsewhere; whether it is trained here. Raises DecodeError."""
+        shapes = [(place.name, place.shape) for place in places_of(self._spec.model, expert)]
+        found = unpack(moments, shapes, self._spec.inner)
+        if expert not in self._trained(self.experts):
+            return False
+        self.inner.continue_from(found)
+        return True
+
+    def _given_up(self, experts: bytes, moments: Mapping[str, Tensor]) -> dict[int, bytes]:
+        gone = self._trained(self.experts) - self._trained(experts)
+        names = {expert: [place.name for place in places_of(self._spec.model, expert)] for expert in gone}
+        found = {expert: pack(moments, names[expert]) for expert in sorted(gone)}
+        return {expert: data for expert, data in found.items() if data}
+
+    def _trained(self, experts: bytes) -> frozenset[int]:
+        return experts_in(experts, splits(self._spec))
 
     def _build(self, experts: bytes) -> None:
         spec, mixture = self._spec, self._spec.model.experts

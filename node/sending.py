@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint.disk import disk, map_file
+from atoll.node.checkpoint.disk import disk, map_file, write_file
 from atoll.node.compress import encoding
 from atoll.node.compress.codecs import codec_of
 from atoll.node.local_weights import SLAB_CHUNKS, LocalWeights
@@ -47,6 +47,7 @@ class Sending:
         self._padding = padding_of(arena)
         self.residual_C4096 = torch.zeros((arena.chunks, CHUNK))
         self.pending: tuple[w.Pending, ...] = ()
+        self._parted: tuple[w.Parted, ...] = ()
         with disk(spool):
             spool.mkdir(parents=True, exist_ok=True)
 
@@ -84,6 +85,13 @@ class Sending:
     def add(self, pending: w.Pending) -> None:
         """A payload is out: from now on it is pending, and its file is there before a saved state says so."""
         self.pending = (*self.pending, pending)
+
+    def part(self, number: int, moments: Mapping[int, bytes]) -> tuple[w.Parted, ...]:
+        """Write the moments of experts given up in a round; they lie until the next call. Raises DiskFault."""
+        self._parted = tuple(w.Parted(e, str(self._spool / f"{number}-{e}.moments")) for e in moments)
+        for one in self._parted:
+            write_file(Path(one.path), [moments[one.expert]])
+        return self._parted
 
     def missed(
         self, number: int, counted: Mapping[Digest, Cover], unsafe: Mapping[Digest, bytearray]
@@ -132,11 +140,11 @@ class Sending:
         self.pending = tuple(filter(_is_whole, pending))
 
     def sweep(self, pending: tuple[w.Pending, ...]) -> None:
-        """Delete spooled payloads but these; the blob store has its own names for them. Raises DiskFault."""
-        keep = {Path(one.path).name for one in pending}
+        """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault."""
+        keep = {Path(path).name for path in (*(p.path for p in pending), *(p.path for p in self._parted))}
         with disk(self._spool):
-            for path in self._spool.glob("*.payload"):
-                if path.name not in keep:
+            for path in self._spool.iterdir():
+                if path.suffix in (".payload", ".moments") and path.name not in keep:
                     path.unlink(missing_ok=True)
 
     def _each_slab(self, weights: LocalWeights, cover: Cover, work: Work) -> list[object]:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from atoll.node.local_weights import all_finite, carries, check_saved
 from atoll.node.model import bridge
 from atoll.node.model.decoder import loss_of
 from atoll.node.model.genesis import genesis
+from atoll.node.model.merging import move_after
 from atoll.node.outer.fixed import state_digest
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.rounds import Rounds, Step
@@ -46,7 +48,7 @@ from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.coverage import Cover, cover_of, size_of
-from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, LocalFault, Superseded
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, LocalFault, Superseded
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.reduction import rules_of
 from atoll.protocols.rows import check_root
@@ -89,10 +91,10 @@ class Session:
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
         self._learner = Learner(spec, start.device, start.frozen, start.frozen_on_host)
-        covers = partial(cover_of, spec)
+        covers, after = partial(cover_of, spec), partial(move_after, spec)
         theta, number = _first_state(spec)
         self._slices = self._slice_work()
-        self._fold = Fold(theta, self._arena, self._update, covers, number)
+        self._fold = Fold(theta, self._arena, self._update, covers, number, after)
         self._sending = Sending(spec, self._home / "spool", threads)
         self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent)
         self._is_training = False
@@ -132,6 +134,8 @@ class Session:
                 return self._adopt(ask)
             case w.Snapshot(path):
                 return self._snapshot(Path(path))
+            case w.Inherit(expert, path):
+                return w.Inherited(self._learner.inherit(expert, bytes(self._map(path))))
             case w.Evaluate():
                 return self._evaluate()
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
@@ -157,10 +161,19 @@ class Session:
         finally:
             self._is_training = False
         self._spent.hand_over()
+        trained = msgspec.structs.replace(trained, parted=self._part(trained.pending.round))
         self._sending.add(trained.pending)
         self._keeping.add(trained, payload)
         self._begin_save()
         yield trained
+
+    def _part(self, number: Round) -> tuple[w.Parted, ...]:
+        """Moments of what was given up. No round is worth them: where the disk refuses, they are gone."""
+        moments, self._learner.parted = self._learner.parted, {}
+        try:
+            return self._sending.part(number, moments)
+        except DiskFault:
+            return ()
 
     def keep(self, ask: w.Keep) -> w.Kept | None:
         """Whether a trained round is safe. None: look again after `saved`. Raises DiskFault; then ask again."""

@@ -11,8 +11,9 @@ import msgspec
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import Digest, PeerId, Round, RunId
+from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId
 from atoll.protocols.model import MAX_EXPERTS
+from atoll.protocols.moments import MAX_OFFERED
 
 REGISTER_VERSION = 1
 REGISTER_MAX_BYTES = 4096
@@ -43,6 +44,8 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding", forbi
     experts: bytes
     """Bitmap (protocols/experts.py); empty: all."""
     room: int
+    moments: tuple[tuple[int, bytes], ...] = ()
+    """Experts that it does not train any more, with blobs of their moments (protocols/moments.py)."""
 
 
 class Addresses(msgspec.Struct, frozen=True, array_like=True, tag="addresses", forbid_unknown_fields=True):
@@ -99,6 +102,11 @@ def _check_value(value: Value) -> None:
     elif isinstance(value, Holding):
         if len(value.experts) > MAX_EXPERTS // 8 or not 0 <= value.room <= MAX_EXPERTS:
             raise DecodeError("holding: more experts than any model has")
+        offered = [expert for expert, _ in value.moments]
+        if len(offered) > MAX_OFFERED or not all(0 <= expert < MAX_EXPERTS for expert in offered):
+            raise DecodeError(f"holding: moments of more than {MAX_OFFERED} experts, or of none that a model has")
+        if any(len(blob) != DIGEST_BYTES for _, blob in value.moments):
+            raise DecodeError("holding: a blob that is no digest")
     elif (
         len(value.snapshot) not in (0, 32) or not (0 <= value.round < 1 << 24) or not (-1 <= value.final < 1 << 24)
     ):

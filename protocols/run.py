@@ -10,6 +10,7 @@ from atoll.protocols.admission import AdmissionSpec
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId, digest, public_key_of
+from atoll.protocols.merging import MergeSpec
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.payload import check_codec
 from atoll.protocols.slices import ReduceSpec
@@ -90,6 +91,8 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Share of the progress made during the overlap that stays in the local weights when the fold is in."""
     holders: int = 0
     """Members that train each expert (protocols/ownership.py); 0: all members train all. 1 is SPES."""
+    merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
+    """Unset: experts are not merged."""
 
 
 class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -288,6 +291,10 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
     _within("outer.holders", outer.holders, 0, 1024)
     if outer.holders and model.experts is None:
         raise ConfigError("outer.holders is for runs whose model has experts")
+    if outer.merge:
+        outer.merge.check()
+        if model.experts is None:
+            raise ConfigError("outer.merge is for runs whose model has experts")
     firsts = [stage.first for stage in outer.stages]
     if not 1 <= len(firsts) <= 64 or firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ConfigError("outer.stages must start at round 0 and rise")

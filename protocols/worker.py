@@ -5,7 +5,7 @@ requests in any order, by id; while it trains it serves requests between two inn
 
     daemon                                   worker (torch, no sockets)
     Start(spec, home, …)             ->      Started(what it has on disk)
-    Train(round, …)                  ->      Progress* … Trained(payload)
+    Train(round, …)                  ->      Progress* … Trained(payload, moments of experts given up)
     Keep(round)                      ->      Kept()               the trained round is safe on the disk
     Verify(path, round)              ->      Verified()           the payload decodes
     Reduce(round, slice, rows)       ->      Reduced(payload)     our slice of a reduced round
@@ -16,6 +16,7 @@ requests in any order, by id; while it trains it serves requests between two inn
     Finalize(round, set)             ->      Finalized(state)     view and final state move on
     Adopt(path, round)               ->      Adopted(state)       a verified snapshot of somebody else's
     Snapshot()                       ->      Snapshotted(path)    Θ_final as a safetensors file
+    Inherit(expert, path)            ->      Inherited()          moments of who trained it before
     Evaluate()                       ->      Evaluated(val_bpb)
     Report()                         ->      Reported()
     Stop()                           ->      Stopped()
@@ -197,6 +198,13 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     path: str
 
 
+class Inherit(msgspec.Struct, frozen=True, array_like=True, tag="inherit"):
+    """The moments that an expert had where it was trained before. DecodeError if the file holds none."""
+
+    expert: int
+    path: str
+
+
 class Evaluate(msgspec.Struct, frozen=True, array_like=True, tag="evaluate"):
     """Validation loss of the current view."""
 
@@ -222,6 +230,7 @@ Ask: TypeAlias = (
     | Finalize
     | Adopt
     | Snapshot
+    | Inherit
     | Evaluate
     | Report
     | Stop
@@ -271,6 +280,13 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     tokens_per_s: float
 
 
+class Parted(msgspec.Struct, frozen=True, array_like=True):
+    """Moments of an expert that is not trained here any more: a file that lies until the next round ends."""
+
+    expert: int
+    path: str
+
+
 class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     """The round's work, encoded and written; `Keep` says when it is safe."""
 
@@ -282,6 +298,7 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     """Steps that were taken before the fold of `after` was in the local weights."""
     held_s: float = 0.0
     """Time spent waiting for that fold, because no more steps may be taken before it."""
+    parted: tuple[Parted, ...] = ()
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
@@ -364,6 +381,12 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
     took_s: float
 
 
+class Inherited(msgspec.Struct, frozen=True, array_like=True, tag="inherited"):
+    """`used` is false where the expert is not trained here, or not yet."""
+
+    used: bool
+
+
 class Reported(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
     """The worker is there."""
 
@@ -393,6 +416,7 @@ Answer: TypeAlias = (
     | Finalized
     | Adopted
     | Snapshotted
+    | Inherited
     | Evaluated
     | Reported
     | Stopped

@@ -3,9 +3,14 @@
 `final` is the sum over final rounds, `view` adds the open ones. A set that changes is replaced: on the chunks that
 its round covers the view gains U(new) − U(old), exactly, so order, duplicates and lateness leave no trace. Every
 method either succeeds or leaves the state as it was.
+
+After some rounds Θ moves once more, by a function of Θ alone (experts are merged): Θ_r = M_r(Θ_{r−1} + U_r), where
+the set of r is not empty. The view then is what the open rounds, taken in their order, make of `final`: still a
+function of the sets and nothing else, the same before a round is final here and after. When a set changes at or
+before such an open round, the open rounds are taken again, from `final`; else sums are enough.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -37,6 +42,9 @@ class Part(NamedTuple):
 
 Update = Callable[[Sequence[Part], int], Tensor]
 """U_r int32 `[chunks, 4096]` of a set and the chunks. Raises DecodeError."""
+
+After = Callable[[int], Callable[[Tensor], None] | None]
+"""What moves Θ, int32 `[C, 4096]`, in place after a round that is not empty; None: nothing does."""
 
 
 class _Open(NamedTuple):
@@ -71,12 +79,14 @@ class Fold:
         update: Update,
         cover_of: Callable[[int], Cover],
         number: int = -1,
+        after: After = lambda _: None,
     ) -> None:
         """`theta_C4096`: int32 Θ_final(number), −1 for Θ₀. `cover_of`: the chunks of a round's payloads."""
         self._padding = padding_of(arena)
         self._chunks = arena.chunks
         self._update = update
         self._cover_of = cover_of
+        self._after = after
         self._open: dict[int, _Open] = {}
         self._heard: set[int] = set()
         self.final_round = number
@@ -123,15 +133,14 @@ class Fold:
     def check(self, number: int, parts: Iterable[Part]) -> Digest:
         """Digest that Θ_final(number) would have; nothing is kept. Raises DecodeError, Divergence."""
         self._follows(number)
-        step = self._step(number, parts).update_N4096
-        return state_digest(plus(self.final_C4096, step, cover=self._cover_of(number)))
+        return state_digest(self._next(self.final_C4096, number, self._step(number, parts)))
 
     def finalize(self, number: int, parts: Iterable[Part]) -> Digest:
         """S_number is final: Θ_final moves on. Returns its digest. Raises DecodeError, Divergence."""
         self._follows(number)
         step = self._step(number, parts)
-        final = _Theta(plus(self.final_C4096, step.update_N4096, cover=self._cover_of(number)))
-        # Without other open rounds the view is the final state: exact sums leave no other difference.
+        final = _Theta(self._next(self.final_C4096, number, step))
+        # Without other open rounds the view is the final state: both are that function of the sets.
         self._view = self._view_with(number, step) if self._open.keys() - {number} else final
         self._open.pop(number, None)
         self._heard.discard(number)
@@ -163,8 +172,24 @@ class Fold:
         known, cover = self._open.get(number), self._cover_of(number)
         if known is fresh:
             return self._view
+        if any(self._after(at) is not None for at in self._open.keys() | {number} if at >= number):
+            return _Theta(self._replayed({**self._open, number: fresh}))
         loss_N4096 = None if known is None else known.update_N4096
         return _Theta(plus(self.view_C4096, fresh.update_N4096, loss_N4096, cover=cover))
+
+    def _replayed(self, rounds: Mapping[int, _Open]) -> Tensor:
+        theta_C4096 = self.final_C4096
+        for number in sorted(rounds):
+            theta_C4096 = self._next(theta_C4096, number, rounds[number])
+        return theta_C4096
+
+    def _next(self, theta_C4096: Tensor, number: int, step: _Open) -> Tensor:
+        """What a round makes of the state before it: a new array."""
+        out = plus(theta_C4096, step.update_N4096, cover=self._cover_of(number))
+        move = self._after(number) if step.names else None
+        if move is not None:
+            move(out)
+        return out
 
     def _follows(self, number: int) -> None:
         if number != self.final_round + 1:

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from atoll.protocols.errors import DecodeError
 from atoll.protocols.experts import ALL, bitmap_of
 from atoll.protocols.ids import Round
 from atoll.protocols.model import ExpertsSpec, ModelSpec, expert_of
+from atoll.protocols.moments import moments_bytes
 from atoll.protocols.run import Stage
 from tests.node.session_home import ME, OTHER, SPEC, Home, member
 
@@ -147,13 +149,14 @@ def test_when_others_become_its_own_it_keeps_weights_and_moments_of_what_stays(n
     before, weights = moments(node), {n: v.clone() for n, v in node.learner.weights.trained().items()}
     node.learner.own(bitmap_of({1, 2}, E))
     after = moments(node)
-    assert after["step"] == before["step"] == STEPS
     for name, value in after.items():
         if expert_of(name) == 2:
             assert not value.any()
         else:
             assert torch.equal(value, before[name])
     assert not any(expert_of(name) == 0 for name in after)
+    steps = {name: int(value) for name, value in after.items() if name.startswith("step/")}
+    assert all(count == (0 if expert_of(name) == 2 else STEPS) for name, count in steps.items())
     for name, value in node.learner.weights.trained().items():
         if expert_of(name) != 2:
             assert torch.equal(value, weights[name])
@@ -161,6 +164,71 @@ def test_when_others_become_its_own_it_keeps_weights_and_moments_of_what_stays(n
     assert all(
         torch.equal(named_atoms(node.learner.module)[n], anchor[n]) for n in anchor if expert_of(n) in (0, 2)
     )
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+def test_an_expert_that_comes_late_moves_as_in_a_first_step(nodes, beta2):
+    base = spec_of()
+    rates = {"beta2": beta2, "weight_decay": 0.0, "warmup_steps": 0, "lr": 1e-4, "lr_min": 1.0}
+    node = nodes("a", msgspec.structs.replace(base, inner=msgspec.structs.replace(base.inner, **rates)))
+    for number in range(5):
+        node.train_some(number, LOW)
+    learner = node.learner
+    learner.own(bitmap_of({1, 2}, E))
+    before = {name: value.clone() for name, value in learner.weights.trained().items()}
+    window = node.session._data.batch(np.arange(2))
+    learner.inner.step(window, 5 * STEPS)
+    moved = {n: (v - before[n]).abs() for n, v in learner.weights.trained().items() if expert_of(n) == 2}
+    assert max(float(value.max()) for value in moved.values()) <= 1e-4 * 1.01
+    sizes = torch.cat([value[value > 0] for value in moved.values()])
+    assert float(sizes.median()) >= 1e-4 * 0.98, "neither 0.45 nor 3.2 of the rate"
+
+
+def test_moments_of_what_is_given_up_are_a_file_and_another_node_goes_on_from_it(nodes):
+    spec = spec_of()
+    one, two = nodes("a", spec), nodes("b", spec, OTHER)
+    one.train_some(0, LOW)
+    kept = moments(one)
+    *_, trained = one.session.train(w.Train(Round(1), 0, 2, STEPS, -1, bitmap_of({1}, E)))
+    (parted,) = trained.parted
+    assert parted.expert == 0
+    data = Path(parted.path).read_bytes()
+    assert len(data) == moments_bytes(spec.model)
+    two.train_some(0, HIGH)
+    assert two.ask(w.Inherit(0, parted.path)) == w.Inherited(False), "not its own yet"
+    two.train_some(1, bitmap_of({0, 3}, E))
+    alone = moments(two)
+    assert two.ask(w.Inherit(0, parted.path)) == w.Inherited(True)
+    after = moments(two)
+    beta = {"exp_avg": spec.inner.beta1**STEPS, "exp_avg_sq": spec.inner.beta2**STEPS}
+    for name, value in after.items():
+        kind = name.split("/")[0]
+        if expert_of(name) != 0:
+            assert torch.equal(value, alone[name])
+        elif kind == "step":
+            assert value == 2 * STEPS
+        else:
+            wanted = alone[name] + beta[kind] * kept[name]
+            assert torch.allclose(value, wanted, rtol=0.01, atol=float(kept[name].abs().max()) * 0.01)
+    two.train_some(2, bitmap_of({0, 3}, E))
+
+
+def test_files_of_moments_are_swept_and_junk_is_refused(nodes):
+    spec = spec_of()
+    node = nodes("a", spec)
+    node.train_some(0, LOW)
+    node.train_some(1, HIGH)
+    spool = node.path / "spool"
+    assert {path.name for path in spool.glob("*.moments")} == {"1-0.moments", "1-1.moments"}
+    node.train_some(2, HIGH)
+    assert not list(spool.glob("*.moments"))
+    junk = node.path / "junk"
+    for data in (b"", bytes(moments_bytes(spec.model)), b"\xff" * moments_bytes(spec.model)):
+        junk.write_bytes(data)
+        before = moments(node)
+        with pytest.raises(DecodeError):
+            node.ask(w.Inherit(2, str(junk)))
+        assert all(torch.equal(value, before[name]) for name, value in moments(node).items())
 
 
 @pytest.mark.parametrize("frozen", ["float32", "bfloat16", "int8"])

@@ -35,8 +35,17 @@ def test_round_trip(value):
 
 
 def test_a_holding_is_small_and_bounded():
-    assert codec.encode(HOLDING) == codec.encode(["holding", b"\x03", 8])
-    for bad in (Holding(bytes(513), 8), Holding(b"", -1), Holding(b"", 4097)):
+    assert codec.encode(HOLDING) == codec.encode(["holding", b"\x03", 8, []])
+    blob = bytes(32)
+    for bad in (
+        Holding(bytes(513), 8),
+        Holding(b"", -1),
+        Holding(b"", 4097),
+        Holding(b"", 8, ((0, blob[:-1]),)),
+        Holding(b"", 8, ((-1, blob),)),
+        Holding(b"", 8, ((4096, blob),)),
+        Holding(b"", 8, tuple((at, blob) for at in range(49))),
+    ):
         with pytest.raises(DecodeError):
             decode_register(forged(bad), RUN)
 

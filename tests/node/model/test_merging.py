@@ -3,18 +3,29 @@
 from fractions import Fraction
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from msgspec.structs import replace
 
 from atoll.node.model import merging
+from atoll.node.model.bridge import gather
 from atoll.node.model.genesis import genesis
-from atoll.node.model.merging import ALPHA_UNIT, alpha_at, dots, merged, moved, nearest_of
-from atoll.node.presets import model_of
+from atoll.node.model.merging import ALPHA_BITS, dots, merge, merged, move_after, moved, nearest_of
+from atoll.node.presets import model_of, preset
+from atoll.protocols import codec
+from atoll.protocols.arena import arena_of
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.identity import Identity
 from atoll.protocols.ids import digest
+from atoll.protocols.merging import MergeSpec
 from atoll.protocols.model import ExpertsSpec, ModelSpec, expert_of
+from atoll.protocols.run import RunSpec
 
+ME = Identity(bytes([1]) * 32).peer_id
+ALPHA_UNIT = 1 << ALPHA_BITS
 WHOLE = st.integers(-(2**31), 2**31 - 1)
 SPEC = ModelSpec(
     dim=16, layers=2, heads=2, kv_heads=1, ffn=16, vocab=20, context=8, tied=True, rope_theta=1e4, norm_eps=1e-5,
@@ -93,19 +104,15 @@ def test_alpha_one_goes_to_the_mean_of_the_values_before():
     assert [value.tolist() for value in found] == [[4, -3], [0, 10]], "simultaneous: they change places"
 
 
-def test_alpha_falls_to_zero():
-    assert [alpha_at(1000, step, 10) for step in (0, 5, 9, 10, 11)] == [1000, 500, 100, 0, 0]
-
-
 def test_only_experts_move_and_the_arguments_do_not():
     theta = genesis(SPEC, 1)
     before = {name: value.copy() for name, value in theta.items()}
-    found = merged(theta, SPEC, ALPHA_UNIT // 20)
+    found = dict(merged(theta, SPEC, ALPHA_UNIT // 20, 4))
     assert found.keys() == {name for name in theta if expert_of(name) is not None}
     assert all(np.array_equal(theta[name], before[name]) for name in theta)
     assert all(not np.array_equal(found[name], theta[name]) for name in found)
-    assert merged(theta, SPEC, 0) == {}
-    assert merged(theta, replace(SPEC, experts=None), 5) == {}
+    assert all(np.array_equal(value, theta[name]) for name, value in merged(theta, SPEC, 0, 4))
+    assert dict(merged(theta, replace(SPEC, experts=None), 5, 4)) == {}
 
 
 def test_each_projection_is_merged_with_its_own_kind():
@@ -116,14 +123,14 @@ def test_each_projection_is_merged_with_its_own_kind():
             value[:] = 7 << 20
         if "down_proj" in name:
             value[:] = -(5 << 20)
-    found = merged(theta, SPEC, ALPHA_UNIT // 2)
+    found = dict(merged(theta, SPEC, ALPHA_UNIT // 2, 4))
     assert all(bool((value == 7 << 20).all()) for name, value in found.items() if "up_proj" in name)
     assert all(bool((value == -(5 << 20)).all()) for name, value in found.items() if "down_proj" in name)
 
 
 def test_experts_come_closer():
     theta = genesis(SPEC, 1)
-    found = theta | merged(theta, SPEC, ALPHA_UNIT // 4)
+    found = theta | dict(merged(theta, SPEC, ALPHA_UNIT // 4, 4))
 
     def spread(values):
         stack = np.stack([values[f"model.layers.0.mlp.experts.{e}.up_proj.weight"] for e in range(6)]).astype(
@@ -136,7 +143,60 @@ def test_experts_come_closer():
 
 def test_golden_bits():
     model = model_of("moe-smoke")
-    found = merged(genesis(model, 7), model, 839_000)
+    found = dict(merged(genesis(model, 7), model, 839_000, 4))
     assert digest(*(value.astype("<i4").tobytes() for _, value in sorted(found.items()))).hex() == (
         "be6848b39b9c1cc7324908fd766cc9092abe17927b860370a4cb3c21ca95be7e"
     )
+
+
+def spec_with(experts=True, **merge):
+    found = preset("moe-smoke" if experts else "tiny", ME, 1)
+    outer = replace(found.outer, merge=MergeSpec(**{"every": 3, "until": 12, "alpha_4096": 4096, **merge}))
+    return replace(found, outer=outer)
+
+
+def test_alpha_falls_to_zero_and_is_due_every_so_many_rounds():
+    merge = MergeSpec(every=3, until=12, alpha_4096=4096)
+    assert [merge.alpha(number) * 12 / ALPHA_UNIT for number in range(15)] == [
+        0, 0, 9, 0, 0, 6, 0, 0, 3, 0, 0, 0, 0, 0, 0,
+    ]  # fmt: skip
+
+
+def test_rounds_without_a_move_have_none():
+    spec = spec_with()
+    assert [number for number in range(20) if move_after(spec, number) is not None] == [2, 5, 8]
+    assert move_after(preset("moe-smoke", ME, 1), 2) is None
+
+
+def test_an_arena_is_merged_as_its_atoms_are():
+    """Chunk by chunk where they lie, edges of matrices and all; nothing else moves."""
+    theta = genesis(SPEC, 3)
+    arena = arena_of(SPEC)
+    found_C4096 = gather({name: torch.from_numpy(value) for name, value in theta.items()}, arena)
+    merge(found_C4096, SPEC, ALPHA_UNIT // 3, 2)
+    wanted = theta | dict(merged(theta, SPEC, ALPHA_UNIT // 3, 2))
+    wanted_C4096 = gather({name: torch.from_numpy(value) for name, value in wanted.items()}, arena)
+    assert torch.equal(found_C4096, wanted_C4096)
+    assert any(not np.array_equal(wanted[name], theta[name]) for name in theta)
+
+
+def test_a_run_without_a_merge_has_the_bytes_that_it_always_had():
+    spec = preset("moe-smoke", ME, 1)
+    assert b"merge" not in codec.encode(spec)
+    merging = spec_with()
+    merging.check()
+    assert codec.decode(codec.encode(merging), RunSpec) == merging
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("every", 0), ("until", 0), ("alpha_4096", 0), ("alpha_4096", 4097), ("donors", 0), ("donors", 65)],
+)
+def test_merges_that_no_run_can_have_are_refused(key, value):
+    with pytest.raises(ConfigError, match=f"outer.merge.{key} = {value} is outside"):
+        spec_with(**{key: value}).check()
+
+
+def test_a_dense_model_has_nothing_to_merge():
+    with pytest.raises(ConfigError, match=r"outer\.merge is for runs whose model has experts"):
+        spec_with(experts=False).check()

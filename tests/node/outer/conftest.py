@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -36,8 +37,8 @@ def pattern(chunks: int, salt: int) -> torch.Tensor:
 class World:
     """Payloads by name, and folds that read them."""
 
-    def __init__(self) -> None:
-        self.arena: Arena = arena_of(MODEL)
+    def __init__(self, model: ModelSpec = MODEL) -> None:
+        self.arena: Arena = arena_of(model)
         self.theta = to_fixed(pattern(self.arena.chunks, 99) * 0.05)
         self.mean = partial(outer_update, alpha_256=200, floor_256=64)
         self.cover: Cover = (Span(0, self.arena.chunks),)
@@ -55,8 +56,8 @@ class World:
     def update(self, parts: Sequence[Part], chunks: int) -> torch.Tensor:
         return self.mean([(part.weight, *self.load(part.source)) for part in parts], chunks)
 
-    def fold(self) -> Fold:
-        return Fold(self.theta, self.arena, self.update, lambda _: self.cover)
+    def fold(self, **more: Any) -> Fold:
+        return Fold(self.theta, self.arena, self.update, lambda _: self.cover, **more)
 
 
 @pytest.fixture(scope="session")

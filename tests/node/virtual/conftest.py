@@ -328,7 +328,7 @@ class Node:
         self.peer = self.identity.peer_id
         self.home = world.root / f"n{number}"
         self.home.mkdir(exist_ok=True)
-        self.worker = FakeWorker(self.home / "spool", self.peer, train_s, world.spec)
+        self.worker = world.worker(self.home / "spool", self.peer, train_s, world.spec)
         if world.spec.start:
             self.worker.final, self.worker.state = w.NOTHING_YET, digest(b"nothing")
         self.driver: Driver | None = None
@@ -378,16 +378,19 @@ class World:
 
     def __init__(
         self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0,
-        room: int = 0, target: int = 8, **more: Any,
+        room: int = 0, target: int = 8, worker: Callable[[Path, PeerId, float, RunSpec], Any] = FakeWorker,
+        adjust: Callable[[RunSpec], RunSpec] = lambda spec: spec, **more: Any,
     ) -> None:  # fmt: skip
         """`room`: experts that a node may train; `target`: connections that a node wants to have.
 
-        `more`: overlap_steps, holders, reduce, vocab, and keys of PaceSpec.
+        `more`: overlap_steps, holders, reduce, vocab, and keys of PaceSpec. `adjust`: the rest of the RunSpec.
+        `worker`: what stands for the worker process.
         """
+        self.worker = worker
         self.room, self.target = room, target
         self.root = root
         self.network = MemoryNetwork(seed=1, latency_s=latency_s, loss=loss)
-        self.spec = run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members, **more)
+        self.spec = adjust(run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members, **more))
         self.nodes: dict[int, Node] = {}
         self.hosts: dict[int, MemoryHost] = {}
         self._group = asyncio.TaskGroup()

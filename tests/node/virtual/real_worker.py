@@ -1,0 +1,138 @@
+"""A worker on virtual time that is one: the session with its model, codec, fold and disk; only steps wait."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from atoll.node.allowance import Allowance
+from atoll.node.session import Session
+from atoll.node.trainer import WorkerDied
+from atoll.protocols import codec
+from atoll.protocols import worker as w
+from atoll.protocols.errors import Superseded
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.run import RunSpec
+
+Sets = dict[int, frozenset[bytes]]
+
+
+class Seen(NamedTuple):
+    """What all workers of a world saw."""
+
+    final_sets: dict[int, frozenset[bytes]]
+    views: dict[tuple[tuple[int, frozenset[bytes]], ...], Digest]
+    """View by all sets that are in it."""
+    finals: dict[tuple[tuple[int, frozenset[bytes]], ...], set[int]]
+    """How far finality was where a view was seen."""
+
+
+class RealWorker:
+    """Asserts, whenever a set changes, that the view is the one that any worker had with the same sets."""
+
+    def __init__(self, folder: Path, me: PeerId, train_s: float, spec: RunSpec, seen: Seen) -> None:
+        self._start = w.Start(codec.encode(spec), me, str(folder.parent), "", 1, "cpu")
+        self._step_s = train_s / spec.steps(0)
+        self._seen, self._sets = seen, Sets()
+        self._moved = asyncio.Event()
+        self._saved = threading.Event()
+        self._trains = 0
+        self.lives = 0
+        self.owned: dict[int, bytes] = {}
+        """Bitmap of the experts that were trained, by round."""
+        self.trained: list[int] = []
+        self.session: Session | None = None
+        self.final, self.state = -1, Digest(b"")
+
+    def started(self) -> w.Started:
+        """A new process: whatever was in memory is gone."""
+        self.lives += 1
+        if self.session is not None:
+            self.session._keeping.wait()  # its thread dies with a process
+        self.session = Session(self._start, saves=Allowance(math.inf), saved=self._saved.set)
+        found = self.session.started()
+        self.final, self.state = found.final, found.state
+        self._sets = {at: names for at, names in self._seen.final_sets.items() if at <= found.final}
+        return found
+
+    def wake(self) -> None:
+        """Whoever waits for a fold looks again."""
+        self._moved.set()
+
+    async def ask(self, ask: w.Ask, kind: type[Any]) -> Any:
+        life, answer = self.lives, None
+        await asyncio.sleep(0.01)
+        self._check(life, None)
+        answer = await self._train(ask) if isinstance(ask, w.Train) else self._answer(ask)
+        self._check(life, None)
+        assert isinstance(answer, kind), answer
+        return answer
+
+    def _answer(self, ask: w.Ask) -> w.Answer:
+        assert self.session is not None
+        answer = self._keep(ask) if isinstance(ask, w.Keep) else self.session.answer(ask)
+        match ask, answer:
+            case w.Fold(number, members), w.Folded(_, view):
+                if number > self.final:
+                    self._sets[number] = frozenset(one.entry for one in members)
+                    self._look(view)
+            case w.Finalize(number, members), w.Finalized(_, state):
+                names = frozenset(one.entry for one in members)
+                assert self._seen.final_sets.setdefault(number, names) == names
+                self._sets[number] = names
+                self.final, self.state = number, state
+                self._look(self.session._fold.view_digest())
+            case w.Adopt(number), w.Adopted(_, state):
+                self._sets = {at: names for at, names in self._seen.final_sets.items() if at <= number}
+                self.final, self.state = number, state
+                self._look(state)
+        self.wake()
+        return answer
+
+    def _keep(self, ask: w.Keep) -> w.Kept:
+        """Wait for the disk in real time: it takes no virtual time."""
+        assert self.session is not None
+        while (kept := self.session.keep(ask)) is None:
+            self._saved.wait()
+            self._saved.clear()
+        return kept
+
+    def _look(self, view: Digest) -> None:
+        key = tuple(sorted((at, names) for at, names in self._sets.items() if names))
+        assert self._seen.views.setdefault(key, view) == view, "equal sets, another view"
+        self._seen.finals.setdefault(key, set()).add(self.final)
+
+    async def _train(self, ask: w.Train) -> w.Trained:
+        assert self.session is not None
+        self._trains += 1
+        self.wake()
+        now = (self.lives, self._trains)
+        steps = self.session.train(ask)
+        try:
+            for event in steps:
+                if isinstance(event, w.Trained):
+                    self.trained.append(ask.round)
+                    self.owned[ask.round] = event.pending.experts
+                    return event
+                if event is None:
+                    self._moved.clear()
+                    await self._moved.wait()
+                else:
+                    await asyncio.sleep(self._step_s)
+                self._check(*now)
+        finally:
+            steps.close()
+        raise AssertionError("a round ends with its result")
+
+    def _check(self, life: int, train: int | None) -> None:
+        if life != self.lives:
+            raise WorkerDied("the worker process ended")
+        if train is not None and train != self._trains:
+            raise Superseded("another round took the place of this one")
+
+
+def both_before_and_after(finals: Mapping[Any, set[int]]) -> int:
+    """Views that were seen where finality was not equally far."""
+    return sum(len(found) > 1 for found in finals.values())

@@ -1,0 +1,91 @@
+"""Whole nodes with real workers: moments of experts go from those who give them up to those who take them."""
+
+from functools import partial
+
+import msgspec
+import torch
+
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.experts import experts_in
+from atoll.protocols.moments import places_of
+from atoll.protocols.records import Contribution
+from atoll.protocols.run import Stage
+from tests.node.virtual.conftest import EXPERTS
+from tests.node.virtual.real_worker import RealWorker, Seen
+
+STEPS = 4
+
+
+def small(spec):
+    data = msgspec.structs.replace(spec.data, source="synthetic:markov?size=65536")
+    return msgspec.structs.replace(
+        spec, data=data, outer=msgspec.structs.replace(spec.outer, stages=(Stage(0, STEPS),))
+    )
+
+
+def age(world, node, expert):
+    """Steps that the moments of an expert have behind them."""
+    name = places_of(world.spec.model, expert)[0].name
+    return int(node.worker.session._learner.inner.state()[f"step/{name}"])
+
+
+def steps_here(node, expert):
+    """Steps that the node trained it, without a break, until now."""
+    owned = [expert in experts_in(bitmap, EXPERTS) for _, bitmap in sorted(node.worker.owned.items())]
+    return STEPS * (owned[::-1].index(False) if False in owned else len(owned))
+
+
+def ours(node):
+    return experts_in(node.worker.owned[max(node.worker.owned)], EXPERTS)
+
+
+def test_who_comes_late_goes_on_with_the_moments_of_who_was_there(world):
+    torch.set_num_threads(1)
+
+    async def story() -> None:
+        worker = partial(RealWorker, seen=Seen({}, {}, {}))
+        async with world(14, 2, worker=worker, adjust=small, holders=1) as w:
+            w.start(0)
+            w.start(1)
+            await w.until(lambda: w.newest() >= 5)
+            late = w.start(2)
+            await w.until(w.all_final)
+            w.check_agreement()
+            assert ours(late)
+            ages = {expert: age(w, late, expert) - steps_here(late, expert) for expert in ours(late)}
+            assert all(4 * STEPS <= older <= 8 * STEPS for older in ages.values()), ages
+            for node in w.nodes.values():  # offers end, and no blob of them stays behind
+                assert not node.driver.share.moments
+                assert not node.driver.handover._fetched
+                bodies = [entry.body for _, entry in node.swarm.ledger.since(0, 1 << 20)]
+                payloads = {body.payload for body in bodies if isinstance(body, Contribution)}
+                assert set(node.swarm.blobs.store.blobs()) <= payloads | node.driver.finals.kept
+
+    run_virtual(story())
+
+
+def test_who_lies_about_moments_stops_nobody(world):
+    """Node 1 offers junk, and blobs of the run itself, as moments of every expert."""
+    torch.set_num_threads(1)
+
+    async def story() -> None:
+        worker = partial(RealWorker, seen=Seen({}, {}, {}))
+        async with world(10, 2, worker=worker, adjust=small, holders=1) as w:
+            w.start(0)
+            liar = w.start(1)
+            await w.until(lambda: w.newest() >= 3)
+            junk = w.root / "junk"
+            junk.write_bytes(b"\xff" * 1000)
+            blobs = [liar.swarm.blobs.store.add_file(junk), *sorted(liar.swarm.blobs.store.blobs())[:3]]
+            lies = tuple((expert, bytes(blobs[expert % len(blobs)])) for expert in range(EXPERTS))
+            liar.driver.handover._say = lambda: None
+            liar.driver.share.moments = lies
+            liar.driver.share.say()
+            late = w.start(2)
+            await w.until(w.all_final)
+            w.check_agreement()
+            assert max(late.worker.trained) == 9
+            assert not late.driver.handover._busy
+            assert all(w.nodes[n].driver.share.moments == () for n in (0, 2))
+
+    run_virtual(story())
