@@ -22,7 +22,7 @@ BANNED = {
 }
 TORCH_SIDE = {
     "worker", "session", "rounds", "local_weights", "sending", "baselines", "reference",
-    "reduction", "reduction_trial", "dumps", "learner", "warm",
+    "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "logits",
 }  # fmt: skip
 """Modules of node/ that run in the worker, or compare against it."""
 RIVALS = {"cli/benches/wan_hivemind.py"}

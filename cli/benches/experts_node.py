@@ -1,0 +1,73 @@
+"""Child of `bench experts`: one measurement in a process of its own, so that nothing but it is in memory."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from atoll.cli.benches.child import obey
+from atoll.cli.benches.experts_members import Members, shares_of, spec_of
+from atoll.node import logits
+from atoll.node.export_run import export_run
+from atoll.node.held import arithmetic_bytes, held_by
+from atoll.node.model import pace
+from atoll.protocols.experts import ALL
+
+MEMBERS = 4
+
+
+async def hold(preset: str, trained: str, frozen: str) -> dict[str, Any]:
+    """Bytes of a member that trains its share, or all experts. `resident`: what the process grew by, at most."""
+    spec = spec_of(preset)
+    assert spec.model.experts is not None
+    everything = frozenset(range(spec.model.experts.count))
+    owned = shares_of(spec, MEMBERS)[0] if trained == "share" else everything
+    small = spec_of("moe-smoke")
+    held_by(small.model, small.inner, frozenset({0}), frozen)  # what torch loads at its first step is not ours
+    before = psutil.Process().memory_info().rss
+    held = held_by(spec.model, spec.inner, owned, frozen)
+    return {
+        "held": list(held),
+        "arithmetic": arithmetic_bytes(spec.model, owned, frozen),
+        "resident": psutil.Process().memory_info().rss - before,
+    }
+
+
+async def paces(preset: str, sequences: int, turns: int) -> dict[str, list[float]]:
+    """CPU seconds of forward and backward, a share trained and all trained."""
+    spec = spec_of(preset)
+    return pace.measure(spec.model, shares_of(spec, MEMBERS)[0], sequences, turns).seconds
+
+
+async def payloads(folder: str, preset: str) -> dict[str, Any]:
+    """Bytes that each member sends in a round, and that one sends who trains all; the round is then final."""
+    spec = spec_of(preset)
+    members = Members(Path(folder), spec, MEMBERS)
+    sent = [members.contribute(number, 0, share) for number, share in enumerate(members.shares)]
+    whole = Members(Path(folder) / "whole", spec, 1)
+    whole.folder.mkdir()
+    return {
+        "shares": [each.payload_bytes for each in sent],
+        "whole": whole.contribute(0, 0, ALL).payload_bytes,
+        "states": len(members.finalize(0, sent)),
+    }
+
+
+async def logits_of(folder: str, preset: str) -> dict[str, Any]:
+    """The largest difference of a logit between our decoder and the exported folder in transformers."""
+    spec = spec_of(preset)
+    home, to = Members(Path(folder), spec, MEMBERS).home(0), Path(folder) / "exported"
+    done = export_run(spec, home, to, None, "")
+    return {"difference": logits.difference(spec, home, to), "class": done.class_name}
+
+
+async def main() -> None:
+    """Until standard input ends."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    await obey({"hold": hold, "paces": paces, "payloads": payloads, "logits": logits_of})
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
