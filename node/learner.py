@@ -41,7 +41,7 @@ class Learner:
 
     def own(self, experts: bytes) -> None:
         """Train these experts from now on. What stays keeps weights and moments; what is new starts with the
-        anchor and moments of zero; what is given up is frozen as the anchor has it.
+        anchor and fresh moments; what is given up is frozen as the anchor has it.
 
         All goes through the host's memory, so that the device never holds two modules.
         """
@@ -53,7 +53,7 @@ class Learner:
         self.weights.let_go()
         self._build(experts)
         self.weights.move_to(self.module, experts, trained)
-        self.inner.inherit(moments)
+        self.inner.load(moments)
 
     def _build(self, experts: bytes) -> None:
         spec, mixture = self._spec, self._spec.model.experts

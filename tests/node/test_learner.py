@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -146,13 +147,14 @@ def test_when_others_become_its_own_it_keeps_weights_and_moments_of_what_stays(n
     before, weights = moments(node), {n: v.clone() for n, v in node.learner.weights.trained().items()}
     node.learner.own(bitmap_of({1, 2}, E))
     after = moments(node)
-    assert after["step"] == before["step"] == STEPS
     for name, value in after.items():
         if expert_of(name) == 2:
             assert not value.any()
         else:
             assert torch.equal(value, before[name])
     assert not any(expert_of(name) == 0 for name in after)
+    steps = {name: int(value) for name, value in after.items() if name.startswith("step/")}
+    assert all(count == (0 if expert_of(name) == 2 else STEPS) for name, count in steps.items())
     for name, value in node.learner.weights.trained().items():
         if expert_of(name) != 2:
             assert torch.equal(value, weights[name])
@@ -160,6 +162,24 @@ def test_when_others_become_its_own_it_keeps_weights_and_moments_of_what_stays(n
     assert all(
         torch.equal(named_atoms(node.learner.module)[n], anchor[n]) for n in anchor if expert_of(n) in (0, 2)
     )
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+def test_an_expert_that_comes_late_moves_as_in_a_first_step(nodes, beta2):
+    base = spec_of()
+    rates = {"beta2": beta2, "weight_decay": 0.0, "warmup_steps": 0, "lr": 1e-4, "lr_min": 1.0}
+    node = nodes("a", msgspec.structs.replace(base, inner=msgspec.structs.replace(base.inner, **rates)))
+    for number in range(5):
+        node.train_some(number, LOW)
+    learner = node.learner
+    learner.own(bitmap_of({1, 2}, E))
+    before = {name: value.clone() for name, value in learner.weights.trained().items()}
+    window = node.session._data.batch(np.arange(2))
+    learner.inner.step(window, 5 * STEPS)
+    moved = {n: (v - before[n]).abs() for n, v in learner.weights.trained().items() if expert_of(n) == 2}
+    assert max(float(value.max()) for value in moved.values()) <= 1e-4 * 1.01
+    sizes = torch.cat([value[value > 0] for value in moved.values()])
+    assert float(sizes.median()) >= 1e-4 * 0.98, "neither 0.45 nor 3.2 of the rate"
 
 
 @pytest.mark.parametrize("frozen", ["float32", "bfloat16", "int8"])

@@ -125,14 +125,40 @@ def test_a_saved_state_goes_on_with_the_same_bits():
     resumed.load(saved)
     list(run_steps(resumed, lambda i: batch_of(5 + i), 5, 5))
     assert bits(resumed.module) == bits(whole.module)
-    assert set(saved) == {"step", "exp_avg/table", "exp_avg/gain", "exp_avg_sq/table", "exp_avg_sq/gain"}
+    kinds = ("step", "exp_avg", "exp_avg_sq")
+    assert set(saved) == {f"{kind}/{name}" for kind in kinds for name in ("table", "gain")}
 
 
 def test_a_fresh_state_loads_and_forgets():
     inner, fresh = Inner(Toy(), loss_of, inner_spec()), Inner(Toy(), loss_of, inner_spec())
     inner.step(batch_of(0), 0)
     inner.load(fresh.state())
-    assert set(inner.state()) == {"step"}
+    assert inner.state() == {}
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+def test_an_atom_that_comes_late_moves_like_one_in_its_first_step(beta2):
+    """By the rate, whatever the gradient: with the others' step count it would be 0.45 of it, or 3.2 of it."""
+    spec = inner_spec(beta2=beta2, weight_decay=0.0, lr=1e-4, lr_min=1.0, warmup_steps=0)
+    inner = Inner(Toy(), loss_of, spec)
+    list(run_steps(inner, batch_of, 0, 500))
+    saved = {name: tensor.clone() for name, tensor in inner.state().items() if not name.endswith("/table")}
+    inner.load(saved)
+    before = inner.module.table.detach().clone()
+    inner.step(batch_of(500), 500)
+    used = inner.module.table.grad.abs() > 1e-6
+    moved = (inner.module.table.detach() - before).abs()[used]
+    assert used.any()
+    assert moved.max() <= 1e-4 * 1.001
+    assert moved.min() >= 1e-4 * 0.98
+    assert inner.state()["step/table"].tolist() == [1.0]
+    assert inner.state()["step/gain"].tolist() == [501.0]
+
+
+def test_a_step_leaves_no_second_hold_on_the_gradients():
+    inner = Inner(Toy(), loss_of, inner_spec())
+    inner.step(batch_of(0), 0)
+    assert all(p.grad is None for group in inner._adam.param_groups for p in group["params"])
 
 
 def test_loading_does_not_share_memory():
@@ -145,13 +171,15 @@ def test_loading_does_not_share_memory():
     assert torch.equal(saved["exp_avg/table"], before)
 
 
-@pytest.mark.parametrize("spoil", ["step", "exp_avg/gain", "shape"])
+@pytest.mark.parametrize("spoil", ["step/table", "exp_avg/gain", "exp_avg_sq/table", "shape", "step"])
 def test_another_models_state_is_refused(spoil):
     inner = Inner(Toy(), loss_of, inner_spec())
     inner.step(batch_of(0), 0)
     saved = inner.state()
     if spoil == "shape":
         saved["exp_avg_sq/table"] = torch.zeros(3, 3)
+    elif spoil == "step":
+        saved["step/gain"] = torch.zeros(2)
     else:
         del saved[spoil]
     with pytest.raises(CorruptFault, match="does not fit"):
