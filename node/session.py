@@ -26,6 +26,7 @@ from atoll.node.compress.covering import Rows, rows_of
 from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import GivenTokenizer, open_data
+from atoll.node.inherited import Inherited
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
 from atoll.node.learner import Learner, experts_among
 from atoll.node.local_weights import all_finite, carries, check_saved
@@ -88,7 +89,8 @@ class Session:
         theta, number = _first_state(spec)
         self._fold = Fold(theta, self._arena, self._load, self._update, covers, number)
         self._sending = Sending(spec, self._home / "spool", threads)
-        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent)
+        inherited = Inherited(spec, start.moments)
+        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, inherited)
         self._is_training = False
         self._unsaved: tuple[w.Trained, bytearray] | None = None
         """A trained round that the disk has not taken yet, with its payload until that is a file."""
