@@ -25,9 +25,14 @@ from atoll.protocols.run import RunSpec, Stage
 SOURCE = "synthetic:markov?size=262144"
 
 
+def seed_of(number: int) -> bytes:
+    """Of member `number`'s identity; always the same."""
+    return digest(b"bench experts", bytes([number]))
+
+
 def identity_of(number: int) -> Identity:
-    """Of member `number`; always the same."""
-    return Identity(digest(b"bench experts", bytes([number])))
+    """Member `number`."""
+    return Identity(seed_of(number))
 
 
 def spec_of(preset_name: str) -> RunSpec:
