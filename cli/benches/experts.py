@@ -60,15 +60,15 @@ async def memory_rows(preset: str, processes: int) -> list[Row]:
     ]
     whole = sum(held["all", "float32"])
     rows += [row(f"memory, share / all, frozen {f}", sum(held["share", f]) / whole, "x") for f in FROZEN]
-    return [*rows, resident_row(found["share", "float32"], found["all", "float32"])]
+    return [*rows, peak_row(found["share", "float32"], found["all", "float32"])]
 
 
-def resident_row(share: Sequence[Mapping[str, Any]], everything: Sequence[Mapping[str, Any]]) -> Row:
-    """What the system says of the processes: pages that are touched, not tensors that are counted."""
-    ratios = [a["resident"] / b["resident"] for a, b in zip(share, everything, strict=True)]
+def peak_row(share: Sequence[Mapping[str, Any]], everything: Sequence[Mapping[str, Any]]) -> Row:
+    """What the system says of the processes: what a step needs for a moment is in it."""
+    ratios = [a["peak"] / b["peak"] for a, b in zip(share, everything, strict=True)]
     said = share[0]["arithmetic"] / everything[0]["arithmetic"]
     note = f"{min(ratios):.3f} … {max(ratios):.3f} over {len(ratios)} pairs of processes; arithmetic {said:.3f}"
-    return row("memory, growth of the process, share / all", median(ratios), "x", note=note)
+    return row("memory, peak growth of the process, share / all", median(ratios), "x", note=note)
 
 
 async def story_rows(folder: str, preset: str, say: Say) -> list[Row]:

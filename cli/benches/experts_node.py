@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ MEMBERS = 4
 
 
 async def hold(preset: str, trained: str, frozen: str) -> dict[str, Any]:
-    """Bytes of a member that trains its share, or all experts. `resident`: what the process grew by, at most."""
+    """Bytes of a member that trains its share, or all experts. `peak`: what the process grew by, at most."""
     spec = spec_of(preset)
     assert spec.model.experts is not None
     everything = frozenset(range(spec.model.experts.count))
@@ -31,8 +33,14 @@ async def hold(preset: str, trained: str, frozen: str) -> dict[str, Any]:
     return {
         "held": list(held),
         "arithmetic": arithmetic_bytes(spec.model, owned, frozen),
-        "resident": psutil.Process().memory_info().rss - before,
+        "peak": _peak_bytes() - before,
     }
+
+
+def _peak_bytes() -> int:
+    """The most that this process had in memory so far."""
+    units = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return units if sys.platform == "darwin" else 1024 * units
 
 
 async def paces(preset: str, sequences: int, turns: int) -> dict[str, list[float]]:

@@ -18,14 +18,16 @@ def paused(until, *nodes):
         assert node.atoll("pause").code == 0
 
     def at_rest():
-        found = [node.status() for node in nodes]
-        ends = {(s["final"], s["round"], s["activity"]) for s in found if s}
-        return all(found) and len(ends) == 1 and next(iter(ends))[0] == next(iter(ends))[1] - 1
+        found = [status for node in nodes if (status := node.status())]
+        finals = {status["final"] for status in found}
+        is_paused = {status["activity"] for status in found} == {"paused"}
+        return is_paused and len(found) == len(nodes) and finals == {max(s["round"] for s in found) - 1}
 
     until("they rest at one round", at_rest)
 
 
 @pytest.mark.swarm
+@pytest.mark.timeout(400)
 def test_two_nodes_save_and_three_go_on(nodes, until, tmp_path):
     owner, member = nodes("owner"), nodes("member")
     run = owner.new_run(*MIXTURE, "--set", "pace.min_members=2")
