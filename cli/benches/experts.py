@@ -18,6 +18,9 @@ MEMBERS = 4
 PRESET, QUICK_PRESET = "moe-12m", "moe-smoke"
 SEQUENCES, TURNS, PROCESSES = 8, 7, 3
 MEMORY, UPLOAD = Bar("<=", 0.1), Bar("<=", 1.05)
+COUNTS = [1, 2, 3, 8]
+"""Members that go on with what MEMBERS saved."""
+SAME = Bar("<=", 0)
 LOGITS = Bar("<=", 1e-5)
 TIME_ALLOWED = 0.1
 ORDER_S = 600.0
@@ -76,12 +79,20 @@ async def story_rows(folder: str, preset: str, say: Say) -> list[Row]:
     async with started(CHILD) as child:
         sent = await child.ask("payloads", ORDER_S, folder=folder, preset=preset)
         rows = payload_rows(spec_of(preset).model, sent)
+        rows += resume_rows(await child.ask("resume", ORDER_S, folder=folder, preset=preset, counts=COUNTS))
         metric = f"export: largest difference of a logit in {RIVAL}"
         if not is_installed():
             say(f"{RIVAL} is not installed: logits are not compared")
             return [*rows, row(metric, None, "", LOGITS, note=f"{RIVAL} is not installed")]
         logits = await child.ask("logits", ORDER_S, folder=folder, preset=preset)
         return [*rows, row(metric, logits["difference"], "", LOGITS, note=logits["class"])]
+
+
+def resume_rows(found: Mapping[str, Any]) -> list[Row]:
+    """Whether a run that goes on begins with the bits that were saved."""
+    note = f"a checkpoint of {found['bytes'] / 1e6:.0f} MB"
+    metrics = {n: f"resume {MEMBERS} -> {n}: values that differ" for n in COUNTS}
+    return [row(metrics[n], found["differ"][str(n)], "", SAME, note=note) for n in COUNTS]
 
 
 def payload_rows(model: ModelSpec, sent: Mapping[str, Any]) -> list[Row]:

@@ -10,12 +10,18 @@ from typing import Any
 import psutil
 
 from atoll.cli.benches.child import obey
-from atoll.cli.benches.experts_members import Members, shares_of, spec_of
+from atoll.cli.benches.experts_members import Members, identity_of, shares_of, spec_of
 from atoll.node import logits
+from atoll.node.checkpointing import join
 from atoll.node.export_run import export_run
 from atoll.node.held import arithmetic_bytes, held_by
+from atoll.node.import_run import imported, keep
 from atoll.node.model import pace
+from atoll.node.origin import Saved
+from atoll.node.resumed import differing
+from atoll.node.shard_saving import save_shard
 from atoll.protocols.experts import ALL
+from atoll.protocols.run import sign_run
 
 MEMBERS = 4
 
@@ -71,10 +77,34 @@ async def logits_of(folder: str, preset: str) -> dict[str, Any]:
     return {"difference": logits.difference(spec, home, to), "class": done.class_name}
 
 
+async def resume(folder: str, preset: str, counts: list[int]) -> dict[str, Any]:
+    """Save what the four members have, and go on with other numbers of them: values that differ, of how many."""
+    spec, to, runs = spec_of(preset), Path(folder) / "checkpoint", Path(folder) / "runs"
+    members = Members(Path(folder), spec, MEMBERS)
+    signed = sign_run(spec, identity_of(0))
+    for number in range(MEMBERS):
+        save_shard(signed, members.home(number), identity_of(number).peer_id, to)
+    checkpoint = join(to)
+    runs.mkdir()
+    with imported(Saved(to), runs, spec.seed) as found:
+        onward = found.applied(spec, spec.model.context)
+        keep(found, runs / "onward", lambda: None)
+    differ: dict[int, list[str]] = {
+        count: [
+            name
+            for share in Members(to, onward, count).shares
+            for name in differing(checkpoint, onward, runs / "onward", share)
+        ]
+        for count in counts
+    }
+    size = sum(path.stat().st_size for path in to.glob("*.safetensors"))
+    return {"differ": {str(count): len(names) for count, names in differ.items()}, "bytes": size}
+
+
 async def main() -> None:
     """Until standard input ends."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    await obey({"hold": hold, "paces": paces, "payloads": payloads, "logits": logits_of})
+    await obey({"hold": hold, "paces": paces, "payloads": payloads, "logits": logits_of, "resume": resume})
 
 
 if __name__ == "__main__":

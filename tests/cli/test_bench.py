@@ -226,6 +226,7 @@ def test_quick_experts(atoll, tmp_path):
     assert 0.3 < rows["upload of a round, largest share / all"]["value"] < 0.5
     assert rows["the same over (S + E·P/N) / (S + E·P)"]["bar"] == "<= 1.05"
     assert rows["digests after the round"]["value"] == 1
+    assert [rows[f"resume 4 -> {count}: values that differ"]["value"] for count in (1, 2, 3, 8)] == [0] * 4
     assert rows["export: largest difference of a logit in transformers"]["value"] < 1e-4
     assert rows["time of a mixture's forward and backward, share / all"]["bar"] == "<= 0.85"
     assert not any(metric.startswith("loss") for metric in rows), "that takes hours and must be asked for"
