@@ -319,6 +319,9 @@ class Driver:
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done)
         self.feed_round(rnd.Trained(action.round, done.pending, done.train_s, self.now()))
+        await self.ask_until_saved(w.Keep(action.round), w.Kept)
+        self.log.kept(action.round)
+        self.feed_round(rnd.Kept(done.pending, self.now()))
 
     def _announce(self, pending: w.Pending) -> None:
         if self.contributions.is_ours(pending.round):

@@ -1,5 +1,6 @@
 """Frames on a pipe between daemon and worker: `u32 length (little endian)` + canonical msgpack."""
 
+import contextlib
 import os
 import select
 import struct
@@ -9,6 +10,7 @@ from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.worker import FRAME_MAX_BYTES, Reply, Request
 
 HEADER = struct.Struct("<I")
+PIPE_BYTES = 65536
 
 
 def frame(message: Request | Reply) -> bytes:
@@ -32,6 +34,20 @@ class Inbox:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+
+    def wake(self) -> None:
+        """End a `wait`, the next one if none is under way. Any thread may call it."""
+        with contextlib.suppress(BlockingIOError):  # it is full of calls already
+            os.write(self._waker, b"!")
+
+    def wait(self) -> bool:
+        """Until `take` would find something at once (True), or until `wake` (False)."""
+        readable, _, _ = select.select([self._fd, self._woken], [], [])
+        if self._woken in readable:
+            os.read(self._woken, PIPE_BYTES)
+        return self._fd in readable
 
     def waiting(self) -> bool:
         """Whether `take` would find a request (or the daemon's end) at once."""

@@ -37,6 +37,7 @@ from atoll.node.round_words import (
     Finish,
     Folded,
     FoldRound,
+    Kept,
     LeasesChanged,
     Pause,
     PayloadHeld,
@@ -108,6 +109,8 @@ def _take(state: RoundState, event: Event) -> Out:
             return replace(state, members=dict(members), walks=walks, shortage=shortage), []
         case Trained():
             return _trained(state, event)
+        case Kept():
+            return _kept(state, event)
         case Folded(number, digest):
             return _folded(state, number, digest), []
         case Finalized(number):
@@ -133,7 +136,7 @@ def _ready(state: RoundState, event: Ready) -> Out:
         elif not contributed(state, pending.round):
             actions.append(Announce(pending))
             state = replace(state, unannounced=pending)
-    state = replace(state, folding={}, folded={}, collecting=-1, syncing="", ready=True)
+    state = replace(state, folding={}, folded={}, collecting=-1, syncing="", ready=True, saving=frozenset())
     actions += _wanted(state, newest=-1)
     return _enter(state, Phase.CATCH_UP, state.round), actions
 
@@ -173,15 +176,28 @@ def _held(state: RoundState, event: PayloadHeld) -> RoundState:
 
 
 def _trained(state: RoundState, event: Trained) -> Out:
-    """Work that ends after the node fell behind (CATCH_UP) is late, and announced all the same."""
+    """The node goes on; what it said is announced when it is safe."""
     at_hand = state.phase is Phase.TRAIN and event.round == state.round
     state = replace(state, train_s=event.train_s, step_s=event.train_s / max(1, event.pending.steps))
     if event.round <= state.final:
-        return (_enter(state, Phase.FOLD, state.round) if at_hand else state), [Discard(event.pending)]
-    state = replace(state, unannounced=event.pending, announced_at=state.now)
+        return (_enter(state, Phase.FOLD, state.round) if at_hand else state), []
+    state = replace(state, saving=state.saving | {event.round})
     if at_hand:
         state = _collect(state, state.collecting if in_flight(state) else state.round)
-    return state, [Announce(event.pending)]
+    return state, []
+
+
+def _kept(state: RoundState, event: Kept) -> Out:
+    """Work that ends after the node fell behind (CATCH_UP) is late, and announced all the same.
+
+    So is work whose announcement the disk refused until the next was safe.
+    """
+    state = replace(state, saving=state.saving - {event.pending.round})
+    if event.pending.round <= state.final:
+        return state, [Discard(event.pending)]
+    before = [Announce(state.unannounced)] if state.unannounced else []
+    state = replace(state, unannounced=event.pending, announced_at=state.now)
+    return state, [*before, Announce(event.pending)]
 
 
 def _folded(state: RoundState, number: int, digest: Digest) -> RoundState:
@@ -222,7 +238,7 @@ def _leave_sync(state: RoundState) -> Out:
     waiting = any(not k.held for k in all_known(state))  # far rounds too: they say that finality is far ahead
     if waiting and state.now - state.since < state.config.lease_s:
         return state, []
-    numbers = [*state.books, *([state.unannounced.round] if state.unannounced else [])]
+    numbers = [*state.books, *state.saving, *([state.unannounced.round] if state.unannounced else [])]
     ours = [number for number in numbers if number > state.closed and worked_in(state, number)]
     if not ours:
         return _enter(state, Phase.FOLD, state.round), []

@@ -74,14 +74,15 @@ def came_late(state: RoundState, number: int) -> bool:
 def may_train_on(state: RoundState) -> bool:
     """With overlap: may the next round be trained while ours, the newest, is collected?
 
-    All before ours is folded, and ours is in the ledger. Who came late closes it first, and then goes where the
-    others are.
+    All before ours is folded, and ours is in the ledger, or on its way to the disk and then there. Who came late
+    closes it first, and then goes where the others are.
     """
     number, config = state.round + 1, state.config
-    ours = state.phase is Phase.COLLECT and state.collecting == state.round and contributed(state, state.round)
+    ours = state.phase is Phase.COLLECT and state.collecting == state.round
+    said = state.round in state.saving or contributed(state, state.round)
     bounded = number < config.rounds and number - state.final <= config.max_open_rounds
     free = not (state.resting or state.folding or state.late)
-    return config.overlap_steps > 0 and ours and bounded and free and not worked_in(state, number)
+    return config.overlap_steps > 0 and ours and said and bounded and free and not worked_in(state, number)
 
 
 def present(state: RoundState) -> list[MemberView]:
@@ -105,7 +106,9 @@ def contributed(state: RoundState, number: int) -> bool:
 
 
 def worked_in(state: RoundState, number: int) -> bool:
-    """Contributed, or about to: the work is saved, and its entry not seen yet."""
+    """Contributed, or about to: the work is done, and its entry not seen yet."""
+    if number in state.saving:
+        return True
     written = state.unannounced is None or state.unannounced.round != number
     return not written or contributed(state, number)
 

@@ -76,12 +76,20 @@ class LeasesChanged:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The worker's answer to StartTraining."""
+    """The worker's answer to StartTraining. Kept follows when the work is safe on the disk."""
 
     round: Round
     pending: Pending
     train_s: float
     """Without the time that the worker waited for the fold of the round before."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Trained work is safe on the disk: it may be announced."""
+
+    pending: Pending
     now: float
 
 
@@ -138,6 +146,7 @@ Event: TypeAlias = (
     | PayloadHeld
     | LeasesChanged
     | Trained
+    | Kept
     | Folded
     | Finalized
     | Tick
@@ -152,7 +161,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class StartTraining:
-    """Ask the worker to Train; answer with Trained."""
+    """Ask the worker to Train; answer with Trained, then with Kept."""
 
     round: Round
     slot: int
@@ -320,8 +329,10 @@ class RoundState:
     """The worker has been there at least once."""
     syncing: str = ""
     """Reason of Behind, until Ready."""
+    saving: frozenset[int] = frozenset()
+    """Rounds that are trained, and whose work is not safe on the disk yet."""
     unannounced: Pending | None = None
-    """Work that is not in our feed yet."""
+    """Work that is safe, and not in our feed yet."""
     announced_at: float = 0.0
     leased: tuple[Activity, int] | None = None
     """What our lease says."""

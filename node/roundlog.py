@@ -120,13 +120,17 @@ class RoundLog:
             take_back((self.rows[at] for at in sorted(self.rows, reverse=True) if at <= self._at_hand), lost_s)
 
     def trained(self, done: Trained) -> None:
-        """Our own work of a round is encoded."""
+        """Our own work of a round is encoded, and being saved."""
         row = self._row(done.pending.round)
         row.train_loss, row.steps, row.tokens = done.pending.loss, done.pending.steps, done.pending.tokens
         row.train_s, row.payload_bytes = done.train_s, done.payload_bytes
         self.newest_payload = (row.round, row.payload_bytes)
         self._save(row.round)
         self.event("trained", round=row.round, steps=row.steps)
+
+    def kept(self, number: Round) -> None:
+        """Our own work of a round is safe on the disk."""
+        self.event("kept", round=number)
 
     def closed(
         self,

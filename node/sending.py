@@ -1,6 +1,6 @@
 """What this node sends: its error feedback, the payloads it made of it, and which of them are not settled yet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint.disk import disk, map_file, write_file
+from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.compress import encoding
 from atoll.node.compress.codecs import codec_of
 from atoll.node.local_weights import SLAB_CHUNKS, LocalWeights
@@ -65,20 +65,28 @@ class Sending:
         """Where a payload of ours lies until its round is settled."""
         return self._spool / f"{blob.hex()}.payload"
 
-    def keep(self, pending: w.Pending, payload: bytearray) -> None:
-        """Write a payload, once; from now on it is pending. Raises DiskFault."""
-        write_file(Path(pending.path), [memoryview(payload)])
+    def add(self, pending: w.Pending) -> None:
+        """A payload is out: from now on it is pending, and its file is there before a saved state says so."""
         self.pending = (*self.pending, pending)
 
-    def missed(self, number: int, included: set[Digest]) -> list[tuple[Cover, bytes]]:
+    def missed(
+        self, number: int, included: set[Digest], unsafe: Mapping[Digest, bytearray]
+    ) -> list[tuple[Cover, bytes]]:
         """(cover, payload) of ours up to round `number` that missed their final sets. Raises DiskFault.
 
-        What the disk damaged is left out: its values are not known any more.
+        `unsafe`: payloads that may not be files yet. What the disk damaged is left out: its values are not known
+        any more.
         """
         missed = [p for p in self.pending if p.round <= number and p.payload not in included]
         with disk(self._spool):
-            found = [(p, Path(p.path).read_bytes()) for p in missed if _is_whole(p)]
-        return [(cover_of(self._spec, p.round, p.experts), payload) for p, payload in found]
+            found = [(p, self._bytes_of(p, unsafe)) for p in missed]
+        return [(cover_of(self._spec, p.round, p.experts), payload) for p, payload in found if payload is not None]
+
+    @staticmethod
+    def _bytes_of(pending: w.Pending, unsafe: Mapping[Digest, bytearray]) -> bytes | None:
+        if pending.payload in unsafe:
+            return bytes(unsafe[pending.payload])
+        return Path(pending.path).read_bytes() if _is_whole(pending) else None
 
     def settle(self, number: int, missed: list[tuple[Cover, bytes]]) -> None:
         """Payloads up to `number` are decided: what missed its final set returns to the error feedback."""
@@ -97,9 +105,9 @@ class Sending:
         self.residual_C4096.copy_(residual_C4096)
         self.pending = tuple(filter(_is_whole, pending))
 
-    def sweep(self) -> None:
-        """Delete spooled payloads that nobody waits for; the blob store has its own names for them."""
-        keep = {Path(pending.path).name for pending in self.pending}
+    def sweep(self, pending: tuple[w.Pending, ...]) -> None:
+        """Delete spooled payloads but these; the blob store has its own names for them. Raises DiskFault."""
+        keep = {Path(one.path).name for one in pending}
         with disk(self._spool):
             for path in self._spool.glob("*.payload"):
                 if path.name not in keep:

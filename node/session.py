@@ -2,7 +2,8 @@
 
 Holds 4 bytes per value each for Θ_final, the view, the error feedback, the local weights and their anchor, and 8
 for Adam. Everything but the view is saved in one generation (`state/`), whole or not at all, after each trained
-round; the local weights and the anchor only where they are more than the view. A Finalize is saved with the next
+round; the local weights and the anchor only where they are more than the view. The next round is trained while
+the disk still works at it (`node/keeping.py`). A Finalize is saved with the next
 trained round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it
 again, and it gives the same bits.
 
@@ -10,7 +11,7 @@ Every ask may be asked again after a DiskFault: what it did in memory is done on
 """
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -21,6 +22,7 @@ from torch import Tensor
 from atoll.node.allowance import Allowance
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
+from atoll.node.checkpoint.generations import Unfinished
 from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.covering import Rows, rows_of
 from atoll.node.compress.folding import Step as OuterStep
@@ -28,6 +30,7 @@ from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.node.inherited import Inherited
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
+from atoll.node.keeping import Keeping
 from atoll.node.learner import Learner, experts_among
 from atoll.node.local_weights import all_finite, carries, check_saved
 from atoll.node.model import bridge
@@ -65,11 +68,17 @@ class Source(NamedTuple):
 class Session:
     """One run in one worker."""
 
-    def __init__(self, start: w.Start, spent: Ledger | None = None, saves: Allowance | None = None) -> None:
+    def __init__(
+        self,
+        start: w.Start,
+        spent: Ledger | None = None,
+        saves: Allowance | None = None,
+        saved: Callable[[], None] = lambda: None,
+    ) -> None:
         """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
 
         `spent`: the worker's books of time; what takes none of the asker's kind is named there.
-        `saves`: of what is not a trained round.
+        `saves`: of what is not a trained round. `saved` is called, by another thread, when `keep` has news.
         """
         threads = max(1, start.threads)
         torch.set_num_threads(threads)
@@ -92,8 +101,7 @@ class Session:
         inherited = Inherited(spec, start.moments)
         self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, inherited)
         self._is_training = False
-        self._unsaved: tuple[w.Trained, bytearray] | None = None
-        """A trained round that the disk has not taken yet, with its payload until that is a file."""
+        self._keeping = Keeping(saved)
         self._restore()
 
     def started(self) -> w.Started:
@@ -140,32 +148,34 @@ class Session:
         None means that nothing can be done before another ask was answered.
         """
         self._check_begun()
-        if self._unsaved is not None:
-            trained = self._save_trained()
-            if trained.pending.round == ask.round:
-                yield trained
-                return
+        if (done := self._keeping.trained(ask.round)) is not None:  # the disk did not take it
+            self._begin_save()
+            yield done
+            return
         self._is_training = True
         try:
-            self._unsaved = yield from self._rounds.train(ask)
-            yield self._save_trained()
+            trained, payload = yield from self._rounds.train(ask)
+        except BaseException:  # it is given up, whatever the reason
+            self._spent.discard()
+            raise
         finally:
             self._is_training = False
-            if self._unsaved is None:
-                self._spent.discard()
+        self._spent.hand_over()
+        self._sending.add(trained.pending)
+        self._keeping.add(trained, payload)
+        self._begin_save()
+        yield trained
 
-    def _save_trained(self) -> w.Trained:
-        """Keep the result. After a full disk the same round is asked again, and only saved again."""
-        assert self._unsaved is not None
-        trained, payload = self._unsaved
-        with self._spent.within("checkpoint"):
-            if payload:
-                self._sending.keep(trained.pending, payload)
-                self._unsaved = (trained, bytearray())
-        self._save()
-        self._unsaved = None
-        self._spent.keep()
-        return trained
+    def keep(self, ask: w.Keep) -> w.Kept | None:
+        """Whether a trained round is safe. None: look again after `saved`. Raises DiskFault; then ask again."""
+        if self._keeping.is_busy:
+            return None
+        self._end_save()
+        self._keeping.check()
+        if self._keeping.trained(ask.round) is None:
+            return w.Kept()
+        self._begin_save()
+        return None
 
     # --- the fold -------------------------------------------------------------------------------
 
@@ -176,7 +186,8 @@ class Session:
 
     def _finalize(self, number: Round, members: tuple[w.Member, ...]) -> w.Finalized:
         if number != self._fold.final_round:  # else: it was done, but could not be saved
-            missed = self._sending.missed(number, {m.payload for m in members if m.author == self._start.peer})
+            ours = {m.payload for m in members if m.author == self._start.peer}
+            missed = self._sending.missed(number, ours, self._keeping.payloads)
             self._fold.finalize(number, self._parts(number, members))
             self._sending.settle(number, missed)
         self._is_saved = False
@@ -191,7 +202,7 @@ class Session:
                 raise DecodeError(
                     f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
                 )
-            missed = self._sending.missed(ask.round, set(ask.included))
+            missed = self._sending.missed(ask.round, set(ask.included), self._keeping.payloads)
             self._fold.adopt(found.theta_C4096, ask.round)
             self._sending.settle(ask.round, missed)
         self._save()
@@ -237,17 +248,43 @@ class Session:
 
     def close(self) -> None:
         """Save what is not saved yet; nothing of the round at hand. Raises DiskFault."""
+        self._end_save()
         if not self._is_saved and not self._is_training:
             self._save()
 
     def _save(self) -> None:
+        """And wait for the disk."""
         began = time.monotonic()
-        with self._spent.within("checkpoint"):
-            self._write_generation()
-        self._is_saved, now = True, time.monotonic()
-        self._saves.took(now, now - began)
+        self._begin_save()
+        self._end_save()
+        self._keeping.check()
+        self._saves.took(time.monotonic(), time.monotonic() - began)
 
-    def _write_generation(self) -> None:
+    def _begin_save(self) -> None:
+        """Everything as it is now. Raises DiskFault where the disk refuses at once."""
+        began = time.monotonic()
+        self._end_save()
+        with self._spent.within("checkpoint"):
+            generation, pending = self._generation(), self._sending.pending
+        self._is_saved = True
+
+        def finish() -> None:
+            generation.finish()
+            self._sending.sweep(pending)
+
+        self._keeping.begin(finish, generation.drop)
+        self._saves.took(time.monotonic(), time.monotonic() - began)
+
+    def _end_save(self) -> None:
+        """Wait for the save that is under way, if one is."""
+        with self._spent.within("checkpoint"):
+            went_well = self._keeping.wait()
+        if went_well:
+            self._spent.keep()
+        elif went_well is not None:
+            self._is_saved = False
+
+    def _generation(self) -> Unfinished:
         carried, weights = carries(self._spec), self._learner.weights
         body = local.LocalBody(
             self._spec.id,
@@ -260,8 +297,7 @@ class Session:
         )
         tensors = {"final": self._fold.final_C4096, "residual": self._sending.residual_C4096}
         more = weights.tensors() if carried else {}
-        local.save_local(self._home / "state", body, {**tensors, **more, **self._learner.inner.state()})
-        self._sending.sweep()
+        return local.begin_local(self._home / "state", body, {**tensors, **more, **self._learner.inner.state()})
 
     def _restore(self) -> None:
         found = local.load_local(self._home / "state", self._spec.id, self._check_saved)

@@ -21,6 +21,7 @@ class Ledger:
         self._doing: Doing = "start"
         self._booked_ns: dict[Doing, int] = {}
         self._unsaved_ns = 0
+        self._saving_ns = 0
 
     def enter(self, doing: Doing) -> None:
         """From now on the worker does this."""
@@ -41,13 +42,18 @@ class Ledger:
         finally:
             self.enter(before)
 
-    def keep(self) -> None:
-        """The steps so far are saved: they count."""
+    def hand_over(self) -> None:
+        """The steps so far are being saved."""
         self.enter(self._doing)
+        self._saving_ns += self._unsaved_ns
         self._unsaved_ns = 0
 
+    def keep(self) -> None:
+        """What was handed over is saved: it counts."""
+        self._saving_ns = 0
+
     def discard(self) -> None:
-        """The steps since the last `keep` are thrown away: they were in vain, and are taken again."""
+        """The steps since the last `hand_over` are thrown away: they were in vain, and are taken again."""
         self.enter(self._doing)
         self._booked_ns["steps"] = self._booked_ns.get("steps", 0) - self._unsaved_ns
         self._booked_ns["recompute"] = self._booked_ns.get("recompute", 0) + self._unsaved_ns
@@ -57,4 +63,4 @@ class Ledger:
         """The books up to now."""
         self.enter(self._doing)
         booked_ns = {f"{doing}_ns": value_ns for doing, value_ns in self._booked_ns.items()}
-        return Spent(**booked_ns, unsaved_ns=self._unsaved_ns)
+        return Spent(**booked_ns, unsaved_ns=self._unsaved_ns + self._saving_ns)

@@ -20,6 +20,7 @@ from atoll.protocols.worker import (
     Ask,
     Evaluate,
     Failed,
+    Keep,
     Progress,
     Reply,
     Report,
@@ -45,20 +46,32 @@ class Worker:
         self._training: tuple[int, Generator[Event, None, None]] | None = None
         self._held = False
         """The round at hand can go on only after another request."""
+        self._keeps: list[Request] = []
+        """Asks to Keep that wait for the disk."""
         self._progress_at = 0.0
         self._spent = Ledger(time.monotonic_ns)
 
     def run(self) -> None:
         """Serve until Stop or until the daemon is gone."""
         while True:
+            self._look_at_keeps()
             if self._training is None or self._held or self._inbox.waiting():
                 self._spent.enter("wait")
-                request = self._inbox.take()
-                self._held = False
-                if request is None or not self._serve(request):
+                if self._inbox.wait() and not self._serve_next():
                     return
             else:
                 self._one_step()
+
+    def _look_at_keeps(self) -> None:
+        """Each is answered, or waits on."""
+        waiting, self._keeps = self._keeps, []
+        for request in waiting:
+            self._serve(request)
+
+    def _serve_next(self) -> bool:
+        request = self._inbox.take()
+        self._held = False
+        return request is not None and self._serve(request)
 
     def _serve(self, request: Request) -> bool:
         """Answer one request. False after Stop."""
@@ -74,11 +87,16 @@ class Worker:
     def _answer(self, request: Request) -> Answer | None:
         match request.ask:
             case Start():
-                self._session = Session(request.ask, self._spent)
+                self._session = Session(request.ask, self._spent, saved=self._inbox.wake)
                 return self._session.started()
             case Train():
                 self._begin(request.id, self._open().train(request.ask))
                 return None
+            case Keep():
+                kept = self._open().keep(request.ask)
+                if kept is None:
+                    self._keeps.append(request)
+                return kept
             case Report():
                 return Reported()
             case Stop():
@@ -131,7 +149,7 @@ def doing(ask: Ask) -> Doing:
             return "steps"
         case Evaluate():
             return "evaluate"
-        case Snapshot():
+        case Keep() | Snapshot():
             return "checkpoint"
         case Report() | Stop():
             return "wait"

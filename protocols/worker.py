@@ -6,6 +6,7 @@ requests in any order, by id; while it trains it serves requests between two inn
     daemon                                   worker (torch, no sockets)
     Start(spec, home, …)             ->      Started(what it has on disk)
     Train(round, …)                  ->      Progress* … Trained(payload)
+    Keep(round)                      ->      Kept()               the trained round is safe on the disk
     Verify(path, round)              ->      Verified()           the payload decodes
     Fold(round, set)                 ->      Folded(state)        replaces S_round in the view
     Check(round, set)                ->      Checked(state)       Θ_final(round), nothing kept
@@ -85,6 +86,15 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Bitmap of the experts to train; empty: all."""
 
 
+class Keep(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
+    """Say when this trained round is safe on the disk: then it may be announced. Other asks are served meanwhile.
+
+    Failed with DiskFault when the disk refused it; the next Keep tries again.
+    """
+
+    round: Round
+
+
 class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     """Is the file a legal payload of this round? Failed with DecodeError if not."""
 
@@ -143,7 +153,9 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Save and exit."""
 
 
-Ask: TypeAlias = Start | Train | Verify | Fold | Check | Finalize | Adopt | Snapshot | Evaluate | Report | Stop
+Ask: TypeAlias = (
+    Start | Train | Keep | Verify | Fold | Check | Finalize | Adopt | Snapshot | Evaluate | Report | Stop
+)
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):
@@ -188,7 +200,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
-    """The round's work, encoded, saved and fsynced."""
+    """The round's work, encoded and written; `Keep` says when it is safe."""
 
     pending: Pending
     payload_bytes: int
@@ -198,6 +210,10 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     """Steps that were taken before the fold of `after` was in the local weights."""
     held_s: float = 0.0
     """Time spent waiting for that fold, because no more steps may be taken before it."""
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """The round's payload and the state after it are fsynced, or a later state is."""
 
 
 class Verified(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
@@ -271,6 +287,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 Answer: TypeAlias = (
     Started
     | Trained
+    | Kept
     | Verified
     | Folded
     | Checked
@@ -302,7 +319,7 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     fold_ns: int = 0
     """Fold, Check, Verify, Finalize, Adopt."""
     checkpoint_ns: int = 0
-    """Saving: generations and snapshots."""
+    """Saving: generations and snapshots; without what a thread waits for the disk beside the steps."""
     evaluate_ns: int = 0
     recompute_ns: int = 0
     """Inner steps that were thrown away."""

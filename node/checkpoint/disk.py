@@ -9,6 +9,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 
 from blake3 import blake3
@@ -56,14 +57,21 @@ def write_file(path: Path, pieces: Iterable[Piece]) -> tuple[int, Digest]:
 
 def write_synced(path: Path, pieces: Iterable[Piece]) -> tuple[int, Digest]:
     """Write and fsync a file under its own name. Size and BLAKE3. Raises OSError."""
-    size, hasher = 0, blake3()
-    with path.open("wb") as file:
-        for piece in pieces:
-            file.write(piece)
-            hasher.update(piece)
-            size += len(piece)
-        file.flush()
+    with path.open("wb", buffering=0) as file:
+        written = write_pieces(file, pieces)
         os.fsync(file.fileno())
+    return written
+
+
+def write_pieces(file: FileIO, pieces: Iterable[Piece]) -> tuple[int, Digest]:
+    """Hand the pieces to the kernel; an fsync of the same descriptor makes them safe. Raises OSError."""
+    size, hasher = 0, blake3()
+    for piece in pieces:
+        rest = memoryview(piece)
+        while rest:
+            rest = rest[file.write(rest) :]
+        hasher.update(piece)
+        size += len(piece)
     return size, Digest(hasher.digest())
 
 

@@ -10,8 +10,10 @@ hash of the tensor file. So every flipped bit is found, and the generation befor
 """
 
 import errno
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -20,7 +22,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from atoll.node.checkpoint import safefile
-from atoll.node.checkpoint.disk import TEMPORARY, disk, remove_tree, sync_folder, write_synced
+from atoll.node.checkpoint.disk import TEMPORARY, disk, remove_tree, sync_folder, write_pieces
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, digest
@@ -66,24 +68,79 @@ class Loaded(NamedTuple):
     """One line for each newer generation that did not verify."""
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
-    """Make these tensors and this message the newest generation. Raises DiskFault; then nothing changed."""
+class Unfinished:
+    """A generation whose bytes the kernel has and the disk may not have: it is there after `finish`."""
+
+    def __init__(self, folder: Path, final: Path, older: list[Path]) -> None:
+        self._folder, self._final, self._older = folder, final, older
+        self._part = final.with_name(final.name + TEMPORARY)
+        self._files: list[FileIO] = []
+
+    def write(self, tensors: Mapping[str, Tensor], body: bytes) -> None:
+        """All of it; the tensors may change afterwards. Raises OSError."""
+        self._part.mkdir()
+        names = safefile.ordered({name: safefile.spec_of(tensor) for name, tensor in tensors.items()})
+        rows = tuple(
+            Row(name, safefile.name_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in names
+        )
+        hashed = self._put(_TENSORS, safefile.all_pieces(tensors, "local"))
+        manifest = codec.encode(Manifest(FORMAT, rows, hashed, body))
+        self._put(_MANIFEST, [digest(manifest), manifest])
+
+    def finish(self) -> None:
+        """Wait for the disk; then this is the newest generation. Raises DiskFault; then nothing changed.
+
+        Touches nothing but its files: it may run in a thread of its own, if no other save begins before it ends.
+        """
+        with disk(self._folder):
+            try:
+                for file in self._files:
+                    os.fsync(file.fileno())
+                sync_folder(self._part)
+                self._part.rename(self._final)
+            except BaseException:
+                self.drop()
+                raise
+            self._close()
+            sync_folder(self._folder)
+            _forget(self._older[KEPT - 1 :])
+
+    def drop(self) -> None:
+        """Give it up. Raises DiskFault."""
+        self._close()
+        with disk(self._part):
+            remove_tree(self._part)
+
+    def _put(self, name: str, pieces: Iterable[safefile.Piece]) -> Digest:
+        file = (self._part / name).open("wb", buffering=0)
+        self._files.append(file)
+        return write_pieces(file, pieces)[1]
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> Unfinished:
+    """Write these tensors and this message; they are the newest generation after `finish`. Raises DiskFault."""
     with disk(folder):
         if not folder.is_dir():
             folder.mkdir(parents=True)
             sync_folder(folder.parent)
         _sweep(folder)
         kept = _generations(folder)
-        final = folder / f"{int(kept[0].name) + 1 if kept else 1:010d}"
-        part = final.with_name(final.name + TEMPORARY)
+        fresh = Unfinished(folder, folder / f"{int(kept[0].name) + 1 if kept else 1:010d}", kept)
         try:
-            _write(part, tensors, body)
-            part.rename(final)
+            fresh.write(tensors, body)
         except BaseException:
-            remove_tree(part)
+            fresh.drop()
             raise
-        sync_folder(folder)
-        _forget(kept[KEPT - 1 :])
+    return fresh
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
+    """Make these tensors and this message the newest generation. Raises DiskFault; then nothing changed."""
+    begin(folder, tensors, body).finish()
 
 
 def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
@@ -107,16 +164,6 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
         hint = f"move {folder} away to start from the peers' newest state; unsent work in it is lost"
         raise CorruptFault("; ".join(report), hint=hint)
     return None
-
-
-def _write(part: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
-    part.mkdir()
-    names = safefile.ordered({name: safefile.spec_of(tensor) for name, tensor in tensors.items()})
-    rows = tuple(Row(name, safefile.name_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in names)
-    _, hashed = write_synced(part / _TENSORS, safefile.all_pieces(tensors, "local"))
-    manifest = codec.encode(Manifest(FORMAT, rows, hashed, body))
-    write_synced(part / _MANIFEST, [digest(manifest), manifest])
-    sync_folder(part)
 
 
 def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], bytes]:

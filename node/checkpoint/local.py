@@ -43,9 +43,14 @@ class LocalState(NamedTuple):
     """Empty, or one line for each newer save that did not verify."""
 
 
+def begin_local(folder: Path, body: LocalBody, tensors: Mapping[str, Tensor]) -> generations.Unfinished:
+    """Write; saved whole or not at all by `finish`. The save before is kept. Raises DiskFault."""
+    return generations.begin(folder, tensors, codec.encode(body))
+
+
 def save_local(folder: Path, body: LocalBody, tensors: Mapping[str, Tensor]) -> None:
     """Save whole or not at all; the save before is kept. Raises DiskFault."""
-    generations.save(folder, tensors, codec.encode(body))
+    begin_local(folder, body, tensors).finish()
 
 
 def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:

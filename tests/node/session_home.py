@@ -1,15 +1,17 @@
 """One node's disk with a worker's session on it, for the tests of what it does and of what it keeps."""
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import torch
 
 from atoll.node.allowance import Allowance
 from atoll.node.checkpoint.local import LocalState, load_local
 from atoll.node.compress.codecs import codec_of
-from atoll.node.session import Session
+from atoll.node.session import Event, Session
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.coverage import cover_of, size_of, slabs
@@ -35,6 +37,7 @@ SPEC = RunSpec(
     compress=CompressSpec(codec="sparse2", k=K, feedback=0.95),
     pace=PaceSpec(quorum_256=128, grace_256=256, lease_s=20.0, min_members=1),
 )  # fmt: skip
+OVERLAPPING = msgspec.structs.replace(SPEC, outer=msgspec.structs.replace(SPEC.outer, overlap_steps=1))
 
 
 class Home:
@@ -54,10 +57,22 @@ class Home:
         return w.Train(Round(number), slot, slots, self.spec.steps(number), after)
 
     def train(self, number: int) -> w.Trained:
-        *progress, trained = self.session.train(self.train_ask(number))
+        *progress, trained = self.events(number)
         assert isinstance(trained, w.Trained)
         self.steps = len(progress)
         return trained
+
+    def events(self, number: int, after: int = -1) -> Iterator[Event]:
+        """Of a round; its result when it is safe."""
+        for event in self.session.train(self.train_ask(number, after)):
+            if isinstance(event, w.Trained):
+                self.keep(number)
+            yield event
+
+    def keep(self, number: int) -> None:
+        """Until the round is safe."""
+        while self.session.keep(w.Keep(Round(number))) is None:
+            time.sleep(0.001)
 
     def ask(self, ask: w.Ask) -> w.Answer:
         return self.session.answer(ask)

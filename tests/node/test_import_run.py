@@ -122,6 +122,7 @@ def test_a_restart_needs_the_file_no_more(tmp_path, hf):
     assert (again.started().final, again.started().state) == (-1, spec.start.state)
     *_, trained = again.train(w.Train(Round(0), 0, 1, 2, -1))
     assert isinstance(trained, w.Trained)
+    again.close()
 
 
 def test_what_goes_out_is_what_came_in(tmp_path, hf):

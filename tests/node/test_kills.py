@@ -79,24 +79,37 @@ class Member:
                 self.luck.choice([self.fold, self.finalize])(number - 1)
             elif self.luck.random() < 0.3:
                 self.something(number)
+        if self.luck.random() < 0.3:
+            self.something(number)  # while the disk works
+        self.home.keep(number)
         return event
 
     def one_step(self, steps: object) -> object:
-        """Perhaps killed in it, before the generation or after it is there."""
+        """Perhaps killed in it: before a generation is begun, when its payload is a file, or when it is there."""
         if self.luck.random() > 0.1:
             return next(steps)
-        save, is_late = local.save_local, self.luck.random() < 0.5
+        begin, when = local.begin_local, self.luck.choice(["before", "between", "after"])
 
-        def die(*args: object) -> None:
-            if is_late:
-                save(*args)
+        def die(*args: object) -> object:
+            if when == "before":
+                raise Killed
+            generation = begin(*args)
+            finish, generation.finish = generation.finish, lambda: die_after(finish)
+            return generation
+
+        def die_after(finish: Callable[[], None]) -> None:
+            if when == "after":
+                finish()
             raise Killed
 
-        local.save_local = die
+        local.begin_local = die
         try:
-            return next(steps)
+            event = next(steps)
+            if isinstance(event, w.Trained):
+                self.home.session._keeping.wait()
+            return event
         finally:
-            local.save_local = save
+            local.begin_local = begin
 
     def something(self, number: int) -> None:
         what = self.luck.choice(["kill", "fold", "finalize", "finalize", "late"])
@@ -126,6 +139,7 @@ class Member:
 
     def restart(self) -> None:
         """As the daemon does: what is final again, then what is closed; work that was saved is announced."""
+        self.home.session._keeping.wait()
         started = self.home.restart()
         for at in range(started.final + 1, self.final + 1):
             self.home.ask(w.Finalize(Round(at), self.sets[at]))

@@ -43,6 +43,7 @@ class Node(Home):
     def train_some(self, number, experts, after=-1):
         slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
         *_, trained = self.session.train(w.Train(Round(number), slot, slots, STEPS, after, experts))
+        self.keep(number)
         return trained.pending
 
     @property

@@ -67,7 +67,7 @@ def test_a_round_waits_for_its_fold_after_the_steps_that_are_allowed(homes, tau)
     node = homes("a", spec_of(overlap_steps=tau))
     first = node.train(0)
     assert (first.overlapped, first.held_s) == (0, 0.0)
-    steps = node.session.train(node.train_ask(1, after=0))
+    steps = node.events(1, after=0)
     for _ in range(3):  # asked again and again, it takes no step more
         taken, ended = drain(steps)
         assert ended is None
@@ -89,7 +89,7 @@ def test_what_makes_the_round_final_lets_the_next_one_go_on(homes, how):
     node, other = homes("a", spec), homes("b", spec, OTHER)
     theirs = member(other.train(0).pending, OTHER)
     node.train(0)
-    steps = node.session.train(node.train_ask(1, after=0))
+    steps = node.events(1, after=0)
     assert drain(steps) == (1, None)
     if how == "finalize":
         final = node.ask(w.Finalize(Round(0), (theirs,)))
@@ -106,7 +106,7 @@ def test_a_fold_that_came_before_costs_nothing(homes):
     node = homes("a", spec_of(overlap_steps=1))
     first = node.train(0)
     node.ask(w.Fold(Round(0), (member(first.pending),)))
-    *progress, trained = node.session.train(node.train_ask(1, after=0))
+    *progress, trained = node.events(1, after=0)
     assert len(progress) == STEPS
     assert (trained.overlapped, trained.held_s) == (0, 0.0)
 
@@ -114,10 +114,10 @@ def test_a_fold_that_came_before_costs_nothing(homes):
 def test_a_round_that_is_given_up_while_it_waits_frees_the_worker(homes):
     node = homes("a", spec_of(overlap_steps=1))
     node.train(0)
-    steps = node.session.train(node.train_ask(1, after=0))
+    steps = node.events(1, after=0)
     assert drain(steps) == (1, None)
     steps.close()
-    *progress, trained = node.session.train(node.train_ask(3))
+    *progress, trained = node.events(3)
     assert len(progress) == STEPS
     assert trained.pending.round == 3
 
@@ -130,7 +130,7 @@ def test_without_overlap_a_round_begins_from_exactly_the_view(homes):
         for each in (node, other):
             each.ask(w.Fold(Round(number), (mine, theirs)))
         expected = to_float(view(node))
-        steps = node.session.train(node.train_ask(number + 1))
+        steps = node.events(number + 1)
         next(steps)
         assert torch.equal(anchor(node), expected)
         steps.close()
@@ -147,12 +147,12 @@ def test_two_members_that_overlap_hold_one_view(homes, fragments, tau, keep):
     for number in range(1, 6):
         running = {}
         for peer, node in nodes.items():
-            running[peer] = node.session.train(node.train_ask(number, after=number - 1 if tau else -1))
+            running[peer] = node.events(number, after=number - 1 if tau else -1)
             if tau:
                 assert drain(running[peer]) == (tau, None)
         members = tuple(member(pending, peer) for peer, pending in before.items())
         if not tau:  # blocking: the fold is there before the next round begins
-            running = {peer: node.session.train(node.train_ask(number)) for peer, node in nodes.items()}
+            running = {peer: node.events(number) for peer, node in nodes.items()}
         states = {
             node.ask(w.Fold(Round(number - 1), members[:: 1 if peer == ME else -1])).state
             for peer, node in nodes.items()
@@ -173,7 +173,7 @@ def test_overlapping_trains(homes):
     before = node.train(0).pending
     start = node.ask(w.Evaluate()).val_loss
     for number in range(1, 14):
-        steps = node.session.train(node.train_ask(number, after=number - 1))
+        steps = node.events(number, after=number - 1)
         assert drain(steps) == (3, None)
         node.ask(w.Fold(Round(number - 1), (member(before),)))
         before = drain(steps)[1].pending
@@ -189,7 +189,7 @@ def test_folds_in_any_order_end_in_one_view_and_one_set_of_local_weights(homes, 
     for at, order in enumerate(permutations(range(3))):
         node = homes(f"n{at}", spec)
         mine = member(node.train(0).pending)
-        steps = node.session.train(node.train_ask(1, after=0))
+        steps = node.events(1, after=0)
         assert drain(steps) == (2, None)
         steps.close()
         for number in order:
@@ -205,7 +205,7 @@ def test_a_round_of_a_fragment_touches_nothing_outside_its_cover(homes):
     spec = spec_of(fragments=2)
     node = homes("a", spec)
     node.ask(w.Fold(Round(0), (member(node.train(0).pending),)))
-    steps = node.session.train(node.train_ask(1))
+    steps = node.events(1)
     next(steps)
     residual, weights = node.residual(), anchor(node)
     pending = drain(steps)[1].pending
@@ -265,14 +265,14 @@ def test_a_kill_in_an_overlapped_round_loses_that_round_only(homes, fragments):
     for node in (steady, shaken):
         first = node.train(0).pending
         kept = local(node), anchor(node), node.residual()
-        steps = node.session.train(node.train_ask(1, after=0))
+        steps = node.events(1, after=0)
         assert drain(steps) == (2, None)
         if node is shaken:  # as after kill −9: nothing is said to the old session any more
             started = node.restart()
             assert started.pending == (first,)
             assert all(torch.equal(*pair) for pair in zip((local(node), anchor(node)), kept[:2], strict=True))
             assert torch.equal(node.session._sending.residual_C4096, kept[2])
-            steps = node.session.train(node.train_ask(1, after=0))
+            steps = node.events(1, after=0)
             assert drain(steps) == (2, None)
         node.ask(w.Fold(Round(0), (member(first),)))
         ends.append((drain(steps)[1].pending, node))
@@ -300,7 +300,7 @@ def test_a_restart_between_two_rounds_goes_on_as_if_there_had_been_none(homes):
 def test_weights_that_diverged_leave_everything_as_it_was(homes):
     node = homes("a", spec_of(fragments=2))
     node.train(0)
-    steps = node.session.train(node.train_ask(1))
+    steps = node.events(1)
     for _ in range(STEPS):
         next(steps)
     residual, weights = node.session._sending.residual_C4096.clone(), anchor(node)
@@ -339,7 +339,7 @@ def test_a_state_without_local_weights_is_read_as_one_where_they_were_the_view(h
     save(node, found.body, old)
     assert node.restart().final == 0
     assert torch.equal(local(node), to_float(view(node)))
-    *_, trained = node.session.train(node.train_ask(1))
+    *_, trained = node.events(1)
     assert trained.pending.round == 1
 
 

@@ -13,6 +13,7 @@ from atoll.node.round_words import (
     Finish,
     Folded,
     FoldRound,
+    Kept,
     LeasesChanged,
     Pause,
     PayloadHeld,
@@ -88,8 +89,17 @@ class Node:
         return self.feed(Tick(self.now))
 
     def trained(self, number: int, train_s: float = TRAIN_S) -> "Node":
+        """Trained, and at once safe on the disk."""
+        said = self.only_trained(number, train_s).said
+        self.said = said + self.kept(number).said
+        return self
+
+    def only_trained(self, number: int, train_s: float = TRAIN_S) -> "Node":
         self.now += train_s
         return self.feed(Trained(Round(number), pending_of(number), train_s, self.now))
+
+    def kept(self, number: int) -> "Node":
+        return self.feed(Kept(pending_of(number), self.now))
 
     def train(self, number: int) -> "Node":
         """Train, announce and see our own contribution in the ledger."""
@@ -420,13 +430,11 @@ def started(node: Node) -> list[tuple[int, int]]:
     return [(action.round, action.after) for action in node.log if isinstance(action, StartTraining)]
 
 
-def test_the_next_round_begins_when_ours_is_announced_and_is_folded_into_later():
-    node = overlapping().leases(a=0).trained(0)
-    assert node.said == [Announce(pending_of(0))], "not before our contribution is in the ledger"
-    node.seen(ME, 0)
-    assert node.find(StartTraining) == [StartTraining(Round(1), 0, 2, 0)]
-    assert node.find(PublishLease) == [PublishLease("training", Round(1))]
-    node.seen(A, 0)
+def test_the_next_round_begins_while_ours_is_saved_and_is_folded_into_later():
+    node = overlapping().leases(a=0).only_trained(0)
+    assert node.said == [StartTraining(Round(1), 0, 2, 0), PublishLease("training", Round(1))]
+    assert node.kept(0).said == [Announce(pending_of(0))], "not before the disk has it"
+    node.seen(ME, 0).seen(A, 0)
     assert [(f.round, len(f.members)) for f in node.find(FoldRound)] == [(0, 2)]
     assert (node.state.phase, node.state.round) == (Phase.TRAIN, 1)
     node.fold()
@@ -546,7 +554,7 @@ def test_who_came_late_goes_where_the_others_are():
 def test_a_round_in_flight_that_becomes_final_is_not_waited_for():
     node = overlapping(quorum_256=256).leases(a=0).train(0).feed(Finalized(Round(0), TRAIN_S))
     assert node.state.collecting == -1
-    assert node.train(1).find(StartTraining) == [StartTraining(Round(2), 0, 1, 1)]
+    assert started(node.train(1))[-1] == (2, 1)
     node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(Finalized(Round(0), 2 * TRAIN_S))
     assert started(node)[-1] == (2, 1)
     node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(Finalized(Round(1), 2 * TRAIN_S))
@@ -577,7 +585,24 @@ def test_a_fresh_worker_folds_what_is_closed_before_it_trains_over_the_newest_ro
     assert node.fold().find(StartTraining) == [StartTraining(Round(2), 0, 2, 1)]
 
 
-def test_work_that_is_not_announced_yet_is_not_trained_over():
-    node = overlapping().leases(a=0).trained(0).seen(A, 0).tick(round.ANNOUNCE_AGAIN_S)
+def test_work_whose_announcement_is_refused_is_announced_again_and_with_the_next():
+    node = overlapping(quorum_256=256).leases(a=0).trained(0).seen(A, 0).tick(round.ANNOUNCE_AGAIN_S)
     assert node.find(Announce) == [Announce(pending_of(0))]
-    assert started(node) == [(0, -1)]
+    node.trained(1)
+    assert node.find(Announce) == [Announce(pending_of(0)), Announce(pending_of(1))]
+    assert started(node) == [(0, -1), (1, 0)], "the older one is not collected yet"
+
+
+def test_without_overlap_nothing_is_trained_while_work_is_saved():
+    node = Node().ready().leases(a=0).seen(A, 0).only_trained(0)
+    assert not node.said
+    assert (node.state.phase, node.state.collecting) == (Phase.COLLECT, 0)
+    assert node.kept(0).said == [Announce(pending_of(0))]
+
+
+def test_work_that_was_not_safe_when_the_worker_died_is_trained_again():
+    node = overlapping().leases(a=0).only_trained(0)
+    node.feed(Behind("the worker died", node.now)).ready()
+    assert started(node) == [(0, -1), (1, 0), (0, -1)]
+    assert not node.trained(0).find(StartTraining)[1:]
+    assert node.find(Announce) == [Announce(pending_of(0))]

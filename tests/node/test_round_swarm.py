@@ -231,9 +231,13 @@ class Node:
         self.world.busy_s += self.train_s
         payload = digest(b"payload", self.peer.encode(), number.to_bytes(2, "big"), bytes([self.life]))
         pending = Pending(number, digest(b"base"), payload, "", STEPS, 1, 64, 1.0)
-        self.saved[number] = pending
-        self.payloads.add(payload)
         self.feed_round(rnd.Trained(number, pending, self.train_s, self.world.clock.now))
+        self.later(0.05, lambda: self.kept(pending))
+
+    def kept(self, pending: Pending) -> None:
+        self.saved[pending.round] = pending
+        self.payloads.add(pending.payload)
+        self.feed_round(rnd.Kept(pending, self.world.clock.now))
 
     def do_finality(self, action: object) -> None:
         match action:

@@ -1,8 +1,15 @@
 """The worker's session: a restart at any stage gives the same state, a full disk loses nothing, and work that
 missed its final set returns to the error feedback exactly once."""
 
+import contextlib
+import errno
 import math
+import os
+import shutil
+import threading
+import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,12 +24,12 @@ from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, Superseded
 from atoll.protocols.ids import Digest, Round, digest
-from tests.node.session_home import ME, OTHER, SPEC, Home, blocked, member, said
+from tests.node.session_home import ME, OTHER, OVERLAPPING, SPEC, Home, blocked, member, said
 
 
 @pytest.fixture
 def homes(tmp_path: Path) -> Callable[[str], Home]:
-    return lambda name, peer=ME: Home(tmp_path / name, peer)
+    return lambda name, peer=ME, spec=SPEC: Home(tmp_path / name, peer, spec)
 
 
 def test_a_restart_at_every_stage_gives_the_state_of_a_node_that_never_stopped(homes):
@@ -130,6 +137,77 @@ def test_a_round_that_became_final_while_the_disk_was_full_is_given_back_once(ho
     assert torch.allclose(node.residual(), expected, atol=1e-7)
 
 
+@contextlib.contextmanager
+def held_disk(monkeypatch):
+    """No fsync ends inside the block until `go` is set."""
+    go, fsync = threading.Event(), os.fsync
+
+    def late(descriptor):
+        assert go.wait(timeout=60)
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", late)
+        try:
+            yield go
+        finally:
+            go.set()
+
+
+def test_the_next_round_is_trained_while_the_disk_works(homes, monkeypatch):
+    """A round is safe when the disk says so: a kill before that finds the state before it."""
+    node, twin = homes("a", spec=OVERLAPPING), homes("b", spec=OVERLAPPING)
+    node.train(0)
+    with held_disk(monkeypatch) as go:
+        *_, first = node.session.train(node.train_ask(1))
+        second = list(islice(node.session.train(node.train_ask(2)), 2))
+        assert [type(event) for event in second] == [w.Progress] * 2
+        assert node.session.keep(w.Keep(Round(1))) is None
+        shutil.copytree(node.path, twin.path, dirs_exist_ok=True)
+        go.set()
+        node.keep(1)
+    assert [pending.round for pending in node.restart().pending] == [0, 1]
+    assert [pending.round for pending in twin.restart().pending] == [0]
+    *_, again = twin.events(1)
+    assert again.pending.payload == first.pending.payload
+
+
+def test_a_disk_that_fails_late_is_told_and_tried_again(homes, monkeypatch):
+    node, told = homes("a"), []
+    (node.path / "state").mkdir()
+
+    def broken(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    node.session = Session(node.start, saved=lambda: told.append("news"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        *_, trained = node.session.train(node.train_ask(0))
+        for _ in range(2):
+            with pytest.raises(DiskFault, match="Input/output"):
+                node.keep(0)
+    node.keep(0)
+    assert len(told) == 3
+    assert node.restart().pending == (trained.pending,)
+    assert Path(trained.pending.path).stat().st_size == trained.payload_bytes
+
+
+def test_what_a_final_set_lacks_returns_from_a_payload_that_is_no_file_yet(homes, monkeypatch):
+    node, other, twin = homes("a"), homes("b", OTHER), homes("c")
+    theirs = member(other.train(0).pending, OTHER)
+    (node.path / "state").mkdir()
+    with held_disk(monkeypatch) as go:
+        list(node.session.train(node.train_ask(0)))
+        node.session._saves = Allowance(1e-9)
+        node.session._saves.asked()
+        node.ask(w.Finalize(Round(0), (theirs,)))
+        go.set()
+        node.keep(0)
+    pending = twin.train(0).pending
+    expected = twin.residual() + said(pending, twin.residual())
+    assert torch.equal(node.session._sending.residual_C4096, expected)
+
+
 def test_a_check_of_a_final_round_is_superseded(homes):
     """Its payloads were fetched again, and meanwhile the others made the round final."""
     node = homes("a")
@@ -156,7 +234,7 @@ def test_a_finalize_during_training_is_saved_with_the_round(homes):
     node = homes("a")
     first = member(node.train(0).pending)
     node.ask(w.Fold(Round(0), (first,)))
-    steps = node.session.train(w.Train(Round(1), 0, 1, 2, -1))
+    steps = node.events(1)
     next(steps)
     node.ask(w.Finalize(Round(0), (first,)))
     assert load_local(node.path / "state", SPEC.id).body.final == -1
@@ -252,6 +330,9 @@ def test_time_goes_where_the_work_is_and_a_round_given_up_is_recompute(tmp_path)
     assert (before.encode_ns, before.checkpoint_ns) == (0, 0)
     assert before.steps_ns <= 10, "one look at the clock"
     *_, trained = session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1))
+    assert ledger.read().unsaved_ns > 0, "the disk has not said that it is safe"
+    while session.keep(w.Keep(Round(0))) is None:
+        time.sleep(0.001)
     after = ledger.read()
     assert after.recompute_ns - before.recompute_ns <= 10, "one look at the clock"
     assert min(after.steps_ns, after.encode_ns, after.checkpoint_ns) > 0

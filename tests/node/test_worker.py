@@ -3,16 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from atoll.node.worker import Worker
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.errors import Superseded
 from atoll.protocols.ids import Round
-from tests.node.session_home import ME, SPEC, member
-
-OVERLAPPING = msgspec.structs.replace(SPEC, outer=msgspec.structs.replace(SPEC.outer, overlap_steps=1))
+from tests.node.session_home import ME, OVERLAPPING, member
 
 
 class Daemon:
@@ -42,6 +38,12 @@ class Daemon:
 
     def waiting(self) -> bool:
         return False
+
+    def wait(self) -> bool:
+        return True
+
+    def wake(self) -> None:
+        """Its asks come one after the other whatever happens."""
 
     def take(self) -> w.Request | None:
         self.waits += 1

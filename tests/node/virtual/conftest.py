@@ -97,6 +97,8 @@ class FakeWorker:
         self.final, self.state = -1, digest(b"genesis")
         self.open: dict[int, tuple[w.Member, ...]] = {}
         self.pending: tuple[w.Pending, ...] = ()
+        self.unsafe: tuple[w.Pending, ...] = ()
+        """Trained, and lost with the worker until Keep was answered."""
         self.trained: list[int] = []
         self.lives = 0
         self.refuses: AtollError | None = None
@@ -104,7 +106,7 @@ class FakeWorker:
         folder.mkdir(parents=True, exist_ok=True)
 
     def started(self) -> w.Started:
-        self.open = {}
+        self.open, self.unsafe = {}, ()
         return w.Started(self.final, self.state, self.pending, 1, "cpu", self.experts)
 
     def wake(self) -> None:
@@ -133,6 +135,9 @@ class FakeWorker:
         match ask:
             case w.Train():
                 return await self._train(ask)
+            case w.Keep():
+                self.pending, self.unsafe = (*self.pending, *self.unsafe), ()
+                return w.Kept()
             case w.Verify(path, number, experts):
                 if Path(path).stat().st_size != payload_size(self.spec, number, experts):
                     raise DecodeError("not a payload")
@@ -199,7 +204,7 @@ class FakeWorker:
         weight = max(1, min(255, 64 * ask.steps // STEPS))
         blob = manifest_of_bytes(data).id
         pending = w.Pending(ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, ask.experts)
-        self.pending = (*self.pending, pending)
+        self.unsafe = (*self.unsafe, pending)
         self.trained.append(ask.round)
         return w.Trained(pending, len(data), step_s * ask.steps)
 
@@ -219,7 +224,9 @@ class FakeWorker:
     def _check_flight(self, ask: w.Train) -> None:
         """One round at most may be in flight; all before it that we worked in are in the view."""
         assert ask.after == -1 or (self.overlap_steps > 0 and ask.after == ask.round - 1)
-        ours = {pending.round for pending in self.pending if self.final < pending.round < ask.round}
+        ours = {
+            pending.round for pending in (*self.pending, *self.unsafe) if self.final < pending.round < ask.round
+        }
         assert ours - {ask.after} <= set(self.open), (ask, ours, set(self.open))
 
 
