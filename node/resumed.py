@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from atoll.node.brought import Brought
 from atoll.node.checkpoint import shards as sh
 from atoll.node.checkpoint.atoms import read_atom
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.checkpointing import Checkpoint
-from atoll.node.inherited import Inherited
 from atoll.node.learner import Learner
 from atoll.node.model.named import named_atoms
 from atoll.node.outer.fixed import state_digest, to_float
@@ -30,7 +30,7 @@ def differing(checkpoint: Checkpoint, spec: RunSpec, run_folder: Path, experts: 
     ).theta_C4096
     learner, sending = Learner(spec, "cpu"), Sending(spec, run_folder / "spool", 1)
     learner.own(experts)
-    Inherited(spec, str(blobs / f"{spec.start.moments.hex()}.blob")).give(learner, sending)
+    Brought(spec, str(blobs / f"{spec.start.moments.hex()}.blob")).give(learner, sending)
     learner.weights.start(theta_C4096)
     begun = dict(_begun(learner, sending, spec))
     said = checkpoint.theta()

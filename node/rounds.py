@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.node.brought import Brought
 from atoll.node.data.dataset import Dataset
 from atoll.node.data.windows import Place, windows
-from atoll.node.inherited import Inherited
 from atoll.node.inner.loop import run_steps
 from atoll.node.learner import Learner
 from atoll.node.local_weights import carries
@@ -41,10 +41,10 @@ class Rounds:
         fold: Fold,
         sending: Sending,
         spent: Ledger,
-        inherited: Inherited,
+        brought: Brought,
     ) -> None:
         self._spec, self._data, self._learner, self._spent = spec, data, learner, spent
-        self._fold, self._sending, self._inherited = fold, sending, inherited
+        self._fold, self._sending, self._brought = fold, sending, brought
         self.steps_taken = 0
         """Inner steps of this node, in all rounds."""
 
@@ -73,7 +73,7 @@ class Rounds:
         """Bring the local weights to where the round begins, in a module that trains what is asked for."""
         self._learner.own(ask.experts)
         if ask.round == 0:
-            self._inherited.give(self._learner, self._sending)
+            self._brought.give(self._learner, self._sending)
         weights = self._learner.weights
         due = ask.after if not self._fold.holds(ask.after) else -1
         if carries(self._spec):

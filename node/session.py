@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.allowance import Allowance
+from atoll.node.brought import Brought
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.checkpoint.generations import Unfinished
@@ -28,7 +29,6 @@ from atoll.node.compress.covering import Rows, rows_of
 from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import GivenTokenizer, open_data
-from atoll.node.inherited import Inherited
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
 from atoll.node.keeping import Keeping
 from atoll.node.learner import Learner, experts_among
@@ -98,8 +98,8 @@ class Session:
         theta, number = _first_state(spec)
         self._fold = Fold(theta, self._arena, self._load, self._update, covers, number)
         self._sending = Sending(spec, self._home / "spool", threads)
-        inherited = Inherited(spec, start.moments)
-        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, inherited)
+        brought = Brought(spec, start.moments)
+        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, brought)
         self._is_training = False
         self._keeping = Keeping(saved)
         self._restore()

@@ -11,11 +11,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from atoll.cli.benches.experts_members import Members, identity_of
+from atoll.node.brought import Brought
 from atoll.node.checkpoint.local import load_local
 from atoll.node.checkpoint.universal import Manifest, Shard, from_json, joined, to_json
 from atoll.node.checkpointing import MANIFEST, join, opened, part_of
 from atoll.node.import_run import imported, keep
-from atoll.node.inherited import Inherited
 from atoll.node.learner import Learner
 from atoll.node.model import bridge
 from atoll.node.origin import Saved
@@ -110,12 +110,12 @@ def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folde
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
     learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", 1)
-    inherited = Inherited(spec, str(home / "blobs" / f"{spec.start.moments.hex()}.blob"))
+    brought = Brought(spec, str(home / "blobs" / f"{spec.start.moments.hex()}.blob"))
     learner.own(bitmap_of({1, 2}, E))
-    inherited.give(learner, sending)
+    brought.give(learner, sending)
     before = {name: value.clone() for name, value in learner.inner.state().items()}
     learner.own(bitmap_of({2, 5}, E))
-    inherited.give(learner, sending)
+    brought.give(learner, sending)
     after = learner.inner.state()
     assert all(float(value) == 4 for name, value in after.items() if name.startswith("step/"))
     for name, value in after.items():
@@ -288,10 +288,10 @@ def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_pat
     spec, home = begun(folder, tmp_path / "runs")
     path = home / "blobs" / f"{spec.start.moments.hex()}.blob"
     learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", 1)
-    Inherited(spec, str(path.with_name("absent"))).give(learner, sending)
+    Brought(spec, str(path.with_name("absent"))).give(learner, sending)
     assert learner.inner.state() == {}
     path.write_bytes(path.read_bytes()[:-4])
-    Inherited(spec, str(path)).give(learner, sending)
+    Brought(spec, str(path)).give(learner, sending)
     assert learner.inner.state() == {}
     assert not sending.residual_C4096.any()
     assert "are not used" in capsys.readouterr().out

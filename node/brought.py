@@ -20,7 +20,7 @@ from atoll.protocols.errors import DecodeError, DiskFault
 from atoll.protocols.run import RunSpec
 
 
-class Inherited:
+class Brought:
     """The moments file of a run, if it has one and it is here."""
 
     def __init__(self, spec: RunSpec, path: str) -> None:
