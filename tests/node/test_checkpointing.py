@@ -21,10 +21,14 @@ from atoll.node.model import bridge
 from atoll.node.origin import Saved
 from atoll.node.resumed import differing
 from atoll.node.sending import Sending
+from atoll.node.session import Session
 from atoll.node.shard_saving import save_shard
+from atoll.protocols import codec
+from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
 from atoll.protocols.errors import AtollError, ConfigError, DecodeError
 from atoll.protocols.experts import bitmap_of, experts_in
+from atoll.protocols.ids import Digest, Round
 from atoll.protocols.model import ExpertsSpec, ModelSpec, expert_of
 from atoll.protocols.run import Stage, sign_run
 from tests.node.session_home import SPEC
@@ -104,6 +108,27 @@ def test_any_number_goes_on_with_the_same_bits(folder, tmp_path, count):
     assert sum(len(experts_in(share, E)) for share in members.shares) == E
     for share in members.shares:
         assert differing(checkpoint, spec, home, share) == []
+
+
+def test_they_go_on_at_the_loss_where_the_others_were(four, folder, tmp_path):
+    """A worker adopts the weights, evaluates as the old ones did, and trains round 0 from the moments."""
+    join(folder)
+    spec, home = begun(folder, tmp_path / "runs")
+    blobs = home / "blobs"
+    moments = str(blobs / f"{spec.start.moments.hex()}.blob")
+    session = Session(
+        w.Start(codec.encode(spec), identity_of(9).peer_id, str(home), "", 1, "cpu", moments=moments)
+    )
+    weights = str(blobs / f"{spec.start.weights.hex()}.blob")
+    adopted = session.answer(w.Adopt(Round(-1), weights, Digest(spec.start.state), ()))
+    assert adopted.state == spec.start.state
+    with four.session(0) as old:
+        assert session.answer(w.Evaluate()).val_loss == old.answer(w.Evaluate()).val_loss
+    *_, done = session.train(w.Train(Round(0), 0, 1, 2, -1, bitmap_of({1, 2}, E)))
+    session.close()
+    saved_state = load_local(home / "state", spec.id)
+    steps = {float(value) for name, value in saved_state.tensors.items() if name.startswith("step/")}
+    assert steps == {4.0 + done.pending.steps}
 
 
 def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folder, tmp_path):
