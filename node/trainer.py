@@ -24,6 +24,7 @@ from atoll.protocols.worker import (
     Answer,
     Ask,
     Failed,
+    Kept,
     Progress,
     Reply,
     Report,
@@ -33,7 +34,6 @@ from atoll.protocols.worker import (
     Start,
     Started,
     Stop,
-    Trained,
 )
 
 A = TypeVar("A")
@@ -127,7 +127,7 @@ class Trainer:
         if not self._is_started:
             raise WorkerDied("the worker is not running")
         answer = await self._ask(ask, kind)
-        if kind is Trained:
+        if kind is Kept:
             self._deaths_in_a_row = 0
         return answer
 

@@ -60,6 +60,8 @@ while (request := inbox.take()) is not None:
             say(w.Progress(number, 1, 2, 1.0, 10.0))
             pending = w.Pending(number, Digest(bytes(32)), Digest(bytes(32)), "", 1, 1, 1, 1.0)
             say(w.Trained(pending, 1, 1.0))
+        case w.Keep():
+            say(w.Kept())
         case w.Report():
             say(w.Reported())
         case w.Stop():
@@ -236,11 +238,11 @@ async def test_a_worker_that_dies_at_every_round_is_given_up(rig):
     assert str(one.log) in fault.hint
 
 
-async def test_a_trained_round_is_a_sign_of_health(rig):
+async def test_a_kept_round_is_a_sign_of_health(rig):
     async with served(rig()) as one:
         for life in range(1, 2 * module.GIVE_UP_AFTER):
             await one.life(life)
-            await one.trainer.ask(w.Train(Round(life), 0, 1, 40, -1), w.Trained)
+            await one.trainer.ask(w.Keep(Round(life)), w.Kept)
             with pytest.raises(WorkerDied):
                 await one.trainer.ask(w.Verify("die", 0), w.Verified)
 
@@ -303,6 +305,7 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         await wait_for(lambda: one.progress)
         assert await one.trainer.ask(w.Evaluate(), w.Evaluated), "served between two steps"
         pending = (await training)[0].pending
+        assert await one.trainer.ask(w.Keep(Round(0)), w.Kept)
         member = w.Member(digest(b"e"), TINY.owner, pending.weight, pending.payload, pending.path)
         assert await one.trainer.ask(w.Verify(pending.path, 0), w.Verified)
         folded = await one.trainer.ask(w.Fold(Round(0), (member,)), w.Folded)
@@ -317,6 +320,7 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         newer = await one.trainer.ask(w.Train(Round(2), 0, 1, 40, -1), w.Trained)
         assert [type(answer) for answer in await late] == [Superseded]
         assert newer.pending.round == 2
+        assert await one.trainer.ask(w.Keep(Round(2)), w.Kept)
         last = one.spent[-1]
         assert last.recompute_ns > 0, "round 1 was given up"
         assert min(last.start_ns, last.steps_ns, last.encode_ns, last.fold_ns, last.checkpoint_ns) > 0
