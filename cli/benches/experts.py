@@ -16,7 +16,7 @@ from atoll.protocols.model import ModelSpec
 CHILD = "atoll.cli.benches.experts_node"
 MEMBERS = 4
 PRESET, QUICK_PRESET = "moe-12m", "moe-smoke"
-SEQUENCES, TURNS, PROCESSES = 8, 7, 3
+SEQUENCES, TURNS, PROCESSES = 8, 15, 3
 MEMORY, UPLOAD = Bar("<=", 0.1), Bar("<=", 1.05)
 COUNTS = [1, 2, 3, 8]
 """Members that go on with what MEMBERS saved."""
