@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from atoll.node.holding import splits
 from atoll.node.presets import preset
 from atoll.node.session import Session
 from atoll.protocols import codec
 from atoll.protocols import worker as w
-from atoll.protocols.experts import bitmap_of
+from atoll.protocols.experts import ALL, bitmap_of
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ownership import Announced, assigned
@@ -62,9 +63,9 @@ class Members:
     """`count` members with a home each below `folder`."""
 
     def __init__(self, folder: Path, spec: RunSpec, count: int) -> None:
-        assert spec.model.experts is not None
         self.folder, self.spec, self.count = folder, spec, count
-        self.shares = [bitmap_of(share, spec.model.experts.count) for share in shares_of(spec, count)]
+        experts = splits(spec)
+        self.shares = [bitmap_of(one, experts) for one in shares_of(spec, count)] if experts else [ALL] * count
 
     def home(self, number: int) -> Path:
         """Folder of a member's run."""

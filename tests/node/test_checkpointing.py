@@ -196,11 +196,7 @@ def test_the_rest_of_the_run_is_what_goes_on(folder, tmp_path):
 
 def test_a_dense_run_too(tmp_path):
     spec = replace(SPEC, owner=identity_of(0).peer_id)
-    tmp_path.joinpath("homes").mkdir()
-    members = Members.__new__(Members)
-    members.folder, members.spec, members.count, members.shares = tmp_path / "homes", spec, 2, [b"", b""]
-    sent = [members.contribute(number, 0, b"") for number in range(2)]
-    members.finalize(0, sent)
+    members = trained(tmp_path / "homes", spec, count=2, rounds=1)
     checkpoint = join(saved(members, tmp_path / "shards", sign_run(spec, identity_of(0))))
     assert set(checkpoint.manifest.holders) == {"shared"}
     onward, home = begun(checkpoint.folder, tmp_path / "runs")
