@@ -25,13 +25,12 @@ class Brought:
 
     def __init__(self, spec: RunSpec, path: str) -> None:
         self._spec, self._path = spec, Path(path) if path else None
-        self._given: set[str] = set()
 
     def give(self, learner: Learner, sending: Sending) -> None:
-        """Round 0 begins with what `learner` trains: give it what it has not had yet, each atom once."""
+        """Round 0 begins with what `learner` trains: give it what it has not moved yet."""
         known = learner.inner.state()
         trained = learner.weights.trained()
-        wanted = [atom for atom in trained if atom not in self._given and not _steps(known, atom)]
+        wanted = [atom for atom in trained if not _steps(known, atom)]
         if self._path is None or not self._path.exists() or not wanted:
             return
         try:
@@ -44,7 +43,6 @@ class Brought:
         for place in arena_of(self._spec.model).placements:
             if place.name in wanted:
                 write_atom(sending.residual_C4096, place, found[f"{ERROR}/{place.name}"])
-        self._given.update(wanted)
 
     def _read(self, path: Path, atoms: list[str]) -> dict[str, Tensor]:
         file = TensorFile(path, moment_specs(self._spec.model), MOMENTS_NOTE)

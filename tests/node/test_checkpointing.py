@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from atoll.node.brought import Brought
 from atoll.node.checkpoint.local import load_local
 from atoll.node.checkpoint.universal import Manifest, Shard, from_json, joined, to_json
 from atoll.node.checkpointing import MANIFEST, join, opened, part_of
+from atoll.node.compress.codecs import codec_of
 from atoll.node.import_run import imported, keep
 from atoll.node.learner import Learner
 from atoll.node.model import bridge
@@ -26,6 +28,7 @@ from atoll.node.shard_saving import save_shard
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
+from atoll.protocols.coverage import cover_of, size_of, slabs
 from atoll.protocols.errors import AtollError, ConfigError, DecodeError
 from atoll.protocols.experts import bitmap_of, experts_in
 from atoll.protocols.ids import Digest, Round
@@ -172,17 +175,20 @@ def test_moments_are_those_of_the_holder_and_errors_a_mean(four, folder):
 def test_what_is_on_its_way_is_not_lost(tmp_path):
     """A payload of a round that is not final is in nobody's weights: it returns to what was not said."""
     members = trained(tmp_path / "homes", count=2, rounds=1)
-    before = load_local(members.home(0) / "state", RUN.id).tensors["residual"].clone()
-    members.contribute(0, 1, members.shares[0])
+    sent = members.contribute(0, 1, members.shares[0])
     state = load_local(members.home(0) / "state", RUN.id)
-    assert state.body.pending
+    assert [pending.round for pending in state.body.pending] == [1]
     checkpoint = join(saved(members, tmp_path / "shards"))
-    name = next(
-        p.name for p in arena_of(MODEL).placements if part_of(p.name) == str(min(experts_in(members.shares[0], E)))
-    )
-    kept = bridge.scatter(state.tensors["residual"], arena_of(MODEL))[name]
-    assert not torch.equal(checkpoint.kept(f"error/{name}"), kept)
-    assert not torch.equal(kept, bridge.scatter(before, arena_of(MODEL))[name])
+    unsaid, cover = state.tensors["residual"].clone(), cover_of(RUN, 1, members.shares[0])
+    said = torch.zeros((size_of(cover), unsaid.shape[1]))
+    codec_of(RUN.compress.codec, RUN.compress.k).give_back(said, Path(sent.member.path).read_bytes())
+    for at, span in slabs(cover, 64):
+        unsaid[span.start : span.stop] += said[at : at + span.stop - span.start]
+    mine = {str(expert) for expert in experts_in(members.shares[0], E)}
+    names = [place.name for place in arena_of(MODEL).placements if part_of(place.name) in mine]
+    expected = bridge.scatter(unsaid, arena_of(MODEL))
+    assert len(names) == 2 * 3 * E // 2
+    assert all(torch.equal(checkpoint.kept(f"error/{name}"), expected[name]) for name in names)
 
 
 def test_the_rest_of_the_run_is_what_goes_on(folder, tmp_path):
