@@ -30,11 +30,11 @@ class Brought:
         """Round 0 begins with what `learner` trains: give it what it has not moved yet."""
         known = learner.inner.state()
         trained = learner.weights.trained()
-        wanted = [atom for atom in trained if not _steps(known, atom)]
+        wanted = dict.fromkeys(atom for atom in trained if not _steps(known, atom))
         if self._path is None or not self._path.exists() or not wanted:
             return
         try:
-            found = self._read(self._path, wanted)
+            found = self._read(self._path, list(wanted))
         except (DecodeError, DiskFault) as error:
             print(f"the checkpoint's moments are not used: {error.line()}", flush=True)  # noqa: T201 - worker's log
             self._path = None
