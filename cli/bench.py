@@ -21,6 +21,7 @@ BENCHES = {
     "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
+    "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
     "wan": "Nodes that train behind slow links, beside hivemind's averager on the same links (root, Linux).",
 }
 """Name -> its one line. A bench is the module `atoll.cli.benches.NAME`, imported when it is asked for."""
@@ -30,9 +31,12 @@ OPTIONS = {
     "connections": ("count", "own_limits"),
     "compress": ("millions",),
     "topology": ("millions",),
+    "experts": ("loss",),
     "wan": ("nodes", "preset", "rounds", "overlap"),
 }
 DEADLINE_S = 900.0
+LOSS_DEADLINE_S = 6 * 3600.0
+"""Of a bench that trains whole swarms (`--loss`)."""
 
 
 @click.command(epilog="\b\n" + "\n".join(f"{name:12} {line}" for name, line in BENCHES.items()))
@@ -49,8 +53,10 @@ DEADLINE_S = 900.0
 @click.option(
     "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
 )
+@click.option("--loss", is_flag=True, default=None, help="experts: also train two swarms, for hours.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
-    """Measure NAME and compare with the bars: calls, blobs, connections, compress, topology, wan (docs/bench.md).
+    """Measure NAME and compare with the bars: calls, blobs, connections, compress, topology, experts, wan
+    (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.
@@ -60,7 +66,8 @@ def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool 
         raise click.UsageError(f"--{key.replace('_', '-')} is no option of `bench {name}`")
     measure = importlib.import_module(f"atoll.cli.benches.{name}").measure
     facts = machine()
-    rows = asyncio.run(_within_deadline(measure(quick, _say, **given)))
+    deadline_s = LOSS_DEADLINE_S if given.get("loss") else DEADLINE_S
+    rows = asyncio.run(_within_deadline(deadline_s, measure(quick, _say, **given)))
     if quick:
         rows = unjudged(rows)
     print_table(("metric", "value", "unit", "bar", ""), map(_cells, rows))
@@ -70,12 +77,12 @@ def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool 
     return 0 if quick or all_reached(rows) else 1
 
 
-async def _within_deadline(rows: Awaitable[list[Row]]) -> list[Row]:
+async def _within_deadline(deadline_s: float, rows: Awaitable[list[Row]]) -> list[Row]:
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             return await rows
     except TimeoutError as error:
-        raise LocalFault(f"no end after {DEADLINE_S:.0f} s") from error
+        raise LocalFault(f"no end after {deadline_s:.0f} s") from error
 
 
 def _say(line: str) -> None:

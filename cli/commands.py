@@ -13,6 +13,10 @@ COMMANDS = {
     "stop": ("atoll.cli.orders:stop", "Stop the node in good order."),
     "eval": ("atoll.cli.orders:evaluate", "Validation loss of the weights as they are now."),
     "export": ("atoll.cli.export:export", "Write the weights of a run for other programs."),
+    "checkpoint": (
+        "atoll.cli.checkpoint:checkpoint",
+        "A run's whole state in files, to go on from.",
+    ),
     "id": ("atoll.cli.identity:identity", "The node's identity."),
     "doctor": ("atoll.cli.doctor:doctor", "Check machine, network and node; say what to do."),
     "bench": ("atoll.cli.bench:bench", "The published figures, measured again here."),

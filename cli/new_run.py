@@ -1,4 +1,4 @@
-"""Makes a run: from a preset and a text, with weights drawn from the seed or given by a Hugging Face folder."""
+"""Makes a run: from a preset and a text, with weights drawn from the seed or given by a folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import digest_of
 from atoll.node.home import Home
-from atoll.node.origin import Origin, Upcycle
+from atoll.node.origin import Origin, Saved, Upcycle
 from atoll.p2p.files import write_whole
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
@@ -30,7 +30,7 @@ class Draft(NamedTuple):
     """Path of the text where the source is `file:`."""
 
 
-def write_run(home: Home, path: Path, draft: Draft, owner: Identity, origin: Origin | None) -> bytes:
+def write_run(home: Home, path: Path, draft: Draft, owner: Identity, origin: Origin | Saved | None) -> bytes:
     """Sign a run and write it to `path`, its files into the home; the bytes. Raises ConfigError, DiskFault."""
     if origin is None:
         data = sign_run(_complete(draft.adjust(draft.spec), draft.text, None), owner)

@@ -14,6 +14,7 @@ from atoll.cli.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.cli.show import number, print_json, print_table, size
 from atoll.node.config import to_struct
 from atoll.node.home import Home
+from atoll.node.origin import Saved
 from atoll.node.presets import NAMES, preset
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.admission import MODES, AdmissionSpec, Mode
@@ -22,6 +23,7 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId
 from atoll.protocols.run import RunSpec, open_run
 
+PRESET, DATA = "tiny", "builtin:shakespeare"
 FIXED = ("version", "owner", "name", "data", "admission", "start")
 """What `--set` may not touch."""
 
@@ -35,8 +37,8 @@ def run() -> None:
 @click.argument("name")
 @home_option
 @json_option
-@click.option("--preset", "size_name", default="tiny", type=click.Choice(NAMES), help="Model size and recipe.")
-@click.option("--data", "source", default="builtin:shakespeare", help="builtin:…, synthetic:… or file:PATH.")
+@click.option("--preset", "size_name", type=click.Choice(NAMES), help="Model size and recipe; default: tiny.")
+@click.option("--data", "source", help="builtin:…, synthetic:… or file:PATH; default: builtin:shakespeare.")
 @click.option(
     "--from-hf",
     "folder",
@@ -45,6 +47,13 @@ def run() -> None:
     help="Start from weights and tokenizer of a Hugging Face folder; the preset gives the recipe only.",
 )
 @click.option("--upcycle", metavar=UPCYCLE_FORM, help="Make experts of its feed-forward.")
+@click.option(
+    "--from-checkpoint",
+    "saved",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Go on with what is left of a run that was saved; any number of nodes (see `atoll checkpoint`).",
+)
 @click.option("--seed", type=click.IntRange(0), help="Of weights and data order; random if absent.")
 @click.option("--admission", "mode", default="open", type=click.Choice(MODES), help="Who may join.")
 @click.option(
@@ -55,10 +64,11 @@ def new(
     name: str,
     home: Home,
     as_json: bool,
-    size_name: str,
-    source: str,
+    size_name: str | None,
+    source: str | None,
     folder: Path | None,
     upcycle: str | None,
+    saved: Path | None,
     seed: int | None,
     mode: Mode,
     members: tuple[PeerId, ...],
@@ -72,13 +82,23 @@ def new(
     owner = load_or_create(home.identity)
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     admission = AdmissionSpec(mode=mode, members=tuple(sorted(set(members))))
-    spec = preset(size_name, owner.peer_id, drawn, _shared_name(source))
+    if saved is not None and (size_name or folder or upcycle):
+        raise ConfigError(
+            "--from-checkpoint brings model and recipe", hint="drop --preset, --from-hf and --upcycle"
+        )
+    text = source or DATA
+    spec = preset(size_name or PRESET, owner.peer_id, drawn, _shared_name(text))
     spec = msgspec.structs.replace(spec, name=name, admission=admission)
-    draft = Draft(spec, lambda spec: with_changes(spec, changes), source.removeprefix("file:"))
-    data = write_run(home, path, draft, owner, origin_of(folder, upcycle))
+
+    def adjust(spec: RunSpec) -> RunSpec:
+        data = spec.data if source is None else msgspec.structs.replace(spec.data, source=_shared_name(text))
+        return with_changes(msgspec.structs.replace(spec, data=data), changes)
+
+    draft = Draft(spec, adjust, text.removeprefix("file:"))
+    data = write_run(home, path, draft, owner, Saved(saved) if saved else origin_of(folder, upcycle))
     _print_run(FoundRun(open_run(data), data, path), as_json)
-    if not as_json and source.startswith("file:"):
-        click.echo(f"start it with --data {source.removeprefix('file:')}; others give their own copy's path")
+    if not as_json and text.startswith("file:"):
+        click.echo(f"start it with --data {text.removeprefix('file:')}; others give their own copy's path")
 
 
 @run.command("list")
@@ -152,7 +172,8 @@ def _who(admission: AdmissionSpec) -> str:
 def _start(spec: RunSpec) -> str:
     if not spec.start:
         return f"drawn from the seed {spec.seed}"
-    return f"given: blob {spec.start.weights.hex()[:16]}, state {spec.start.state.hex()[:16]}"
+    more = f", moments {spec.start.moments.hex()[:16]}" if spec.start.moments else ""
+    return f"given: blob {spec.start.weights.hex()[:16]}, state {spec.start.state.hex()[:16]}{more}"
 
 
 def _shared_name(source: str) -> str:

@@ -20,6 +20,7 @@ from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
 from atoll.node.round_words import Behind
 from atoll.node.roundlog import RoundLog
+from atoll.node.run_moments import bring_moments
 from atoll.node.run_tokenizer import bring_tokenizer
 from atoll.node.timekeeper import Timekeeper
 from atoll.node.trainer import Trainer
@@ -84,7 +85,8 @@ class Daemon:
         start = Start(
             *(codec.encode(self.spec), me, str(folder), config.data),
             *(config.threads, config.device, config.frozen, config.frozen_on_host),
-            str(self.swarm.blobs.store.place(Digest(blob))) if (blob := self.spec.data.tokenizer_blob) else "",
+            self._place(self.spec.data.tokenizer_blob),
+            self._place(self.spec.start.moments if self.spec.start else b""),
         )
         self.timekeeper = Timekeeper(
             *(self.log, time.monotonic, lambda: self.driver.round, lambda: self.net.bytes_moved()[3])
@@ -99,6 +101,10 @@ class Daemon:
         self.addresses: tuple[str, ...] = ()
         self._stop = asyncio.Event()
         self._finish_round = False
+
+    def _place(self, blob: bytes) -> str:
+        """Where the store keeps, or will keep, a file that travels with the run; empty for none."""
+        return str(self.swarm.blobs.store.place(Digest(blob))) if blob else ""
 
     async def run(self, on_up: Callable[[], None] = lambda: None) -> None:
         """Work until stopped. Raises the AtollError that this machine or its user must mend."""
@@ -148,6 +154,7 @@ class Daemon:
 
     async def _serve_trainer(self) -> None:
         await bring_tokenizer(self.spec, self.net, self._say)
+        await bring_moments(self.spec, self.net, self._say)
         await self.trainer.serve()
 
     def _say(self, reason: str) -> None:

@@ -198,10 +198,11 @@ class Finals:
             self._forget_start()
 
     def _forget_start(self) -> None:
-        """Nobody begins at round 0 any more. The owner keeps the file."""
+        """Nobody begins at round 0 any more. The owner keeps the files."""
         start, driver = self._driver.spec.start, self._driver
-        if start and driver.me != driver.spec.owner and self._net.has_blob(Digest(start.weights)):
-            driver.delete_blob(Digest(start.weights))
+        for blob in (start.weights, start.moments) if start and driver.me != driver.spec.owner else ():
+            if blob and self._net.has_blob(Digest(blob)):
+                driver.delete_blob(Digest(blob))
 
     def _begin_adopting(self, offer: SnapshotOffer) -> None:
         ours = self._ours_up_to(offer.round)

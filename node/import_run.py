@@ -1,4 +1,4 @@
-"""A new run from a Hugging Face folder: its model, and the files that travel with it.
+"""A new run from a Hugging Face folder or a checkpoint: its model, and the files that travel with it.
 
 The files lie in a folder of their own until the run is signed, and are in its blob store before its `.run` file is
 there: whatever fails on the way leaves nothing behind.
@@ -12,25 +12,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
+from torch import Tensor
 
+from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
+from atoll.node.checkpointing import opened
 from atoll.node.data.given import open_tokenizer
 from atoll.node.export.folder import Checkpoint, load_folder
 from atoll.node.export.tokenizer import FILE, byte_tokenizer, is_same
 from atoll.node.export.upcycle import upcycled
 from atoll.node.export_run import BLOBS
 from atoll.node.model import bridge
-from atoll.node.origin import Origin
+from atoll.node.onward import onward
+from atoll.node.origin import Origin, Saved
 from atoll.node.outer.fixed import state_digest
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.files import disk, make_folder, read_whole
-from atoll.protocols.arena import arena_of
+from atoll.protocols.arena import Arena, arena_of
 from atoll.protocols.blobs import manifest_of_bytes, manifest_of_file
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.model import ExpertsSpec, ModelSpec
 from atoll.protocols.run import TOKENIZER_MAX_BYTES, RunSpec, StartSpec
 
-_WEIGHTS = "start.safetensors"
+_WEIGHTS, _MOMENTS = "start.safetensors", "moments.safetensors"
 
 
 class Imported(NamedTuple):
@@ -41,10 +45,20 @@ class Imported(NamedTuple):
     start: StartSpec
     weights: Path
     tokenizer: bytes | None
-    """None: it is `bytes`."""
+    """None: it is one of ours."""
+    moments: Path | None = None
+    """What a checkpoint has beside the weights."""
+    recipe: RunSpec | None = None
+    """The run that goes on; None: the caller's."""
 
     def applied(self, spec: RunSpec, context: int) -> RunSpec:
-        """The spec with this model and start; sequences of `context` tokens, or fewer if it has no more."""
+        """The spec with this model and start; sequences of `context` tokens, or fewer if it has no more.
+
+        With a recipe only its name, owner, seed and admission are the caller's.
+        """
+        if self.recipe is not None:
+            ours = {"name": spec.name, "owner": spec.owner, "seed": spec.seed, "admission": spec.admission}
+            return replace(self.recipe, start=self.start, **ours)
         blob = b"" if self.tokenizer is None else manifest_of_bytes(self.tokenizer).id
         name = "bytes" if self.tokenizer is None else "file"
         data = replace(spec.data, tokenizer=name, tokenizer_blob=blob)
@@ -64,19 +78,14 @@ class Imported(NamedTuple):
 
 
 @contextmanager
-def imported(origin: Origin, runs: Path, seed: int) -> Iterator[Imported]:
-    """Read a checkpoint; its files lie below `runs` until the block is left.
+def imported(origin: Origin | Saved, runs: Path, seed: int) -> Iterator[Imported]:
+    """Read weights and what comes with them; the files lie below `runs` until the block is left.
 
     Raises ConfigError, Divergence, DiskFault.
     """
     part = make_folder(runs / f".import.{os.getpid()}.part")
     try:
-        found = load_folder(origin.folder)
-        if (upcycle := origin.upcycle) is not None:
-            experts = ExpertsSpec(count=upcycle.experts, per_token=upcycle.per_token, ffn=found.model.ffn)
-            found = Checkpoint(*upcycled(*found, experts, seed, upcycle.noise_shift))
-        start = _write(part / _WEIGHTS, found)
-        yield Imported(found.model, start, part / _WEIGHTS, _tokenizer(origin.folder, found.model.vocab))
+        yield _goes_on(origin, part) if isinstance(origin, Saved) else _published(origin, part, seed)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -91,6 +100,8 @@ def keep(found: Imported, run_folder: Path, write: Callable[[], None]) -> None:
         store.add_file(found.weights, move=True)
         if found.tokenizer is not None:
             store.add_bytes(found.tokenizer)
+        if found.moments is not None:
+            store.add_file(found.moments, move=True)
         write()
     except BaseException:
         if is_new:
@@ -98,9 +109,38 @@ def keep(found: Imported, run_folder: Path, write: Callable[[], None]) -> None:
         raise
 
 
-def _write(path: Path, found: Checkpoint) -> StartSpec:
+def _published(origin: Origin, part: Path, seed: int) -> Imported:
+    found = load_folder(origin.folder)
+    if (upcycle := origin.upcycle) is not None:
+        experts = ExpertsSpec(count=upcycle.experts, per_token=upcycle.per_token, ffn=found.model.ffn)
+        found = Checkpoint(*upcycled(*found, experts, seed, upcycle.noise_shift))
     arena = arena_of(found.model)
-    theta_C4096 = bridge.gather(found.theta, arena)
+    start = _write(part / _WEIGHTS, bridge.gather(found.theta, arena), arena)
+    return Imported(found.model, start, part / _WEIGHTS, _tokenizer(origin.folder, found.model.vocab))
+
+
+def _goes_on(origin: Saved, part: Path) -> Imported:
+    found = opened(origin.folder)
+    start = _write(part / _WEIGHTS, found.theta(), found.arena)
+    write_file(part / _MOMENTS, found.moments())
+    with disk(part / _MOMENTS), (part / _MOMENTS).open("rb") as file:
+        start = replace(start, moments=manifest_of_file(file).id)
+    recipe = onward(found.spec, found.manifest.round + 1)
+    tokenizer = _same_tokenizer(origin.folder, recipe)
+    return Imported(recipe.model, start, part / _WEIGHTS, tokenizer, part / _MOMENTS, recipe)
+
+
+def _same_tokenizer(folder: Path, recipe: RunSpec) -> bytes | None:
+    """What the run that goes on had as a file; None where it had none."""
+    if recipe.data.tokenizer != "file":
+        return None
+    data = read_whole(folder / FILE, max_bytes=TOKENIZER_MAX_BYTES)
+    if data is None or manifest_of_bytes(data).id != recipe.data.tokenizer_blob:
+        raise ConfigError(f"{folder / FILE} is not the tokenizer of the run")
+    return data
+
+
+def _write(path: Path, theta_C4096: Tensor, arena: Arena) -> StartSpec:
     state = state_digest(theta_C4096)
     write_snapshot(path, Snapshot(theta_C4096, -1, state), arena)
     with disk(path), path.open("rb") as file:

@@ -59,6 +59,11 @@ def round_half_s(seconds: float) -> float:
     return float(int(seconds * 2.0 + 0.5)) / 2.0
 
 
+def moments_max_bytes(spec: RunSpec) -> int:
+    """More than any moments file of this run needs: 12 bytes a value and four header entries per atom."""
+    return 12 * spec.model.parameters + 4 * 512 * len(atoms(spec.model)) + 4096
+
+
 def snapshot_max_bytes(spec: RunSpec) -> int:
     """More than any snapshot of this run needs: 4 bytes a value and a header entry per atom."""
     return 4 * spec.model.parameters + 512 * len(atoms(spec.model)) + 4096

@@ -12,6 +12,12 @@ class Upcycle(NamedTuple):
     noise_shift: int | None
 
 
+class Saved(NamedTuple):
+    """A universal checkpoint that was joined (`node/checkpointing.py`)."""
+
+    folder: Path
+
+
 class Origin(NamedTuple):
     """A Hugging Face folder, and what is made of it."""
 

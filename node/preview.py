@@ -35,6 +35,8 @@ _CPU_PARAMETER_BYTES = 40
 _GPU_PARAMETER_BYTES = 16
 _DISK_PARAMETER_BYTES = 40
 """Two saved states of 16 bytes a value, two snapshots of 4."""
+_MOMENT_PARAMETER_BYTES = 12
+"""Two moments and what is unsaid; deleted when newer snapshots are there."""
 _OPEN_ROUNDS = 64
 _SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
 _SMI_S = 5.0
@@ -61,7 +63,7 @@ class Preview(msgspec.Struct, frozen=True):
     disk_bytes: int
     """At most: with 64 rounds open."""
     join_bytes: int
-    """Downloaded once: a snapshot of the weights."""
+    """Downloaded once: a snapshot of the weights, and a checkpoint's moments where the run begins with them."""
     payload_bytes: int
     members: int
     """Assumed."""
@@ -85,12 +87,13 @@ def preview_of(spec: RunSpec, machine: Machine) -> Preview:
     rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
     each_way = round_bytes(spec, members)
     on_gpu = machine.device != "cpu"
+    moments = _MOMENT_PARAMETER_BYTES * spec.model.parameters if spec.start and spec.start.moments else 0
     return Preview(
         parameters=spec.model.parameters,
         memory_bytes=_host_bytes(spec, on_gpu),
         gpu_bytes=_gpu_bytes(spec) if on_gpu else 0,
-        disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + _OPEN_ROUNDS * members * payload,
-        join_bytes=4 * spec.model.parameters,
+        disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * members * payload,
+        join_bytes=4 * spec.model.parameters + moments,
         payload_bytes=payload,
         members=members,
         round_s=round_s,

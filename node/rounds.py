@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.node.brought import Brought
 from atoll.node.data.dataset import Dataset
 from atoll.node.data.windows import Place, windows
 from atoll.node.inner.loop import run_steps
@@ -41,9 +42,10 @@ class Rounds:
         fold: Fold,
         sending: Sending,
         spent: Ledger,
+        brought: Brought,
     ) -> None:
         self._spec, self._data, self._learner, self._spent = spec, data, learner, spent
-        self._fold, self._sending = fold, sending
+        self._fold, self._sending, self._brought = fold, sending, brought
         self.steps_taken = 0
         """Inner steps of this node, in all rounds."""
 
@@ -71,6 +73,8 @@ class Rounds:
     def _begin(self, ask: w.Train) -> Overlap:
         """Bring the local weights to where the round begins, in a module that trains what is asked for."""
         self._learner.own(ask.experts)
+        if ask.round == 0:
+            self._brought.give(self._learner, self._sending)
         weights = self._learner.weights
         due = ask.after if not self._fold.holds(ask.after) else -1
         if carries(self._spec):

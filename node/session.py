@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.allowance import Allowance
+from atoll.node.brought import Brought
 from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.checkpoint.generations import Unfinished
@@ -96,7 +97,8 @@ class Session:
         self._slices = self._slice_work()
         self._fold = Fold(theta, self._arena, self._update, covers, number, after)
         self._sending = Sending(spec, self._home / "spool", threads)
-        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent)
+        brought = Brought(spec, start.moments)
+        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, brought)
         self._is_training = False
         self._keeping = Keeping(saved)
         self._restore()

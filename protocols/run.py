@@ -35,16 +35,18 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Blob id of the tokenizer `file`, which travels with the run; empty for the others."""
 
 
-class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Θ₀ is given, not drawn from the seed: a snapshot file of round −1, which travels with the run."""
 
     weights: bytes
     """Blob id of that file. Its size follows from the model."""
     state: bytes
     """State digest of Θ₀."""
+    moments: bytes = b""
+    """Blob id of a checkpoint's moments file (node/checkpoint/shards.py); empty: all moments start at zero."""
 
 
-class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """AdamW between two outer steps."""
 
     lr: float
@@ -61,6 +63,8 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Gradient norm bound."""
     batch: int
     """Sequences of one inner step of one member."""
+    first_step: int = 0
+    """Where in the learning rate's schedule round 0 begins: not at 0 where a run goes on from a checkpoint."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -145,7 +149,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     @property
     def given(self) -> tuple[Digest, ...]:
         """Blobs that travel with the run."""
-        found = (self.start.weights if self.start else b"", self.data.tokenizer_blob)
+        start = (self.start.weights, self.start.moments) if self.start else ()
+        found = (*start, self.data.tokenizer_blob)
         return tuple(Digest(blob) for blob in found if blob)
 
     @property
@@ -266,6 +271,8 @@ def _check_given(spec: RunSpec) -> None:
         raise ConfigError("data.tokenizer_blob must have 32 bytes with the tokenizer `file`, none with others")
     if spec.start and not len(spec.start.weights) == len(spec.start.state) == DIGEST_BYTES:
         raise ConfigError("start.weights and start.state must have 32 bytes")
+    if spec.start and len(spec.start.moments) not in (0, DIGEST_BYTES):
+        raise ConfigError("start.moments must have 0 or 32 bytes")
 
 
 def _check_inner(inner: InnerSpec) -> None:
@@ -279,6 +286,7 @@ def _check_inner(inner: InnerSpec) -> None:
     _within("inner.weight_decay", inner.weight_decay, 0, 1)
     _within("inner.clip", inner.clip, 1e-6, 1e6)
     _within("inner.batch", inner.batch, 1, 1 << 20)
+    _within("inner.first_step", inner.first_step, 0, 1 << 31)
 
 
 def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:

@@ -7,6 +7,7 @@ from atoll.protocols.run import InnerSpec
 
 def learning_rate(inner: InnerSpec, step: int) -> float:
     """Rate of global inner step `step`, from 0. After `total_steps` it stays at `lr · lr_min`."""
+    step += inner.first_step
     if step < inner.warmup_steps:
         return inner.lr * (step + 1) / inner.warmup_steps
     falling = max(1, inner.total_steps - inner.warmup_steps)

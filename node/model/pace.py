@@ -1,11 +1,9 @@
-"""What training only some of the experts saves: time of a step and bytes of a node, beside training them all.
+"""What training only some of the experts saves of a step's time, beside training them all.
 
 A frozen expert costs two of the three products of a trained one (forward, gradient of the input, gradient of the
-weight): with the share s of the experts trained, (2 + s) / 3. A trained parameter costs 16 bytes (weight, gradient
-and two moments in float32), a frozen one as many as it is stored in.
+weight): with the share s of the experts trained, (2 + s) / 3.
 """
 
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +17,6 @@ from atoll.node.model.moe import Mixture
 from atoll.node.model.named import write_atoms
 from atoll.protocols.model import ExpertsSpec, ModelSpec
 
-TRAINED_BYTES = 16
-FROZEN = (torch.float32, torch.bfloat16, torch.int8)
-
 
 @dataclass
 class Paces:
@@ -30,8 +25,6 @@ class Paces:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     """`layer: all`, `layer: some`: CPU time of forward and backward of one layer's mixture; `step: …`: of the
     whole model."""
-    bytes_held: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By the frozen experts' dtype: bytes of all tensors after a step of AdamW, and the arithmetic."""
 
     def take(self, name: str, work: Callable[[], object]) -> None:
         """Measure once: time of this thread's own, which neighbours on the machine disturb little."""
@@ -45,16 +38,8 @@ def expected_ratio(owned: int, experts: int) -> float:
     return (2 + owned / experts) / 3
 
 
-def arithmetic_bytes(model: ModelSpec, owned: frozenset[int], dtype: torch.dtype) -> int:
-    """16·T + b·F."""
-    assert model.experts is not None
-    one = 3 * model.dim * model.experts.ffn * model.layers
-    frozen = (model.experts.count - len(owned)) * one
-    return TRAINED_BYTES * (model.parameters - frozen) + dtype.itemsize * frozen
-
-
 def measure(model: ModelSpec, owned: frozenset[int], sequences: int, turns: int) -> Paces:
-    """Time with one thread, in turns; the first turn warms up and is left out. Bytes for every frozen dtype."""
+    """Time with one thread, in turns; the first turn warms up and is left out."""
     assert model.experts is not None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -64,27 +49,9 @@ def measure(model: ModelSpec, owned: frozenset[int], sequences: int, turns: int)
         for turn in range(turns + 1):
             for name, run in work.items() if turn % 2 else reversed(work.items()):
                 (paces if turn else warm).take(name, run)
-        work.clear()
-        for dtype in FROZEN:
-            held = bytes_of_a_node(model, owned, dtype)
-            paces.bytes_held[str(dtype).removeprefix("torch.")] = held, arithmetic_bytes(model, owned, dtype)
         return paces
     finally:
         torch.set_num_threads(threads)
-
-
-def bytes_of_a_node(model: ModelSpec, owned: frozenset[int], dtype: torch.dtype) -> int:
-    """Bytes of every tensor that is alive after a step of AdamW and was not before, gradients included."""
-    gc.collect()
-    before = _storages()
-    decoder = Decoder(model, owned, dtype)
-    write_atoms(decoder, _values(model))
-    adam = torch.optim.AdamW(decoder.parameters(), lr=1e-3, fused=True)
-    loss_of(decoder, _windows(model, 1)).backward()  # type: ignore[no-untyped-call]
-    adam.step()
-    gc.collect()
-    after = _storages()
-    return sum(size for place, size in after.items() if place not in before)
 
 
 def _works(
@@ -129,14 +96,3 @@ def _values(model: ModelSpec) -> list[tuple[str, Tensor]]:
 def _windows(model: ModelSpec, sequences: int) -> Tensor:
     shape = (sequences, model.context + 1)
     return torch.randint(0, model.vocab, shape, generator=torch.Generator().manual_seed(2))
-
-
-def _storages() -> dict[int, int]:
-    """Address -> bytes of what every tensor known to Python, or its gradient, lies in."""
-    found: dict[int, int] = {}
-    for thing in gc.get_objects():
-        if type(thing) in (Tensor, torch.nn.Parameter):
-            for tensor in (thing, thing.grad if thing.is_leaf else None):
-                if tensor is not None:
-                    found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return found

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cli.benches import calls, connections
+from atoll.cli.benches import calls, connections, experts_loss
 from atoll.cli.benches.blobs_node import LyingStore
 from atoll.cli.benches.calls_bare import take_messages, varint
 from atoll.cli.benches.child import started
@@ -216,3 +216,27 @@ def test_quick_topology(atoll, tmp_path):
     assert rows["R = 8, a reducer dies: slices folded raw"]["value"] == 1
     assert rows["R = 8, a reducer lies: members with a checked proof"]["bar"] == ">= 1"
     assert rows["R = 8, a reducer lies: digests, any round"]["value"] == 1
+
+
+def test_quick_experts(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "experts")
+    held = {m: r["value"] for m, r in rows.items() if m.endswith("distance from 16·T + b·F")}
+    assert len(held) == 4
+    assert all(0 <= value < 0.1 for value in held.values())
+    assert 0.3 < rows["upload of a round, largest share / all"]["value"] < 0.5
+    assert rows["the same over (S + E·P/N) / (S + E·P)"]["bar"] == "<= 1.05"
+    assert rows["digests after the round"]["value"] == 1
+    assert [rows[f"resume 4 -> {count}: values that differ"]["value"] for count in (1, 2, 3, 8)] == [0] * 4
+    assert rows["export: largest difference of a logit in transformers"]["value"] < 1e-4
+    assert rows["time of a mixture's forward and backward, share / all"]["bar"] == "<= 0.85"
+    assert not any(metric.startswith("loss") for metric in rows), "that takes hours and must be asked for"
+
+
+def test_the_loss_of_a_swarm_that_did_not_evaluate_is_not_reached():
+    checks = [{"name": "one digest", "ok": False, "seen": "two"}, {"name": "learns", "ok": True, "seen": "yes"}]
+    reports = {"whole": {"val_bpb": 2.0, "checks": checks}, "shared": {"val_bpb": 2.05, "checks": []}}
+    made = experts_loss.rows_of(reports)
+    assert made[0].note == "one digest: two"
+    assert (made[-1].value, made[-1].passed) == (1.025, False)
+    made = experts_loss.rows_of({**reports, "shared": {"val_bpb": None, "checks": []}})
+    assert not all_reached(made)

@@ -7,6 +7,7 @@ from atoll.node.presets import preset
 from atoll.node.preview import MEMBERS, ROUND_FLOOR_S, Machine, preview_of, round_bytes, this_machine
 from atoll.protocols.coverage import largest_payload
 from atoll.protocols.ids import peer_id_of
+from atoll.protocols.run import StartSpec
 
 OWNER = peer_id_of(bytes(range(32)))
 CPU = Machine("cpu", 2, 1 << 33, 1 << 40, None)
@@ -93,3 +94,15 @@ def test_a_gpu_that_tells(tmp_path, monkeypatch, says, free):
     tool.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     assert this_machine(tmp_path, "cuda:1", 1).gpu_free_bytes == free
+
+
+def test_moments_of_a_checkpoint_are_fetched_and_kept_for_a_while():
+    spec = preset("tiny", OWNER, 1)
+    given = msgspec.structs.replace(spec, start=StartSpec(weights=bytes(32), state=bytes(32)))
+    with_moments = msgspec.structs.replace(
+        spec, start=StartSpec(weights=bytes(32), state=bytes(32), moments=bytes(32))
+    )
+    before, after = preview_of(given, CPU), preview_of(with_moments, CPU)
+    assert (
+        after.join_bytes - before.join_bytes == after.disk_bytes - before.disk_bytes == 12 * spec.model.parameters
+    )

@@ -61,6 +61,8 @@ def test_the_rate_rises_falls_and_stays():
 
 
 def test_the_rate_without_warm_up_starts_at_the_peak():
+    later = inner_spec(warmup_steps=10, total_steps=90, first_step=30)
+    assert learning_rate(later, 5) == learning_rate(inner_spec(warmup_steps=10, total_steps=90), 35)
     assert learning_rate(inner_spec(warmup_steps=0), 0) == 1e-2
     assert learning_rate(inner_spec(warmup_steps=10, total_steps=5), 50) == pytest.approx(1e-3)
 

@@ -101,6 +101,26 @@ def test_who_comes_late_starts_from_a_snapshot_and_nobody_keeps_the_file(world):
     run_virtual(story())
 
 
+def test_moments_of_a_checkpoint_are_kept_by_the_owner_and_by_others_until_they_are_old(world):
+    async def story() -> None:
+        async with world(20, 2) as w:
+            given(w)
+            data = b"moments" * 200_000
+            moments = manifest_of_bytes(data).id
+            w.spec = replace(w.spec, start=replace(w.spec.start, moments=moments))
+            for number in range(2):
+                (w.root / f"n{number}").mkdir(exist_ok=True)
+                BlobStore(w.root / f"n{number}" / "blobs").add_bytes(data)
+            first, second = w.start(0), w.start(1)
+            await w.until(lambda: second.worker.final >= 1)
+            assert holds(second, moments), "it is larger than a payload, and still no old snapshot"
+            await w.until(lambda: second.worker.final >= 16)
+            assert not holds(second, moments)
+            assert holds(first, moments)
+
+    run_virtual(story())
+
+
 def test_a_restart_needs_the_file_no_more(world):
     async def story() -> None:
         async with world(4, 1) as w:

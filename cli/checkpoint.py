@@ -1,0 +1,67 @@
+"""`checkpoint`: a run's whole state in files, from which any number of nodes goes on."""
+
+from pathlib import Path
+
+import click
+
+from atoll.cli.options import home_option, json_option
+from atoll.cli.run_files import find_run
+from atoll.cli.show import print_json
+from atoll.node.checkpoint.universal import Manifest
+from atoll.node.checkpointing import Checkpoint, join, opened
+from atoll.node.home import Home
+from atoll.node.shard_saving import save_shard
+from atoll.p2p.key_file import load_or_create
+from atoll.protocols.errors import ConfigError
+
+_FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+
+
+@click.group()
+def checkpoint() -> None:
+    """Save a run's weights, moments and error feedback; go on with `run new --from-checkpoint`."""
+
+
+@checkpoint.command()
+@_FOLDER
+@home_option
+@json_option
+@click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
+def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
+    """Write what this node trains into DIR. Every node does so, when all have the same final round."""
+    found = find_run(home, wanted)
+    if not home.identity.exists():
+        raise ConfigError("this home has no identity yet", hint="start the node once")
+    shard = save_shard(found.data, home.run(found.spec.id), load_or_create(home.identity).peer_id, folder)
+    if as_json:
+        print_json({"path": str(folder / shard.file), "shard": shard})
+        return
+    experts = f", experts {', '.join(map(str, sorted(shard.experts)))}" if shard.experts else ""
+    click.echo(f"{folder / shard.file}: round {shard.round}, state {shard.state[:16]}{experts}")
+
+
+@checkpoint.command("join")
+@_FOLDER
+@json_option
+def join_shards(folder: Path, as_json: bool) -> None:
+    """Check the shards of all nodes in DIR, and write the manifest that makes them a checkpoint."""
+    _print(join(folder), as_json)
+
+
+@checkpoint.command()
+@_FOLDER
+@json_option
+def show(folder: Path, as_json: bool) -> None:
+    """Verify a joined checkpoint and say what it holds."""
+    _print(opened(folder), as_json)
+
+
+def _print(found: Checkpoint, as_json: bool) -> None:
+    manifest: Manifest = found.manifest
+    if as_json:
+        print_json({"path": str(found.folder), "name": found.spec.name, "manifest": manifest})
+        return
+    click.echo(
+        f"{found.folder}: {found.spec.name}, round {manifest.round}, state {manifest.state[:16]}, "
+        f"{found.spec.model.parameters:,} parameters of {len(manifest.shards)} nodes"
+    )

@@ -1,0 +1,62 @@
+"""What the first round of a run takes from a checkpoint beside the weights: Adam's moments, and what was unsaid.
+
+It is for round 0 alone, and for what this node trains in it: later the moments would be old, and what was unsaid
+has been said by those who were there. Nothing depends on it, so a file that cannot be used is a line in the log.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from atoll.node.checkpoint.atoms import write_atom
+from atoll.node.checkpoint.shards import ERROR, MOMENTS, MOMENTS_NOTE, STEP, is_optimised, moment_specs
+from atoll.node.checkpoint.tensorfile import TensorFile
+from atoll.node.checkpointing import is_sound
+from atoll.node.learner import Learner
+from atoll.node.sending import Sending
+from atoll.protocols.arena import arena_of
+from atoll.protocols.errors import DecodeError, DiskFault
+from atoll.protocols.run import RunSpec
+
+
+class Brought:
+    """The moments file of a run, if it has one and it is here."""
+
+    def __init__(self, spec: RunSpec, path: str) -> None:
+        self._spec, self._path = spec, Path(path) if path else None
+
+    def give(self, learner: Learner, sending: Sending) -> None:
+        """Round 0 begins with what `learner` trains: give it what it has not moved yet."""
+        known = learner.inner.state()
+        trained = learner.weights.trained()
+        wanted = dict.fromkeys(atom for atom in trained if not _steps(known, atom))
+        if self._path is None or not self._path.exists() or not wanted:
+            return
+        try:
+            found = self._read(self._path, list(wanted))
+        except (DecodeError, DiskFault) as error:
+            print(f"the checkpoint's moments are not used: {error.line()}", flush=True)  # noqa: T201 - worker's log
+            self._path = None
+            return
+        learner.inner.load(known | {name: value for name, value in found.items() if not name.startswith(ERROR)})
+        for place in arena_of(self._spec.model).placements:
+            if place.name in wanted:
+                write_atom(sending.residual_C4096, place, found[f"{ERROR}/{place.name}"])
+
+    def _read(self, path: Path, atoms: list[str]) -> dict[str, Tensor]:
+        file = TensorFile(path, moment_specs(self._spec.model), MOMENTS_NOTE)
+        found: dict[str, Tensor] = {}
+        for atom in atoms:
+            for kind in (ERROR, *((STEP, *MOMENTS) if is_optimised(atom) else ())):
+                name = f"{kind}/{atom}"
+                found[name] = file.read(name)
+                if not is_sound(name, found[name]):
+                    raise DecodeError(f"{name} is not finite, or out of range")
+        return found
+
+
+def _steps(state: Mapping[str, Tensor], atom: str) -> int:
+    """Adam's steps with an atom."""
+    found = state.get(f"{STEP}/{atom}")
+    return 0 if found is None else int(found)

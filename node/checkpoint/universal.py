@@ -1,0 +1,169 @@
+"""The words of a universal checkpoint, and its rules. A folder:
+
+    run                       the signed run
+    tokenizer.json            where the run has one of its own
+    PEER.safetensors          what a member trains (shards.py)
+    PEER.json                 what that file is: its hash, its run, round and state; written after it
+    manifest.json             all of them, and from whom each part is taken; written last
+
+Whoever trains an atom writes it; the manifest is there when every atom is, and all are of one run, round and
+state. Of what several train (all that is no expert's; experts with several holders) the moments are taken from the
+member that took most steps with it, and of these from the one with the highest BLAKE3(run, part, peer).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from atoll.protocols.errors import ConfigError, DecodeError
+from atoll.protocols.ids import DIGEST_BYTES, PeerId, digest, public_key_of
+
+VERSION = 1
+SHARED = "shared"
+"""The part that is no expert's. Other parts are experts, by their number."""
+JSON_MAX_BYTES = 16 << 20
+_MAX_COUNT = 1 << 53
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One member's file."""
+
+    version: int
+    run: str
+    round: int
+    """Of Θ_final; −1: the start."""
+    state: str
+    """State digest of Θ_final."""
+    peer: PeerId
+    steps: dict[str, int]
+    """Part -> steps that its moments saw here. What is not named is not trained here."""
+    left: tuple[int, ...]
+    """Experts that are not trained here any more, of which something was not said yet; rising."""
+    bytes: int
+    blake3: str
+
+    @property
+    def file(self) -> str:
+        """Name of the tensors' file."""
+        return f"{self.peer}.safetensors"
+
+    @property
+    def note(self) -> str:
+        """What the tensors' file says of itself."""
+        return f"shard/{self.version} run={self.run} round={self.round} state={self.state} peer={self.peer}"
+
+    @property
+    def experts(self) -> frozenset[int]:
+        """Those that are trained here."""
+        return frozenset(int(part) for part in self.steps if part != SHARED)
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole checkpoint."""
+
+    version: int
+    run: str
+    round: int
+    state: str
+    shards: tuple[Shard, ...]
+    """By peer."""
+    holders: dict[str, PeerId]
+    """Part -> the member whose moments count."""
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
+def to_json(words: Shard | Manifest) -> bytes:
+    """The one form of these words."""
+    return json.dumps(msgspec.to_builtins(words), sort_keys=True, indent=1).encode() + b"\n"
+
+
+def from_json(data: bytes, kind: type[S]) -> S:
+    """Raises DecodeError for what `to_json` does not write, naming the version where it is another."""
+    try:
+        if len(data) > JSON_MAX_BYTES:
+            raise DecodeError("it is too large")
+        if (found := msgspec.json.decode(data, type=_Versioned).version) != VERSION:
+            raise DecodeError(f"version {found}; this program reads {VERSION}")
+        words = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise DecodeError(str(error)) from error
+    for shard in (words,) if isinstance(words, Shard) else getattr(words, "shards", ()):
+        _check(shard)
+    return words
+
+
+def joined(shards: Iterable[Shard], experts: int) -> Manifest:
+    """The manifest of these shards of a model with so many experts. Pure. Raises ConfigError."""
+    found = sorted(shards, key=lambda shard: shard.peer)
+    if not found:
+        raise ConfigError("there are no shards in it", hint="run `atoll checkpoint save DIR` on every node")
+    _check_same(found)
+    parts = [SHARED, *map(str, range(experts))]
+    holders = {part: _holder(found, part) for part in parts}
+    missing = [part for part, peer in holders.items() if peer is None]
+    if missing:
+        raise ConfigError(
+            f"nobody's shard has {'expert' if missing != [SHARED] else 'part'} {', '.join(missing)}",
+            hint="add the shards of the nodes that train it",
+        )
+    extra = [part for shard in found for part in shard.steps if part not in parts]
+    if extra or any(expert >= experts for shard in found for expert in shard.left):
+        raise ConfigError(f"a shard has an expert that a model with {experts} does not have")
+    chosen = {part: peer for part, peer in holders.items() if peer is not None}
+    one = found[0]
+    return Manifest(
+        version=VERSION, run=one.run, round=one.round, state=one.state, shards=tuple(found), holders=chosen
+    )
+
+
+def _check_same(shards: Sequence[Shard]) -> None:
+    one = shards[0]
+    for other in shards[1:]:
+        if other.peer == one.peer:
+            raise ConfigError(f"two shards are of {one.peer}")
+        for what in ("run", "round", "state"):
+            mine, theirs = getattr(one, what), getattr(other, what)
+            if mine != theirs:
+                raise ConfigError(
+                    f"the shards are not of one {what}: …{one.peer[-8:]} {str(mine)[:16]}, "
+                    f"…{other.peer[-8:]} {str(theirs)[:16]}",
+                    hint="save all of them when all nodes have the same final round",
+                )
+
+
+def _holder(shards: Sequence[Shard], part: str) -> PeerId | None:
+    able = [shard for shard in shards if part in shard.steps]
+    return max(able, key=lambda shard: (shard.steps[part], _score(shard, part))).peer if able else None
+
+
+def _score(shard: Shard, part: str) -> bytes:
+    return digest(b"atoll checkpoint\0", shard.run.encode(), part.encode(), b"\0", shard.peer.encode())
+
+
+def _check(shard: Shard) -> None:
+    """Raise DecodeError for values that no node writes. The peer's name becomes a file name."""
+    public_key_of(shard.peer)
+    if not all(map(_is_digest, (shard.run, shard.state, shard.blake3))):
+        raise DecodeError("a digest has 64 lower-case hexadecimal digits")
+    _check_parts(shard.steps)
+    if list(shard.left) != sorted(set(shard.left)) or any(expert < 0 for expert in shard.left):
+        raise DecodeError("`left` must rise")
+    if shard.round < -1 or not all(0 <= n < _MAX_COUNT for n in (shard.bytes, *shard.steps.values())):
+        raise DecodeError("a count is outside its range")
+
+
+def _check_parts(steps: Mapping[str, int]) -> None:
+    for part in steps:
+        if part != SHARED and not (part.isascii() and part.isdigit() and str(int(part[:9])) == part):
+            raise DecodeError(f"{part[:20]!r} is no part of a model")
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 2 * DIGEST_BYTES and not text.strip("0123456789abcdef")

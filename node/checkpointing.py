@@ -1,0 +1,207 @@
+"""Universal checkpoints of a run: written by its members, joined, and read again (node/checkpoint/universal.py).
+
+A member's file is made of what its worker saved; no node needs to run. Nothing in a folder is believed: sizes
+follow from the run, every file has the hash that its words name, and the weights have the state digest of their
+round.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from atoll.node.checkpoint import shards as sh
+from atoll.node.checkpoint.atoms import write_atom
+from atoll.node.checkpoint.disk import Piece, disk, map_file, write_file
+from atoll.node.checkpoint.safefile import Spec
+from atoll.node.checkpoint.tensorfile import TensorFile, file_pieces
+from atoll.node.checkpoint.universal import SHARED, Manifest, Shard, from_json, joined, to_json
+from atoll.node.local_weights import all_finite
+from atoll.node.outer.fixed import state_digest
+from atoll.p2p.files import read_whole
+from atoll.protocols.arena import CHUNK, Arena, Placement, arena_of
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, PeerFault
+from atoll.protocols.model import expert_of
+from atoll.protocols.run import RunSpec, open_run
+
+RUN, MANIFEST, TOKENIZER = "run", "manifest.json", "tokenizer.json"
+MAX_STEP = 1 << 24
+"""Adam counts in float32, which is exact up to here."""
+
+
+def part_of(name: str) -> str:
+    """The part of a checkpoint that an atom belongs to."""
+    expert = expert_of(name)
+    return SHARED if expert is None else str(expert)
+
+
+def experts_of(spec: RunSpec) -> int:
+    """Experts of a run's model; 0: none."""
+    return 0 if spec.model.experts is None else spec.model.experts.count
+
+
+@dataclass
+class Checkpoint:
+    """A folder whose shards are of one run, round and state, and hold every atom. Files are read when asked."""
+
+    folder: Path
+    spec: RunSpec
+    manifest: Manifest
+    _files: dict[str, TensorFile] = field(default_factory=dict)
+
+    @property
+    def arena(self) -> Arena:
+        """Of the run's model."""
+        return arena_of(self.spec.model)
+
+    def theta(self) -> Tensor:
+        """Θ_final, int32 `[C, 4096]`. Raises ConfigError where shards differ or the digest is another."""
+        theta_C4096 = torch.zeros((self.arena.chunks, CHUNK), dtype=torch.int32)
+        for place in self.arena.placements:
+            write_atom(theta_C4096, place, self._weight(place))
+        if state_digest(theta_C4096).hex() != self.manifest.state:
+            raise ConfigError(f"{self.folder}: the weights do not have the digest that the shards name")
+        return theta_C4096
+
+    def kept(self, name: str) -> Tensor:
+        """A tensor of the moments file, `KIND/ATOM`: Adam's state from the atom's holder; of errors the mean.
+
+        Raises ConfigError for values that no optimiser has.
+        """
+        kind, _, atom = name.partition("/")
+        if kind == sh.ERROR:
+            return self._mean_error(name, part_of(atom))
+        peer = self.manifest.holders[part_of(atom)]
+        value = self._file(peer).read(name)
+        if not is_sound(name, value):
+            raise ConfigError(f"{self.folder}: {name} of …{peer[-8:]} is not finite, or out of range")
+        return value
+
+    def moments(self) -> Iterator[Piece]:
+        """The bytes of the moments file."""
+        return file_pieces(sh.moment_specs(self.spec.model), sh.MOMENTS_NOTE, self.kept)
+
+    def _weight(self, place: Placement) -> Tensor:
+        part, name = part_of(place.name), f"{sh.WEIGHT}/{place.name}"
+        value = self._file(self.manifest.holders[part]).read(name)
+        for shard in self.manifest.shards:
+            if part in shard.steps and not torch.equal(self._file(shard.peer).read(name), value):
+                raise ConfigError(f"{self.folder}: two shards have other weights for {place.name}")
+        return value
+
+    def _mean_error(self, name: str, part: str) -> Tensor:
+        """What all members have not said yet, over the number of those who train it.
+
+        An update is a mean over its senders: if each of any number of members goes on with this mean, together
+        they say what these members together had to say.
+        """
+        total = torch.zeros(())
+        for shard in self.manifest.shards:
+            if name in self._file(shard.peer).names:
+                total = total + self._file(shard.peer).read(name).double()
+        mean = (total / sum(part in shard.steps for shard in self.manifest.shards)).float()
+        if not all_finite(mean):
+            raise ConfigError(f"{self.folder}: {name} holds NaN or infinity")
+        return mean
+
+    def _file(self, peer: str) -> TensorFile:
+        if peer not in self._files:
+            shard = next(shard for shard in self.manifest.shards if shard.peer == peer)
+            self._files[peer] = TensorFile(self.folder / shard.file, shard_specs(self.spec, shard), shard.note)
+        return self._files[peer]
+
+
+def join(folder: Path) -> Checkpoint:
+    """Check the shards in a folder and write its manifest, last. Raises ConfigError, DiskFault."""
+    if (folder / MANIFEST).exists():
+        raise ConfigError(f"{folder} is joined already", hint="a checkpoint is not changed any more")
+    spec = _run(folder)
+    manifest = joined(_shards(folder), experts_of(spec))
+    found = _verified(Checkpoint(folder, spec, manifest))
+    write_file(folder / MANIFEST, [to_json(manifest)])
+    return found
+
+
+def opened(folder: Path) -> Checkpoint:
+    """A joined checkpoint, verified. Raises ConfigError, DiskFault."""
+    data = read_whole(folder / MANIFEST, max_bytes=MESSAGE_MAX_BYTES)
+    if data is None:
+        raise ConfigError(f"{folder} has no {MANIFEST}", hint="join its shards first: atoll checkpoint join DIR")
+    spec = _run(folder)
+    try:
+        manifest = from_json(data, Manifest)
+    except DecodeError as error:
+        raise ConfigError(f"{folder / MANIFEST}: {error}") from error
+    if joined(manifest.shards, experts_of(spec)) != manifest:
+        raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
+    return _verified(Checkpoint(folder, spec, manifest))
+
+
+def is_sound(name: str, value: Tensor) -> bool:
+    """Whether Adam could have made this tensor, `KIND/ATOM`."""
+    kind = name.partition("/")[0]
+    if kind == sh.STEP:
+        return bool(((value >= 0) & (value <= MAX_STEP) & (value == value.round())).all())
+    return all_finite(value) and (kind != "exp_avg_sq" or not bool((value < 0).any()))
+
+
+def shard_specs(spec: RunSpec, shard: Shard) -> dict[str, Spec]:
+    """Tensors of a shard's file."""
+    return sh.shard_specs(spec.model, shard.experts, shard.left)
+
+
+def _verified(checkpoint: Checkpoint) -> Checkpoint:
+    """Every file has its hash, its header and the step counts that its words name, and Θ its digest."""
+    if checkpoint.manifest.run != checkpoint.spec.id.hex():
+        raise ConfigError(f"{checkpoint.folder}: the shards are of another run than the file `{RUN}`")
+    for shard in checkpoint.manifest.shards:
+        _check_file(checkpoint.folder / shard.file, shard)
+        try:
+            file = checkpoint._file(shard.peer)
+        except DecodeError as error:
+            raise ConfigError(f"{checkpoint.folder}: {error}") from error
+        for name in file.names:
+            kind, _, atom = name.partition("/")
+            if kind == sh.STEP and float(file.read(name)) != shard.steps[part_of(atom)]:
+                raise ConfigError(f"{checkpoint.folder / shard.file}: {name} is not the count that its words name")
+    checkpoint.theta()
+    return checkpoint
+
+
+def _check_file(path: Path, shard: Shard) -> None:
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing", hint="copy the shard whole, both of its files")
+    with disk(path):
+        data = map_file(path)
+    if len(data) != shard.bytes or blake3(data).hexdigest() != shard.blake3:
+        raise ConfigError(f"{path} does not have the hash that its words name", hint="copy it again, whole")
+
+
+def _shards(folder: Path) -> list[Shard]:
+    with disk(folder):
+        paths = sorted(path for path in folder.glob("*.json") if path.name not in (MANIFEST, TOKENIZER))
+    found = []
+    for path in paths:
+        data = read_whole(path, max_bytes=MESSAGE_MAX_BYTES)
+        try:
+            shard = from_json(data or b"", Shard)
+        except DecodeError as error:
+            raise ConfigError(f"{path} is not the words of a shard: {error}") from error
+        if path.stem != shard.peer:
+            raise ConfigError(f"{path} is of …{shard.peer[-8:]}: somebody renamed it")
+        found.append(shard)
+    return found
+
+
+def _run(folder: Path) -> RunSpec:
+    try:
+        data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES)
+        if data is None:
+            raise ConfigError(f"{folder} is no checkpoint: it has no file `{RUN}`")
+        return open_run(data)
+    except (PeerFault, CorruptFault) as error:
+        raise ConfigError(f"{folder / RUN} is not a run that this program knows: {error}") from error

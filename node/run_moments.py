@@ -1,0 +1,43 @@
+"""Brings the moments file that a run may begin with, before the worker begins. Nothing depends on it."""
+
+import asyncio
+from collections.abc import Callable
+
+from atoll.node.needs import Network, moments_max_bytes
+from atoll.protocols.errors import DiskFault, PeerFault, Unreachable
+from atoll.protocols.ids import Digest
+from atoll.protocols.records import Contribution
+from atoll.protocols.run import RunSpec
+
+ATTEMPT_S = 3600.0
+RETRY_S = 5.0
+PATIENCE_S = 600.0
+"""After so long without anybody who has it, a node begins with fresh moments."""
+
+
+async def bring_moments(spec: RunSpec, net: Network, say: Callable[[str], None]) -> None:
+    """Return when the file is in the store, or round 0 is over, or it was waited for long enough.
+
+    `say` hears why it is waited for, and "" when that is over.
+    """
+    blob = Digest(spec.start.moments) if spec.start else Digest(b"")
+    waited_s = 0.0
+    while blob and not net.has_blob(blob) and not _has_begun(net) and waited_s < PATIENCE_S:
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                holders = dict.fromkeys((spec.owner, *net.neighbours()))
+                await net.fetch_blob(blob, list(holders), moments_max_bytes(spec))
+        except (DiskFault, PeerFault, Unreachable, TimeoutError) as error:
+            reason = error.line() if isinstance(error, DiskFault) else "nobody reachable has them yet"
+            say(f"waiting for the moments of the run's checkpoint: {reason}")
+            await asyncio.sleep(RETRY_S)
+            waited_s += RETRY_S
+    if waited_s:
+        say("")
+
+
+def _has_begun(net: Network) -> bool:
+    """Whether others, or this node before it was started again, are past the round that needs it."""
+    if any(lease.round > 0 for lease, _ in net.leases().values()):
+        return True
+    return any(isinstance(entry.body, Contribution) for entry in net.entries())

@@ -1,0 +1,76 @@
+"""`atoll checkpoint` and `run new --from-checkpoint`: what a user sees, and that failures are one line."""
+
+import json
+
+import pytest
+
+from atoll.cli.benches.experts_members import identity_of, seed_of
+from atoll.p2p.files import write_whole
+from atoll.protocols.run import open_run
+from tests.node.test_checkpointing import RUN, SIGNED, saved, trained
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("two") / "homes", count=2, rounds=1)
+
+
+@pytest.fixture
+def home(tmp_path, two):
+    """The home of member 0."""
+    root = tmp_path / "home"
+    (root / "runs").mkdir(parents=True)
+    write_whole(root / "identity.key", seed_of(0))
+    write_whole(root / "runs/session.run", SIGNED)
+    (root / "runs" / RUN.id.hex()).symlink_to(two.home(0))
+    return root
+
+
+def test_save_join_show_and_go_on(atoll, home, two, tmp_path):
+    to = str(tmp_path / "saved")
+    done = atoll("checkpoint", "save", to)
+    assert done.code == 0, done.err
+    assert "round 0" in done.out
+    refused = atoll("checkpoint", "join", to)
+    assert (refused.code, refused.err.count("\n")) == (78, 1)
+    assert "nobody's shard has expert" in refused.err
+    (tmp_path / "saved" / f"{identity_of(0).peer_id}.json").unlink()
+    (tmp_path / "saved" / f"{identity_of(0).peer_id}.safetensors").unlink()
+    saved(two, tmp_path / "saved")
+    assert "of 2 nodes" in atoll("checkpoint", "join", to).out
+    shown = json.loads(atoll("checkpoint", "show", to, "--json").out)
+    assert shown["manifest"]["run"] == RUN.id.hex()
+    made = atoll("run", "new", "on", "--from-checkpoint", to, "--set", "outer.holders=2", "--json")
+    assert made.code == 0, made.err
+    spec = open_run((home / "runs/on.run").read_bytes())
+    assert spec.start.state.hex() == shown["manifest"]["state"]
+    assert (spec.outer.holders, spec.data, spec.outer.rounds) == (2, spec.data, RUN.outer.rounds - 1)
+    blobs = {path.name for path in (home / "runs" / spec.id.hex() / "blobs").glob("*.blob")}
+    assert blobs == {f"{blob.hex()}.blob" for blob in spec.given}
+    assert f"moments {spec.start.moments.hex()[:16]}" in atoll("run", "show", "on").out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("checkpoint", "save", "{}", "--run", "nowhere"), "no run is called"),
+        (("checkpoint", "join", "{}/none"), "is no checkpoint"),
+        (("checkpoint", "show", "{}/none"), "no manifest"),
+        (("run", "new", "on", "--from-checkpoint", "{}/none"), "no manifest"),
+        (("run", "new", "on", "--from-checkpoint", "{}", "--preset", "tiny"), "brings model and recipe"),
+        (("run", "new", "on", "--from-checkpoint", "{}", "--upcycle", "experts=4,per_token=2"), "brings model"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(atoll, home, tmp_path, args, said):
+    ran = atoll(*(arg.replace("{}", str(tmp_path)) for arg in args))
+    assert ran.code == 78
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+    assert {path.name for path in (home / "runs").iterdir()} == {"session.run", RUN.id.hex()}
+
+
+def test_a_home_that_never_was_a_node_has_nothing_to_save(atoll, home, tmp_path):
+    (home / "identity.key").unlink()
+    ran = atoll("checkpoint", "save", str(tmp_path / "to"))
+    assert (ran.code, ran.err.count("\n")) == (78, 1)
+    assert not (tmp_path / "to").exists()

@@ -1,0 +1,67 @@
+"""A run of real nodes is saved, and goes on with another number of them: weights and moments come along."""
+
+import json
+import shutil
+
+import pytest
+
+from atoll.node.checkpoint.local import load_local
+from atoll.protocols.run import open_run
+from tests.e2e.test_given_start import one_digest
+
+MIXTURE = (
+    *("--preset", "moe-smoke", "--data", "synthetic:markov"),
+    *("--set", "outer.holders=1", "--set", "pace.lease_s=30"),
+)
+
+
+def paused(until, *nodes):
+    """All at rest at one final round."""
+    for node in nodes:
+        assert node.atoll("pause").code == 0
+
+    def at_rest():
+        found = [status for node in nodes if (status := node.status())]
+        finals = {status["final"] for status in found}
+        is_paused = {status["activity"] for status in found} == {"paused"}
+        return is_paused and len(found) == len(nodes) and finals == {max(s["round"] for s in found) - 1}
+
+    until("they rest at one round", at_rest)
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(400)
+def test_two_nodes_save_and_three_go_on(nodes, until, tmp_path):
+    owner, member = nodes("owner"), nodes("member")
+    run = owner.new_run(*MIXTURE, "--set", "pace.min_members=2")
+    owner.start().up()
+    member.start("--run", str(run), "--seed", owner.seed()).up()
+    until("rounds are final on both", lambda: min(owner.final(), member.final()) >= 2)
+    paused(until, owner, member)
+    folder = tmp_path / "saved"
+    for node in (owner, member):
+        node.stop()
+        saved = node.atoll("checkpoint", "save", str(folder))
+        assert saved.code == 0, saved.err
+    joined = json.loads(owner.atoll("checkpoint", "join", str(folder), "--json").out)["manifest"]
+    assert {tuple(sorted(shard["steps"])) for shard in joined["shards"]} != {()}
+    on = nodes("on")
+    made = on.atoll("run", "new", "on", "--from-checkpoint", str(folder), "--set", "pace.min_members=3")
+    assert made.code == 0, made.err
+    spec = open_run(on.home.run_file("on").read_bytes())
+    assert spec.start.state.hex() == joined["state"]
+    assert spec.outer.rounds == 400 - joined["round"] - 1
+    copy = tmp_path / "copy.run"
+    shutil.copy(on.home.run_file("on"), copy)
+    others = [nodes("second"), nodes("third")]
+    on.start().up()
+    for node in others:
+        node.start("--run", str(copy), "--seed", on.seed()).up()
+    until("rounds are final on all", lambda: min(node.final() for node in (on, *others)) >= 1)
+    assert len(one_digest(on, *others)) >= 2
+    for node in (on, *others):
+        node.stop()
+        state = load_local(node.home.run(spec.id) / "state", spec.id)
+        steps = {name: float(value) for name, value in state.tensors.items() if name.startswith("step/")}
+        assert steps["step/model.embed_tokens.weight"] > joined["round"], "also at nodes that fetched them"
+        assert any(value > joined["round"] for name, value in steps.items() if ".experts." in name)

@@ -1,0 +1,100 @@
+"""The moments of a checkpoint are waited for before round 0, for a while, and never needed."""
+
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.node import run_moments
+from atoll.node.run_moments import bring_moments
+from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, Unreachable
+from atoll.protocols.records import Contribution
+from atoll.protocols.run import StartSpec
+from tests.node.session_home import ME, OTHER, SPEC
+
+DATA = b"moments" * 1000
+BLOB = manifest_of_bytes(DATA).id
+GIVEN = replace(SPEC, start=StartSpec(weights=bytes(32), state=bytes(32), moments=BLOB))
+WAITING = "waiting for the moments of the run's checkpoint: nobody reachable has them yet"
+
+
+class Net:
+    """A store, peers that fail in order before they give the file, and what they say of themselves."""
+
+    def __init__(self, folder, faults=(), rounds=(), entries=()):
+        self.store, self.faults = BlobStore(folder), list(faults)
+        self.rounds, self.written = rounds, entries
+        self.asked = []
+
+    def has_blob(self, blob):
+        return self.store.has(blob)
+
+    def neighbours(self):
+        return [OTHER, ME]
+
+    def leases(self):
+        return {str(number): (SimpleNamespace(round=number), 9.0) for number in self.rounds}
+
+    def entries(self):
+        return list(self.written)
+
+    async def fetch_blob(self, blob, holders, max_bytes):
+        self.asked.append(holders)
+        if self.faults:
+            raise self.faults.pop(0)
+        assert max_bytes >= 12 * SPEC.model.parameters
+        self.store.add_bytes(DATA)
+
+
+def bring(net, spec=GIVEN):
+    said = []
+    run_virtual(bring_moments(spec, net, said.append))
+    return said
+
+
+def test_they_are_asked_of_the_owner_first(tmp_path):
+    net = Net(tmp_path)
+    assert bring(net) == []
+    assert net.asked == [[ME, OTHER]]
+    assert net.has_blob(BLOB)
+    assert bring(net) == []
+    assert len(net.asked) == 1
+
+
+def test_a_run_without_them_asks_nobody(tmp_path):
+    for spec in (SPEC, replace(GIVEN, start=replace(GIVEN.start, moments=b""))):
+        net = Net(tmp_path)
+        assert bring(net, spec) == []
+        assert net.asked == []
+
+
+def test_faults_are_said_and_tried_again(tmp_path):
+    net = Net(tmp_path, [Unreachable("x"), DiskFault("full"), DecodeError("x"), TimeoutError()])
+    assert bring(net) == [WAITING, WAITING.replace("nobody reachable has them yet", "full"), WAITING, WAITING, ""]
+    assert net.has_blob(BLOB)
+
+
+def test_nobody_is_waited_for_without_end(tmp_path):
+    net = Net(tmp_path, [Unreachable("x")] * 1000)
+    said = bring(net)
+    assert set(said) == {WAITING, ""}
+    assert len(net.asked) == run_moments.PATIENCE_S / run_moments.RETRY_S
+
+
+def test_when_round_0_is_over_they_are_not_wanted(tmp_path):
+    entry = SimpleNamespace(body=Contribution(0, b"", b"", 1, 1, 1, 1.0))
+    for net in (Net(tmp_path, rounds=[0, 3]), Net(tmp_path, entries=[entry])):
+        assert bring(net) == []
+        assert net.asked == []
+    assert bring(begins := Net(tmp_path, rounds=[0, 0])) == []
+    assert len(begins.asked) == 1
+
+
+def test_they_are_named_by_a_hash_or_not_at_all():
+    GIVEN.check()
+    assert GIVEN.given == (bytes(32), BLOB)
+    with pytest.raises(ConfigError, match=r"start\.moments"):
+        replace(GIVEN, start=replace(GIVEN.start, moments=b"x")).check()
