@@ -111,7 +111,7 @@ def _unsaid(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
     """
     sending = Sending(spec, run_folder / "spool", 1)
     sending.load(found.tensors["residual"], found.body.pending)
-    sending.settle(_FAR, sending.missed(_FAR, set(), {}))
+    sending.settle(_FAR, sending.missed(_FAR, {}, {}))
     return sending.residual_C4096
 
 
