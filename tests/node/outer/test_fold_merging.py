@@ -42,7 +42,7 @@ def states(world, sets):
     """Digest of Θ after each round, from nothing, one round after the other."""
     padding, theta, found = padding_of(world.arena), world.fold().final_C4096.clone(), []
     for number, salts in enumerate(sets):
-        members = [(part.weight, *world.load(part.source)) for part in parts(world, sorted(salts))]
+        members = parts(world, sorted(salts))
         theta = theta + clear(world.update(members, world.arena.chunks), padding)
         if salts and (move := after(number)) is not None:
             move(theta)
