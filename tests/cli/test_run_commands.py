@@ -43,6 +43,8 @@ def test_set_reaches_every_depth(atoll):
         ("owner=me", "cannot be set"),
         ("rounds", "not a KEY=VALUE"),
         ("name=other", "cannot be set"),
+        ('outer.merge={"every":4,"until":9,"alpha_4096":205}', "outer.merge is for runs whose model has experts"),
+        ('outer.merge={"every":4}', "outer.merge"),
     ],
 )
 def test_set_refuses_what_no_run_has(atoll, tmp_path, change, said):
