@@ -60,7 +60,7 @@ def held_by(model: ModelSpec, inner: InnerSpec, owned: frozenset[int], frozen: s
     kinds = Held(
         weights=_bytes_of(parameters),
         gradients=_bytes_of(p.grad for p in parameters if p.grad is not None),
-        moments=_bytes_of(value for name, value in trainer.state().items() if "/" in name),
+        moments=_bytes_of(value for name, value in trainer.state().items() if name.startswith("exp_avg")),
         frozen=_bytes_of(value for name, value in decoder.named_buffers() if ".shelf." in name),
         rest=0,
     )
