@@ -1,5 +1,6 @@
 """The worker's loop: what it does while a round waits for its fold, without a process around it."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ class Daemon:
     def __init__(self, home: Path) -> None:
         self.said: list[w.Answer] = []
         self.waits = 0
+        self._news = threading.Event()
+        self._is_keeping = False
         self._script = self.script(str(home))
 
     def script(self, home: str) -> Iterator[w.Ask]:
@@ -26,6 +29,8 @@ class Daemon:
         assert isinstance(first, w.Trained)
         yield w.Train(Round(1), 0, 1, 2, 0)
         assert self.said[-1] is first, "the round waits"
+        yield w.Keep(Round(0))
+        assert isinstance(self.said[-1], w.Kept)
         yield w.Evaluate()
         assert isinstance(self.said[-1], w.Evaluated)
         yield w.Fold(Round(0), (member(first.pending),))
@@ -40,16 +45,23 @@ class Daemon:
         return False
 
     def wait(self) -> bool:
-        return True
+        """The next ask does not come before Keep is answered."""
+        if self._is_keeping:
+            assert self._news.wait(timeout=60)
+            self._news.clear()
+        return not self._is_keeping
 
     def wake(self) -> None:
-        """Its asks come one after the other whatever happens."""
+        self._news.set()
 
     def take(self) -> w.Request | None:
         self.waits += 1
-        return w.Request(self.waits, next(self._script))
+        ask = next(self._script)
+        self._is_keeping = isinstance(ask, w.Keep)
+        return w.Request(self.waits, ask)
 
     def send(self, reply: w.Reply) -> None:
+        self._is_keeping = self._is_keeping and not isinstance(reply.answer, w.Kept)
         if not isinstance(reply.answer, w.Progress):
             self.said.append(reply.answer)
 
@@ -59,7 +71,7 @@ def test_a_round_that_waits_blocks_on_the_inbox_and_goes_on_with_its_fold(tmp_pa
     Worker(daemon, daemon).run()
     kinds = [type(answer).__name__ for answer in daemon.said]
     assert kinds == [
-        *("Started", "Trained", "Evaluated", "Folded", "Trained", "Failed", "Trained", "Stopped"),
+        *("Started", "Trained", "Kept", "Evaluated", "Folded", "Trained", "Failed", "Trained", "Stopped"),
     ]
-    assert daemon.said[5].fault == Superseded.__name__
-    assert daemon.said[6].pending.round == 3
+    assert daemon.said[6].fault == Superseded.__name__
+    assert daemon.said[7].pending.round == 3
