@@ -35,6 +35,8 @@ OPTIONS = {
     "wan": ("nodes", "preset", "rounds", "overlap"),
 }
 DEADLINE_S = 900.0
+DEADLINES_S = {"wan": 3600.0}
+"""Of benches that take longer with a larger preset."""
 LOSS_DEADLINE_S = 6 * 3600.0
 """Of a bench that trains whole swarms (`--loss`)."""
 
@@ -66,7 +68,7 @@ def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool 
         raise click.UsageError(f"--{key.replace('_', '-')} is no option of `bench {name}`")
     measure = importlib.import_module(f"atoll.cli.benches.{name}").measure
     facts = machine()
-    deadline_s = LOSS_DEADLINE_S if given.get("loss") else DEADLINE_S
+    deadline_s = LOSS_DEADLINE_S if given.get("loss") else DEADLINES_S.get(name, DEADLINE_S)
     rows = asyncio.run(_within_deadline(deadline_s, measure(quick, _say, **given)))
     if quick:
         rows = unjudged(rows)
