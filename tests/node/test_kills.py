@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from atoll.node.checkpoint import local
+from atoll.node.checkpoint.generations import Unfinished
 from atoll.node.local_weights import LocalWeights
 from atoll.protocols import worker as w
 from atoll.protocols.coverage import cover_of
@@ -94,12 +95,13 @@ class Member:
             if when == "before":
                 raise Killed
             generation = begin(*args)
-            finish, generation.finish = generation.finish, lambda: die_after(finish)
+            finish, generation.finish = generation.finish, lambda: die_after(generation, finish)
             return generation
 
-        def die_after(finish: Callable[[], None]) -> None:
+        def die_after(generation: Unfinished, finish: Callable[[], None]) -> None:
             if when == "after":
                 finish()
+            generation._close()  # as the death of a process does
             raise Killed
 
         local.begin_local = die
