@@ -16,6 +16,7 @@ from atoll.node.checkpoint.universal import SHARED, VERSION, Shard, to_json
 from atoll.node.checkpointing import RUN, TOKENIZER, part_of
 from atoll.node.export_run import BLOBS, STATE, tokenizer_of
 from atoll.node.outer.fixed import state_digest
+from atoll.node.reduce.reducing import Kept, hand_back
 from atoll.node.sending import Sending
 from atoll.p2p.files import make_folder, read_whole
 from atoll.protocols.arena import Placement, arena_of
@@ -105,13 +106,15 @@ def _steps(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _unsaid(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
-    """Error feedback with what is on its way: payloads of rounds that are not final, local progress.
+    """Error feedback with what is on its way: payloads of rounds that are not final, and what a reducer kept.
 
     The weights are those of the final round, so whatever is not in them was not said.
     """
     sending = Sending(spec, run_folder / "spool", 1)
     sending.load(found.tensors["residual"], found.body.pending)
     sending.settle(_FAR, sending.missed(_FAR, {}, {}))
+    for body in found.body.kept:
+        hand_back(sending.residual_C4096, Kept(body.span, found.tensors["kept"]))
     return sending.residual_C4096
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from atoll.cli.benches.experts_members import Members, identity_of
 from atoll.node.brought import Brought
-from atoll.node.checkpoint.local import load_local
+from atoll.node.checkpoint.local import KeptBody, load_local
 from atoll.node.checkpoint.universal import Manifest, Shard, from_json, joined, to_json
 from atoll.node.checkpointing import MANIFEST, join, opened, part_of
 from atoll.node.compress.codecs import codec_of
@@ -24,7 +24,7 @@ from atoll.node.origin import Saved
 from atoll.node.resumed import differing
 from atoll.node.sending import Sending
 from atoll.node.session import Session
-from atoll.node.shard_saving import save_shard
+from atoll.node.shard_saving import _unsaid, save_shard
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
@@ -33,7 +33,9 @@ from atoll.protocols.errors import AtollError, ConfigError, DecodeError
 from atoll.protocols.experts import bitmap_of, experts_in
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.model import ExpertsSpec, ModelSpec, expert_of
+from atoll.protocols.payload import VALUE_BITS
 from atoll.protocols.run import Stage, sign_run
+from atoll.protocols.spans import Span
 from tests.node.session_home import SPEC
 
 torch.set_num_threads(1)
@@ -391,3 +393,15 @@ def test_the_manifest_is_written_last_and_whole(folder):
     join(folder)
     assert not list(folder.glob("*.part"))
     assert (folder / MANIFEST).read_bytes() == to_json(opened(folder).manifest)
+
+
+def test_what_a_reducer_kept_is_not_said_yet(four):
+    run = four.home(0)
+    found = load_local(run / "state", RUN.id)
+    plain, span = _unsaid(RUN, run, found), Span(3, 5)
+    words = replace(found.body, kept=(KeptBody(0, Digest(bytes(32)), span),))
+    kept = torch.full((2, 4096), 1 << VALUE_BITS - 1, dtype=torch.int32)
+    more = _unsaid(RUN, run, found._replace(body=words, tensors={**found.tensors, "kept": kept}))
+    assert torch.equal(more[3:5], plain[3:5] + 0.5)
+    assert torch.equal(more[:3], plain[:3])
+    assert torch.equal(more[5:], plain[5:])
