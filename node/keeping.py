@@ -23,15 +23,17 @@ class Keeping:
         self._threads = ThreadPoolExecutor(1, "save")
         self._running: Future[None] | None = None
         self._unsafe: dict[int, tuple[Trained, bytearray]] = {}
+        self._saving: tuple[int, ...] = ()
+        """Those that the newest save holds."""
         self._fault: AtollError | None = None
 
     def add(self, trained: Trained, payload: bytearray) -> None:
         """The next save holds this too."""
         self._unsafe[trained.pending.round] = (trained, payload)
 
-    def trained(self, number: int) -> Trained | None:
-        """A round that is not safe yet."""
-        return self._unsafe[number][0] if number in self._unsafe else None
+    def holds(self, number: int) -> bool:
+        """Whether this round is not safe yet."""
+        return number in self._unsafe
 
     @property
     def payloads(self) -> dict[Digest, bytearray]:
@@ -44,6 +46,7 @@ class Keeping:
         `drop` instead where a payload could not be written.
         """
         assert self._running is None, "one save at a time"
+        self._saving = tuple(self._unsafe)
         files = [(Path(done.pending.path), payload) for done, payload in self._unsafe.values()]
 
         def work() -> None:
@@ -64,7 +67,7 @@ class Keeping:
         return self._running is not None and not self._running.done()
 
     def wait(self) -> bool | None:
-        """Until no save is under way. Whether it ended well, and nothing is unsafe now; None: there was none."""
+        """Until no save is under way. Whether it ended well, and what it held is safe now; None: there was none."""
         running, self._running = self._running, None
         if running is None:
             return None
@@ -73,7 +76,7 @@ class Keeping:
             raise error
         self._fault = error
         if error is None:
-            self._unsafe.clear()
+            self._unsafe = {number: held for number, held in self._unsafe.items() if number not in self._saving}
         return error is None
 
     def check(self) -> None:

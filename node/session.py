@@ -100,6 +100,8 @@ class Session:
         brought = Brought(spec, start.moments)
         self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, brought)
         self._is_training = False
+        self._trained: w.Trained | None = None
+        """The newest result of this life."""
         self._keeping = Keeping(saved)
         self._restore()
 
@@ -150,9 +152,10 @@ class Session:
         None means that nothing can be done before another ask was answered.
         """
         self._check_begun()
-        if (done := self._keeping.trained(ask.round)) is not None:  # the disk did not take it
-            self._begin_save()
-            yield done
+        if self._trained is not None and self._trained.pending.round == ask.round:
+            if self._keeping.holds(ask.round):  # the disk did not take it
+                self._begin_save()
+            yield self._trained
             return
         self._is_training = True
         try:
@@ -162,10 +165,12 @@ class Session:
             raise
         finally:
             self._is_training = False
+        self._end_save()  # of the round before: its sweep knows nothing of the files of this one
         self._spent.hand_over()
         trained = msgspec.structs.replace(trained, parted=self._part(trained.pending.round))
         self._sending.add(trained.pending)
         self._keeping.add(trained, payload)
+        self._trained = trained
         self._begin_save()
         yield trained
 
@@ -183,7 +188,7 @@ class Session:
             return None
         self._end_save()
         self._keeping.check()
-        if self._keeping.trained(ask.round) is None:
+        if not self._keeping.holds(ask.round):
             return w.Kept()
         self._begin_save()
         return None

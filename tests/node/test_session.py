@@ -23,6 +23,7 @@ from atoll.node.spent import Ledger
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
+from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, Superseded
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.spans import Span
@@ -192,6 +193,53 @@ def test_a_disk_that_fails_late_is_told_and_tried_again(homes, monkeypatch):
     assert len(told) == 3
     assert node.restart().pending == (trained.pending,)
     assert Path(trained.pending.path).stat().st_size == trained.payload_bytes
+
+
+def test_a_round_that_ends_while_the_one_before_is_saved_is_kept_too(homes, monkeypatch):
+    """The disk may take longer than a round does: the save of one round says nothing of the next one."""
+    node = homes("a", spec=OVERLAPPING)
+    node.train(0)
+    with held_disk(monkeypatch) as go:
+        list(node.session.train(node.train_ask(1)))
+        threading.Timer(0.05, go.set).start()
+        *_, second = node.session.train(node.train_ask(2))
+        for number in (1, 2):
+            node.keep(number)
+    data = Path(second.pending.path).read_bytes()
+    assert manifest_of_bytes(data).id == second.pending.payload
+    assert [pending.round for pending in node.restart().pending] == [0, 1, 2]
+
+
+def test_steps_count_as_saved_when_their_own_round_is(tmp_path):
+    """Not when the round before them is."""
+    clock = iter(range(1_000, 10**9, 10))
+    ledger = Ledger(lambda: next(clock))
+    session = Session(
+        w.Start(codec.encode(OVERLAPPING), ME, str(tmp_path), "", 1, "cpu"), ledger, Allowance(math.inf)
+    )
+    ledger.enter("steps")
+    list(session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1)))
+    ledger.enter("steps")
+    list(session.train(w.Train(Round(1), 0, 1, SPEC.steps(1), -1)))
+    ledger.enter("wait")
+    unsaved_ns = ledger.read().unsaved_ns
+    session._end_save()
+    assert ledger.read().unsaved_ns < unsaved_ns
+
+
+@pytest.mark.parametrize("part", ["spool", "state"])
+def test_a_round_that_was_saved_by_another_ask_is_not_trained_again(homes, part):
+    """The disk refused it at first; then a Finalize found room for everything."""
+    node = homes("a")
+    first = member(node.train(0).pending)
+    mend = blocked(node.path / part)
+    with pytest.raises(DiskFault):
+        node.train(1)
+    mend()
+    node.ask(w.Finalize(Round(0), (first,)))
+    trained = node.train(1)
+    assert node.steps == 0, "the steps were not taken again"
+    assert node.restart().pending == (trained.pending,)
 
 
 def test_what_a_final_set_lacks_returns_from_a_payload_that_is_no_file_yet(homes, monkeypatch):
