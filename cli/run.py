@@ -86,8 +86,8 @@ def new(
         raise ConfigError(
             "--from-checkpoint brings model and recipe", hint="drop --preset, --from-hf and --upcycle"
         )
-    text = source or DATA
-    spec = preset(size_name or PRESET, owner.peer_id, drawn, _shared_name(text))
+    text = source or ("" if saved else DATA)
+    spec = preset(size_name or PRESET, owner.peer_id, drawn, _shared_name(text or DATA))
     spec = msgspec.structs.replace(spec, name=name, admission=admission)
 
     def adjust(spec: RunSpec) -> RunSpec:

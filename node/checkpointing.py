@@ -26,11 +26,10 @@ from atoll.protocols.arena import CHUNK, Arena, Placement, arena_of
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, PeerFault
 from atoll.protocols.model import expert_of
+from atoll.protocols.moments import MAX_STEPS
 from atoll.protocols.run import RunSpec, open_run
 
 RUN, MANIFEST, TOKENIZER = "run", "manifest.json", "tokenizer.json"
-MAX_STEP = 1 << 24
-"""Adam counts in float32, which is exact up to here."""
 
 
 def part_of(name: str) -> str:
@@ -145,7 +144,7 @@ def is_sound(name: str, value: Tensor) -> bool:
     """Whether Adam could have made this tensor, `KIND/ATOM`."""
     kind = name.partition("/")[0]
     if kind == sh.STEP:
-        return bool(((value >= 0) & (value <= MAX_STEP) & (value == value.round())).all())
+        return bool(((value >= 0) & (value <= MAX_STEPS) & (value == value.round())).all())
     return all_finite(value) and (kind != "exp_avg_sq" or not bool((value < 0).any()))
 
 

@@ -1,12 +1,14 @@
 """A run that goes on from another one's round: the same recipe, from where that one was. Pure."""
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from atoll.protocols.merging import MergeSpec
 from atoll.protocols.run import RunSpec, Stage
 
 
 def onward(recipe: RunSpec, done: int) -> RunSpec:
-    """The rest of a run of which `done` rounds are final: what is left of its rounds, stages and schedule.
+    """The rest of a run of which `done` rounds are final: what is left of its rounds, stages and schedules.
 
     A run that was at its end has as many rounds again, at the rate where it ended.
     """
@@ -17,6 +19,15 @@ def onward(recipe: RunSpec, done: int) -> RunSpec:
     stages = (Stage(0, recipe.steps(done)), *later)
     return replace(
         recipe,
-        outer=replace(outer, rounds=rounds, stages=stages),
+        outer=replace(outer, rounds=rounds, stages=stages, merge=_merging(outer.merge, done)),
         inner=replace(inner, first_step=first_step),
     )
+
+
+def _merging(spec: MergeSpec | UnsetType, done: int) -> MergeSpec | UnsetType:
+    """α goes on falling along the same line, to 0 in the same round; its first value is rounded down."""
+    if not spec or done >= spec.until:
+        return UNSET
+    left = spec.until - done
+    alpha_4096 = spec.alpha_4096 * left // spec.until
+    return replace(spec, until=left, alpha_4096=alpha_4096) if alpha_4096 else UNSET

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint.disk import disk, map_file, write_file
+from atoll.node.checkpoint.disk import TEMPORARY, disk, map_file, write_file
 from atoll.node.compress import encoding
 from atoll.node.compress.codecs import codec_of
 from atoll.node.local_weights import SLAB_CHUNKS, LocalWeights
@@ -24,6 +24,7 @@ from atoll.protocols.payload import Layout
 from atoll.protocols.run import RunSpec
 from atoll.protocols.spans import Span
 
+_PAYLOAD = ".payload"
 Work = Callable[[int, Span, Tensor], object]
 """What is done with a slab: its first row in the payload, its chunks, its local weights."""
 
@@ -80,7 +81,7 @@ class Sending:
 
     def path_of(self, blob: Digest) -> Path:
         """Where a payload of ours lies until its round is settled."""
-        return self._spool / f"{blob.hex()}.payload"
+        return self._spool / f"{blob.hex()}{_PAYLOAD}"
 
     def add(self, pending: w.Pending) -> None:
         """A payload is out: from now on it is pending, and its file is there before a saved state says so."""
@@ -140,11 +141,15 @@ class Sending:
         self.pending = tuple(filter(_is_whole, pending))
 
     def sweep(self, pending: tuple[w.Pending, ...]) -> None:
-        """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault."""
+        """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault.
+
+        Unfinished ones too: whoever writes payloads calls this between two of them.
+        """
         keep = {Path(path).name for path in (*(p.path for p in pending), *(p.path for p in self._parted))}
         with disk(self._spool):
             for path in self._spool.iterdir():
-                if path.suffix in (".payload", ".moments") and path.name not in keep:
+                ended = path.suffix in (_PAYLOAD, ".moments") and path.name not in keep
+                if ended or path.name.endswith(_PAYLOAD + TEMPORARY):
                     path.unlink(missing_ok=True)
 
     def _each_slab(self, weights: LocalWeights, cover: Cover, work: Work) -> list[object]:

@@ -339,6 +339,7 @@ class Session:
         """Everything as it is now. Raises DiskFault where the disk refuses at once."""
         began = time.monotonic()
         self._end_save()
+        self._is_saved = False
         with self._spent.within("checkpoint"):
             generation, pending = self._generation(), self._sending.pending
         self._is_saved = True

@@ -11,7 +11,8 @@ from atoll.protocols.arena import Placement, arena_of
 from atoll.protocols.model import ModelSpec, expert_of
 
 HEAD_BYTES = 4
-MAX_STEPS = 1 << 31
+MAX_STEPS = 1 << 24
+"""Adam counts in float32, which is exact up to here."""
 MAX_OFFERED = 48
 """Experts that one register may offer moments of."""
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from atoll.node.inner.schedule import learning_rate
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
+from atoll.protocols.moments import MAX_STEPS
 from atoll.protocols.run import InnerSpec
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -114,7 +115,7 @@ class Inner:
             older = self._taken(name, parameter, before)
             own = self._adam.state.get(parameter) or self._taken(name, parameter, {})
             taken = float(own["step"])
-            own["step"].add_(older["step"])
+            own["step"].add_(older["step"]).clamp_(max=MAX_STEPS)
             for moment, beta in zip(_MOMENTS, (self._spec.beta1, self._spec.beta2), strict=True):
                 own[moment].add_(older[moment], alpha=beta**taken)
             self._adam.state[parameter] = own

@@ -40,7 +40,7 @@ def unpack(data: bytes, shapes: Shapes, spec: InnerSpec) -> dict[str, Tensor]:
     """What `Inner.state` gave, float32. Raises DecodeError for what no honest optimiser can have."""
     sizes = [torch.Size(shape).numel() for _, shape in shapes]
     steps = int.from_bytes(data[:HEAD_BYTES], "little")
-    if len(data) != HEAD_BYTES + 4 * sum(sizes) or not 0 < steps < MAX_STEPS:
+    if len(data) != HEAD_BYTES + 4 * sum(sizes) or not 0 < steps <= MAX_STEPS:
         raise DecodeError("not the moments of this many atoms")
     values = torch.frombuffer(bytearray(data), dtype=torch.bfloat16, offset=HEAD_BYTES).float()
     first, second = values.chunk(2)

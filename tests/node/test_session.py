@@ -242,6 +242,28 @@ def test_a_round_that_was_saved_by_another_ask_is_not_trained_again(homes, part)
     assert node.restart().pending == (trained.pending,)
 
 
+def test_who_is_stopped_after_the_disk_refused_a_round_saves_it(homes):
+    node = homes("a")
+    node.train(0)
+    mend = blocked(node.path / "state")
+    with pytest.raises(DiskFault):
+        list(node.session.train(node.train_ask(1)))
+    mend()
+    node.session.close()
+    assert [pending.round for pending in node.restart().pending] == [0, 1]
+
+
+def test_what_a_kill_left_of_a_payload_is_deleted(homes):
+    node = homes("a")
+    rest = node.path / "spool" / ("0" * 64 + ".payload.part")
+    others = node.path / "spool" / "snapshot-0.safetensors.part"
+    for path in (rest, others):
+        path.write_bytes(b"half")
+    node.train(0)
+    assert not rest.exists()
+    assert others.exists(), "somebody may be writing it"
+
+
 def test_what_a_final_set_lacks_returns_from_a_payload_that_is_no_file_yet(homes, monkeypatch):
     node, other, twin = homes("a"), homes("b", OTHER), homes("c")
     theirs = member(other.train(0).pending, OTHER)

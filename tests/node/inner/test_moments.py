@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.node.checkpointing import is_sound
 from atoll.node.inner.loop import Inner, run_steps
 from atoll.node.inner.moments import bound_of, pack, unpack
 from atoll.protocols.errors import CorruptFault, DecodeError
+from atoll.protocols.moments import MAX_STEPS
 from tests.node.inner.test_inner import Toy, batch_of, inner_spec, loss_of
 
 NAMES = ["table", "gain"]
@@ -116,6 +118,20 @@ def test_another_size_and_no_steps_are_refused(spoil):
         unpack(spoil(data), SHAPES, inner_spec())
 
 
+def claiming(steps):
+    return unpack(steps.to_bytes(4, "little") + pack(trained(3).state(), NAMES)[4:], SHAPES, inner_spec())
+
+
+def test_steps_of_strangers_stay_where_a_checkpoint_takes_them():
+    """However often they come: one liar could make an expert's moments useless to a run that goes on."""
+    with pytest.raises(DecodeError, match="not the moments"):
+        claiming(MAX_STEPS + 1)
+    inner = trained(3)
+    for _ in range(2):
+        inner.continue_from(claiming(MAX_STEPS))
+    assert all(is_sound(name, value) for name, value in inner.state().items())
+
+
 def test_without_a_bound_nothing_is_taken_from_others():
     spec = inner_spec(beta1=0.9, beta2=0.8)
     with pytest.raises(DecodeError):
@@ -123,7 +139,7 @@ def test_without_a_bound_nothing_is_taken_from_others():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.binary(min_size=SIZE - 4, max_size=SIZE - 4), st.integers(1, 1 << 30))
+@given(st.binary(min_size=SIZE - 4, max_size=SIZE - 4), st.integers(1, MAX_STEPS))
 def test_bytes_that_pass_move_nothing_further_than_a_few_rates(noise, steps):
     """Whatever a stranger sends that is taken: the next step stays within a small multiple of the rate."""
     spec = inner_spec(lr=1e-3, lr_min=1.0, warmup_steps=0, weight_decay=0.0)
