@@ -59,10 +59,17 @@ class Openings:
         self._ask, self._publish, self._blame, self._luck = ask, publish, blame, luck
         self.wrong: frozenset[Digest] = frozenset()
         self._told: dict[tuple[PeerId, Digest], ReductionFault] = {}
+        self._asked: dict[tuple[PeerId, Digest], int] = {}
 
     def note(self, author: PeerId, fault: ReductionFault) -> bool:
         """Somebody tells of a fault; whether to check it: nobody is heard twice about one Reduction."""
         return self._told.setdefault((author, fault.reduction), fault) is fault
+
+    def may_ask(self, peer: PeerId, claim: Claim) -> bool:
+        """Whether a peer is given one more opening of a Reduction of ours: the worker makes them between its steps."""
+        asked = self._asked.get((peer, claim.entry), 0)
+        self._asked[peer, claim.entry] = asked + 1
+        return asked < MOST_OPENINGS
 
     def proofs(self, first: int = 0) -> set[Digest]:
         """Blobs that are said to prove faults of Reductions of this round or a later one."""
@@ -71,6 +78,7 @@ class Openings:
     def forget(self, before: int) -> None:
         """The payloads of rounds before this one are dropped."""
         self._told = {key: fault for key, fault in self._told.items() if fault.round >= before}
+        self._asked = {key: asked for key, asked in self._asked.items() if key[1] in self._sets.claims}
 
     async def sample(self, parts: tuple[Effective, ...]) -> None:
         """Open some chunks of a round's Reductions, as many as the run's share of the traffic allows."""

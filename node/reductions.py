@@ -389,6 +389,8 @@ class Reductions:
         claim = self.sets.claims.get(ask.reduction)
         if claim is None or claim.author != self.sets.me or not claim.body.span.holds(ask.chunk):
             return b""
+        if claim.body.round <= self._driver.finals.applied or not self._openings.may_ask(peer, claim):
+            return b""
         try:
             opened = await self._driver.ask(w.Open(claim.body.round, ask.chunk), w.Opened)
         except AtollError as error:

@@ -14,6 +14,7 @@ from atoll.node.needs import Network
 from atoll.node.payloads import ATTEMPT_S, FEW, PARALLEL, Payloads, pause_s
 from atoll.node.reduced_sets import ReducedSets
 from atoll.node.shelf import Shelf
+from atoll.p2p.files import disk
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId
@@ -50,7 +51,16 @@ class SliceSources:
 
     def has_rows(self, offer: Offer, span: Span) -> bool:
         """Whether rows of a contribution are on disk, cut out or within a whole payload that is here."""
-        return self.shelf.has(offer.entry, span) or self._cut(offer, span)
+        if self.shelf.has(offer.entry, span):
+            return True
+        try:
+            rows = self._cut(offer, span)
+            if rows is not None:
+                self.shelf.put(offer.entry, span, rows)
+        except DiskFault as error:
+            self._on_disk(error)
+            return False
+        return rows is not None
 
     def want_rows(self, group: asyncio.TaskGroup, number: int, offer: Offer, span: Span, heard: Heard) -> None:
         """Get rows until they are here. `heard` is called once, perhaps at once; not while another want waits."""
@@ -69,39 +79,55 @@ class SliceSources:
         self.shelf.drop(offer.entry, span)
 
     def rows_for(self, ask: RowsAsk) -> bytes:
-        """The answer to a question for rows; empty where they are not here. Raises DecodeError."""
+        """The answer to a question for rows; empty where they are not here. Raises DecodeError.
+
+        Nothing is written: who asks may name any span.
+        """
         start, stop = ask.span
         if not 0 <= start < stop <= self._sets.rules.chunks:
             raise DecodeError("rows: a span outside the arena")
         offer = next((o for o in self._known(ask.contribution)), None)
-        if offer is None or not self.has_rows(offer, ask.span):
+        try:
+            return b"" if offer is None else self._rows_now(offer, ask.span)
+        except DiskFault as error:
+            self._on_disk(error)
             return b""
-        return self.shelf.path(ask.contribution, ask.span).read_bytes()
 
     def _known(self, entry: Digest) -> Iterator[Offer]:
         if entry in self._sets.entries and entry not in self._sets.claims:
             number = self._sets.contribution(entry).round
             yield from (offer for offer in self._sets.offers(number) if offer.entry == entry)
 
-    def _cut(self, offer: Offer, span: Span) -> bool:
-        """Cut rows out of a payload that is here as a whole; whether it is."""
-        body, rules = self._sets.contribution(offer.entry), self._sets.rules
+    def _rows_now(self, offer: Offer, span: Span) -> bytes:
+        """Encoded rows, empty where they are not here. Raises DiskFault."""
+        if not self.shelf.has(offer.entry, span):
+            return self._cut(offer, span) or b""
+        path = self.shelf.path(offer.entry, span)
+        with disk(path):
+            return path.read_bytes()
+
+    def _cut(self, offer: Offer, span: Span) -> bytes | None:
+        """Rows cut out of a payload that is here as a whole; None where it is not. Raises DiskFault."""
+        body = self._sets.contribution(offer.entry)
         if not self._payloads.held(named(body)):
-            return False
+            return None
         try:
-            if self._tree is None or self._tree[0] != body.payload:
-                data = self._net.blob_path(body.payload).read_bytes()
-                self._tree = (body.payload, RowTree(data, Layout("sparse2", rules.chunks, rules.k)))
-            if self._tree[1].root != body.rows:
+            tree = self._tree_of(body.payload)
+            if tree.root != body.rows:
                 raise DecodeError("rows: not those of the payload")
-            self.shelf.put(offer.entry, span, codec.encode(RowsAnswer(*self._tree[1].part(span))))
+            return codec.encode(RowsAnswer(*tree.part(span)))
         except DecodeError as error:
             log.debug("payload of %s: %s", offer.author, error)
-            return False
-        except DiskFault as error:
-            self._on_disk(error)
-            return False
-        return True
+            return None
+
+    def _tree_of(self, payload: Digest) -> RowTree:
+        """One is kept: all reducers ask for their parts of the same payload at the same time."""
+        if self._tree is None or self._tree[0] != payload:
+            path, rules = self._net.blob_path(payload), self._sets.rules
+            with disk(path):
+                data = path.read_bytes()
+            self._tree = (payload, RowTree(data, Layout("sparse2", rules.chunks, rules.k)))
+        return self._tree[1]
 
     async def _get(self, offer: Offer, span: Span, heard: Heard) -> None:
         """Attempts until one is done. What was forgotten meanwhile is nobody's news."""
