@@ -67,7 +67,7 @@ class Keeping:
         return self._running is not None and not self._running.done()
 
     def wait(self) -> bool | None:
-        """Until no save is under way. Whether it ended well, and what it held is safe now; None: there was none."""
+        """Until no save is under way. Whether it ended well: what it held is safe now. None: there was none."""
         running, self._running = self._running, None
         if running is None:
             return None

@@ -66,7 +66,7 @@ class Openings:
         return self._told.setdefault((author, fault.reduction), fault) is fault
 
     def may_ask(self, peer: PeerId, claim: Claim) -> bool:
-        """Whether a peer is given one more opening of a Reduction of ours: the worker makes them between its steps."""
+        """Whether a peer is given one more opening of our Reduction: each takes the worker's time."""
         asked = self._asked.get((peer, claim.entry), 0)
         self._asked[peer, claim.entry] = asked + 1
         return asked < MOST_OPENINGS
