@@ -165,7 +165,7 @@ def _verified(checkpoint: Checkpoint) -> Checkpoint:
             raise ConfigError(f"{checkpoint.folder}: {error}") from error
         for name in file.names:
             kind, _, atom = name.partition("/")
-            if kind == sh.STEP and float(file.read(name)) != shard.steps[part_of(atom)]:
+            if kind == sh.STEP and float(file.read(name)) != shard.steps.get(part_of(atom)):
                 raise ConfigError(f"{checkpoint.folder / shard.file}: {name} is not the count that its words name")
     checkpoint.theta()
     return checkpoint

@@ -154,7 +154,7 @@ class Daemon:
 
     async def _serve_trainer(self) -> None:
         await bring_tokenizer(self.spec, self.net, self._say)
-        await bring_moments(self.spec, self.net, self._say)
+        await bring_moments(self.spec, self.net, self._say, self.driver.has_begun)
         await self.trainer.serve()
 
     def _say(self, reason: str) -> None:

@@ -261,6 +261,10 @@ class Driver:
         """Go on after a pause."""
         self.post(lambda: self.feed_round(rnd.Resume(self.now())))
 
+    def has_begun(self) -> bool:
+        """Whether the ledger knows a contribution to the run."""
+        return self.finality.last_final >= 0 or bool(self.round.books)
+
     def is_busy(self) -> bool:
         """Whether a round of ours is under way."""
         return self.round.phase in (rnd.Phase.TRAIN, rnd.Phase.COLLECT, rnd.Phase.FOLD)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from atoll.node.needs import Network, moments_max_bytes
 from atoll.protocols.errors import DiskFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest
-from atoll.protocols.records import Contribution
 from atoll.protocols.run import RunSpec
 
 ATTEMPT_S = 3600.0
@@ -15,14 +14,16 @@ PATIENCE_S = 600.0
 """After so long without anybody who has it, a node begins with fresh moments."""
 
 
-async def bring_moments(spec: RunSpec, net: Network, say: Callable[[str], None]) -> None:
+async def bring_moments(
+    spec: RunSpec, net: Network, say: Callable[[str], None], has_begun: Callable[[], bool]
+) -> None:
     """Return when the file is in the store, or round 0 is over, or it was waited for long enough.
 
-    `say` hears why it is waited for, and "" when that is over.
+    `say` hears why it is waited for, and "" when that is over. `has_begun`: is there a contribution?
     """
     blob = Digest(spec.start.moments) if spec.start else Digest(b"")
     waited_s = 0.0
-    while blob and not net.has_blob(blob) and not _has_begun(net) and waited_s < PATIENCE_S:
+    while blob and not net.has_blob(blob) and not (has_begun() or _are_ahead(net)) and waited_s < PATIENCE_S:
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 holders = dict.fromkeys((spec.owner, *net.neighbours()))
@@ -36,8 +37,6 @@ async def bring_moments(spec: RunSpec, net: Network, say: Callable[[str], None])
         say("")
 
 
-def _has_begun(net: Network) -> bool:
-    """Whether others, or this node before it was started again, are past the round that needs it."""
-    if any(lease.round > 0 for lease, _ in net.leases().values()):
-        return True
-    return any(isinstance(entry.body, Contribution) for entry in net.entries())
+def _are_ahead(net: Network) -> bool:
+    """Whether others are past the round that needs it."""
+    return any(lease.round > 0 for lease, _ in net.leases().values())

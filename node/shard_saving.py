@@ -87,7 +87,10 @@ def _keep(to: Path, spec: RunSpec, run_file: bytes, run_folder: Path) -> None:
 
 
 def _saved(spec: RunSpec, run_folder: Path) -> LocalState:
-    found = load_local(run_folder / STATE, spec.id)
+    try:
+        found = load_local(run_folder / STATE, spec.id)
+    except CorruptFault as fault:
+        raise CorruptFault(str(fault), hint="a node that runs may just have replaced it: try again") from fault
     if found is None:
         raise ConfigError(f"there is no state of {spec.name!r} in this home yet", hint="train first")
     if state_digest(found.tensors["final"]) != found.body.state:

@@ -29,7 +29,7 @@ from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
 from atoll.protocols.coverage import cover_of, size_of, slabs
-from atoll.protocols.errors import AtollError, ConfigError, DecodeError
+from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, DecodeError
 from atoll.protocols.experts import bitmap_of, experts_in
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.model import ExpertsSpec, ModelSpec, expert_of
@@ -91,6 +91,10 @@ def tensors(folder, number):
 
 def change(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def without_shared(path):
+    return {part: count for part, count in json.loads(path.read_text())["steps"].items() if part != "shared"}
 
 
 def begun(folder, home):
@@ -246,6 +250,9 @@ BAD = {
     "no words": (lambda f: words(f, 3).write_text("{}"), "is not the words of a shard"),
     "a newer version": (lambda f: change(words(f, 3), version=2), "version 2"),
     "a path as a peer": (lambda f: change(words(f, 3), peer="../../x"), "is not the words of a shard"),
+    "words without what all train": (
+        lambda f: change(words(f, 3), steps=without_shared(words(f, 3))), "is not the count that its words name",
+    ),
     "an expert too many": (lambda f: change(words(f, 3), steps={"shared": 4, "8": 4}), "shard has expert"),
     "other steps": (
         lambda f: change(words(f, 3), steps=dict.fromkeys(json.loads(words(f, 3).read_text())["steps"], 9)),
@@ -310,6 +317,17 @@ def test_a_node_saves_once_and_only_what_it_has(four, folder, tmp_path):
     other = replace(RUN, name="other")
     with pytest.raises(AtollError):
         save_shard(sign_run(other, identity_of(0)), four.home(0), me, tmp_path / "to")
+
+
+def test_who_saves_while_the_node_replaces_its_files_is_told_to_try_again(four, tmp_path):
+    """And not to move the state away, as a worker tells that cannot read its own."""
+    shutil.copytree(four.home(0) / "state", tmp_path / "home/state")
+    for path in (tmp_path / "home/state").glob("*/manifest"):
+        path.unlink()
+    with pytest.raises(CorruptFault, match="No such file") as error:
+        save_shard(SIGNED, tmp_path / "home", identity_of(0).peer_id, tmp_path / "to")
+    assert "try again" in error.value.line()
+    assert "move" not in error.value.line()
 
 
 def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_path, capsys):

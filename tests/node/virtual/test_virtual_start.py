@@ -187,3 +187,21 @@ def leaf(error):
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def test_who_comes_back_knows_that_the_run_has_begun(world):
+    """Before it hears anybody: it must not wait for the files that round 0 alone needs."""
+
+    async def story() -> None:
+        async with world(6, 2) as w:
+            node, _ = w.start(0), w.start(1)
+            await w.until(lambda: node.driver is not None)
+            assert not node.driver.has_begun()
+            await w.until(w.all_final)
+            await w.kill(0)
+            again = w.start(0)
+            await w.until(lambda: again.driver is not None, look_s=0.001)
+            await asyncio.sleep(0.001)
+            assert again.driver.has_begun()
+
+    run_virtual(story())
