@@ -59,6 +59,7 @@ from atoll.node.round_words import (
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.records import set_digest
 from atoll.protocols.registers import Activity
+from atoll.protocols.worker import Pending
 
 ANNOUNCE_AGAIN_S = 5.0
 """A contribution that the disk refused is offered to it again so often."""
@@ -143,7 +144,7 @@ def _ready(state: RoundState, event: Ready) -> Out:
             actions.append(Discard(pending))
         elif not contributed(state, pending.round):
             actions.append(Announce(pending))
-            state = replace(state, unannounced=pending)
+            state = replace(state, unannounced=(*_others(state, pending.round), pending))
     state = replace(state, folding={}, folded={}, collecting=-1, syncing="", ready=True, saving=frozenset())
     actions += _wanted(state, newest=-1)
     return _enter(state, Phase.CATCH_UP, state.round), actions
@@ -159,8 +160,8 @@ def _seen(state: RoundState, event: ContributionSeen) -> Out:
     known = known_of(event.entry, event.author, body, event.held)
     book[event.entry] = known
     state = replace(state, books={**state.books, body.round: book})
-    if event.author == state.config.me and state.unannounced and state.unannounced.round == body.round:
-        state = replace(state, unannounced=None)
+    if event.author == state.config.me:
+        state = replace(state, unannounced=_others(state, body.round))
     near = body.round <= state.final + state.config.max_open_rounds
     if event.held or not state.ready or not near or body.round in state.reduced:
         return state, []
@@ -204,9 +205,21 @@ def _kept(state: RoundState, event: Kept) -> Out:
     state = replace(state, saving=state.saving - {event.pending.round})
     if event.pending.round <= state.final:
         return state, [Discard(event.pending)]
-    before = [Announce(state.unannounced)] if state.unannounced else []
-    state = replace(state, unannounced=event.pending, announced_at=state.now)
-    return state, [*before, Announce(event.pending)]
+    state, again = _announce_again(replace(state, unannounced=_others(state, event.pending.round)))
+    return replace(state, unannounced=(*state.unannounced, event.pending)), [*again, Announce(event.pending)]
+
+
+def _others(state: RoundState, number: int) -> tuple[Pending, ...]:
+    """Unannounced work of other rounds."""
+    return tuple(pending for pending in state.unannounced if pending.round != number)
+
+
+def _announce_again(state: RoundState) -> Out:
+    """All that the disk refused so far; what became final meanwhile is given back."""
+    late = [pending for pending in state.unannounced if pending.round <= state.final]
+    rest = tuple(pending for pending in state.unannounced if pending.round > state.final)
+    state = replace(state, unannounced=rest, announced_at=state.now)
+    return state, [*map(Discard, late), *map(Announce, rest)]
 
 
 def _folded(state: RoundState, number: int, digest: Digest) -> RoundState:
@@ -232,11 +245,9 @@ def _finalized(state: RoundState, number: int) -> RoundState:
 
 def _tick(state: RoundState) -> Out:
     late = state.now - state.announced_at >= ANNOUNCE_AGAIN_S
-    if state.unannounced is None or not late or not state.ready:
+    if not state.unannounced or not late or not state.ready:
         return state, []
-    if state.unannounced.round <= state.final:
-        return replace(state, unannounced=None), [Discard(state.unannounced)]
-    return replace(state, announced_at=state.now), [Announce(state.unannounced)]
+    return _announce_again(state)
 
 
 # --- phases move as far as the facts allow ----------------------------------------------------------
@@ -249,7 +260,7 @@ def _leave_sync(state: RoundState) -> Out:
     waiting = any(not k.held for k in all_known(state))  # far rounds too: they say that finality is far ahead
     if waiting and state.now - state.since < state.config.lease_s:
         return state, []
-    numbers = [*state.books, *state.saving, *([state.unannounced.round] if state.unannounced else [])]
+    numbers = [*state.books, *state.saving, *(p.round for p in state.unannounced)]
     ours = [number for number in numbers if number > state.closed and worked_in(state, number)]
     if not ours:
         return _enter(state, Phase.FOLD, state.round), []

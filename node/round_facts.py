@@ -114,7 +114,7 @@ def worked_in(state: RoundState, number: int) -> bool:
     """Contributed, or about to: the work is done, and its entry not seen yet."""
     if number in state.saving:
         return True
-    written = state.unannounced is None or state.unannounced.round != number
+    written = all(pending.round != number for pending in state.unannounced)
     return not written or contributed(state, number)
 
 

@@ -362,8 +362,8 @@ class RoundState:
     """Reason of Behind, until Ready."""
     saving: frozenset[int] = frozenset()
     """Rounds that are trained, and whose work is not safe on the disk yet."""
-    unannounced: Pending | None = None
-    """Work that is safe, and not in our feed yet."""
+    unannounced: tuple[Pending, ...] = ()
+    """Work that is safe, and not in our feed yet; with overlap of more than one round."""
     announced_at: float = 0.0
     leased: tuple[Activity, int] | None = None
     """What our lease says."""

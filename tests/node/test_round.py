@@ -636,6 +636,19 @@ def test_work_whose_announcement_is_refused_is_announced_again_and_with_the_next
     assert started(node) == [(0, -1), (1, 0)], "the older one is not collected yet"
 
 
+def test_announcements_of_two_rounds_that_are_refused_are_both_offered_again():
+    restarted = Node(overlap_steps=STEPS).ready(-1, pending_of(0), pending_of(1))
+    refused = overlapping(quorum_256=256).leases(a=0).trained(0).seen(A, 0).tick(round.ANNOUNCE_AGAIN_S).trained(1)
+    for node in (restarted, refused):
+        both = [Announce(pending_of(0)), Announce(pending_of(1))]
+        assert node.find(Announce) == both
+        assert node.tick(round.ANNOUNCE_AGAIN_S).find(Announce) == both
+        assert node.seen(ME, 1).tick(round.ANNOUNCE_AGAIN_S).find(Announce) == [Announce(pending_of(0))]
+        node.feed(Finalized(Round(0), node.now)).tick(round.ANNOUNCE_AGAIN_S)
+        assert node.find(Discard) == [Discard(pending_of(0))]
+        assert not node.tick(round.ANNOUNCE_AGAIN_S).said
+
+
 def test_without_overlap_nothing_is_trained_while_work_is_saved():
     node = Node().ready().leases(a=0).seen(A, 0).only_trained(0)
     assert not node.said
