@@ -338,14 +338,21 @@ class Reductions:
             self._driver.start_task(self._reduce(number, span, offers), f"reduce {number}")
 
     async def _reduce(self, number: int, span: Span, offers: tuple[Offer, ...]) -> None:
-        """Reduce and publish; again with the next worker where this one dies, until it is too late."""
+        """Reduce and publish; again with the next worker where this one dies, until it is too late.
+
+        In one life the worker reduces once: what came since is not in what it gives when it is asked again.
+        """
+        here, life = list[Offer](), -1
         while number in self._rounds and self.sets.ours(number) is None:
-            try:
+            if life != self._driver.lives:
                 here = [offer for offer in sorted(offers) if self._sources.has_rows(offer, span)]
+                life = self._driver.lives
+            try:
                 done = await self._driver.ask_until_saved(self._reduce_ask(number, span, here), w.Reduced)
-                self._publish(number, span, here, done)
-                return
+                if self._publish(number, span, here, done):
+                    return
             except (DecodeError, CorruptFault):
+                life = -1  # nothing was made
                 for offer in offers:
                     self._sources.damaged(offer, span)
             except AtollError as error:
@@ -358,15 +365,16 @@ class Reductions:
         raw = tuple(self._raw(offer, span) for offer in offers)
         return w.Reduce(Round(number), span, raw, roots, before.body.round if before else -1)
 
-    def _publish(self, number: int, span: Span, offers: list[Offer], done: w.Reduced) -> None:
-        """Raises DiskFault."""
+    def _publish(self, number: int, span: Span, offers: list[Offer], done: w.Reduced) -> bool:
+        """Whether there is nothing more to do: False where the disk refused the record. Raises DiskFault."""
         blob = self._net.add_blob(Path(done.path))
         if blob != done.payload or number not in self._rounds:
-            return
+            return True
         covered, more, members = cover(offers, self.sets.plan(number))
         before = self.sets.ours(done.previous) if done.previous >= 0 else None
         words = (covered, more, members, done.payload, done.rows, done.kept)
-        self._driver.publish(Reduction(Round(number), span, *words, before.entry if before else b""))
+        body = Reduction(Round(number), span, *words, before.entry if before else b"")
+        return self._driver.publish(body) is not None
 
     # --- faults, and what others ask ------------------------------------------------------------------
 

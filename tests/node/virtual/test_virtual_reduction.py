@@ -6,6 +6,7 @@ import random
 import pytest
 
 from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.errors import DiskFault
 from atoll.protocols.records import Reduction
 from atoll.protocols.slices import ReduceSpec
 
@@ -201,5 +202,40 @@ def test_a_newcomer_applies_reduced_rounds_or_a_snapshot(world):
             w.check_agreement()
             assert max(late.worker.trained) == 13
             assert late.peer in w.nodes[0].driver.log.rows[13].contributors
+
+    run_virtual(story())
+
+
+def test_a_reduction_that_the_disk_refused_is_published_a_moment_later(world):
+    """As what it is: rows that came meanwhile are not in it, and to say that they are would be proven wrong."""
+    refused = []
+
+    async def story() -> None:
+        async with world(8, 4, reduce=CAREFUL) as w:
+            for number in range(4):
+                w.start(number)
+            sick = w.nodes[3]
+            await w.until(lambda: sick.driver is not None)
+            net, sources = sick.driver._net, sick.driver.reductions._sources
+            publish, has_rows = net.publish, sources.has_rows
+
+            def full(body):
+                if isinstance(body, Reduction) and not refused:
+                    refused.append(body.round)
+                    raise DiskFault("no space left")
+                return publish(body)
+
+            def late(offer, span):
+                return has_rows(offer, span) and (bool(refused) or offer.author != w.nodes[0].peer)
+
+            net.publish, sources.has_rows = full, late
+            await w.until(w.all_final)
+            w.check_agreement()
+            sets = w.nodes[0].driver.reductions.sets
+            found = [c for c in sets.claims.values() if (c.author, c.body.round) == (sick.peer, refused[0])]
+            assert found, "it was published"
+            assert len(sets.covered(found[0])) == 3
+            for node in w.nodes.values():
+                assert "reduction_wrong" not in (node.home / "events.jsonl").read_text()
 
     run_virtual(story())
