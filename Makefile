@@ -29,7 +29,7 @@ test: lint  ## Everything that CI runs; the swarm slice comes last
 	$(BIN)/python -m pytest
 
 fast: $(STAMP)  ## The tests without real swarms
-	$(BIN)/python -m pytest -m 'not swarm'
+	$(BIN)/python -m pytest -m 'not swarm and not measure'
 
 check: lint  ## Style, types, layout
 	$(BIN)/python -m pytest -q tests/test_layout.py

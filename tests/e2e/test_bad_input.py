@@ -20,7 +20,7 @@ from atoll.p2p.transports.p2pd import P2pdHost
 from atoll.protocols.arena import arena_of
 from atoll.protocols.identity import Identity
 from atoll.protocols.payload import Layout
-from atoll.protocols.records import Contribution, Entry, encode_entry, sign_entry
+from atoll.protocols.records import Entry, SlicedContribution, encode_entry, sign_entry
 from atoll.protocols.registers import Lease
 from atoll.protocols.run import RunSpec, open_run
 
@@ -281,7 +281,9 @@ class Evil:
 
     def __init__(self, run_file: bytes, home: Path, seed: str) -> None:
         self.identity = load_or_create(home / "key")
+        self.number = -1
         self.spec: RunSpec = open_run(run_file)
+        assert self.spec.reduce, "so each contribution names the root of its rows"
         self.host = P2pdHost(self.identity)
         self.swarm = Swarm(self.host, self.identity, self.spec.id, home, [parse_seed(seed)])
 
@@ -296,10 +298,12 @@ class Evil:
             serving.cancel()
 
     def contribute(self, payload: bytes) -> Entry:
-        """Sign a contribution with this payload into the round that the others train next."""
-        number = max(lease.round for lease in self.swarm.live(Lease).values()) + 1
+        """Sign a contribution with this payload into a round that the others train next, never twice into one."""
+        next_round = max(lease.round for lease in self.swarm.live(Lease).values()) + 1
+        self.number = max(self.number + 1, next_round)
         blob = self.swarm.blobs.store.add_bytes(payload)
-        return self.swarm.publish(Contribution(number, bytes(32), blob, 1, 256, 64, 5.0))
+        words = (self.number, bytes(32), blob, 1, 256, 64, 5.0)
+        return self.swarm.publish(SlicedContribution(*words, os.urandom(32)))
 
 
 @pytest.mark.swarm

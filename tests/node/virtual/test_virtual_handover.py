@@ -59,7 +59,7 @@ def test_who_comes_late_goes_on_with_the_moments_of_who_was_there(world):
                 assert not node.driver.handover._fetched
                 bodies = [entry.body for _, entry in node.swarm.ledger.since(0, 1 << 20)]
                 payloads = {body.payload for body in bodies if isinstance(body, Contribution)}
-                assert set(node.swarm.blobs.store.blobs()) <= payloads | node.driver.finals.kept
+                assert set(node.swarm.blobs.store.blobs()) <= payloads | node.driver.finals.snapshots
 
     run_virtual(story())
 

@@ -38,7 +38,7 @@ def measured(world, reduce: ReduceSpec | None) -> tuple[float, float]:
     return sent, seconds
 
 
-@pytest.mark.swarm
+@pytest.mark.measure
 @pytest.mark.timeout(1200)
 def test_a_member_of_eighteen_sends_less_in_a_reduced_round_that_lasts_as_long(world):
     gathered, gathered_s = measured(world, None)
