@@ -388,7 +388,7 @@ class Session:
             self._fold.adopt(found.tensors["final"], found.body.final)
         self._sending.load(found.tensors["residual"], found.body.pending)
         if self._slices is not None:
-            self._slices.load(found.body.kept, found.tensors.get("kept"))
+            self._slices.load(found.body.kept, found.tensors.get("kept"), found.body.final)
         self._rounds.steps_taken = found.body.steps
         self._learner.own(experts_among(found.tensors, self._spec))
         weights = self._learner.weights

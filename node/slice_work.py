@@ -49,6 +49,7 @@ class SliceWork:
         self._reducer = Reducer(rules, COMPILED)
         self._made: dict[int, w.Reduced] = {}
         self._newest: KeptBody | None = None
+        """The last Reduction, until its round is final."""
         with disk(spool):
             for path in spool.glob(f"*{_SUFFIX}"):  # of an earlier life: the blob store has its own name for it
                 path.unlink(missing_ok=True)
@@ -111,9 +112,9 @@ class SliceWork:
     def settle(self, number: int, counted: Collection[Digest], residual_C4096: Tensor) -> None:
         """Rounds up to `number` are final: where our Reduction missed its set, the chain begins anew."""
         newest = self._newest
-        if newest is not None and newest.round <= number and newest.round not in self._made:
-            if newest.payload not in counted:  # of an earlier life: what it added is not known, so nothing is owed
-                self._reducer.drop()
+        if newest is not None and newest.round <= number:
+            if newest.round not in self._made and newest.payload not in counted:
+                self._reducer.drop()  # of an earlier life: what it added is not known, so nothing is owed
             self._newest = None
         for at in sorted(at for at in self._made if at <= number):
             done = self._made.pop(at)
@@ -137,12 +138,12 @@ class SliceWork:
         payload = self._newest.payload if self._newest is not None else Digest(bytes(32))
         return (KeptBody(number, payload, last.left.span),)
 
-    def load(self, words: Sequence[KeptBody], kept_C4096: Tensor | None) -> None:
-        """Go on from a checkpoint. What does not fit is not taken: a reducer may begin with zeros."""
+    def load(self, words: Sequence[KeptBody], kept_C4096: Tensor | None, final: int) -> None:
+        """Go on from a checkpoint of that final round. What does not fit is not taken: zeros may begin a chain."""
         for body in words:
             if kept_C4096 is not None and kept_C4096.shape == (body.span.chunks, CHUNK):
                 self._reducer.restore(_name(body.round), Kept(body.span, kept_C4096.clone()))
-                self._newest = body
+                self._newest = body if body.round > final else None
 
     def _rows(self, path: str, span: Span) -> RowsAnswer:
         cap = rows_max_bytes(span, self._rules.chunks, self._rules.k)

@@ -108,6 +108,20 @@ def test_the_chain_goes_on_after_a_restart_and_anew_after_a_loss(pair, tmp_path)
     assert pair.reduce(2, previous=5).previous == -1, "another one was published than the one that is saved"
 
 
+@pytest.mark.parametrize("restarts", [(), (1,), (2,), (1, 2)])
+def test_the_chain_outlives_rounds_that_are_reduced_by_others(pair, restarts):
+    """What was kept of a Reduction that counts is owed until the next one says it."""
+    for number in (0, 1):
+        pair.train(number)
+        slices = pair.slices(pair.reduce(0) if number == 0 else None)
+        for home in (pair.mine, pair.other):
+            home.ask(w.Finalize(Round(number), (), slices))
+        if number + 1 in restarts:
+            pair.mine.restart()
+    pair.train(2)
+    assert pair.reduce(2, previous=0).previous == 0
+
+
 def test_an_opening_is_given_and_a_proof_of_something_else_refused(pair, tmp_path):
     pair.train(0)
     pair.reduce(0)
