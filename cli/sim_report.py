@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli import sim_verdict as verdict
@@ -11,7 +12,7 @@ from atoll.protocols.control import TimeShares
 if TYPE_CHECKING:
     from atoll.cli.sim import Swarm
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 ADAMW_LIMIT = 1.10
 DILOCO_LIMIT = 1.00
 IDLE_LIMIT = 0.02
@@ -22,7 +23,7 @@ Rows = Mapping[int, Sequence[Mapping[str, Any]]]
 def as_json(swarm: "Swarm", rows: Rows, arms: Mapping[str, Any]) -> dict[str, Any]:
     """The whole report; docs/control.md has its schema."""
     rounds = verdict.by_round(rows)
-    checks = promises(swarm, rows, rounds) + baselines(last_bpb(rows), arms)
+    checks = promises(swarm, rows, rounds) + baselines(last_bpb(rows), tokens_used(rows), arms)
     if swarm.idle_daemon_cpu is not None:
         share = swarm.idle_daemon_cpu
         checks.append(
@@ -39,6 +40,7 @@ def as_json(swarm: "Swarm", rows: Rows, arms: Mapping[str, Any]) -> dict[str, An
         "rounds": rounds,
         "baseline": dict(arms),
         "val_bpb": last_bpb(rows),
+        "tokens": tokens_used(rows),
         "goodput": share_of(rows, "steps"),
         "wait_share": share_of(rows, "wait", "transfer"),
         "checks": [asdict(check) for check in checks],
@@ -61,15 +63,30 @@ def promises(swarm: "Swarm", rows: Rows, rounds: list[dict[str, Any]]) -> list[v
     return checks
 
 
-def baselines(val_bpb: float | None, arms: Mapping[str, Any]) -> list[verdict.Check]:
-    """Against the reference arms at equal tokens."""
+def baselines(val_bpb: float | None, tokens: int, arms: Mapping[str, Any]) -> list[verdict.Check]:
+    """Against the reference arms when they had as many tokens as the swarm's final sets."""
     if val_bpb is None or not arms:
         return []
     checks = [verdict.learned(val_bpb, arms["unigram"]["unigram_bpb"])] if "unigram" in arms else []
     for name, limit in (("adamw", ADAMW_LIMIT), ("diloco", DILOCO_LIMIT), ("average", DILOCO_LIMIT)):
         if name in arms:
-            checks.append(verdict.against(name, val_bpb, arms[name]["points"][-1]["val_bpb"], limit))
+            checks.append(verdict.against(name, val_bpb, bpb_at(arms[name]["points"], tokens), limit))
     return checks
+
+
+def tokens_used(rows: Rows) -> int:
+    """Of all contributions that a final set holds: members that were away, or took fewer steps, had fewer."""
+    flat = (row for of_node in rows.values() for row in of_node)
+    return sum(row["tokens"] for row in flat if row["final"] and row["peer"] in row["contributors"])
+
+
+def bpb_at(points: Sequence[Mapping[str, Any]], tokens: int) -> float:
+    """Validation loss of an arm after so many tokens, on a line between two of its points; at most its last."""
+    for before, after in pairwise(points):
+        if tokens < after["tokens"]:
+            share = max(0.0, (tokens - before["tokens"]) / (after["tokens"] - before["tokens"]))
+            return float(before["val_bpb"] + share * (after["val_bpb"] - before["val_bpb"]))
+    return float(points[-1]["val_bpb"])
 
 
 def last_bpb(rows: Rows) -> float | None:
@@ -103,6 +120,8 @@ def print_report(report: Mapping[str, Any], say: Callable[[str], None]) -> None:
     say(f"  goodput by node: {goodput}")
     for name, arm in report["baseline"].items():
         if "points" in arm:
-            say(f"  reference {name:<8} {arm['points'][-1]['val_bpb']:.3f} bits per byte at equal tokens")
+            bpb, tokens = arm["points"][-1]["val_bpb"], arm["points"][-1]["tokens"]
+            share = report["tokens"] / tokens
+            say(f"  reference {name:<8} {bpb:.3f} bits per byte; the swarm used {share:.2f} of its tokens")
     for check in report["checks"]:
         say(f"  {'ok  ' if check['ok'] else 'FAIL'} {check['name']}: {check['seen']}")

@@ -3,7 +3,7 @@
 import pytest
 
 from atoll.cli import sim_verdict as verdict
-from atoll.cli.sim_report import share_of
+from atoll.cli.sim_report import baselines, bpb_at, share_of, tokens_used
 from atoll.cli.sim_story import plan
 from atoll.protocols.control import TimeShares
 
@@ -74,3 +74,18 @@ def test_limits_of_learning():
     assert not verdict.learned(4.0, 4.8).ok
     assert verdict.against("adamw", 1.09, 1.0, 1.10).ok
     assert not verdict.against("adamw", 1.11, 1.0, 1.10).ok
+
+
+def test_arms_are_met_at_the_tokens_that_final_sets_used():
+    def used(peer: str, tokens: int, **more) -> dict[str, object]:
+        return {**row(0, contributors=("p", "q"), **more), "peer": peer, "tokens": tokens}
+
+    rows = {0: [used("p", 100), used("p", 7, final=False)], 1: [used("q", 60)], 2: [used("late", 1000)]}
+    assert tokens_used(rows) == 160
+    points = [{"tokens": 100, "val_bpb": 4.0}, {"tokens": 200, "val_bpb": 3.0}, {"tokens": 300, "val_bpb": 2.5}]
+    met = {tokens: bpb_at(points, tokens) for tokens in (0, 100, 160, 200, 250, 300, 999)}
+    assert met == {0: 4.0, 100: 4.0, 160: 3.4, 200: 3.0, 250: 2.75, 300: 2.5, 999: 2.5}
+    arms = {"average": {"points": points}}
+    assert [check.ok for check in baselines(3.4, 160, arms)] == [True]
+    assert [check.ok for check in baselines(3.41, 160, arms)] == [False]
+    assert baselines(None, 160, arms) == []
