@@ -86,6 +86,9 @@ def test_arms_are_met_at_the_tokens_that_final_sets_used():
     met = {tokens: bpb_at(points, tokens) for tokens in (0, 100, 160, 200, 250, 300, 999)}
     assert met == {0: 4.0, 100: 4.0, 160: 3.4, 200: 3.0, 250: 2.75, 300: 2.5, 999: 2.5}
     arms = {"average": {"points": points}}
-    assert [check.ok for check in baselines(3.4, 160, arms)] == [True]
-    assert [check.ok for check in baselines(3.41, 160, arms)] == [False]
-    assert baselines(None, 160, arms) == []
+    seen = {
+        (bpb, killed): baselines(bpb, 160, arms, killed) for bpb in (3.4, 3.41, 3.47) for killed in (False, True)
+    }
+    ok = {(bpb, killed) for (bpb, killed), (check,) in seen.items() if check.ok}
+    assert ok == {(3.4, False), (3.4, True), (3.41, True)}
+    assert baselines(None, 160, arms, False) == []
