@@ -27,7 +27,8 @@ from atoll.protocols.run import RunSpec, Stage, open_run
 from atoll.protocols.slices import ReduceSpec
 
 POLL_S = 0.5
-IDLE_S = 6.0
+SETTLE_S, IDLE_S = 4.0, 15.0
+"""After the last round nodes still tell each other that it is final; then their rest is measured."""
 LEASE_S = 6.0
 """A killed member is waited for at most so long; loopback peers renew every two seconds."""
 ARMS = ("adamw", "average", "unigram")
@@ -260,6 +261,7 @@ def check_alive(swarm: Swarm, statuses: dict[int, dict[str, Any] | None], deadli
 
 def measure_idle(swarm: Swarm) -> None:
     """CPU of the daemons (with p2pd) while nothing is trained, as a share of one core per node."""
+    time.sleep(SETTLE_S)
     before = {number: node.cpu_s() for number, node in swarm.nodes.items()}
     time.sleep(IDLE_S)
     after = {number: node.cpu_s() for number, node in swarm.nodes.items()}
