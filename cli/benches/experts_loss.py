@@ -14,6 +14,8 @@ from atoll.cli.sim import simulate
 
 LOSS = Bar("<=", 1.02)
 PRESET, NODES, ROUNDS, STEPS, SEED = "moe-12m", 4, 24, 8, 1
+EQUAL_TOKENS = ("pace.least_256=256", "pace.quorum_256=256")
+"""Every member takes all steps, and every round waits for all members."""
 TIMEOUT_S = 4 * 3600.0
 ARMS = {"whole": 0, "shared": 1}
 """Name -> holders of each expert; 0: all members train all."""
@@ -37,6 +39,7 @@ def report_of(holders: int, say: Callable[[str], None]) -> dict[str, Any]:
             seed=SEED,
             preset_name=PRESET,
             holders=holders,
+            changes=EQUAL_TOKENS,
             data="builtin:shakespeare",
             from_hf=None,
             upcycle=None,
