@@ -10,13 +10,14 @@ from pathlib import Path
 from torch import Tensor
 
 from atoll.node.checkpoint.atoms import write_atom
-from atoll.node.checkpoint.shards import ERROR, MOMENTS, MOMENTS_NOTE, STEP, is_optimised, moment_specs
+from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, is_optimised, moment_specs
 from atoll.node.checkpoint.tensorfile import TensorFile
 from atoll.node.checkpointing import is_sound
 from atoll.node.learner import Learner
 from atoll.node.sending import Sending
 from atoll.protocols.arena import arena_of
 from atoll.protocols.errors import DecodeError, DiskFault
+from atoll.protocols.moments import KINDS
 from atoll.protocols.run import RunSpec
 
 
@@ -48,7 +49,7 @@ class Brought:
         file = TensorFile(path, moment_specs(self._spec.model), MOMENTS_NOTE)
         found: dict[str, Tensor] = {}
         for atom in atoms:
-            for kind in (ERROR, *((STEP, *MOMENTS) if is_optimised(atom) else ())):
+            for kind in (ERROR, *((STEP, *KINDS) if is_optimised(atom) else ())):
                 name = f"{kind}/{atom}"
                 found[name] = file.read(name)
                 if not is_sound(name, found[name]):

@@ -38,11 +38,6 @@ def part_of(name: str) -> str:
     return SHARED if expert is None else str(expert)
 
 
-def experts_of(spec: RunSpec) -> int:
-    """Experts of a run's model; 0: none."""
-    return 0 if spec.model.experts is None else spec.model.experts.count
-
-
 @dataclass
 class Checkpoint:
     """A folder whose shards are of one run, round and state, and hold every atom. Files are read when asked."""
@@ -119,7 +114,7 @@ def join(folder: Path) -> Checkpoint:
     if (folder / MANIFEST).exists():
         raise ConfigError(f"{folder} is joined already", hint="a checkpoint is not changed any more")
     spec = _run(folder)
-    manifest = joined(_shards(folder), experts_of(spec))
+    manifest = joined(_shards(folder), spec.model.expert_count)
     found = _verified(Checkpoint(folder, spec, manifest))
     write_file(folder / MANIFEST, [to_json(manifest)])
     return found
@@ -135,7 +130,7 @@ def opened(folder: Path) -> Checkpoint:
         manifest = from_json(data, Manifest)
     except DecodeError as error:
         raise ConfigError(f"{folder / MANIFEST}: {error}") from error
-    if joined(manifest.shards, experts_of(spec)) != manifest:
+    if joined(manifest.shards, spec.model.expert_count) != manifest:
         raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
     return _verified(Checkpoint(folder, spec, manifest))
 

@@ -45,7 +45,7 @@ class Handover:
     def taken(self, before: bytes, now: bytes) -> bytes:
         """In the round at hand we train the experts `now`, no longer those of `before` (bitmaps). Gives `now`."""
         if now != before:
-            old, new = (experts_in(bitmap, self._count) for bitmap in (before, now))
+            old, new = (experts_in(bitmap, self._driver.spec.model.expert_count) for bitmap in (before, now))
             self._wanted = {expert: at for expert, at in self._wanted.items() if expert in new}
             self._wanted.update(dict.fromkeys(new - old, self._driver.round.round))
         return now
@@ -69,11 +69,6 @@ class Handover:
         if found is not None:
             self._busy = True
             self._driver.start_task(self._bring(*found), f"moments {found[0]}")
-
-    @property
-    def _count(self) -> int:
-        experts = self._driver.spec.model.experts
-        return experts.count if experts is not None else 0
 
     def _next(self) -> tuple[int, PeerId, Digest] | None:
         for peer, holding in sorted(self._net.holdings().items()):

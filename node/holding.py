@@ -27,7 +27,7 @@ class Registers(Protocol):
 
 def splits(spec: RunSpec) -> int:
     """The number of experts, in runs whose members train some of them only; else 0."""
-    return spec.model.experts.count if spec.model.experts is not None and spec.outer.holders else 0
+    return spec.model.expert_count if spec.outer.holders else 0
 
 
 def nothing(spec: RunSpec) -> bytes:

@@ -11,6 +11,7 @@ from atoll.node.checkpoint import shards as sh
 from atoll.node.checkpoint.atoms import read_atom
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.checkpointing import Checkpoint
+from atoll.node.export_run import BLOBS
 from atoll.node.learner import Learner
 from atoll.node.model.named import named_atoms
 from atoll.node.outer.fixed import state_digest, to_float
@@ -24,7 +25,7 @@ def differing(checkpoint: Checkpoint, spec: RunSpec, run_folder: Path, experts: 
     and moments and error feedback of what it trains. The run's files are in its blob store below `run_folder`.
     """
     assert spec.start
-    blobs = run_folder / "blobs"
+    blobs = run_folder / BLOBS
     theta_C4096 = read_snapshot(
         blobs / f"{spec.start.weights.hex()}.blob", checkpoint.arena, state_digest
     ).theta_C4096

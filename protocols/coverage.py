@@ -112,7 +112,7 @@ def largest_payload(spec: RunSpec) -> int:
 @lru_cache(maxsize=32)
 def _sizes(model: ModelSpec, count: int) -> tuple[tuple[int, ...], ...]:
     """Chunks of each fragment: those that all members train, then those of each expert."""
-    experts = model.experts.count if model.experts else 0
+    experts = model.expert_count
     found = [[0] * (1 + experts) for _ in range(count)]
     for place, span in _spans(arena_of(model)):
         expert = expert_of(place.name) if place else None

@@ -136,6 +136,11 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return across if self.qk_norm_across else (self.head_dim, self.head_dim)
 
     @property
+    def expert_count(self) -> int:
+        """Experts of each layer; 0 in a dense model."""
+        return self.experts.count if self.experts is not None else 0
+
+    @property
     def parameters(self) -> int:
         """Number of parameters."""
         attention = 2 * self.dim * (self.heads + self.kv_heads) * self.head_dim

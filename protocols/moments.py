@@ -10,6 +10,8 @@ The moments forget within 1 / (1 − β₂) steps: a short float is enough. A fi
 from atoll.protocols.arena import Placement, arena_of
 from atoll.protocols.model import ModelSpec, expert_of
 
+KINDS = ("exp_avg", "exp_avg_sq")
+"""Adam's first and second moment, by their names in torch and in files."""
 HEAD_BYTES = 4
 MAX_STEPS = 1 << 24
 """Adam counts in float32, which is exact up to here."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.cli.benches.child import started
 from atoll.cli.benches.experts_loss import loss_rows
-from atoll.cli.benches.experts_members import shares_of, spec_of
+from atoll.cli.benches.experts_members import MEMBERS, shares_of, spec_of
 from atoll.cli.benches.report import Bar, Row, median, paired_ratio, row
 from atoll.node.held import FROZEN, Held
 from atoll.node.logits import RIVAL, is_installed
@@ -14,7 +14,6 @@ from atoll.node.model.pace import expected_ratio
 from atoll.protocols.model import ModelSpec
 
 CHILD = "atoll.cli.benches.experts_node"
-MEMBERS = 4
 PRESET, QUICK_PRESET = "moe-12m", "moe-smoke"
 SEQUENCES, TURNS, PROCESSES = 8, 15, 3
 MEMORY, UPLOAD = Bar("<=", 0.1), Bar("<=", 1.05)

@@ -23,6 +23,7 @@ from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ownership import Announced, assigned
 from atoll.protocols.run import RunSpec, Stage
 
+MEMBERS = 4
 SOURCE = "synthetic:markov?size=262144"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from atoll.cli.benches.child import obey
-from atoll.cli.benches.experts_members import Members, identity_of, shares_of, spec_of
+from atoll.cli.benches.experts_members import MEMBERS, Members, identity_of, shares_of, spec_of
 from atoll.node import logits
 from atoll.node.checkpointing import join
 from atoll.node.export_run import export_run
@@ -22,8 +22,6 @@ from atoll.node.resumed import differing
 from atoll.node.shard_saving import save_shard
 from atoll.protocols.experts import ALL
 from atoll.protocols.run import sign_run
-
-MEMBERS = 4
 
 
 async def hold(preset: str, trained: str, frozen: str) -> dict[str, Any]:

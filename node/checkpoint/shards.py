@@ -14,8 +14,8 @@ import torch
 
 from atoll.node.checkpoint.safefile import Spec
 from atoll.protocols.model import BIAS, Atom, ModelSpec, atoms, expert_of
+from atoll.protocols.moments import KINDS
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHT, STEP, ERROR = "weight", "step", "error"
 MOMENTS_NOTE = "moments/1"
 
@@ -47,5 +47,5 @@ def _kept(atom: Atom) -> Iterator[tuple[str, Spec]]:
     yield f"{ERROR}/{atom.name}", (torch.float32, atom.shape)
     if is_optimised(atom.name):
         yield f"{STEP}/{atom.name}", (torch.float32, (1,))
-        for moment in MOMENTS:
+        for moment in KINDS:
             yield f"{moment}/{atom.name}", (torch.float32, atom.shape)

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from atoll.node.inner.schedule import learning_rate
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
-from atoll.protocols.moments import MAX_STEPS
+from atoll.protocols.moments import KINDS, MAX_STEPS
 from atoll.protocols.run import InnerSpec
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 """Mean loss, nats per token, of a module on int64 windows `[B, T + 1]`."""
 ByAtom = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """Tensors named and shaped like the module's parameters -> views of them by the names that a checkpoint has."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_KEPT = ("step", *_MOMENTS)
+_KEPT = ("step", *KINDS)
 
 
 class Inner:
@@ -88,7 +87,7 @@ class Inner:
             return {}
         steps_A = torch.stack([state["step"].detach() for state in held.values()]).cpu()
         found = {f"step/{name}": steps_A[at : at + 1] for at, name in enumerate(held)}
-        for moment in _MOMENTS:
+        for moment in KINDS:
             found.update({f"{moment}/{name}": state[moment].detach() for name, state in held.items()})
         return found
 
@@ -116,14 +115,14 @@ class Inner:
             own = self._adam.state.get(parameter) or self._taken(name, parameter, {})
             taken = float(own["step"])
             own["step"].add_(older["step"]).clamp_(max=MAX_STEPS)
-            for moment, beta in zip(_MOMENTS, (self._spec.beta1, self._spec.beta2), strict=True):
+            for moment, beta in zip(KINDS, (self._spec.beta1, self._spec.beta2), strict=True):
                 own[moment].add_(older[moment], alpha=beta**taken)
             self._adam.state[parameter] = own
 
     def _taken(self, name: str, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies, in the form that AdamW has."""
         values = parameter.detach()
-        fresh = {"step": values.new_zeros(()), **{moment: torch.zeros_like(values) for moment in _MOMENTS}}
+        fresh = {"step": values.new_zeros(()), **{moment: torch.zeros_like(values) for moment in KINDS}}
         if any(f"{kind}/{name}" in state for kind in _KEPT):
             for kind, into in fresh.items():
                 found = state.get(f"{kind}/{name}")

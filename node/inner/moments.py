@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.moments import HEAD_BYTES, MAX_STEPS
+from atoll.protocols.moments import HEAD_BYTES, KINDS, MAX_STEPS
 from atoll.protocols.run import InnerSpec
 
 _ROUNDING = 1.05
@@ -31,7 +31,7 @@ def pack(state: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
     if not names or any(f"step/{name}" not in state for name in names):
         return b""
     steps = int(state[f"step/{names[0]}"])
-    rows = [state[f"{moment}/{name}"].reshape(-1) for moment in ("exp_avg", "exp_avg_sq") for name in names]
+    rows = [state[f"{moment}/{name}"].reshape(-1) for moment in KINDS for name in names]
     values = torch.cat([row.to("cpu", torch.bfloat16) for row in rows])
     return steps.to_bytes(HEAD_BYTES, "little") + values.view(torch.uint8).numpy().tobytes() if steps else b""
 
@@ -46,7 +46,7 @@ def unpack(data: bytes, shapes: Shapes, spec: InnerSpec) -> dict[str, Tensor]:
     first, second = values.chunk(2)
     _check(first, second, spec)
     found = {f"step/{name}": torch.tensor([float(steps)]) for name, _ in shapes}
-    for kind, rows in (("exp_avg", first), ("exp_avg_sq", second)):
+    for kind, rows in zip(KINDS, (first, second), strict=True):
         parts = zip(shapes, torch.split(rows, sizes), strict=True)
         found.update({f"{kind}/{name}": part.view(shape) for (name, shape), part in parts})
     return found

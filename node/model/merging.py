@@ -58,7 +58,7 @@ def merged(
     alpha: 0 … 2²⁴ (all the way to the donors' mean). Fewer than `donors` others: all of them. What was given so
     far may be written into `theta`.
     """
-    experts = range(model.experts.count if model.experts else 0)
+    experts = range(model.expert_count)
     for layer in range(model.layers if len(experts) > 1 else 0):
         at = f"model.layers.{layer}.mlp.experts."
         nearest = nearest_of(dots([theta[f"{at}{expert}.gate_proj.weight"] for expert in experts]), donors)
