@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import atoll.node.finality_words as fin
 import atoll.node.round_words as rnd
-from atoll.node.needs import Network, snapshot_max_bytes
+from atoll.node.needs import Network, snapshot_max_bytes, whom_to_ask
 from atoll.p2p.files import disk
 from atoll.protocols import worker as w
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence, PeerFault, Unreachable
@@ -306,7 +306,7 @@ class Finals:
     async def _fetch_snapshot(self, offer: SnapshotOffer) -> Path:
         """A snapshot from whoever offers it."""
         async with asyncio.timeout(SNAPSHOT_S):
-            holders = [offer.peer, *(peer for peer in self._net.neighbours() if peer != offer.peer)]
+            holders = whom_to_ask(offer.peer, self._net)
             return await self._net.fetch_blob(offer.blob, holders, snapshot_max_bytes(self._driver.spec))
 
 

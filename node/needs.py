@@ -1,4 +1,4 @@
-"""What the driver needs of the network, as an interface that `SwarmNetwork` meets; and two bounds beside it."""
+"""What the driver needs of the network, as an interface that `SwarmNetwork` meets; and what follows from it."""
 
 from pathlib import Path
 from typing import Protocol
@@ -52,6 +52,11 @@ class Network(BlobSource, Registers, Protocol):
 
     def bytes_moved(self) -> tuple[int, int, int, int]:
         """Totals since the start: up, down, blobs up as sent, blob contents up."""
+
+
+def whom_to_ask(first: PeerId, net: BlobSource) -> list[PeerId]:
+    """A peer that should have it, then all that are connected."""
+    return list(dict.fromkeys((first, *net.neighbours())))
 
 
 def round_half_s(seconds: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from atoll.node.needs import Network
+from atoll.node.needs import Network, whom_to_ask
 from atoll.node.reduce.effective import Effective
 from atoll.node.reduced_sets import ReducedSets
 from atoll.p2p.files import write_whole
@@ -157,9 +157,8 @@ class Openings:
     async def _check(self, author: PeerId, fault: ReductionFault) -> bool:
         cap, is_here = proof_max_bytes(self._sets.rules, MAX_SET), self._net.has_blob(fault.proof)
         if not is_here:
-            holders = [author, *(peer for peer in self._net.neighbours() if peer != author)]
             async with asyncio.timeout(ANSWER_S):
-                await self._net.fetch_blob(fault.proof, holders, cap)
+                await self._net.fetch_blob(fault.proof, whom_to_ask(author, self._net), cap)
         wrong = False
         try:
             ask = w.Judge(str(self._net.blob_path(fault.proof)), fault.reduction)

@@ -206,11 +206,16 @@ class Payloads:
         near = self._blobs.neighbours()
         others = [peer for peer in near if peer != author]
         if size_bytes <= SMALL_BYTES:
-            first = FEW * attempt % max(1, len(others))
-            others = (others[first:] + others[:first])[:FEW]
+            others = few_in_turn(others, attempt)
         if author in near:
             return [author] if attempt == 0 and size_bytes <= SMALL_BYTES else [author, *others]
         return [author, *others] if attempt % 2 or not others else others
+
+
+def few_in_turn(peers: list[PeerId], attempt: int) -> list[PeerId]:
+    """Some of them, with each attempt the next ones."""
+    first = FEW * attempt % max(1, len(peers))
+    return (peers[first:] + peers[:first])[:FEW]
 
 
 def pause_s(attempt: int) -> float:

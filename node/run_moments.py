@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from atoll.node.needs import Network, moments_max_bytes
+from atoll.node.needs import Network, moments_max_bytes, whom_to_ask
 from atoll.protocols.errors import DiskFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest
 from atoll.protocols.run import RunSpec
@@ -26,8 +26,7 @@ async def bring_moments(
     while blob and not net.has_blob(blob) and not (has_begun() or _are_ahead(net)) and waited_s < PATIENCE_S:
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                holders = dict.fromkeys((spec.owner, *net.neighbours()))
-                await net.fetch_blob(blob, list(holders), moments_max_bytes(spec))
+                await net.fetch_blob(blob, whom_to_ask(spec.owner, net), moments_max_bytes(spec))
         except (DiskFault, PeerFault, Unreachable, TimeoutError) as error:
             reason = error.line() if isinstance(error, DiskFault) else "nobody reachable has them yet"
             say(f"waiting for the moments of the run's checkpoint: {reason}")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from atoll.node.needs import Network
+from atoll.node.needs import Network, whom_to_ask
 from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest
 from atoll.protocols.run import TOKENIZER_MAX_BYTES, RunSpec
@@ -27,8 +27,7 @@ async def bring_tokenizer(spec: RunSpec, net: Network, say: Callable[[str], None
             if await _is_here(net, blob):
                 break
             async with asyncio.timeout(ATTEMPT_S):
-                holders = dict.fromkeys((spec.owner, *net.neighbours()))
-                await net.fetch_blob(blob, list(holders), TOKENIZER_MAX_BYTES)
+                await net.fetch_blob(blob, whom_to_ask(spec.owner, net), TOKENIZER_MAX_BYTES)
         except DecodeError as error:
             raise ConfigError(
                 f"the tokenizer of this run cannot be used: {error}", hint="ask its owner"

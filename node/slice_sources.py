@@ -11,7 +11,7 @@ from pathlib import Path
 
 from atoll.node.contributions import named
 from atoll.node.needs import Network
-from atoll.node.payloads import ATTEMPT_S, FEW, PARALLEL, Payloads, pause_s
+from atoll.node.payloads import ATTEMPT_S, PARALLEL, Payloads, few_in_turn, pause_s
 from atoll.node.reduced_sets import ReducedSets
 from atoll.node.shelf import Shelf
 from atoll.p2p.files import disk
@@ -171,5 +171,4 @@ class SliceSources:
     def _whom(self, author: PeerId, attempt: int) -> list[PeerId]:
         """The author first; on a further try some of the others, in turn."""
         others = [peer for peer in self._net.neighbours() if peer != author]
-        first = FEW * attempt % max(1, len(others))
-        return [author, *(others[first:] + others[:first])[: FEW if attempt else 0]]
+        return [author, *(few_in_turn(others, attempt) if attempt else ())]

@@ -138,11 +138,6 @@ def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> Unfinishe
     return fresh
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> None:
-    """Make these tensors and this message the newest generation. Raises DiskFault; then nothing changed."""
-    begin(folder, tensors, body).finish()
-
-
 def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     """The newest generation that verifies; None where nothing was ever saved.
 

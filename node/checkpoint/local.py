@@ -59,11 +59,6 @@ def begin_local(folder: Path, body: LocalBody, tensors: Mapping[str, Tensor]) ->
     return generations.begin(folder, tensors, codec.encode(body))
 
 
-def save_local(folder: Path, body: LocalBody, tensors: Mapping[str, Tensor]) -> None:
-    """Save whole or not at all; the save before is kept. Raises DiskFault."""
-    begin_local(folder, body, tensors).finish()
-
-
 def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:
     """The newest save that verifies; None if there is none. `check`: see generations.load.
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atoll.node.checkpoint.local import LocalBody, save_local
+from atoll.node.checkpoint.local import LocalBody, begin_local
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.home import Home
 from atoll.node.model import bridge
@@ -34,7 +34,7 @@ def train(home: Path, run, seed=5, number=7, damage=0):
     theta, arena_C4096 = state_of(run, seed)
     body = LocalBody(run.id, number, state_digest(arena_C4096), 1, ())
     arena_C4096[0, 0] += damage
-    save_local(Home(home).run(run.id) / "state", body, {"final": arena_C4096})
+    begin_local(Home(home).run(run.id) / "state", body, {"final": arena_C4096}).finish()
     return theta, body.state
 
 

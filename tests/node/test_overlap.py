@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from atoll.node.checkpoint.local import LocalBody, save_local
+from atoll.node.checkpoint.local import LocalBody, begin_local
 from atoll.node.model import bridge
 from atoll.node.outer.fixed import to_float
 from atoll.protocols import worker as w
@@ -344,4 +344,4 @@ def test_a_state_without_local_weights_is_read_as_one_where_they_were_the_view(h
 
 
 def save(node: Home, body: LocalBody, tensors: dict[str, torch.Tensor]) -> None:
-    save_local(node.path / "state", body, tensors)
+    begin_local(node.path / "state", body, tensors).finish()

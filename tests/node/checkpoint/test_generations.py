@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from atoll.node.checkpoint import generations
-from atoll.node.checkpoint.local import LocalBody, load_local, save_local
+from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.protocols.errors import CorruptFault, DiskFault
 from atoll.protocols.ids import Digest, Round, RunId
 from atoll.protocols.worker import Pending
@@ -40,7 +40,7 @@ def value_of(folder):
 
 def test_round_trip(tmp_path):
     assert load_local(tmp_path / "state", RUN) is None
-    save_local(tmp_path / "state", BODY, tensors())
+    begin_local(tmp_path / "state", BODY, tensors()).finish()
     again = load_local(tmp_path / "state", RUN)
     assert again is not None
     assert (again.body, again.report) == (BODY, ())
@@ -52,14 +52,14 @@ def test_round_trip(tmp_path):
 
 def test_strided_tensors_are_saved_by_value(tmp_path):
     grid = torch.arange(12.0).view(3, 4).t()
-    generations.save(tmp_path, {"grid": grid}, b"")
+    generations.begin(tmp_path, {"grid": grid}, b"").finish()
     assert torch.equal(generations.load(tmp_path).tensors["grid"], grid)
 
 
 def test_the_last_two_are_kept_and_leftovers_swept(tmp_path):
     for value in range(5):
         (tmp_path / "0000000009.part").mkdir(exist_ok=True)
-        generations.save(tmp_path, tensors(value), b"")
+        generations.begin(tmp_path, tensors(value), b"").finish()
     assert names(tmp_path) == ["0000000004", "0000000005"]
     assert value_of(tmp_path) == 4
 
@@ -67,8 +67,8 @@ def test_the_last_two_are_kept_and_leftovers_swept(tmp_path):
 @pytest.mark.parametrize("file", ["manifest", "tensors.safetensors"])
 @pytest.mark.parametrize("what", ["flip", "cut", "empty", "tail", "gone"])
 def test_a_damaged_newest_falls_back_with_a_report(tmp_path, file, what):
-    generations.save(tmp_path, tensors(1), b"one")
-    generations.save(tmp_path, tensors(2), b"two")
+    generations.begin(tmp_path, tensors(1), b"one").finish()
+    generations.begin(tmp_path, tensors(2), b"two").finish()
     path = tmp_path / "0000000002" / file
     raw = bytearray(path.read_bytes())
     match what:
@@ -86,13 +86,13 @@ def test_a_damaged_newest_falls_back_with_a_report(tmp_path, file, what):
     assert len(loaded.report) == 1
     assert "0000000002" in loaded.report[0]
     assert generations.load(tmp_path).report == ()  # the damaged one was set aside
-    generations.save(tmp_path, tensors(3), b"three")
+    generations.begin(tmp_path, tensors(3), b"three").finish()
     (tmp_path / "0000000002" / file).write_bytes(b"")
     assert generations.load(tmp_path).body == b"one"  # the good one outlived the damaged one
 
 
 def test_every_flipped_byte_of_a_small_state_is_found(tmp_path):
-    generations.save(tmp_path, {"x": torch.arange(3)}, b"body")
+    generations.begin(tmp_path, {"x": torch.arange(3)}, b"body").finish()
     for file in (tmp_path / "0000000001").iterdir():
         raw = file.read_bytes()
         for at in range(len(raw)):
@@ -105,7 +105,7 @@ def test_every_flipped_byte_of_a_small_state_is_found(tmp_path):
 
 def test_both_damaged_is_a_corrupt_fault_every_time(tmp_path):
     for value in (1, 2):
-        generations.save(tmp_path, tensors(value), b"")
+        generations.begin(tmp_path, tensors(value), b"").finish()
         (tmp_path / f"{value:010d}" / "manifest").write_bytes(b"x" * 100)
     for _ in range(2):
         with pytest.raises(CorruptFault) as fault:
@@ -114,14 +114,14 @@ def test_both_damaged_is_a_corrupt_fault_every_time(tmp_path):
 
 
 def test_another_run_is_a_corrupt_fault(tmp_path):
-    save_local(tmp_path, replace(BODY, run=RunId(b"x" * 32)), tensors())
+    begin_local(tmp_path, replace(BODY, run=RunId(b"x" * 32)), tensors()).finish()
     with pytest.raises(CorruptFault, match="another run"):
         load_local(tmp_path, RUN)
 
 
 def test_a_future_format_is_a_corrupt_fault(tmp_path, monkeypatch):
     monkeypatch.setattr(generations, "FORMAT", 2)
-    generations.save(tmp_path, tensors(), b"")
+    generations.begin(tmp_path, tensors(), b"").finish()
     monkeypatch.undo()
     with pytest.raises(CorruptFault, match="format 2"):
         generations.load(tmp_path)
@@ -137,9 +137,9 @@ from atoll.protocols.errors import DiskFault
 folder = Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-generations.save(folder, {"residual": torch.ones((1, 1000))}, b"old")
+generations.begin(folder, {"residual": torch.ones((1, 1000))}, b"old").finish()
 try:
-    generations.save(folder, {"residual": torch.ones((1, 10_000))}, b"new")
+    generations.begin(folder, {"residual": torch.ones((1, 10_000))}, b"new").finish()
 except DiskFault as fault:
     print(fault.hint)
 """
@@ -167,15 +167,15 @@ def tiny_disk(tmp_path):
 
 def test_a_full_disk_is_a_disk_fault_and_recovers(tiny_disk):
     one = {"residual": torch.ones((2, 4096))}  # 32 kB
-    generations.save(tiny_disk, one, b"old")
+    generations.begin(tiny_disk, one, b"old").finish()
     (tiny_disk / "ballast").write_bytes(bytes(70_000))
     with pytest.raises(DiskFault) as fault:
-        generations.save(tiny_disk, one, b"new")
+        generations.begin(tiny_disk, one, b"new").finish()
     assert "free some space" in fault.value.hint
     assert names(tiny_disk) == ["0000000001", "ballast"]
     assert generations.load(tiny_disk).body == b"old"
     (tiny_disk / "ballast").unlink()
-    generations.save(tiny_disk, one, b"new")
+    generations.begin(tiny_disk, one, b"new").finish()
     assert generations.load(tiny_disk).body == b"new"
 
 
@@ -190,7 +190,7 @@ def write_forever(folder, first, pipe):
     value = first
     while True:
         tensors = {"a": torch.full((40, 4096), float(value)), "b": torch.tensor(value)}
-        generations.save(folder, tensors, str(value).encode())
+        generations.begin(folder, tensors, str(value).encode()).finish()
         os.write(pipe, value.to_bytes(8, "little"))
         value += 1
 
