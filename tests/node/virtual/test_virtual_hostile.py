@@ -28,30 +28,35 @@ def the_others_finish(world, liar: int) -> bool:
     return all(node.worker.final >= last for node in world.nodes.values() if node.number != liar)
 
 
+async def snapshot_as_payload(w, kind: type[Body], limit_s: float) -> None:
+    """Node 3 names node 0's snapshot, which all hold, as the payload of its first record of this kind."""
+    said = []
+    for number in range(4):
+        w.start(number)
+    await w.until(lambda: w.newest() >= 1)
+    await w.until(lambda: all(node.driver.finals.offer for node in w.nodes.values()))
+
+    def lie(body: Body) -> Body:
+        if said or not isinstance(body, kind):
+            return body
+        said.append(w.nodes[0].driver.finals.offer.blob)
+        return msgspec.structs.replace(body, payload=said[0])
+
+    corrupt(w.nodes[3], lie)
+    await w.until(lambda: said)
+    await asyncio.sleep(2.0)
+    assert w.nodes[0].swarm.blobs.store.has(said[0]), "the snapshot is still offered"
+    await w.until(lambda: the_others_finish(w, 3), limit_s)
+    w.check_agreement()
+
+
 @pytest.mark.parametrize("overlap_steps", [0, 10])
 def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, overlap_steps):
     """Everybody holds that blob already: being on disk is not enough to be held as a payload."""
-    said = []
 
     async def story() -> None:
         async with world(2 * SNAPSHOT_EVERY + 4, 4, overlap_steps=overlap_steps) as w:
-            for number in range(4):
-                w.start(number)
-            await w.until(lambda: w.newest() >= 1)
-            await w.until(lambda: all(node.driver.finals.offer for node in w.nodes.values()))
-
-            def lie(body: Body) -> Body:
-                if said or not isinstance(body, Contribution):
-                    return body
-                said.append(w.nodes[0].driver.finals.offer.blob)
-                return msgspec.structs.replace(body, payload=said[0])
-
-            corrupt(w.nodes[3], lie)
-            await w.until(lambda: said)
-            await asyncio.sleep(2.0)
-            assert w.nodes[0].swarm.blobs.store.has(said[0]), "the snapshot is still offered"
-            await w.until(lambda: the_others_finish(w, 3), 600.0)
-            w.check_agreement()
+            await snapshot_as_payload(w, Contribution, 600.0)
 
     run_virtual(story())
 

@@ -13,7 +13,7 @@ from atoll.protocols.records import Ack, Body, Contribution, Reduction, Reductio
 from atoll.protocols.slices import ReduceSpec
 from atoll.protocols.worker import Adopt, Answer, Ask
 
-from .test_virtual_hostile import corrupt, the_others_finish
+from .test_virtual_hostile import corrupt, snapshot_as_payload, the_others_finish
 
 SPEC = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
 CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
@@ -28,26 +28,10 @@ def contributions(node, number):
 @pytest.mark.parametrize("kind", [Contribution, Reduction])
 def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, kind):
     """Everybody holds that blob already: being on disk is not enough, whatever it is said to be."""
-    said = []
 
     async def story() -> None:
         async with world(ROUNDS, 4, reduce=SPEC) as w:
-            for number in range(4):
-                w.start(number)
-            await w.until(lambda: all(node.driver and node.driver.finals.offer for node in w.nodes.values()))
-
-            def lie(body: Body) -> Body:
-                if said or not isinstance(body, kind):
-                    return body
-                said.append(w.nodes[0].driver.finals.offer.blob)
-                return msgspec.structs.replace(body, payload=said[0])
-
-            corrupt(w.nodes[3], lie)
-            await w.until(lambda: said)
-            await asyncio.sleep(2.0)
-            assert w.nodes[0].swarm.blobs.store.has(said[0]), "the snapshot is still offered"
-            await w.until(lambda: the_others_finish(w, 3), 900.0)
-            w.check_agreement()
+            await snapshot_as_payload(w, kind, 900.0)
 
     run_virtual(story())
 
