@@ -2,6 +2,7 @@
 
 from atoll.cli.show import number, size, span
 from atoll.node.config import NodeConfig
+from atoll.node.devices import devices_of
 from atoll.node.preview import Machine, Preview
 from atoll.protocols.ids import short
 from atoll.protocols.invite import Invite
@@ -36,8 +37,10 @@ def _fit(needed: int, free: int, word: str) -> str:
 
 
 def _gpu(costs: Preview, machine: Machine) -> list[str]:
-    if machine.device == "cpu":
-        return [f"device     CPU, {machine.threads} thread{'s' * (machine.threads != 1)}"]
+    devices = devices_of(machine.device)
+    if devices[0] == "cpu":
+        ranks = f" in {len(devices)} processes" if len(devices) > 1 else ""
+        return [f"device     CPU, {machine.threads} thread{'s' * (machine.threads != 1)}{ranks}"]
     if machine.gpu_free_bytes is None:
         return [f"device     {machine.device}: {size(costs.gpu_bytes)} needed; how much is free is unknown here"]
     return [f"device     {machine.device}: {_fit(costs.gpu_bytes, machine.gpu_free_bytes, 'free')}"]

@@ -36,7 +36,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @network_options
 @click.option("--name", help="Shown in status.")
 @click.option("--data", metavar="PATH", help="The text of a run whose source is file:.")
-@click.option("--device", help="auto, cpu, cuda, cuda:N.")
+@click.option("--device", help="auto, cpu, cuda, cuda:N; several: cuda:0,cuda:1.")
 @click.option("--threads", type=int, help="CPU threads of the worker; 0: one per core.")
 @click.option("--eval-every", type=int, help="Rounds from one validation to the next.")
 @click.option("--log", type=click.Choice(LEVELS), help="What goes to the log file.")

@@ -112,7 +112,7 @@ def data_parallel(task: Task, lr_scale: float = 1.0) -> Iterator[Point]:
             return np.concatenate([task.batch(number, slot, step) for slot in range(task.members)])
 
         first, steps = task.spec.steps_before(number), task.spec.steps(number)
-        losses = list(run_steps(inner, batch, first, steps))
+        losses = list(run_steps(inner.step, batch, first, steps))
         yield task.point(number, losses, inner.module, began)
 
 
@@ -139,4 +139,4 @@ def member_round(task: Task, inner: Inner, theta_C4096: Tensor, number: int, slo
     """One member's inner steps of a round from θ; its losses. Its module then holds the local weights."""
     bridge.fill(inner.module, theta_C4096, arena_of(task.spec.model))
     first, steps = task.spec.steps_before(number), task.spec.steps(number)
-    return list(run_steps(inner, lambda step: task.batch(number, slot, step), first, steps))
+    return list(run_steps(inner.step, lambda step: task.batch(number, slot, step), first, steps))

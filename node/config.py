@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from atoll.node.devices import check_devices
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.peers import parse_seed
 from atoll.protocols.errors import ConfigError
@@ -23,7 +24,6 @@ MAX_SEEDS = 64
 MAX_PLACES = 8
 _MAX_BYTES = 1 << 20
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
-_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
 _MADDR = re.compile(r"(/[a-z0-9-]+(/[^/\s]+)?)+")
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -62,7 +62,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     data: str = ""
     """Path of the text of a run whose source is `file:`."""
     device: str = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:1`."""
+    """`auto`, `cpu`, `cuda`, `cuda:1`; several that take each step together: `cuda:0,cuda:1`, or `cpu,cpu`."""
     threads: int = 0
     """CPU threads of the worker; 0: one per core."""
     experts: int = 0
@@ -81,8 +81,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Raise ConfigError, with the key's name, for values that cannot work."""
         if len(self.name) > 64 or not (self.name.isprintable()):
             raise ConfigError("name must have at most 64 printable characters")
-        if not _DEVICE.fullmatch(self.device):
-            raise ConfigError(f"device {self.device!r} is not one of auto, cpu, cuda, cuda:N")
+        check_devices(self.device)
         if not 0 <= self.threads <= 1024:
             raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
         if not 0 <= self.experts <= MAX_EXPERTS:

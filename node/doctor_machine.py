@@ -16,8 +16,10 @@ from pathlib import Path
 
 import psutil
 
+from atoll.node.devices import devices_of
 from atoll.node.doctor import Check, Patient, Row, State
 from atoll.node.needs import snapshot_max_bytes
+from atoll.node.preview import TRAINED_BYTES
 from atoll.p2p.files import disk
 from atoll.p2p.key_file import load_or_create
 from atoll.p2p.peers import parse_seed
@@ -45,7 +47,7 @@ import json, torch
 found = {"torch": torch.__version__, "cuda": torch.cuda.is_available(), "built": torch.version.cuda or ""}
 if found["cuda"]:
     found["free"], found["total"] = torch.cuda.mem_get_info()
-    found["name"] = torch.cuda.get_device_name()
+    found["name"], found["count"] = torch.cuda.get_device_name(), torch.cuda.device_count()
 print(json.dumps(found))
 """
 
@@ -141,7 +143,7 @@ def memory(patient: Patient) -> Iterator[Row]:
     if patient.run is None:
         yield Row("memory", "pass", text)
         return
-    need = WORKER_BYTES + BYTES_PER_PARAMETER * patient.run.model.parameters
+    need = memory_needed(patient.run.model.parameters, patient.config.device if patient.config else "auto")
     text += f", about {need / GB:.1f} GB needed"
     if need > found.total:
         yield Row("memory", "fail", text, "choose a run with a smaller model, or another machine")
@@ -149,6 +151,13 @@ def memory(patient: Patient) -> Iterator[Row]:
         yield Row("memory", "warn", text, "close other programs before you start")
     else:
         yield Row("memory", "pass", text)
+
+
+def memory_needed(parameters: int, device: str) -> float:
+    """Bytes of the worker and of the processes of further devices, which on a CPU hold what is trained."""
+    more = len(devices_of(device)) - 1
+    each = WORKER_BYTES + (TRAINED_BYTES * parameters if device.startswith("cpu") else 0)
+    return WORKER_BYTES + BYTES_PER_PARAMETER * parameters + more * each
 
 
 def software(patient: Patient) -> Iterator[Row]:
@@ -184,8 +193,7 @@ def judge_gpu(torch: dict[str, object], cards: list[str], wanted: str) -> Row:
     """`torch`: what the child printed; `cards`: what nvidia-smi printed; `wanted`: NodeConfig.device."""
     build = f"torch {torch['torch']}"
     if torch["cuda"]:
-        free, total = float(str(torch["free"])) / GB, float(str(torch["total"])) / GB
-        return Row("gpu", "pass", f"{torch['name']}, {free:.1f} of {total:.1f} GB free, {build}")
+        return _judge_cards(torch, build, wanted)
     state: State = "fail" if wanted.startswith("cuda") else "warn"
     if cards and not torch["built"]:
         remedy = "install a CUDA build of torch"
@@ -196,6 +204,16 @@ def judge_gpu(torch: dict[str, object], cards: list[str], wanted: str) -> Row:
     if wanted.startswith("cuda"):
         return Row("gpu", "fail", f"no NVIDIA GPU, but device = {wanted!r}", "set device to auto or cpu")
     return Row("gpu", "pass", f"none; trains on {os.cpu_count()} CPU threads, {build}")
+
+
+def _judge_cards(torch: dict[str, object], build: str, wanted: str) -> Row:
+    count, free, total = int(str(torch["count"])), float(str(torch["free"])) / GB, float(str(torch["total"])) / GB
+    many = f"{count} devices, the first " if count > 1 else ""
+    text = f"{many}{torch['name']}, {free:.1f} of {total:.1f} GB free, {build}"
+    for device in devices_of(wanted):
+        if device.startswith("cuda:") and int(device.removeprefix("cuda:")) >= count:
+            return Row("gpu", "fail", f"no {device}; {text}", "choose another device")
+    return Row("gpu", "pass", text)
 
 
 def _nvidia_cards() -> list[str]:

@@ -3,20 +3,25 @@
 Who trains some of the experts has parameters, gradients and moments for these alone; the others are frozen copies,
 stored as the node likes (docs/models.md). Before the first round of such a run nothing but what all members train
 has parameters: a model that is too large to be trained whole must not be built whole.
+
+Where the node has more devices, their processes take their part of each step (node/ranks/).
 """
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.node.holding import nothing, splits
 from atoll.node.inner.loop import Inner
 from atoll.node.inner.moments import pack, unpack
+from atoll.node.inner.share import ALONE
 from atoll.node.local_weights import LocalWeights
-from atoll.node.model.balance import follower
-from atoll.node.model.decoder import Decoder, loss_of
-from atoll.node.model.named import trained_atoms
+from atoll.node.model.decoder import Decoder
+from atoll.node.ranks.lead import Ranks
+from atoll.node.ranks.replica import Replica
 from atoll.protocols.experts import ALL, bitmap_of, experts_in
 from atoll.protocols.model import expert_of
 from atoll.protocols.moments import places_of
@@ -24,19 +29,45 @@ from atoll.protocols.run import RunSpec
 
 
 class Learner:
-    """`module`, `inner` and `weights` are replaced by `own`: ask for them each time."""
+    """`module` and `inner` are replaced by `own`: ask for them each time."""
 
     def __init__(
-        self, spec: RunSpec, device: str, frozen_dtype: str = "float32", frozen_on_host: bool = False
+        self,
+        spec: RunSpec,
+        device: str,
+        frozen_dtype: str = "float32",
+        frozen_on_host: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Values are undefined until `weights.start` or `weights.load`."""
-        self._spec, self._device = spec, device
+        """Values are undefined until `weights.start` or `weights.load`. `ranks`: joined, of the other devices."""
+        self._spec, self._device, self._ranks = spec, device, ranks
         self._storage = getattr(torch, frozen_dtype), frozen_on_host
         experts = nothing(spec)
         self._build(experts)
         self.weights = LocalWeights(self.module, spec, experts)
         self.parted: dict[int, bytes] = {}
         """Moments of experts that were given up (protocols/moments.py), until somebody takes them from here."""
+
+    @property
+    def module(self) -> Decoder:
+        """On this process's device."""
+        return self._replica.module
+
+    @property
+    def inner(self) -> Inner:
+        """The optimiser of `module`."""
+        return self._replica.inner
+
+    def step(self, window_BT1: NDArray[np.int64], at: int) -> float:
+        """One inner step of the node, on all its devices; see `Inner.step`."""
+        if self._ranks is None:
+            return self.inner.step(window_BT1, at)
+        return self._ranks.step(self._replica, (self.weights.changes, self.inner.changes), window_BT1, at)
+
+    def agree(self) -> None:
+        """Raise LocalFault unless all devices hold the same."""
+        if self._ranks is not None:
+            self._ranks.agree(self._replica)
 
     @property
     def experts(self) -> bytes:
@@ -55,7 +86,7 @@ class Learner:
         moments = _on_host(self.inner.state())
         self.parted = {e: data for e, data in self.parted.items() if e not in self._trained(experts)}
         self.parted |= self._given_up(experts, moments)
-        del self.module, self.inner
+        del self._replica
         self.weights.let_go()
         self._build(experts)
         self.weights.move_to(self.module, experts, trained)
@@ -80,15 +111,8 @@ class Learner:
         return experts_in(experts, splits(self._spec))
 
     def _build(self, experts: bytes) -> None:
-        spec, mixture = self._spec, self._spec.model.experts
-        owned = experts_in(experts, mixture.count) if mixture else None
-        self.module = Decoder(spec.model, owned, *self._storage).to(self._device)
-
-        def by_atom(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return trained_atoms(self.module, tensors)
-
-        after_step = follower(self.module, spec.model)
-        self.inner = Inner(self.module, loss_of, spec.inner, by_atom=by_atom, after_step=after_step)
+        share = self._ranks.build(experts) if self._ranks is not None else ALONE
+        self._replica = Replica(self._spec, experts, self._device, self._storage, share)
 
 
 def experts_among(names: Iterable[str], spec: RunSpec) -> bytes:

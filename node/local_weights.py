@@ -49,6 +49,8 @@ class LocalWeights:
         """Round whose cover is in flight: sent, and not merged with its fold. −1: none."""
         self.sent_experts = b""
         """Experts that the payload in flight covers."""
+        self.changes = 0
+        """How often the module's values were changed by other things than steps."""
         self._attach(module, experts)
 
     def _attach(self, module: nn.Module, experts: bytes) -> None:
@@ -68,6 +70,7 @@ class LocalWeights:
 
     def move_to(self, module: nn.Module, experts: bytes, trained: Mapping[str, Tensor]) -> None:
         """Go on in another module, which trains other experts, with what `trained` gave; the rest is A."""
+        self.changes += 1
         self._attach(module, experts)
         for span in self._slabs_of(self._trained):
             bridge.write_rows(self._named, self._arena, span.start, self.anchor_C4096[span.start : span.stop])
@@ -77,6 +80,7 @@ class LocalWeights:
 
     def start(self, view_C4096: Tensor) -> None:
         """L ← V, A ← V: what was trained and not sent is dropped, nothing is in flight."""
+        self.changes += 1
         for span in self._slabs_of((Span(0, self._arena.chunks),)):
             self.anchor_C4096[span.start : span.stop] = to_float(view_C4096[span.start : span.stop])
         for span in self._slabs_of(self._trained):
@@ -86,6 +90,7 @@ class LocalWeights:
 
     def merge(self, view_C4096: Tensor, *, arrived: bool) -> None:
         """Take in an int32 view. `arrived`: what is in flight is folded, or given up; else it is left alone."""
+        self.changes += 1
         flying = self._flying()
         for span in self._slabs_of(shared_by(self._trained, rest_of(flying, self._arena.chunks))):
             self._follow(view_C4096, span)
@@ -127,6 +132,7 @@ class LocalWeights:
 
     def load(self, tensors: Mapping[str, Tensor], sent: int, sent_experts: bytes) -> None:
         """Take over what `tensors` gave (`check_saved`) where the same experts were trained."""
+        self.changes += 1
         self.anchor_C4096.copy_(tensors[_ANCHOR])
         for name, value in self._named.items():
             value.copy_(tensors[_LOCAL + name])

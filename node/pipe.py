@@ -1,9 +1,13 @@
-"""Frames on a pipe between daemon and worker: `u32 length (little endian)` + canonical msgpack."""
+"""Frames on a pipe: `u32 length (little endian)` + canonical msgpack.
+
+Between daemon and worker, and between a worker and the processes of its other devices.
+"""
 
 import contextlib
 import os
 import select
 import struct
+from typing import Any, cast
 
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
@@ -13,7 +17,7 @@ HEADER = struct.Struct("<I")
 PIPE_BYTES = 65536
 
 
-def frame(message: Request | Reply) -> bytes:
+def frame(message: Any) -> bytes:
     """One message with its length in front."""
     body = codec.encode(message)
     if len(body) > FRAME_MAX_BYTES:
@@ -27,6 +31,25 @@ def body_bytes(header: bytes) -> int:
     if size > FRAME_MAX_BYTES:
         raise DecodeError(f"a worker frame of {size} bytes; at most {FRAME_MAX_BYTES} are legal")
     return size
+
+
+def take_frame(fd: int, kind: Any) -> Any:
+    """Wait for the next message, of type `kind`; None when the other side is gone. Raises DecodeError."""
+    header = _exactly(fd, HEADER.size)
+    if header is None:
+        return None
+    body = _exactly(fd, body_bytes(header))
+    return None if body is None else codec.decode(body, kind, max_bytes=FRAME_MAX_BYTES)
+
+
+def _exactly(fd: int, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        part = os.read(fd, size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
 
 
 class Inbox:
@@ -55,20 +78,7 @@ class Inbox:
 
     def take(self) -> Request | None:
         """Wait for the next request; None when the daemon is gone."""
-        header = self._exactly(HEADER.size)
-        if header is None:
-            return None
-        body = self._exactly(body_bytes(header))
-        return None if body is None else codec.decode(body, Request, max_bytes=FRAME_MAX_BYTES)
-
-    def _exactly(self, size: int) -> bytes | None:
-        parts = bytearray()
-        while len(parts) < size:
-            part = os.read(self._fd, size - len(parts))
-            if not part:
-                return None
-            parts += part
-        return bytes(parts)
+        return cast(Request | None, take_frame(self._fd, Request))
 
 
 class Outbox:

@@ -8,11 +8,13 @@ from the tensors that are kept there, and were not measured.
 import contextlib
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import psutil
 
+from atoll.node.devices import devices_of
 from atoll.protocols.arena import arena_of
 from atoll.protocols.coverage import largest_payload
 from atoll.protocols.model import ModelSpec
@@ -32,7 +34,8 @@ _GPU_HOST_BASE_BYTES = 1 << 30
 _GPU_BASE_BYTES = 800 << 20
 _CPU_PARAMETER_BYTES = 40
 """Weights, gradients and two moments in fp32, integer weights twice, residual, and what a fold needs."""
-_GPU_PARAMETER_BYTES = 16
+TRAINED_BYTES = 16
+"""Of a parameter on the device that trains it: weight, gradient and two moments."""
 _DISK_PARAMETER_BYTES = 40
 """Two saved states of 16 bytes a value, two snapshots of 4."""
 _MOMENT_PARAMETER_BYTES = 12
@@ -86,12 +89,13 @@ def preview_of(spec: RunSpec, machine: Machine) -> Preview:
     round_s = round_time_s(spec, machine)
     rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
     each_way = round_bytes(spec, members)
-    on_gpu = machine.device != "cpu"
+    devices = devices_of(machine.device)
+    on_gpu = devices[0] != "cpu"
     moments = _MOMENT_PARAMETER_BYTES * spec.model.parameters if spec.start and spec.start.moments else 0
     return Preview(
         parameters=spec.model.parameters,
-        memory_bytes=_host_bytes(spec, on_gpu),
-        gpu_bytes=_gpu_bytes(spec) if on_gpu else 0,
+        memory_bytes=_host_bytes(spec, len(devices), on_gpu),
+        gpu_bytes=_gpu_bytes(spec, len(devices)) if on_gpu else 0,
         disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * members * payload,
         join_bytes=4 * spec.model.parameters + moments,
         payload_bytes=payload,
@@ -116,7 +120,8 @@ def round_bytes(spec: RunSpec, members: int) -> int:
 def round_time_s(spec: RunSpec, machine: Machine) -> float:
     """Assumed seconds of a late round: 6 operations a parameter and token at the assumed speed, or the floor."""
     tokens = spec.outer.stages[-1].steps * spec.inner.batch * spec.model.context
-    speed = GPU_FLOPS if machine.device != "cpu" else THREAD_FLOPS * machine.threads
+    devices = devices_of(machine.device)
+    speed = GPU_FLOPS * len(devices) if devices[0] != "cpu" else THREAD_FLOPS * machine.threads
     return max(ROUND_FLOOR_S, 6.0 * spec.model.parameters * tokens / speed)
 
 
@@ -134,29 +139,29 @@ def this_machine(folder: Path, device: str, threads: int) -> Machine:
         threads,
         psutil.virtual_memory().available,
         shutil.disk_usage(there).free,
-        _gpu_free_bytes(device) if device != "cpu" else None,
+        _gpu_free_bytes(devices_of(device)) if not device.startswith("cpu") else None,
     )
 
 
-def _host_bytes(spec: RunSpec, on_gpu: bool) -> int:
+def _host_bytes(spec: RunSpec, devices: int, on_gpu: bool) -> int:
+    """Of all processes: each device beyond the first has one, on a CPU with a copy of what is trained."""
+    parameters, more = spec.model.parameters, devices - 1
     if on_gpu:
-        return _GPU_HOST_BASE_BYTES + (_CPU_PARAMETER_BYTES - 12) * spec.model.parameters
-    whole = _CPU_BASE_BYTES + _CPU_PARAMETER_BYTES * spec.model.parameters
+        return _GPU_HOST_BASE_BYTES * devices + (_CPU_PARAMETER_BYTES - 12) * parameters
+    whole = _CPU_BASE_BYTES * devices + (_CPU_PARAMETER_BYTES + TRAINED_BYTES * more) * parameters
     return whole + activation_bytes(spec.model, spec.inner.batch)
 
 
-def _gpu_bytes(spec: RunSpec) -> int:
-    return (
-        _GPU_BASE_BYTES
-        + _GPU_PARAMETER_BYTES * spec.model.parameters
-        + activation_bytes(spec.model, spec.inner.batch)
-    )
+def _gpu_bytes(spec: RunSpec, devices: int) -> int:
+    """Of each."""
+    trained = TRAINED_BYTES * spec.model.parameters
+    return _GPU_BASE_BYTES + trained + activation_bytes(spec.model, -(-spec.inner.batch // devices))
 
 
-def _gpu_free_bytes(device: str) -> int | None:
-    """Free memory of `cuda` or `cuda:N`; None where no tool tells."""
-    number = int(device.partition(":")[2] or 0)
+def _gpu_free_bytes(devices: Sequence[str]) -> int | None:
+    """Free memory of `cuda` or `cuda:N`, of several that of the fullest; None where no tool tells."""
+    numbers = [int(device.partition(":")[2] or 0) for device in devices]
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
         ran = subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_S, check=True)
-        return int(ran.stdout.splitlines()[number]) << 20
+        return min(int(ran.stdout.splitlines()[number]) for number in numbers) << 20
     return None

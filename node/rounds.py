@@ -64,6 +64,7 @@ class Rounds:
             self.steps_taken += 1
             speed = len(losses) * self._step_tokens / max(1e-9, time.monotonic() - began - overlap.held_s)
             yield w.Progress(ask.round, len(losses), ask.steps, losses[-1], speed)
+        self._learner.agree()
         train_s = time.monotonic() - began - overlap.held_s
         with self._spent.within("encode"):
             payload = self._sending.encode(ask.round, self._learner.weights)
@@ -98,7 +99,7 @@ class Rounds:
     def _inner_steps(self, ask: w.Train) -> Iterator[float]:
         first = self._spec.steps_before(ask.round)
         place = Place(self._spec.seed, first, ask.slot, ask.slots, self._spec.inner.batch)
-        return run_steps(self._learner.inner, partial(self._batch, place), first, ask.steps)
+        return run_steps(self._learner.step, partial(self._batch, place), first, ask.steps)
 
     def _batch(self, place: Place, step: int) -> NDArray[np.int64]:
         return self._data.batch(windows(place, step, self._data.num_windows))

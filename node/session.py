@@ -30,6 +30,7 @@ from atoll.node.compress.covering import Rows, rows_of
 from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import GivenTokenizer, open_data
+from atoll.node.devices import devices_of
 from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
 from atoll.node.keeping import Keeping
 from atoll.node.learner import Learner, experts_among
@@ -40,6 +41,8 @@ from atoll.node.model.genesis import genesis
 from atoll.node.model.merging import move_after
 from atoll.node.outer.fixed import state_digest
 from atoll.node.outer.fold import Fold, Part
+from atoll.node.ranks.group import check_device
+from atoll.node.ranks.lead import Ranks, end_process, threads_of
 from atoll.node.rounds import Rounds, Step
 from atoll.node.sending import Missed, Sending
 from atoll.node.slice_work import SliceWork
@@ -72,14 +75,16 @@ class Session:
         spent: Ledger | None = None,
         saves: Allowance | None = None,
         saved: Callable[[], None] = lambda: None,
+        lost: Callable[[str], None] = end_process,
     ) -> None:
         """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
 
         `spent`: the worker's books of time; what takes none of the asker's kind is named there.
-        `saves`: of what is not a trained round. `saved` is called, by another thread, when `keep` has news.
+        `saves`: of what is not a trained round. `saved` is called, by another thread, when `keep` has news;
+        `lost` too, with a line, when the process of another device is gone.
         """
-        threads = max(1, start.threads)
-        torch.set_num_threads(threads)
+        threads, devices = max(1, start.threads), devices_of(start.device)
+        torch.set_num_threads(threads_of(threads, devices) if devices[0] == "cpu" else threads)
         self._start = start
         self._spent = spent or Ledger(time.monotonic_ns)
         self._saves = saves or Allowance(SAVE_SHARE)
@@ -87,11 +92,15 @@ class Session:
         self._spec = spec = codec.decode(start.spec, RunSpec)
         self._home = Path(start.home)
         self._arena = arena_of(spec.model)
+        check_device(devices[0])
+        self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
         warm(self._codec)
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
-        self._learner = Learner(spec, start.device, start.frozen, start.frozen_on_host)
+        if self._ranks is not None:
+            self._ranks.join()
+        self._learner = Learner(spec, devices[0], start.frozen, start.frozen_on_host, self._ranks)
         covers, after = partial(cover_of, spec), partial(move_after, spec)
         theta, number = _first_state(spec)
         self._slices = self._slice_work()
@@ -322,10 +331,12 @@ class Session:
     # --- the disk -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Save what is not saved yet; nothing of the round at hand. Raises DiskFault."""
+        """Save what is not saved yet, nothing of the round at hand, and end the ranks. Raises DiskFault."""
         self._end_save()
         if not self._is_saved and not self._is_training:
             self._save()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _save(self) -> None:
         """And wait for the disk."""

@@ -49,6 +49,7 @@ GIVE_UP_AFTER = 5
 HEALTHY_S = 3600.0
 REPORT_S = 1.0
 """A worker that was silent for so long is asked how it spends its time."""
+LAST_WORDS_BYTES = 4096
 WORKER = (sys.executable, "-m", "atoll.node.worker")
 
 
@@ -166,11 +167,11 @@ class Trainer:
 
     async def _run_once(self) -> None:
         with disk(self._log):
-            log = self._log.open("ab")
-        with log:
+            words = self._log.open("ab")
+        with words:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=words,
                 start_new_session=True, limit=FRAME_MAX_BYTES + HEADER.size,
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
@@ -182,8 +183,9 @@ class Trainer:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(process))
                 group.create_task(self._announce())
-        except* WorkerDied:
-            pass
+        except* WorkerDied as died:
+            if not self._stopping:
+                log.warning("%s; its last words: %s", died.exceptions[0], _last_words(self._log))
         finally:
             self._process = None
             self._is_started = False
@@ -248,6 +250,14 @@ def _fault(failed: Failed) -> errors.AtollError:
     if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):
         kind = errors.LocalFault
     return kind(failed.message, hint=failed.hint)
+
+
+def _last_words(path: Path) -> str:
+    """The last line of the worker's log."""
+    with disk(path), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LAST_WORDS_BYTES))
+        lines = file.read(LAST_WORDS_BYTES).decode(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "none")
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -80,7 +80,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Path of the run's text for `file:` sources; empty otherwise."""
     threads: int
     device: str
-    """`cpu`, `cuda`, `cuda:1`."""
+    """`cpu`, `cuda`, `cuda:1`; several that take each step together: `cuda:0,cuda:1`."""
     frozen: str = "float32"
     """How experts are stored that are not trained here: `float32`, `bfloat16`, `int8`."""
     frozen_on_host: bool = False

@@ -4,7 +4,7 @@ It knows neither the model nor the data: it is given a module, a loss and a sour
 machine with one thread count the same start gives the same bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.node.inner.schedule import learning_rate
+from atoll.node.inner.share import ALONE, Share
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
 from atoll.protocols.moments import KINDS, MAX_STEPS
 from atoll.protocols.run import InnerSpec
@@ -21,6 +22,8 @@ Loss = Callable[[nn.Module, Tensor], Tensor]
 """Mean loss, nats per token, of a module on int64 windows `[B, T + 1]`."""
 ByAtom = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """Tensors named and shaped like the module's parameters -> views of them by the names that a checkpoint has."""
+Step = Callable[[NDArray[np.int64], int], float]
+"""Windows of a step and its global number -> the loss before it."""
 _KEPT = ("step", *KINDS)
 
 
@@ -40,14 +43,18 @@ class Inner:
         *,
         by_atom: ByAtom = dict,
         after_step: Callable[[], None] = lambda: None,
+        share: Share = ALONE,
     ) -> None:
         """`after_step`: what else moves after each step, such as values that no gradient moves."""
         self.module = module
         self._loss_of, self._by_atom, self._after_step = loss_of, by_atom, after_step
-        self._spec = spec
+        self._spec, self._share = spec, share
+        self._joined = share.joined(module)
         self._named = dict(module.named_parameters())
         self._device = next(iter(self._named.values())).device
-        views = by_atom({name: p.detach() for name, p in self._named.items()})
+        self.changes = 0
+        """How often the moments were changed by other things than steps."""
+        views = by_atom({name: share.held(p.detach()) for name, p in self._named.items()})
         self._atoms = {name: nn.Parameter(view) for name, view in views.items()}
         """What the optimiser sees: parts of the module's parameters, in the same memory."""
         matrices = [p for p in self._atoms.values() if p.dim() > 1]
@@ -65,18 +72,20 @@ class Inner:
     def step(self, window_BT1: NDArray[np.int64], at: int) -> float:
         """One AdamW step with the rate of global step `at`; the loss before it, nats per token.
 
-        Raises Divergence when loss or gradient is not finite; the parameters are then unchanged.
+        Where processes share it, each is given all windows, and all have the same loss. Raises Divergence when
+        loss or gradient is not finite; the parameters are then unchanged.
         """
         for group in self._adam.param_groups:
             group["lr"] = learning_rate(self._spec, at)
         self.module.zero_grad(set_to_none=True)
-        loss = self._forward(torch.from_numpy(window_BT1).to(self._device))
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._named.values(), self._spec.clip)
-        value, size = torch.stack([loss.detach(), norm]).tolist()
+        loss = self._forward(torch.from_numpy(window_BT1[self._share.rows]).to(self._device))
+        loss.backward(torch.full_like(loss, self._share.weight))  # type: ignore[no-untyped-call]
+        gradients = {name: self._share.held(p.grad) for name, p in self._named.items() if p.grad is not None}
+        norm = self._share.norm(list(gradients.values()))
+        value, size = torch.stack([self._share.mean(loss.detach()), norm]).tolist()
         if not np.isfinite(value + size):
             raise Divergence(f"inner step {at}: loss {value}, gradient norm {size}", hint=TRAIN_AGAIN)
-        self._move()
+        self._move(gradients, norm)
         self._after_step()
         return float(value)
 
@@ -96,6 +105,7 @@ class Inner:
 
         Raises CorruptFault for an atom of another shape, or of which a part is missing.
         """
+        self.changes += 1
         self._adam.state.clear()
         if state:
             taken: dict[Tensor, Any] = {p: self._taken(name, p, state) for name, p in self._atoms.items()}
@@ -107,6 +117,7 @@ class Inner:
         Moments are linear in the gradients, so they may come late: after k steps the older ones count β^k. Raises
         CorruptFault for an atom that is not trained here, or of another shape.
         """
+        self.changes += 1
         for name in sorted({key.split("/", 1)[1] for key in before}):
             if name not in self._atoms:
                 raise CorruptFault(f"{name} is not trained here")
@@ -118,6 +129,21 @@ class Inner:
             for moment, beta in zip(KINDS, (self._spec.beta1, self._spec.beta2), strict=True):
                 own[moment].add_(older[moment], alpha=beta**taken)
             self._adam.state[parameter] = own
+
+    def moments(self, atoms: Iterable[str]) -> Iterator[Tensor]:
+        """AdamW's own tensors of these atoms, in the order of the names; it has them afterwards, and no others."""
+        wanted = {name: self._atoms[name] for name in atoms}
+        for name, parameter in self._atoms.items():
+            if name not in wanted:
+                self._adam.state.pop(parameter, None)
+        for name, parameter in wanted.items():
+            if not self._adam.state.get(parameter):
+                self._adam.state[parameter] = self._taken(name, parameter, {})
+            yield from (self._adam.state[parameter][kind] for kind in _KEPT)
+
+    def moved(self) -> list[str]:
+        """Atoms that have moments."""
+        return [name for name, parameter in self._atoms.items() if self._adam.state.get(parameter)]
 
     def _taken(self, name: str, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copies, in the form that AdamW has."""
@@ -131,24 +157,24 @@ class Inner:
                 into.copy_(found.reshape(into.shape))
         return fresh
 
-    def _move(self) -> None:
-        """One step along the gradients that the module's parameters have."""
-        gradients = {name: p.grad for name, p in self._named.items() if p.grad is not None}
+    def _move(self, gradients: Mapping[str, Tensor], norm: Tensor) -> None:
+        """One step along these gradients of the module's parameters, no longer than the bound allows."""
         views = self._by_atom(gradients)
         for name, parameter in self._atoms.items():
             parameter.grad = views.get(name)
+        nn.utils.clip_grads_with_norm_(self._atoms.values(), self._spec.clip, norm)
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)  # or they would live through the next way back
 
     def _forward(self, window_BT1: Tensor) -> Tensor:
         if self._device.type != "cuda":
-            return self._loss_of(self.module, window_BT1)
+            return self._loss_of(self._joined, window_BT1)
         with torch.autocast("cuda", torch.bfloat16):
-            return self._loss_of(self.module, window_BT1)
+            return self._loss_of(self._joined, window_BT1)
 
 
 def run_steps(
-    inner: Inner, batch_of: Callable[[int], NDArray[np.int64]], first_step: int, steps: int
+    step: Step, batch_of: Callable[[int], NDArray[np.int64]], first_step: int, steps: int
 ) -> Iterator[float]:
     """Take `steps` steps from global step `first_step`, yielding each loss: the caller may serve its pipe between.
 
@@ -156,4 +182,4 @@ def run_steps(
     as the last yielded step left it.
     """
     for i in range(steps):
-        yield inner.step(batch_of(i), first_step + i)
+        yield step(batch_of(i), first_step + i)

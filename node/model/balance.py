@@ -29,18 +29,29 @@ def moved(bias_S: Tensor, seen_S: Tensor, experts: ExpertsSpec) -> Tensor:
     return bias_S + step_S.to(bias_S.dtype)
 
 
-def follower(module: nn.Module, model: ModelSpec) -> Callable[[], None]:
+Total = Callable[[Tensor], Tensor]
+"""Sum over all processes that share a step."""
+
+
+def alone(seen: Tensor) -> Tensor:
+    """The total where one process takes the whole step."""
+    return seen
+
+
+def follower(module: nn.Module, model: ModelSpec, total: Total = alone) -> Callable[[], None]:
     """What must follow each inner step of a module of this model: its biases move, where it has any."""
     experts = model.experts
-    return partial(move_biases, module, experts) if experts is not None and experts.bias_rate else lambda: None
+    if experts is None or not experts.bias_rate:
+        return lambda: None
+    return partial(move_biases, module, experts, total)
 
 
-def move_biases(module: nn.Module, experts: ExpertsSpec) -> None:
+def move_biases(module: nn.Module, experts: ExpertsSpec, total: Total = alone) -> None:
     """Move the bias of every layer by what it saw since the last call, and forget what it saw."""
+    layers = [layer for layer in module.modules() if isinstance(layer, Mixture)]
     with torch.no_grad():
-        for layer in module.modules():
-            if isinstance(layer, Mixture):
-                bias_S = layer.gate.e_score_correction_bias
-                if bias_S is not None:
-                    bias_S.copy_(moved(bias_S, layer.seen_S, experts))
-                layer.seen_S.zero_()
+        for layer, seen_S in zip(layers, total(torch.stack([layer.seen_S for layer in layers])), strict=True):
+            bias_S = layer.gate.e_score_correction_bias
+            if bias_S is not None:
+                bias_S.copy_(moved(bias_S, seen_S, experts))
+            layer.seen_S.zero_()

@@ -7,18 +7,15 @@ exactly `protocols.model.atoms(spec)`, so that a checkpoint is a Hugging Face on
 Letters in names: B batch, T time, D model width, H heads, K key heads, E head size, F ffn width, V vocabulary.
 """
 
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.node.model.moe import Mixture
+from atoll.node.model.moe import Loads, Mixture, Pool, pooled
 from atoll.protocols.model import ModelSpec
-
-Terms = MutableSequence[Tensor] | None
-"""Collects each mixture's term of the loss; None where nobody wants them."""
 
 
 def linear(features_in: int, features_out: int) -> nn.Linear:
@@ -129,12 +126,12 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(model.dim, model.norm_eps)
         self.mlp = mlp
 
-    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, terms: Terms) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: Loads | None) -> Tensor:
         """One step along the residual stream."""
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE)
         normed_BTD = self.post_attention_layernorm(x_BTD)
         mixed = isinstance(self.mlp, Mixture)
-        out: Tensor = x_BTD + (self.mlp(normed_BTD, terms) if mixed else self.mlp(normed_BTD))
+        out: Tensor = x_BTD + (self.mlp(normed_BTD, loads) if mixed else self.mlp(normed_BTD))
         return out
 
 
@@ -149,11 +146,11 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(Layer(model, mlp_of()) for _ in range(model.layers))
         self.norm = Norm(model.dim, model.norm_eps)
 
-    def forward(self, tokens_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor, terms: Terms) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: Loads | None) -> Tensor:
         """Last hidden state `[B, T, D]`, normed."""
         x_BTD = self.embed_tokens(tokens_BT)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, cos_TE, sin_TE, terms)
+            x_BTD = layer(x_BTD, cos_TE, sin_TE, loads)
         out: Tensor = self.norm(x_BTD)
         return out
 
@@ -188,24 +185,27 @@ class Decoder(nn.Module):
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
 
-    def forward(self, tokens_BT: Tensor, terms: Terms = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, loads: Loads | None = None) -> Tensor:
         """Logits `[B, T, V]` for int64 tokens `[B, T]`; T is at most the model's context.
 
-        Each mixture appends its term of the loss to `terms`.
+        Each mixture adds what its router did to `loads`.
         """
         time = tokens_BT.shape[1]
-        x_BTD = self.model(tokens_BT, self.cos_TE[:time], self.sin_TE[:time], terms)
+        x_BTD = self.model(tokens_BT, self.cos_TE[:time], self.sin_TE[:time], loads)
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return functional.linear(x_BTD, head)
 
 
-def loss_of(decoder: nn.Module, window_BT1: Tensor) -> Tensor:
+def loss_of(decoder: nn.Module, window_BT1: Tensor, pool: Pool | None = None) -> Tensor:
     """Mean cross-entropy, nats per token, of int64 windows `[B, T + 1]`: each token from those before it.
 
     Where gradients are recorded, the mean of the mixtures' terms is added: they steer the router and measure
-    nothing, so that an evaluation is cross-entropy alone.
+    nothing, so that an evaluation is cross-entropy alone. `pool`: where these windows are a part of a step's.
     """
-    terms: list[Tensor] = []
-    logits_BTV = decoder(window_BT1[:, :-1], terms if torch.is_grad_enabled() else None)
+    loads = Loads() if torch.is_grad_enabled() else None
+    logits_BTV = decoder(window_BT1[:, :-1], loads)
     loss = functional.cross_entropy(logits_BTV.float().flatten(0, 1), window_BT1[:, 1:].flatten())
-    return loss + torch.stack(terms).mean() if terms else loss
+    layers = loads.layers if loads is not None else []
+    if layers and pool is not None:
+        layers = pooled(layers, pool)
+    return loss + torch.stack([load.term for load in layers]).mean() if layers else loss

@@ -122,6 +122,10 @@ class Shelf(nn.Module):
         """One stack."""
         return Packed(self._found(name), self._found(f"{name}_scale"))  # type: ignore[arg-type]
 
+    def on_host(self) -> Iterator[Tensor]:
+        """What is no buffer because it must stay there."""
+        yield from self._kept.values()
+
     def _keep(self, name: str, value: Tensor, on_host: bool) -> None:
         if on_host:
             self._kept[name] = value.pin_memory() if torch.cuda.is_available() else value

@@ -7,7 +7,7 @@ arXiv 2509.01322): they give the token back as it is.
 Letters: N tokens, k slots of a token, P = N·k rows, S slots, D model width.
 """
 
-from collections.abc import MutableSequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,20 +53,63 @@ class Router(nn.Module):
         return Choice(slot_Nk, weight_Nk, logits_NS, probability_NS)
 
 
-def load_balance(probability_NE: Tensor, count_E: Tensor) -> Tensor:
+def load_balance(mean_E: Tensor, count_E: Tensor) -> Tensor:
     """E · Σ_e share of rows · mean probability of one layer: 1 when even (Switch, arXiv 2101.03961, eq. 4).
 
     Only experts with parameters take part, and both factors are shares among them: how much goes to zero
     experts is the controller's to decide.
     """
     share_E = count_E / count_E.sum().clamp_min(1)
-    mean_E = probability_NE.mean(0)
     return len(share_E) * (share_E * mean_E).sum() / mean_E.sum()
 
 
 def router_z(logits_NS: Tensor) -> Tensor:
     """Mean of the squared log of the softmax's denominator (ST-MoE, arXiv 2202.08906, eq. 5)."""
     return logits_NS.logsumexp(-1).square().mean()
+
+
+class Load(NamedTuple):
+    """What one layer's router did with N tokens, as far as the loss asks; experts with parameters only."""
+
+    count_E: Tensor
+    mean_E: Tensor
+    """Mean probability, with gradient."""
+    z: Tensor
+    """`router_z`, with gradient."""
+    tokens: int
+    experts: ExpertsSpec
+
+    @property
+    def term(self) -> Tensor:
+        """The layer's share of the loss."""
+        balance = load_balance(self.mean_E, self.count_E)
+        return self.experts.load_balance * balance + self.experts.router_z * self.z
+
+
+class Loads:
+    """Collects the loads of a forward. Not a list: what wraps modules copies the lists that it passes on."""
+
+    def __init__(self) -> None:
+        self.layers: list[Load] = []
+
+
+Pool = Callable[[Tensor], Tensor]
+"""Means over the tokens here -> means over the tokens of all processes that share a step."""
+
+
+def pooled(loads: Sequence[Load], pool: Pool) -> list[Load]:
+    """Loads of all tokens of a step, as if there were as many as here: the balance is not linear in them, so the
+    mean over processes of each one's own term would be another loss than that of one process.
+
+    Gradients are those of the tokens here alone, of their own mean: the mean of these over processes, each with
+    its share of the tokens, is the gradient of the whole.
+    """
+    here_L2E = torch.stack([torch.stack((load.count_E / load.tokens, load.mean_E.detach())) for load in loads])
+    found = []
+    for load, (rate_E, mean_E) in zip(loads, pool(here_L2E), strict=True):
+        followed_E = load.mean_E + (mean_E - load.mean_E).detach()
+        found.append(load._replace(count_E=rate_E * load.tokens, mean_E=followed_E))
+    return found
 
 
 class Mixture(nn.Module):
@@ -85,13 +128,13 @@ class Mixture(nn.Module):
         self.seen_S: Tensor
         self.register_buffer("seen_S", torch.zeros(experts.slots, dtype=torch.int64), persistent=False)
 
-    def forward(self, x_BTD: Tensor, terms: MutableSequence[Tensor] | None) -> Tensor:
-        """The experts' weighted sum; appends this layer's share of the loss to `terms`."""
+    def forward(self, x_BTD: Tensor, loads: Loads | None) -> Tensor:
+        """The experts' weighted sum; adds what the router did to `loads`."""
         x_ND = x_BTD.flatten(0, 1)
         choice = self.gate(x_ND)
         count_S = choice.slot_Nk.flatten().bincount(minlength=self._spec.slots)
-        if terms is not None:
-            terms.append(self._term(choice, count_S))
+        if loads is not None:
+            loads.layers.append(self._load(choice, count_S))
             self.seen_S += count_S
         return self._mix(x_ND, choice, count_S).view_as(x_BTD)
 
@@ -114,7 +157,7 @@ class Mixture(nn.Module):
         x_RD, same_ZD = x_PD.split_with_sizes([real, len(x_PD) - real])
         return torch.cat((self.experts(x_RD.to(dtype), counts[: self._spec.count]).to(x_PD.dtype), same_ZD))
 
-    def _term(self, choice: Choice, count_S: Tensor) -> Tensor:
-        count = self._spec.count
-        balance = load_balance(choice.probability_NS[:, :count], count_S[:count])
-        return self._spec.load_balance * balance + self._spec.router_z * router_z(choice.logits_NS)
+    def _load(self, choice: Choice, count_S: Tensor) -> Load:
+        count, logits_NS = self._spec.count, choice.logits_NS
+        mean_E = choice.probability_NS[:, :count].mean(0)
+        return Load(count_S[:count], mean_E, router_z(logits_NS), len(logits_NS), self._spec)

@@ -29,6 +29,15 @@ def write_atoms(module: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None
             places[name].write(value)
 
 
+def all_values(module: nn.Module) -> Iterator[Tensor]:
+    """Everything that a forward reads, as it lies in memory, in an order that follows from what is trained."""
+    yield from module.parameters()
+    yield from module.buffers()
+    for experts in _stacks(module).values():
+        if experts.shelf is not None:
+            yield from experts.shelf.on_host()
+
+
 def trained_atoms(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Views by atom of tensors that are named and shaped like the module's parameters (Adam's moments)."""
     stacks = _stacks(module)

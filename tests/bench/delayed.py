@@ -60,7 +60,7 @@ class _Member:
         """Losses of steps first … first + steps − 1 of a round."""
         before = self._task.spec.steps_before(number) + first
         return list(
-            run_steps(self._inner, lambda i: self._task.batch(number, self._slot, first + i), before, steps)
+            run_steps(self._inner.step, lambda i: self._task.batch(number, self._slot, first + i), before, steps)
         )
 
     def send(self, fragment: int) -> Weighted:

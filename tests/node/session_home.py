@@ -43,13 +43,15 @@ OVERLAPPING = msgspec.structs.replace(SPEC, outer=msgspec.structs.replace(SPEC.o
 class Home:
     """One node's disk, and the session on it."""
 
-    def __init__(self, path: Path, peer: str = ME, spec: RunSpec = SPEC) -> None:
+    def __init__(self, path: Path, peer: str = ME, spec: RunSpec = SPEC, device: str = "cpu") -> None:
         self.path, self.spec = path, spec
-        self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, "cpu")
-        self.session = Session(self.start, saves=Allowance(math.inf))
+        self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, device)
+        self.lost: list[str] = []
+        """What was said of the processes of other devices."""
+        self.restart()
 
     def restart(self) -> w.Started:
-        self.session = Session(self.start, saves=Allowance(math.inf))
+        self.session = Session(self.start, saves=Allowance(math.inf), lost=self.lost.append)
         return self.session.started()
 
     def train_ask(self, number: int, after: int = -1) -> w.Train:

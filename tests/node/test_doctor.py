@@ -151,13 +151,16 @@ def test_a_bad_seed_is_found_before_the_start(tmp_path: Path) -> None:
 
 
 GPU = {"torch": "2.13", "cuda": True, "built": "13.0", "free": 70e9, "total": 80e9, "name": "NVIDIA H200"}
+GPU["count"] = 2
 NO_GPU = {"torch": "2.13+cpu", "cuda": False, "built": ""}
 
 
 @pytest.mark.parametrize(
     ("torch", "cards", "wanted", "state", "words"),
     [
-        (GPU, ["NVIDIA H200, 580"], "auto", "pass", "70.0 of 80.0 GB free"),
+        (GPU, ["NVIDIA H200, 580"], "auto", "pass", "2 devices, the first NVIDIA H200, 70.0 of 80.0 GB free"),
+        (GPU, ["NVIDIA H200, 580"], "cuda:0,cuda:1", "pass", "2 devices"),
+        (GPU, ["NVIDIA H200, 580"], "cuda:0,cuda:2", "fail", "no cuda:2"),
         (NO_GPU, [], "auto", "pass", "none; trains on"),
         (NO_GPU, [], "cuda", "fail", "no NVIDIA GPU, but device = 'cuda'"),
         (NO_GPU, ["NVIDIA H200, 580"], "auto", "warn", "is a CPU build"),

@@ -94,38 +94,38 @@ def test_steps_follow_the_formula_of_adamw_with_clipping():
 
 def test_the_same_start_gives_the_same_bits_however_the_steps_are_cut():
     a, b = Inner(Toy(), loss_of, inner_spec()), Inner(Toy(), loss_of, inner_spec())
-    losses = list(run_steps(a, batch_of, 0, 20))
-    again = list(run_steps(b, batch_of, 0, 7))
-    again += list(run_steps(b, lambda i: batch_of(7 + i), 7, 13))
+    losses = list(run_steps(a.step, batch_of, 0, 20))
+    again = list(run_steps(b.step, batch_of, 0, 7))
+    again += list(run_steps(b.step, lambda i: batch_of(7 + i), 7, 13))
     assert losses == again
     assert bits(a.module) == bits(b.module)
 
 
 def test_the_generator_may_be_left_between_two_steps():
     inner, other = Inner(Toy(), loss_of, inner_spec()), Inner(Toy(), loss_of, inner_spec())
-    steps = run_steps(inner, batch_of, 0, 20)
+    steps = run_steps(inner.step, batch_of, 0, 20)
     next(steps), next(steps)
     steps.close()
-    list(run_steps(other, batch_of, 0, 2))
+    list(run_steps(other.step, batch_of, 0, 2))
     assert bits(inner.module) == bits(other.module)
 
 
 def test_it_learns():
     inner = Inner(Toy(), loss_of, inner_spec(total_steps=300, lr=0.05))
-    losses = list(run_steps(inner, batch_of, 0, 150))
+    losses = list(run_steps(inner.step, batch_of, 0, 150))
     assert losses[0] > 2.6
     assert losses[-1] < math.log(4) + 0.15
 
 
 def test_a_saved_state_goes_on_with_the_same_bits():
     whole, part = Inner(Toy(), loss_of, inner_spec()), Inner(Toy(), loss_of, inner_spec())
-    list(run_steps(whole, batch_of, 0, 10))
-    list(run_steps(part, batch_of, 0, 5))
+    list(run_steps(whole.step, batch_of, 0, 10))
+    list(run_steps(part.step, batch_of, 0, 5))
     saved = {name: tensor.clone() for name, tensor in part.state().items()}
     resumed = Inner(Toy(), loss_of, inner_spec())
     resumed.module.load_state_dict(part.module.state_dict())
     resumed.load(saved)
-    list(run_steps(resumed, lambda i: batch_of(5 + i), 5, 5))
+    list(run_steps(resumed.step, lambda i: batch_of(5 + i), 5, 5))
     assert bits(resumed.module) == bits(whole.module)
     kinds = ("step", "exp_avg", "exp_avg_sq")
     assert set(saved) == {f"{kind}/{name}" for kind in kinds for name in ("table", "gain")}
@@ -143,7 +143,7 @@ def test_an_atom_that_comes_late_moves_like_one_in_its_first_step(beta2):
     """By the rate, whatever the gradient: with the others' step count it would be 0.45 of it, or 3.2 of it."""
     spec = inner_spec(beta2=beta2, weight_decay=0.0, lr=1e-4, lr_min=1.0, warmup_steps=0)
     inner = Inner(Toy(), loss_of, spec)
-    list(run_steps(inner, batch_of, 0, 500))
+    list(run_steps(inner.step, batch_of, 0, 500))
     saved = {name: tensor.clone() for name, tensor in inner.state().items() if not name.endswith("/table")}
     inner.load(saved)
     before = inner.module.table.detach().clone()

@@ -44,7 +44,7 @@ def test_second_moments_that_forget_faster_give_no_bound():
 
 def trained(steps, **changes):
     inner = Inner(Toy(), loss_of, inner_spec(**changes))
-    list(run_steps(inner, batch_of, 0, steps))
+    list(run_steps(inner.step, batch_of, 0, steps))
     return inner
 
 
@@ -71,9 +71,9 @@ def linear(module, window):
 @pytest.mark.parametrize("late", [0, 1, 7])
 def test_moments_that_come_late_are_as_if_all_steps_had_been_taken_here(late):
     whole, before, after = (Inner(Toy(), linear, inner_spec()) for _ in range(3))
-    list(run_steps(whole, batch_of, 0, 12 + late))
-    list(run_steps(before, batch_of, 0, 12))
-    list(run_steps(after, lambda i: batch_of(12 + i), 12, late))
+    list(run_steps(whole.step, batch_of, 0, 12 + late))
+    list(run_steps(before.step, batch_of, 0, 12))
+    list(run_steps(after.step, lambda i: batch_of(12 + i), 12, late))
     after.continue_from(before.state())
     for name, value in whole.state().items():
         assert torch.allclose(after.state()[name], value, rtol=1e-5, atol=1e-9), name

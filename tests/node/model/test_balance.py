@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atoll.node.model.balance import move_biases, moved, target_share
-from atoll.node.model.moe import Mixture
+from atoll.node.model.moe import Loads, Mixture
 from atoll.node.model.named import write_atoms
 from atoll.protocols.model import ExpertsSpec
 
@@ -55,5 +55,5 @@ def test_a_forward_counts_only_where_it_learns():
     with torch.no_grad():
         made(x, None)
     assert not made.seen_S.any()
-    made(x, [])
+    made(x, Loads())
     assert int(made.seen_S.sum()) == 30

@@ -8,7 +8,7 @@ from torch.nn import functional
 from atoll.node.model import stack as stack_module
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.genesis import genesis
-from atoll.node.model.moe import Mixture, load_balance, router_z
+from atoll.node.model.moe import Loads, Mixture, load_balance, router_z
 from atoll.node.model.named import named_atoms, trained_atoms, write_atoms
 from atoll.node.model.stack import Packed, products, quantised, weight_gradients
 from atoll.protocols.errors import ConfigError
@@ -271,12 +271,14 @@ def test_an_expert_that_is_not_there_cannot_be_owned():
 
 def test_load_balance_is_one_when_even_and_e_when_all_choose_one():
     even = torch.full((8, 4), 0.25)
-    assert float(load_balance(even, torch.tensor([2, 2, 2, 2]))) == pytest.approx(1)
+    assert float(load_balance(even.mean(0), torch.tensor([2, 2, 2, 2]))) == pytest.approx(1)
     one = functional.one_hot(torch.zeros(8, dtype=torch.int64), 4).float()
-    assert float(load_balance(one, torch.tensor([8, 0, 0, 0]))) == pytest.approx(4)
-    assert float(load_balance(even, torch.tensor([0, 0, 0, 0]))) == pytest.approx(0)
+    assert float(load_balance(one.mean(0), torch.tensor([8, 0, 0, 0]))) == pytest.approx(4)
+    assert float(load_balance(even.mean(0), torch.tensor([0, 0, 0, 0]))) == pytest.approx(0)
     half = torch.cat([even * 0.5, even * 0.5], 1)[:, :4]
-    assert float(load_balance(half, torch.tensor([1, 1, 1, 1]))) == pytest.approx(1), "zero experts take no part"
+    assert float(load_balance(half.mean(0), torch.tensor([1, 1, 1, 1]))) == pytest.approx(1), (
+        "zero experts take no part"
+    )
 
 
 def test_router_z_is_the_squared_log_of_the_sum():
@@ -288,9 +290,10 @@ def test_terms_are_part_of_the_training_loss_and_not_of_an_evaluation():
     loud = replace(SPEC, experts=replace(EXPERTS, load_balance=0.5, router_z=0.25))
     with torch.no_grad():
         assert float(loss_of(built(quiet), WINDOW)) == float(loss_of(built(loud), WINDOW))
-    terms = []
+    loads = Loads()
     model = built(loud)
-    model(WINDOW[:, :-1], terms)
+    model(WINDOW[:, :-1], loads)
+    terms = [load.term for load in loads.layers]
     assert len(terms) == 2
     difference = float((loss_of(model, WINDOW) - loss_of(built(quiet), WINDOW)).detach())
     assert difference == pytest.approx(float(torch.stack(terms).detach().mean()), abs=1e-5)
@@ -303,9 +306,28 @@ def test_two_layers_that_lean_opposite_ways_do_not_cancel():
         made, _ = mixture(ExpertsSpec(count=2, per_token=1, ffn=8, load_balance=1.0, router_z=0.0))
         lean = torch.ones(64) * sign
         write_atoms(made, [("gate.weight", torch.stack([lean, -lean]))])
-        terms = []
-        made(x.abs(), terms)
-        assert float(terms[0].detach()) == pytest.approx(2, abs=1e-3)
+        loads = Loads()
+        made(x.abs(), loads)
+        assert float(loads.layers[0].term.detach()) == pytest.approx(2, abs=1e-3)
+
+
+def test_parts_of_a_step_with_pooled_loads_have_together_the_gradient_of_the_whole():
+    loud = replace(SPEC, experts=replace(EXPERTS, load_balance=0.5, router_z=0.25))
+    window = torch.randint(0, SPEC.vocab, (3, 9), generator=torch.Generator().manual_seed(5))
+    parts, shares = (window[:1], window[1:]), (1 / 3, 2 / 3)
+    whole, model = built(loud), built(loud)
+    wanted = loss_of(whole, window)
+    wanted.backward()
+    seen = []
+    for part in parts:
+        loss_of(model, part, lambda here: seen.append(here) or here)
+    together = sum(share * here for share, here in zip(shares, seen, strict=True))
+    losses = [loss_of(model, part, lambda _: together) for part in parts]
+    loss = sum(share * part for share, part in zip(shares, losses, strict=True))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-5)
+    for (name, a), b in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-6), name
 
 
 def test_a_mixture_learns():

@@ -1,0 +1,138 @@
+"""A node with two devices, here two CPU processes: the steps of one, equal bits, no life after the worker."""
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from atoll.node.config import load_config
+from atoll.protocols import worker as w
+from atoll.protocols.errors import ConfigError, LocalFault
+from atoll.protocols.experts import ALL, bitmap_of
+from atoll.protocols.ids import Round
+from atoll.protocols.model import ExpertsSpec
+from atoll.protocols.run import RunSpec, Stage
+from tests.node.session_home import ME, OTHER, SPEC, Home, member
+
+E, STEPS = 4, 3
+MIXTURE = ExpertsSpec(count=E, per_token=2, ffn=64, zero=2, computed=1.5, bias_rate=0.01, load_balance=0.5)
+LOW, HIGH = bitmap_of({0, 1}, E), bitmap_of({1, 2}, E)
+
+
+def spec_of(experts: ExpertsSpec | None, overlap_steps: int, batch: int) -> RunSpec:
+    holders = 1 if experts else 0
+    outer = msgspec.structs.replace(
+        SPEC.outer, stages=(Stage(0, STEPS),), overlap_steps=overlap_steps, holders=holders
+    )
+    return msgspec.structs.replace(
+        SPEC,
+        model=msgspec.structs.replace(SPEC.model, ffn=128 if experts else 64, experts=experts),
+        outer=outer,
+        # A gradient that is nearly zero must not decide by its rounding where a weight goes.
+        inner=msgspec.structs.replace(SPEC.inner, batch=batch, eps=1e-4),
+    )
+
+
+class Node(Home):
+    """A member whose rounds are folded without it, so that its weights move by merges too."""
+
+    def round(self, number: int, experts: bytes) -> w.Trained:
+        ask = w.Train(Round(number), 0, 1, STEPS, -1, experts)
+        *_, trained = self.session.train(ask)
+        self.keep(number)
+        assert isinstance(trained, w.Trained)
+        return trained
+
+    def fold(self, number: int, trained: w.Trained) -> None:
+        """As if somebody else had made this payload."""
+        named = msgspec.structs.replace(member(trained.pending, OTHER), experts=trained.pending.experts)
+        self.ask(w.Fold(Round(number), (named,)))
+
+    def values(self) -> dict[str, torch.Tensor]:
+        learner = self.session._learner
+        return {
+            name: v.detach().clone() for name, v in (learner.weights.trained() | learner.inner.state()).items()
+        }
+
+
+def close(node: Node) -> None:
+    children = node.session._ranks._children
+    node.session.close()  # it ends their pipes, as its own end does
+    assert [child.returncode for child in children] == [0] * len(children)
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        assert torch.allclose(value, wanted[name], rtol=1e-4, atol=1e-5), name
+
+
+def test_two_devices_take_the_steps_of_one(tmp_path: Path) -> None:
+    """A mixture: experts come and go, biases move, rounds overlap."""
+    spec = spec_of(MIXTURE, 1, 4)
+    one, two = Node(tmp_path / "one", ME, spec), Node(tmp_path / "two", ME, spec, "cpu,cpu")
+    for number, experts in enumerate((LOW, LOW, HIGH)):
+        compare(number, experts, one, two)
+    evaluated = [node.ask(w.Evaluate()) for node in (one, two)]
+    assert evaluated[0].state == evaluated[1].state, "one digest, however many devices a member has"
+    close(two)
+
+
+def compare(number: int, experts: bytes, one: Node, two: Node) -> None:
+    """A round of both, in which the processes of `two` compare their bits; then both fold the payload of `one`."""
+    alone, together = one.round(number, experts), two.round(number, experts)
+    assert together.pending.loss == pytest.approx(alone.pending.loss, abs=1e-5)
+    assert together.pending.tokens == alone.pending.tokens
+    assert_close(two.values(), one.values())
+    for node in (one, two):
+        node.fold(number, alone)
+
+
+def test_a_device_that_goes_astray_is_found_and_one_that_dies_is_named(tmp_path: Path) -> None:
+    spec = spec_of(None, 0, 3)  # a batch that is not even
+    one, two = Node(tmp_path / "one", ME, spec), Node(tmp_path / "two", ME, spec, "cpu,cpu")
+    compare(0, ALL, one, two)
+    saved = two.values()
+    steps = two.session.train(w.Train(Round(1), 0, 1, STEPS, -1))
+    next(steps)
+    two.session._learner.module.model.norm.weight.data[0] += 1e-6  # memory that is not as it was
+    with pytest.raises(LocalFault, match="do not hold the same weights"):
+        list(steps)
+    steps = two.session.train(w.Train(Round(1), 0, 1, STEPS, -1))
+    next(steps)
+    (child,) = two.session._ranks._children
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError):
+        list(steps)
+    assert two.lost == ["local rank 1 of 2 ended with signal 9, and the worker with it"]
+    two.session._ranks.close()
+    two.restart()
+    assert_close(two.values() | _weights(saved), saved)
+    one.restart()
+    compare(1, ALL, one, two)
+    close(two)
+
+
+def _weights(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that begin every round as the view, and are not saved."""
+    return {name: value for name, value in values.items() if "/" not in name}
+
+
+def test_devices_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^cuda:0 is not here: torch sees no CUDA device$"):
+        Home(tmp_path / "a", ME, spec_of(None, 0, 2), "cuda:0,cuda:1")
+    with pytest.raises(ConfigError, match=r"^cuda:7 is not here"):
+        Home(tmp_path / "b", device="cuda:7")
+    with pytest.raises(ConfigError, match=r"^3 devices cannot share steps of 2 sequences$"):
+        Home(tmp_path / "c", ME, spec_of(None, 0, 2), "cpu,cpu,cpu")
+
+
+@pytest.mark.parametrize(
+    "text", ["cpu,cuda:0", "cuda,cuda:1", "cuda:0,cuda:0", "auto,auto", "cuda:0,", "cpu,cpu" * 40]
+)
+def test_lists_that_no_machine_can_have_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="device"):
+        load_config(tmp_path / "config.toml", {"device": text})
