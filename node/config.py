@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from atoll.node.devices import check_devices
+from atoll.node.devices import check_devices, devices_of
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.peers import parse_seed
 from atoll.protocols.errors import ConfigError
@@ -63,6 +63,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Path of the text of a run whose source is `file:`."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`; several that take each step together: `cuda:0,cuda:1`, or `cpu,cpu`."""
+    shard: bool = False
+    """Of several devices each holds a part of what is trained: less memory of each, more between them."""
     threads: int = 0
     """CPU threads of the worker; 0: one per core."""
     experts: int = 0
@@ -82,6 +84,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if len(self.name) > 64 or not (self.name.isprintable()):
             raise ConfigError("name must have at most 64 printable characters")
         check_devices(self.device)
+        if self.shard and len(devices_of(self.device)) == 1:
+            raise ConfigError("shard is for several devices", hint="for example --device cuda:0,cuda:1")
         if not 0 <= self.threads <= 1024:
             raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
         if not 0 <= self.experts <= MAX_EXPERTS:

@@ -87,6 +87,7 @@ class Daemon:
             *(config.threads, config.device, config.frozen, config.frozen_on_host),
             self._place(self.spec.data.tokenizer_blob),
             self._place(self.spec.start.moments if self.spec.start else b""),
+            config.shard,
         )
         self.timekeeper = Timekeeper(
             *(self.log, time.monotonic, lambda: self.driver.round, lambda: self.net.bytes_moved()[3])

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from atoll.node.checkpoint.parts import WriteParts
 from atoll.node.holding import nothing, splits
+from atoll.node.inner.evaluate import Evaluation, evaluate
 from atoll.node.inner.loop import Inner
 from atoll.node.inner.moments import pack, unpack
-from atoll.node.inner.share import ALONE
 from atoll.node.local_weights import LocalWeights
-from atoll.node.model.decoder import Decoder
+from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.ranks.lead import Ranks
 from atoll.node.ranks.replica import Replica
 from atoll.protocols.experts import ALL, bitmap_of, experts_in
@@ -44,35 +45,68 @@ class Learner:
         self._storage = getattr(torch, frozen_dtype), frozen_on_host
         experts = nothing(spec)
         self._build(experts)
-        self.weights = LocalWeights(self.module, spec, experts)
+        self._weights = LocalWeights(self._replica.module, spec, experts)
         self.parted: dict[int, bytes] = {}
         """Moments of experts that were given up (protocols/moments.py), until somebody takes them from here."""
 
     @property
     def module(self) -> Decoder:
-        """On this process's device."""
+        """With the trained values; on the host where each device has a part of them."""
+        self._bring_weights()
         return self._replica.module
 
     @property
+    def weights(self) -> LocalWeights:
+        """Of `module`."""
+        self._bring_weights()
+        return self._weights
+
+    @property
     def inner(self) -> Inner:
-        """The optimiser of `module`."""
+        """The optimiser of `module`, with the moments."""
+        if self._ranks is not None:
+            self._ranks.bring_moments(self._replica)
         return self._replica.inner
 
     def step(self, window_BT1: NDArray[np.int64], at: int) -> float:
         """One inner step of the node, on all its devices; see `Inner.step`."""
         if self._ranks is None:
             return self.inner.step(window_BT1, at)
-        return self._ranks.step(self._replica, (self.weights.changes, self.inner.changes), window_BT1, at)
+        return self._ranks.step(self._replica, self._changes, window_BT1, at)
 
     def agree(self) -> None:
         """Raise LocalFault unless all devices hold the same."""
         if self._ranks is not None:
             self._ranks.agree(self._replica)
 
+    def evaluate(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64], size_bytes: int) -> Evaluation:
+        """Loss of the view on windows `[W, T + 1]`; what is trained is as it was afterwards."""
+        with self.weights.lent_to(view_C4096):
+            loss = self._parts_loss if self._ranks is not None and self._ranks.shard else loss_of
+            return evaluate(self._replica.module, loss, windows_WT1, size_bytes)
+
+    def moments(self) -> tuple[dict[str, Tensor], WriteParts | None]:
+        """Adam's state for a save: tensors, and what writes those of which the devices have parts."""
+        if self._ranks is None:
+            return self.inner.state(), None
+        return self._ranks.moments(self._replica)
+
+    def _parts_loss(self, _: nn.Module, window_BT1: Tensor) -> Tensor:
+        assert self._ranks is not None
+        return self._ranks.loss_of(self._replica, self._changes, window_BT1)
+
+    @property
+    def _changes(self) -> tuple[int, int]:
+        return self._weights.changes, self._replica.inner.changes
+
+    def _bring_weights(self) -> None:
+        if self._ranks is not None:
+            self._ranks.bring_weights(self._replica)
+
     @property
     def experts(self) -> bytes:
         """Bitmap of those that are trained."""
-        return self.weights.experts
+        return self._weights.experts
 
     def own(self, experts: bytes) -> None:
         """Train these experts from now on. What stays keeps weights and moments; what is new starts with the
@@ -87,9 +121,9 @@ class Learner:
         self.parted = {e: data for e, data in self.parted.items() if e not in self._trained(experts)}
         self.parted |= self._given_up(experts, moments)
         del self._replica
-        self.weights.let_go()
+        self._weights.let_go()
         self._build(experts)
-        self.weights.move_to(self.module, experts, trained)
+        self._weights.move_to(self.module, experts, trained)
         self.inner.load(moments)
 
     def inherit(self, expert: int, moments: bytes) -> bool:
@@ -111,8 +145,10 @@ class Learner:
         return experts_in(experts, splits(self._spec))
 
     def _build(self, experts: bytes) -> None:
-        share = self._ranks.build(experts) if self._ranks is not None else ALONE
-        self._replica = Replica(self._spec, experts, self._device, self._storage, share)
+        if self._ranks is not None:
+            self._replica = self._ranks.build(experts)
+        else:
+            self._replica = Replica(self._spec, experts, self._device, self._storage)
 
 
 def experts_among(names: Iterable[str], spec: RunSpec) -> bytes:

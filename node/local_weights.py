@@ -115,6 +115,7 @@ class LocalWeights:
     def lent_to(self, view_C4096: Tensor) -> Iterator[None]:
         """Inside, the module holds the view; afterwards L again."""
         kept = {name: value.clone() for name, value in self._named.items()}
+        self.changes += 1
         try:
             for span in self._slabs_of(self._trained):
                 rows = to_float(view_C4096[span.start : span.stop])
@@ -122,6 +123,7 @@ class LocalWeights:
             write_atoms(self._module, ((p.name, to_float(read_atom(view_C4096, p))) for p in self._frozen))
             yield
         finally:
+            self.changes += 1
             for name, value in self._named.items():
                 value.copy_(kept[name])
             self._freeze(self._frozen)

@@ -31,12 +31,11 @@ from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.node.devices import devices_of
-from atoll.node.inner.evaluate import VAL_WINDOWS, evaluate
+from atoll.node.inner.evaluate import VAL_WINDOWS
 from atoll.node.keeping import Keeping
 from atoll.node.learner import Learner, experts_among
 from atoll.node.local_weights import all_finite, carries, check_saved
 from atoll.node.model import bridge
-from atoll.node.model.decoder import loss_of
 from atoll.node.model.genesis import genesis
 from atoll.node.model.merging import move_after
 from atoll.node.outer.fixed import state_digest
@@ -298,9 +297,8 @@ class Session:
 
     def _evaluate(self) -> w.Evaluated:
         began = time.monotonic()
-        with self._learner.weights.lent_to(self._fold.view_C4096):
-            val_WT1 = self._data.validation(VAL_WINDOWS)
-            found = evaluate(self._learner.module, loss_of, val_WT1, self._data.validation_bytes(VAL_WINDOWS))
+        val_WT1, val_bytes = self._data.validation(VAL_WINDOWS), self._data.validation_bytes(VAL_WINDOWS)
+        found = self._learner.evaluate(self._fold.view_C4096, val_WT1, val_bytes)
         return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
 
     def _parts(self, ask: w.Fold | w.Check | w.Finalize) -> list[Part]:
@@ -386,7 +384,8 @@ class Session:
         tensors = {"final": self._fold.final_C4096, "residual": self._sending.residual_C4096}
         tensors |= self._slices.tensors() if self._slices is not None else {}
         more = weights.tensors() if carried else {}
-        return local.begin_local(self._home / "state", body, {**tensors, **more, **self._learner.inner.state()})
+        moments, parts = self._learner.moments()
+        return local.begin_local(self._home / "state", body, {**tensors, **more, **moments}, parts)
 
     def _restore(self) -> None:
         found = local.load_local(self._home / "state", self._spec.id, self._check_saved)

@@ -12,6 +12,13 @@ follows an ask is a fixed series of collective operations; both sides know their
     Step(at)               ->     the windows are broadcast; each takes its part of one inner step
     Agree()                ->     all compare the bits of what they hold
 
+Where each holds a part (`shard`), what is broadcast is taken by parts, and there is more to say:
+
+    GatherWeights()        ->     the parts of all that is trained are gathered
+    GatherMoments(atoms)   ->     those of Adam's state of these atoms are
+    Loss(windows)          ->     windows are broadcast; all compute their loss with what they have
+    Save(path, atoms)      ->     each writes its part of Adam's moments of these atoms below a folder
+
 The end of the pipe ends a rank.
 """
 
@@ -34,6 +41,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     frozen: str
     """How experts are stored that are not trained here: `float32`, `bfloat16`, `int8`."""
     frozen_on_host: bool
+    shard: bool
+    """Each rank holds a part of what is trained, not a copy."""
     meeting: str
     """Path of the file by which the ranks find each other; below the node's home."""
 
@@ -66,7 +75,30 @@ class Agree(msgspec.Struct, frozen=True, array_like=True, tag="agree"):
     """Every rank says what it holds, as a sum of bits."""
 
 
-RankAsk: TypeAlias = Begin | Build | Weights | Moments | Step | Agree
+class GatherWeights(msgspec.Struct, frozen=True, array_like=True, tag="gather-weights"):
+    """Rank 0 wants what is trained."""
+
+
+class GatherMoments(msgspec.Struct, frozen=True, array_like=True, tag="gather-moments"):
+    """Rank 0 wants Adam's state of these atoms."""
+
+    atoms: tuple[str, ...]
+
+
+class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
+    """Rank 0 wants the loss of windows `[windows, context + 1]`, which come."""
+
+    windows: int
+
+
+class Save(msgspec.Struct, frozen=True, array_like=True, tag="save"):
+    """Every rank writes its part of Adam's moments of these atoms below this folder."""
+
+    path: str
+    atoms: tuple[str, ...]
+
+
+RankAsk: TypeAlias = Begin | Build | Weights | Moments | Step | Agree | GatherWeights | GatherMoments | Loss | Save
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -89,6 +89,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Path of the run's `tokenizer.json`; empty where it has none."""
     moments: str = ""
     """Path of the moments file that the run begins with, which may be absent; empty where it has none."""
+    shard: bool = False
+    """Each of several devices holds a part of what is trained, not a copy."""
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):

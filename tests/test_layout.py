@@ -24,6 +24,7 @@ TORCH_SIDE = {
     "worker", "session", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
     "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "logits",
     "checkpointing", "resumed", "brought", "shard_saving", "import_run", "group", "lead", "rank", "replica",
+    "shards",
 }  # fmt: skip
 """Modules of node/ that run in the worker, or compare against it."""
 RIVALS = {"cli/benches/wan_hivemind.py"}
@@ -31,6 +32,8 @@ RIVALS = {"cli/benches/wan_hivemind.py"}
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
+    ("node/checkpoint/parts.py", "_whole"): "half a second for nodes that have parts; most have none",
+    ("node/ranks/modes.py", "group_of"): "a second of torch that only parts need",
     ("cli/new_run.py", "write_run"): "torch takes a second: only where weights are read",
     ("p2p/dnsaddr.py", "system_lookup"): "dnspython loads QUIC and trio",
     ("p2p/transports/pylibp2p.py", "_adopt"): "trio and libp2p take half a second and 80 MB",

@@ -38,6 +38,10 @@ _DAMAGE = {errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 Check = Callable[[Mapping[str, Tensor]], None]
 """Raises CorruptFault for tensors that the caller cannot use."""
+Write = Callable[[Path], Mapping[str, Tensor]]
+"""Writes more files into a new generation's folder; returns tensors that tell `Read` what they must be."""
+Read = Callable[[Path, dict[str, Tensor]], dict[str, Tensor]]
+"""All tensors, from a generation's folder and those of its tensor file. Raises CorruptFault."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -75,10 +79,17 @@ class Unfinished:
         self._folder, self._final, self._older = folder, final, older
         self._part = final.with_name(final.name + TEMPORARY)
         self._files: list[FileIO] = []
+        self._folders: list[Path] = []
 
-    def write(self, tensors: Mapping[str, Tensor], body: bytes) -> None:
+    def write(self, tensors: Mapping[str, Tensor], body: bytes, more: Write) -> None:
         """All of it; the tensors may change afterwards. Raises OSError."""
         self._part.mkdir()
+        tensors = {**tensors, **more(self._part)}
+        for path in sorted(self._part.rglob("*")):
+            if path.is_dir():
+                self._folders.append(path)
+            else:
+                self._files.append(path.open("rb", buffering=0))
         names = safefile.ordered({name: safefile.spec_of(tensor) for name, tensor in tensors.items()})
         rows = tuple(
             Row(name, safefile.name_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in names
@@ -96,7 +107,8 @@ class Unfinished:
             try:
                 for file in self._files:
                     os.fsync(file.fileno())
-                sync_folder(self._part)
+                for folder in (*self._folders, self._part):
+                    sync_folder(folder)
                 self._part.rename(self._final)
             except BaseException:
                 self.drop()
@@ -121,7 +133,7 @@ class Unfinished:
             file.close()
 
 
-def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> Unfinished:
+def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes, more: Write = lambda _: {}) -> Unfinished:
     """Write these tensors and this message; they are the newest generation after `finish`. Raises DiskFault."""
     with disk(folder):
         if not folder.is_dir():
@@ -131,14 +143,14 @@ def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> Unfinishe
         kept = _generations(folder)
         fresh = Unfinished(folder, folder / f"{int(kept[0].name) + 1 if kept else 1:010d}", kept)
         try:
-            fresh.write(tensors, body)
+            fresh.write(tensors, body, more)
         except BaseException:
             fresh.drop()
             raise
     return fresh
 
 
-def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
+def load(folder: Path, check: Check = lambda _: None, read: Read = lambda _, found: found) -> Loaded | None:
     """The newest generation that verifies; None where nothing was ever saved.
 
     `check` raises CorruptFault for tensors that the caller cannot use: an older generation may do.
@@ -149,7 +161,7 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     for at, generation in enumerate(found):
         try:
             with disk(generation):
-                tensors, body = _read(generation, check)
+                tensors, body = _read(generation, check, read)
         except CorruptFault as fault:
             report.append(fault.line())
             continue
@@ -161,13 +173,13 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     return None
 
 
-def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], bytes]:
+def _read(generation: Path, check: Check, more: Read) -> tuple[dict[str, Tensor], bytes]:
     """Tensors and message. Raises CorruptFault, OSError."""
     try:
         with (generation / _MANIFEST).open("rb") as file:
             manifest = _manifest(file.read(MANIFEST_MAX_BYTES + 1))
         with (generation / _TENSORS).open("rb") as file:
-            tensors = _tensors(file, manifest)
+            tensors = more(generation, _tensors(file, manifest))
         check(tensors)
         return tensors, manifest.body
     except (DecodeError, CorruptFault) as error:

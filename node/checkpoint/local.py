@@ -4,6 +4,7 @@ The tensors and the words about them are one generation: either both are of the 
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import msgspec
 from torch import Tensor
 
 from atoll.node.checkpoint import generations
+from atoll.node.checkpoint.parts import WriteParts, read_parts, write_parts
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, RunId
@@ -54,9 +56,16 @@ class LocalState(NamedTuple):
     """Empty, or one line for each newer save that did not verify."""
 
 
-def begin_local(folder: Path, body: LocalBody, tensors: Mapping[str, Tensor]) -> generations.Unfinished:
-    """Write; saved whole or not at all by `finish`. The save before is kept. Raises DiskFault."""
-    return generations.begin(folder, tensors, codec.encode(body))
+def begin_local(
+    folder: Path, body: LocalBody, tensors: Mapping[str, Tensor], parts: WriteParts | None = None
+) -> generations.Unfinished:
+    """Write; saved whole or not at all by `finish`. The save before is kept. Raises DiskFault.
+
+    `parts` writes further tensors, of which several processes hold parts.
+    """
+    if parts is None:
+        return generations.begin(folder, tensors, codec.encode(body))
+    return generations.begin(folder, tensors, codec.encode(body), partial(write_parts, write=parts))
 
 
 def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:
@@ -64,7 +73,7 @@ def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: No
 
     Raises CorruptFault, DiskFault.
     """
-    loaded = generations.load(folder, check)
+    loaded = generations.load(folder, check, read_parts)
     if loaded is None:
         return None
     try:

@@ -32,7 +32,7 @@ def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], s
     device = next(module.parameters()).device
     tokens = windows_WT1.shape[0] * (windows_WT1.shape[1] - 1)
     nats = 0.0
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference mode: what a sharded module gathers there it could not train with
         for at in range(0, len(windows_WT1), _BATCH):
             part = torch.from_numpy(windows_WT1[at : at + _BATCH]).to(device)
             nats += float(loss_of(module, part)) * part.shape[0] * (part.shape[1] - 1)

@@ -130,12 +130,15 @@ class Inner:
                 own[moment].add_(older[moment], alpha=beta**taken)
             self._adam.state[parameter] = own
 
+    def drop(self, atoms: Iterable[str]) -> None:
+        """Forget the moments of these."""
+        for name in atoms:
+            self._adam.state.pop(self._atoms[name], None)
+
     def moments(self, atoms: Iterable[str]) -> Iterator[Tensor]:
         """AdamW's own tensors of these atoms, in the order of the names; it has them afterwards, and no others."""
         wanted = {name: self._atoms[name] for name in atoms}
-        for name, parameter in self._atoms.items():
-            if name not in wanted:
-                self._adam.state.pop(parameter, None)
+        self.drop(self._atoms.keys() - wanted.keys())
         for name, parameter in wanted.items():
             if not self._adam.state.get(parameter):
                 self._adam.state[parameter] = self._taken(name, parameter, {})

@@ -46,6 +46,12 @@ def follower(module: nn.Module, model: ModelSpec, total: Total = alone) -> Calla
     return partial(move_biases, module, experts, total)
 
 
+def biases(module: nn.Module) -> list[Tensor]:
+    """Those of all layers that have one: what steps move and no gradient does."""
+    found = (layer.gate.e_score_correction_bias for layer in module.modules() if isinstance(layer, Mixture))
+    return [bias_S for bias_S in found if bias_S is not None]
+
+
 def move_biases(module: nn.Module, experts: ExpertsSpec, total: Total = alone) -> None:
     """Move the bias of every layer by what it saw since the last call, and forget what it saw."""
     layers = [layer for layer in module.modules() if isinstance(layer, Mixture)]

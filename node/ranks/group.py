@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.node.inner.share import Share
+from atoll.node.ranks.replica import Replica
 from atoll.protocols.errors import ConfigError, LocalFault
 
 MEET_S = 100.0
 """A rank's way from Ready to the group on a slow, busy machine."""
 STEP_S = 600.0
 """A rank that is silent for so long inside an operation is lost; one that died is noticed at once."""
+_NO_PARTS = "asked only where each rank has a part"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -47,6 +49,11 @@ class Group(Share):
         self._place, self.rows = place, slice(first, stop)
         self._part = (stop - first) / batch
         self.weight = self._part * place.ranks
+
+    @property
+    def builds_on(self) -> str:
+        """Device on which a module is built before it is `joined`."""
+        return self._place.device
 
     def join(self, meeting: Path) -> None:
         """Wait for all others. Raises RuntimeError when they do not come."""
@@ -93,6 +100,30 @@ class Group(Share):
         """Rank 0's values, in place."""
         for value in values:
             dist.broadcast(value.detach(), 0)
+
+    def scatter_weights(self, replica: Replica, whole: Replica | None) -> None:
+        """Rank 0's values come into all; `whole` is what has them there."""
+        self.broadcast(replica.values())
+
+    def scatter_moments(self, replica: Replica, atoms: Iterable[str], whole: Replica | None) -> None:
+        """Adam's state of these atoms, as rank 0 has it; that of others is dropped."""
+        self.broadcast(replica.inner.moments(atoms))
+
+    def gather_weights(self, replica: Replica, whole: Replica | None) -> None:
+        """What is trained, into `whole` on rank 0."""
+        raise NotImplementedError(_NO_PARTS)
+
+    def gather_moments(self, replica: Replica, atoms: Iterable[str], whole: Replica | None) -> None:
+        """Adam's state of these atoms, likewise."""
+        raise NotImplementedError(_NO_PARTS)
+
+    def loss(self, replica: Replica, window_BT1: Tensor) -> Tensor:
+        """Of windows, without gradient: mean nats per token."""
+        raise NotImplementedError(_NO_PARTS)
+
+    def save(self, replica: Replica, atoms: Iterable[str], folder: Path) -> None:
+        """Each rank writes its part of Adam's moments. Raises DiskFault, on all ranks."""
+        raise NotImplementedError(_NO_PARTS)
 
     def agree(self, values: Iterable[Tensor]) -> None:
         """Raise LocalFault, on all ranks, unless all hold the same bits. `values`: of four bytes each."""

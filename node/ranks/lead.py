@@ -19,11 +19,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from atoll.node.checkpoint.parts import WriteParts
 from atoll.node.devices import devices_of
-from atoll.node.inner.share import Share
 from atoll.node.pipe import frame, take_frame
-from atoll.node.ranks.group import Group, Place, check_batch, check_device
+from atoll.node.ranks.group import Place, check_batch, check_device
+from atoll.node.ranks.modes import check_shards, group_of
 from atoll.node.ranks.replica import Replica
 from atoll.p2p.children import die_with_parent
 from atoll.protocols import ranks as r
@@ -59,7 +61,16 @@ class Ranks:
             check_device(device)
         self._lost, self._closing = lost, False
         self._gone = threading.Event()
-        self._group = Group(Place(0, len(devices), devices[0]), spec.inner.batch)
+        self.shard = start.shard
+        """Each rank has a part of what is trained; the worker has all of it once more on the host."""
+        if self.shard:
+            check_shards(spec.model, len(devices))
+        self._spec, self._frozen = spec, (getattr(torch, start.frozen), start.frozen_on_host)
+        self._group = group_of(Place(0, len(devices), devices[0]), spec, shard=self.shard)
+        self._cut: Replica | None = None
+        """This rank's parts."""
+        self._weights_ahead = self._moments_ahead = False
+        """They moved since the host had them."""
         self._meeting = _meeting(Path(start.home))
         self._given = (-1, -1)
         self._watches: list[threading.Thread] = []
@@ -76,15 +87,20 @@ class Ranks:
         with self._together():
             self._group.join(self._meeting)
 
-    def build(self, experts: bytes) -> Share:
-        """All build what trains these; the caller does so with the share that it is given."""
+    def build(self, experts: bytes) -> Replica:
+        """All build what trains these; what the worker's folds, saves and codec work with."""
+        self._given, self._weights_ahead, self._moments_ahead = (-1, -1), False, False
+        self._cut = None
         gc.collect()  # what joined the module before keeps itself alive
-        self._given = (-1, -1)
         self._say(r.Build(experts))
-        return self._group
+        ours = Replica(self._spec, experts, self._group.builds_on, self._frozen, self._group)
+        if not self.shard:
+            return ours
+        self._cut = ours
+        return Replica(self._spec, experts, "cpu", self._frozen)
 
     def step(self, replica: Replica, changes: tuple[int, int], window_BT1: NDArray[np.int64], at: int) -> float:
-        """One inner step of all; see `Inner.step`.
+        """One inner step of all; see `Inner.step`. `replica`: what `build` gave.
 
         `changes`: how often the weights and the moments were changed by other things than steps.
         """
@@ -92,24 +108,71 @@ class Ranks:
             self._follow(replica, changes)
             self._say(r.Step(at))
             self._group.broadcast([torch.from_numpy(window_BT1)])
-            return replica.inner.step(window_BT1, at)
+            loss = (self._cut or replica).inner.step(window_BT1, at)
+        if self._cut is not None and not self._moments_ahead:
+            replica.inner.drop(replica.inner.moved())  # the host need not hold them
+        self._weights_ahead = self._moments_ahead = self._cut is not None
+        return loss
 
-    def _follow(self, replica: Replica, changes: tuple[int, int]) -> None:
-        """Give what is new."""
-        if self._given[0] != changes[0]:
-            self._say(r.Weights())
-            self._group.broadcast(replica.values())
-        if self._given[1] != changes[1]:
-            atoms = tuple(replica.inner.moved())
-            self._say(r.Moments(atoms))
-            self._group.broadcast(replica.inner.moments(atoms))
-        self._given = changes
+    def bring_weights(self, replica: Replica) -> None:
+        """What `build` gave has the trained values afterwards."""
+        if self._weights_ahead:
+            assert self._cut is not None
+            with self._together():
+                self._say(r.GatherWeights())
+                self._group.gather_weights(self._cut, replica)
+            self._weights_ahead = False
+
+    def bring_moments(self, replica: Replica) -> None:
+        """Its optimiser has the moments afterwards."""
+        if self._moments_ahead:
+            assert self._cut is not None
+            atoms = tuple(self._cut.inner.moved())
+            with self._together():
+                self._say(r.GatherMoments(atoms))
+                self._group.gather_moments(self._cut, atoms, replica)
+            self._moments_ahead = False
+
+    def moments(self, replica: Replica) -> tuple[dict[str, Tensor], WriteParts | None]:
+        """Adam's state for a save: tensors, and what writes those of which the ranks have parts."""
+        if self._cut is None or not self._moments_ahead:
+            return replica.inner.state(), None
+        cut, atoms = self._cut, tuple(self._cut.inner.moved())
+        steps = {name: value for name, value in cut.inner.state().items() if name.startswith("step/")}
+
+        def write(folder: Path) -> None:
+            with self._together():
+                self._say(r.Save(str(folder), atoms))
+                self._group.save(cut, atoms, folder)
+
+        return steps, write
+
+    def loss_of(self, replica: Replica, changes: tuple[int, int], window_BT1: Tensor) -> Tensor:
+        """Of windows, without gradient, with the weights that `replica` has. Only where each rank has a part."""
+        assert self._cut is not None
+        with self._together():
+            self._follow(replica, changes)
+            self._say(r.Loss(len(window_BT1)))
+            self._group.broadcast([window_BT1])
+            return self._group.loss(self._cut, window_BT1)
 
     def agree(self, replica: Replica) -> None:
         """Raise LocalFault unless all hold the same bits."""
         with self._together():
             self._say(r.Agree())
             self._group.agree(replica.trained())
+
+    def _follow(self, replica: Replica, changes: tuple[int, int]) -> None:
+        """Give what is new."""
+        ours = self._cut or replica
+        if self._given[0] != changes[0]:
+            self._say(r.Weights())
+            self._group.scatter_weights(ours, replica)
+        if self._given[1] != changes[1]:
+            atoms = tuple(replica.inner.moved())
+            self._say(r.Moments(atoms))
+            self._group.scatter_moments(ours, atoms, replica)
+        self._given = changes
 
     def close(self) -> None:
         """End them in good order."""
@@ -139,7 +202,7 @@ class Ranks:
         )
         begin = r.Begin(
             *(start.spec, rank, len(devices), devices[rank], threads),
-            *(start.frozen, start.frozen_on_host, str(self._meeting)),
+            *(start.frozen, start.frozen_on_host, start.shard, str(self._meeting)),
         )
         _send(child, begin)
         return child

@@ -1,23 +1,26 @@
 """A local rank: `python -m atoll.node.ranks.rank`. It does what rank 0 says, and ends when the pipe does.
 
 Whatever it meets ends it, with its last words in the worker's log; but for a Divergence, which all ranks meet in
-the same step and rank 0 reports.
+the same step and rank 0 reports, and a full disk, which all hear of.
 """
 
 import contextlib
 import faulthandler
+import gc
 import os
 import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from atoll.node.pipe import frame, take_frame
-from atoll.node.ranks.group import Group, Place, check_device
+from atoll.node.ranks.group import Place, check_device
+from atoll.node.ranks.modes import group_of
 from atoll.node.ranks.replica import Replica
 from atoll.protocols import codec
 from atoll.protocols import ranks as r
-from atoll.protocols.errors import ConfigError, Divergence, LocalFault
+from atoll.protocols.errors import ConfigError, DiskFault, Divergence, LocalFault
 from atoll.protocols.run import RunSpec
 
 
@@ -26,40 +29,53 @@ class Rank:
 
     def __init__(self, begin: r.Begin) -> None:
         self._begin, self._spec = begin, codec.decode(begin.spec, RunSpec)
-        self._group = Group(Place(begin.rank, begin.ranks, begin.device), self._spec.inner.batch)
+        self._group = group_of(Place(begin.rank, begin.ranks, begin.device), self._spec, shard=begin.shard)
         self._replica: Replica | None = None
 
     def serve(self, asks: int) -> None:
         """Until the pipe `asks` ends."""
         self._group.join(Path(self._begin.meeting))
         while (ask := take_frame(asks, r.RankAsk)) is not None:
-            self._do(ask)
+            if isinstance(ask, r.Build):
+                self._build(ask.experts)
+            else:
+                self._do(ask, self._built())
 
-    def _do(self, ask: r.RankAsk) -> None:
+    def _do(self, ask: r.RankAsk, replica: Replica) -> None:
+        group = self._group
         match ask:
-            case r.Build(experts):
-                self._replica = None  # or the device would hold two modules
-                begin = self._begin
-                frozen = getattr(torch, begin.frozen), begin.frozen_on_host
-                self._replica = Replica(self._spec, experts, begin.device, frozen, self._group)
             case r.Weights():
-                self._group.broadcast(self._built().values())
+                group.scatter_weights(replica, None)
             case r.Moments(atoms):
-                self._group.broadcast(self._built().inner.moments(atoms))
+                group.scatter_moments(replica, atoms, None)
             case r.Step(at):
-                self._step(at)
+                window_BT1 = self._windows(self._spec.inner.batch)
+                with contextlib.suppress(Divergence):
+                    replica.inner.step(window_BT1.numpy(), at)
             case r.Agree():
                 with contextlib.suppress(LocalFault):  # rank 0 says so
-                    self._group.agree(self._built().trained())
-            case r.Begin():
-                raise LocalFault("a rank begins once")
+                    group.agree(replica.trained())
+            case r.GatherWeights():
+                group.gather_weights(replica, None)
+            case r.GatherMoments(atoms):
+                group.gather_moments(replica, atoms, None)
+            case r.Loss(windows):
+                group.loss(replica, self._windows(windows))
+            case r.Save(path, atoms):
+                with contextlib.suppress(DiskFault):
+                    group.save(replica, atoms, Path(path))
 
-    def _step(self, at: int) -> None:
-        spec = self._spec
-        window_BT1 = torch.empty((spec.inner.batch, spec.model.context + 1), dtype=torch.int64)
-        self._group.broadcast([window_BT1])
-        with contextlib.suppress(Divergence):
-            self._built().inner.step(window_BT1.numpy(), at)
+    def _build(self, experts: bytes) -> None:
+        self._replica = None  # or the device would hold two modules; what joined the old one keeps itself alive
+        gc.collect()
+        begin = self._begin
+        frozen = getattr(torch, begin.frozen), begin.frozen_on_host
+        self._replica = Replica(self._spec, experts, self._group.builds_on, frozen, self._group)
+
+    def _windows(self, count: int) -> Tensor:
+        windows_BT1 = torch.empty((count, self._spec.model.context + 1), dtype=torch.int64)
+        self._group.broadcast([windows_BT1])
+        return windows_BT1
 
     def _built(self) -> Replica:
         if self._replica is None:

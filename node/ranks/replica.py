@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atoll.node.inner.loop import Inner
 from atoll.node.inner.share import ALONE, Share
-from atoll.node.model.balance import follower
+from atoll.node.model.balance import biases, follower
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.named import all_values, trained_atoms
 from atoll.protocols.experts import experts_in
@@ -37,4 +37,5 @@ class Replica:
     def trained(self) -> Iterator[Tensor]:
         """What steps move, all float32."""
         yield from self.module.parameters()
+        yield from biases(self.module)
         yield from self.inner.moments(self.inner.moved())

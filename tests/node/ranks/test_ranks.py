@@ -1,4 +1,4 @@
-"""A node with two devices, here two CPU processes: the steps of one, equal bits, no life after the worker."""
+"""A node with two devices, here two CPU processes: the steps of one, copies or parts, no life after the worker."""
 
 import os
 import signal
@@ -7,12 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.node.config import load_config
+from atoll.node.session import Session
+from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.errors import ConfigError, LocalFault
 from atoll.protocols.experts import ALL, bitmap_of
-from atoll.protocols.ids import Round
+from atoll.protocols.ids import Digest, Round, RunId
 from atoll.protocols.model import ExpertsSpec
 from atoll.protocols.run import RunSpec, Stage
 from tests.node.session_home import ME, OTHER, SPEC, Home, member
@@ -70,15 +74,51 @@ def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
         assert torch.allclose(value, wanted[name], rtol=1e-4, atol=1e-5), name
 
 
-def test_two_devices_take_the_steps_of_one(tmp_path: Path) -> None:
+def test_two_devices_take_the_steps_of_one_as_copies_or_parts_and_either_goes_on_from_the_other(
+    tmp_path: Path,
+) -> None:
     """A mixture: experts come and go, biases move, rounds overlap."""
     spec = spec_of(MIXTURE, 1, 4)
     one, two = Node(tmp_path / "one", ME, spec), Node(tmp_path / "two", ME, spec, "cpu,cpu")
-    for number, experts in enumerate((LOW, LOW, HIGH)):
-        compare(number, experts, one, two)
+    compare(0, LOW, one, two)
+    go_on(two, "cpu,cpu", shard=True)
+    compare(1, LOW, one, two)
+    go_on(two, "cpu,cpu", shard=True)
+    compare(2, HIGH, one, two)
     evaluated = [node.ask(w.Evaluate()) for node in (one, two)]
     assert evaluated[0].state == evaluated[1].state, "one digest, however many devices a member has"
-    close(two)
+    assert evaluated[1].val_loss == pytest.approx(evaluated[0].val_loss, abs=1e-4)
+    parts = [path.name for path in (two.path / "state").glob("*/parts/*")]
+    assert len(parts) == 4, "a file of each process, in both generations"
+    go_on(two, "cpu", shard=False)
+    compare(3, HIGH, one, two)
+
+
+def go_on(node: Node, device: str, *, shard: bool) -> None:
+    """Stop and start on other devices: every bit is as it was."""
+    before = node.values()
+    close(node)
+    node.start = msgspec.structs.replace(node.start, device=device, shard=shard)
+    node.restart()
+    after = node.values()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
+def test_a_part_that_was_flipped_is_found_and_the_save_before_is_used(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        save_file({"exp_avg/a": torch.ones(4)}, folder / "shard-00001-model-00001-of-00001.safetensors")
+
+    body = LocalBody(RunId(bytes(32)), 0, Digest(bytes(32)), 0, ())
+    for steps in (1.0, 2.0):
+        begin_local(tmp_path, body, {"step/a": torch.tensor([steps])}, write).finish()
+    assert load_local(tmp_path, body.run).tensors["exp_avg/a"].tolist() == [1.0] * 4
+    (newest,) = (tmp_path / "0000000002" / "parts").iterdir()
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    found = load_local(tmp_path, body.run)
+    assert found.tensors["step/a"] == 1
+    assert "the parts do not have the hash" in found.report[0]
 
 
 def compare(number: int, experts: bytes, one: Node, two: Node) -> None:
@@ -126,6 +166,10 @@ def test_devices_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> 
         Home(tmp_path / "a", ME, spec_of(None, 0, 2), "cuda:0,cuda:1")
     with pytest.raises(ConfigError, match=r"^cuda:7 is not here"):
         Home(tmp_path / "b", device="cuda:7")
+    with pytest.raises(ConfigError, match="cannot be cut into 3"):
+        experts = msgspec.structs.replace(MIXTURE, ffn=32)
+        start = w.Start(codec.encode(spec_of(experts, 0, 4)), ME, str(tmp_path), "", 1, "cpu,cpu,cpu", shard=True)
+        Session(start)
     with pytest.raises(ConfigError, match=r"^3 devices cannot share steps of 2 sequences$"):
         Home(tmp_path / "c", ME, spec_of(None, 0, 2), "cpu,cpu,cpu")
 
@@ -136,3 +180,8 @@ def test_devices_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> 
 def test_lists_that_no_machine_can_have_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="device"):
         load_config(tmp_path / "config.toml", {"device": text})
+
+
+def test_parts_of_one_device_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="shard is for several devices"):
+        load_config(tmp_path / "config.toml", {"device": "cpu", "shard": True})
