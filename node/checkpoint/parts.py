@@ -6,6 +6,7 @@ It reads them back whole: what two ranks saved one goes on from, or four. The fi
 them and no others, have the hash that the generation's tensor file names.
 """
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +52,9 @@ def _whole(folder: Path) -> dict[str, Tensor]:
         for name, entry in reader.read_metadata().state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    load(found, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it reads in this process alone, as it is told to
+        load(found, storage_reader=reader, no_dist=True)
     return found
 
 
