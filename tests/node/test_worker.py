@@ -1,5 +1,7 @@
 """The worker's loop: what it does while a round waits for its fold, without a process around it."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,3 +118,19 @@ def test_asks_about_the_fold_are_worked_on_beside_the_steps_and_answered_in_orde
     assert by_kind[w.Checked].state == by_kind[w.Folded].state == by_kind[w.Finalized].state
     assert by_kind[w.Snapshotted].round == 0, "it came after the final round"
     assert by_kind[w.Trained].pending.round == 1
+
+
+def test_a_worker_that_trains_has_not_imported_torchs_compiler(tmp_path):
+    """It takes seconds, and a hundred megabytes, at every start; torch.optim's classes import it."""
+    script = f"""
+import sys
+from pathlib import Path
+from tests.node.test_worker import Daemon
+from atoll.node.worker import Worker
+daemon = Daemon(Path({str(tmp_path)!r}))
+Worker(daemon, daemon).run()
+assert type(daemon.said[-1]).__name__ == "Stopped"
+print(sorted(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor", "sympy")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
