@@ -16,7 +16,7 @@ from atoll.protocols.model import ModelSpec
 CHILD = "atoll.cli.benches.experts_node"
 PRESET, QUICK_PRESET = "moe-12m", "moe-smoke"
 SEQUENCES, TURNS, PROCESSES = 8, 15, 3
-LOSS_ROUNDS, QUICK_LOSS = (24, 15), (8, 1)
+LOSS_ROUNDS, QUICK_LOSS = (24, 8), (8, 1)
 """Rounds and steps of one."""
 MEMORY, UPLOAD = Bar("<=", 0.1), Bar("<=", 1.05)
 COUNTS = [1, 2, 3, 8]
