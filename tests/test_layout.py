@@ -32,7 +32,7 @@ RIVALS = {"cli/benches/wan_hivemind.py"}
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
-    ("node/checkpoint/parts.py", "_whole"): "half a second for nodes that have parts; most have none",
+    ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/ranks/modes.py", "group_of"): "a second of torch that only parts need",
     ("cli/new_run.py", "write_run"): "torch takes a second: only where weights are read",
     ("p2p/dnsaddr.py", "system_lookup"): "dnspython loads QUIC and trio",

@@ -2,6 +2,7 @@
 
     0000000041/tensors.safetensors, manifest     the save before
     0000000042/tensors.safetensors, manifest     the newest
+    0000000042/parts/                            in it, where several processes hold parts of some tensors
     *.part                                       unfinished, deleted by the next save
     *.bad                                        did not verify, set aside by a load, deleted by the next save
 
@@ -12,7 +13,7 @@ hash of the tensor file. So every flipped bit is found, and the generation befor
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -22,7 +23,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from atoll.node.checkpoint import safefile
-from atoll.node.checkpoint.disk import TEMPORARY, disk, remove_tree, sync_folder, write_pieces
+from atoll.node.checkpoint.disk import TEMPORARY, disk, remove_tree, sync_folder, write_piece
+from atoll.node.checkpoint.parts import WriteParts, hash_with_parts, read_parts
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, digest
@@ -31,6 +33,7 @@ FORMAT = 1
 KEPT = 2
 MANIFEST_MAX_BYTES = 64 << 20
 _TENSORS, _MANIFEST, _BAD = "tensors.safetensors", "manifest", ".bad"
+PARTS = "parts"
 _NAME = re.compile(r"\d{10}")
 _DAMAGE = {errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 """Errors of a read that mean this generation is lost; others mean that we cannot use the disk at all."""
@@ -38,10 +41,6 @@ _DAMAGE = {errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 Check = Callable[[Mapping[str, Tensor]], None]
 """Raises CorruptFault for tensors that the caller cannot use."""
-Write = Callable[[Path], Mapping[str, Tensor]]
-"""Writes more files into a new generation's folder; returns tensors that tell `Read` what they must be."""
-Read = Callable[[Path, dict[str, Tensor]], dict[str, Tensor]]
-"""All tensors, from a generation's folder and those of its tensor file. Raises CorruptFault."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -58,7 +57,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     format: int
     rows: tuple[Row, ...]
     tensors: Digest
-    """BLAKE3 of the tensor file."""
+    """BLAKE3 of the tensor file; with parts, of that and of them (`hash_with_parts`)."""
     body: bytes
     """The caller's own message."""
 
@@ -73,42 +72,57 @@ class Loaded(NamedTuple):
 
 
 class Unfinished:
-    """A generation whose bytes the kernel has and the disk may not have: it is there after `finish`."""
+    """A generation that has what may change; `finish` does the rest. It is there after that."""
 
     def __init__(self, folder: Path, final: Path, older: list[Path]) -> None:
         self._folder, self._final, self._older = folder, final, older
         self._part = final.with_name(final.name + TEMPORARY)
         self._files: list[FileIO] = []
-        self._folders: list[Path] = []
+        self._later: list[tuple[int, Tensor]] = []
+        """Places in the tensor file, and what belongs there."""
+        self._rows: tuple[Row, ...] = ()
+        self._body = b""
 
-    def write(self, tensors: Mapping[str, Tensor], body: bytes, more: Write) -> None:
-        """All of it; the tensors may change afterwards. Raises OSError."""
+    def write(
+        self, tensors: Mapping[str, Tensor], body: bytes, steady: Collection[str], parts: WriteParts | None
+    ) -> None:
+        """Hand the tensors to the kernel, but those of `steady`: they may not change before `finish` has ended.
+
+        Raises OSError, and what `parts` raises.
+        """
         self._part.mkdir()
-        tensors = {**tensors, **more(self._part)}
-        for path in sorted(self._part.rglob("*")):
-            if path.is_dir():
-                self._folders.append(path)
+        specs = {name: safefile.spec_of(tensor) for name, tensor in tensors.items()}
+        names = safefile.ordered(specs)
+        self._rows = tuple(Row(name, safefile.name_of(specs[name][0]), specs[name][1]) for name in names)
+        self._body = body
+        file, header = self._open(_TENSORS), safefile.header_bytes(specs, "local")
+        write_piece(file, header)
+        at = len(header)
+        for name in names:
+            if name in steady:
+                self._later.append((at, tensors[name]))
             else:
-                self._files.append(path.open("rb", buffering=0))
-        names = safefile.ordered({name: safefile.spec_of(tensor) for name, tensor in tensors.items()})
-        rows = tuple(
-            Row(name, safefile.name_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in names
-        )
-        hashed = self._put(_TENSORS, safefile.all_pieces(tensors, "local"))
-        manifest = codec.encode(Manifest(FORMAT, rows, hashed, body))
-        self._put(_MANIFEST, [digest(manifest), manifest])
+                _write_at(file, at, tensors[name])
+            at += safefile.tensor_bytes(specs[name])
+        if parts is not None:
+            parts(self._part / PARTS)
+            self._files += [path.open("rb", buffering=0) for path in (self._part / PARTS).iterdir()]
 
     def finish(self) -> None:
-        """Wait for the disk; then this is the newest generation. Raises DiskFault; then nothing changed.
+        """Write the rest and wait for the disk; then this is the newest generation.
+
+        Raises DiskFault; then nothing changed.
 
         Touches nothing but its files: it may run in a thread of its own, if no other save begins before it ends.
         """
         with disk(self._folder):
             try:
+                self._complete()
                 for file in self._files:
                     os.fsync(file.fileno())
-                for folder in (*self._folders, self._part):
-                    sync_folder(folder)
+                if (self._part / PARTS).exists():
+                    sync_folder(self._part / PARTS)
+                sync_folder(self._part)
                 self._part.rename(self._final)
             except BaseException:
                 self.drop()
@@ -123,18 +137,54 @@ class Unfinished:
         with disk(self._part):
             remove_tree(self._part)
 
-    def _put(self, name: str, pieces: Iterable[safefile.Piece]) -> Digest:
-        file = (self._part / name).open("wb", buffering=0)
+    def _complete(self) -> None:
+        """What could wait: steady tensors, the hash of all, the manifest."""
+        file = self._files[0]
+        for at, tensor in self._later:
+            _write_at(file, at, tensor)
+        hashed = hash_with_parts(_hash_of(file), self._part / PARTS)
+        manifest = codec.encode(Manifest(FORMAT, self._rows, hashed, self._body))
+        words = self._open(_MANIFEST)
+        for piece in (digest(manifest), manifest):
+            write_piece(words, piece)
+
+    def _open(self, name: str) -> FileIO:
+        file = (self._part / name).open("w+b", buffering=0)
         self._files.append(file)
-        return write_pieces(file, pieces)[1]
+        return file
 
     def _close(self) -> None:
         for file in self._files:
             file.close()
 
 
-def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes, more: Write = lambda _: {}) -> Unfinished:
-    """Write these tensors and this message; they are the newest generation after `finish`. Raises DiskFault."""
+def _write_at(file: FileIO, at: int, tensor: Tensor) -> None:
+    file.seek(at)
+    for piece in safefile.pieces_of(tensor.contiguous().cpu()):
+        write_piece(file, piece)
+
+
+def _hash_of(file: FileIO) -> Digest:
+    """BLAKE3 of all bytes of a file, which the kernel has just been given."""
+    hasher, buffer = blake3(), memoryview(bytearray(safefile.PIECE_BYTES))
+    file.seek(0)
+    while size := file.readinto(buffer):
+        hasher.update(buffer[:size])
+    return Digest(hasher.digest())
+
+
+def begin(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    body: bytes,
+    steady: Collection[str] = (),
+    parts: WriteParts | None = None,
+) -> Unfinished:
+    """Write these tensors and this message; they are the newest generation after `finish`.
+
+    The tensors may change afterwards, but not those named in `steady`, which are written by `finish`.
+    `parts` writes further ones, of which several processes hold parts. Raises DiskFault.
+    """
     with disk(folder):
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -143,14 +193,14 @@ def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes, more: Write 
         kept = _generations(folder)
         fresh = Unfinished(folder, folder / f"{int(kept[0].name) + 1 if kept else 1:010d}", kept)
         try:
-            fresh.write(tensors, body, more)
+            fresh.write(tensors, body, steady, parts)
         except BaseException:
             fresh.drop()
             raise
     return fresh
 
 
-def load(folder: Path, check: Check = lambda _: None, read: Read = lambda _, found: found) -> Loaded | None:
+def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     """The newest generation that verifies; None where nothing was ever saved.
 
     `check` raises CorruptFault for tensors that the caller cannot use: an older generation may do.
@@ -161,7 +211,7 @@ def load(folder: Path, check: Check = lambda _: None, read: Read = lambda _, fou
     for at, generation in enumerate(found):
         try:
             with disk(generation):
-                tensors, body = _read(generation, check, read)
+                tensors, body = _read(generation, check)
         except CorruptFault as fault:
             report.append(fault.line())
             continue
@@ -173,13 +223,13 @@ def load(folder: Path, check: Check = lambda _: None, read: Read = lambda _, fou
     return None
 
 
-def _read(generation: Path, check: Check, more: Read) -> tuple[dict[str, Tensor], bytes]:
+def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], bytes]:
     """Tensors and message. Raises CorruptFault, OSError."""
     try:
         with (generation / _MANIFEST).open("rb") as file:
             manifest = _manifest(file.read(MANIFEST_MAX_BYTES + 1))
         with (generation / _TENSORS).open("rb") as file:
-            tensors = more(generation, _tensors(file, manifest))
+            tensors = _tensors(file, manifest, generation / PARTS)
         check(tensors)
         return tensors, manifest.body
     except (DecodeError, CorruptFault) as error:
@@ -199,13 +249,13 @@ def _manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _tensors(file: BinaryIO, manifest: Manifest) -> dict[str, Tensor]:
+def _tensors(file: BinaryIO, manifest: Manifest, parts: Path) -> dict[str, Tensor]:
     specs = {row.name: (safefile.dtype_of(row.dtype), row.shape) for row in manifest.rows}
     hasher = blake3(safefile.read_header(file, safefile.HEADER_MAX_BYTES))
     tensors = {name: safefile.read_tensor(file, spec, hasher.update) for name, spec in specs.items()}
-    if file.read(1) or hasher.digest() != manifest.tensors:
+    if file.read(1) or hash_with_parts(Digest(hasher.digest()), parts) != manifest.tensors:
         raise DecodeError("the tensors do not have the hash that the manifest names")
-    return tensors
+    return tensors | read_parts(parts)
 
 
 def _generations(folder: Path) -> list[Path]:

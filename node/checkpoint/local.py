@@ -3,8 +3,7 @@
 The tensors and the words about them are one generation: either both are of the same moment, or neither.
 """
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import msgspec
 from torch import Tensor
 
 from atoll.node.checkpoint import generations
-from atoll.node.checkpoint.parts import WriteParts, read_parts, write_parts
+from atoll.node.checkpoint.parts import WriteParts
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, RunId
@@ -57,15 +56,17 @@ class LocalState(NamedTuple):
 
 
 def begin_local(
-    folder: Path, body: LocalBody, tensors: Mapping[str, Tensor], parts: WriteParts | None = None
+    folder: Path,
+    body: LocalBody,
+    tensors: Mapping[str, Tensor],
+    steady: Collection[str] = (),
+    parts: WriteParts | None = None,
 ) -> generations.Unfinished:
-    """Write; saved whole or not at all by `finish`. The save before is kept. Raises DiskFault.
+    """Write; saved whole or not at all by `finish`, until which `steady` may not change.
 
-    `parts` writes further tensors, of which several processes hold parts.
+    The save before is kept. `parts`: see generations.begin. Raises DiskFault.
     """
-    if parts is None:
-        return generations.begin(folder, tensors, codec.encode(body))
-    return generations.begin(folder, tensors, codec.encode(body), partial(write_parts, write=parts))
+    return generations.begin(folder, tensors, codec.encode(body), steady, parts)
 
 
 def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:
@@ -73,7 +74,7 @@ def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: No
 
     Raises CorruptFault, DiskFault.
     """
-    loaded = generations.load(folder, check, read_parts)
+    loaded = generations.load(folder, check)
     if loaded is None:
         return None
     try:

@@ -3,7 +3,7 @@
     parts/shard-0000R-….safetensors      rank R − 1's parts, by torch.distributed.checkpoint
 
 It reads them back whole: what two ranks saved one goes on from, or four. The files count as long as they, all of
-them and no others, have the hash that the generation's tensor file names.
+them and no others, are what the generation's manifest has hashed.
 """
 
 import warnings
@@ -15,32 +15,24 @@ from blake3 import blake3
 from torch import Tensor
 
 from atoll.protocols import codec
-from atoll.protocols.errors import CorruptFault
-from atoll.protocols.ids import digest
+from atoll.protocols.ids import Digest, digest
 
 WriteParts = Callable[[Path], None]
-"""Makes a folder and writes what it holds; all processes do so at once."""
-PARTS = "parts"
-"""Name of the folder, and of the tensor `[32]` with the hash."""
+"""Makes a folder and writes what it holds; all processes do so at once. Raises DiskFault."""
 
 
-def write_parts(generation: Path, write: WriteParts) -> dict[str, Tensor]:
-    """Write them below a generation's folder; the tensor that tells `read_parts` what they must be."""
-    write(generation / PARTS)
-    return {PARTS: torch.frombuffer(bytearray(_hash(generation / PARTS)), dtype=torch.uint8)}
-
-
-def read_parts(generation: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a generation with those that were written in parts. Raises CorruptFault, OSError."""
-    wanted = tensors.pop(PARTS, None)
-    if wanted is None:
+def hash_with_parts(tensors: Digest, folder: Path) -> Digest:
+    """Of a tensor file's hash and the names and contents of all parts, if any. Raises OSError."""
+    if not folder.exists():
         return tensors
-    if wanted.numpy().tobytes() != _hash(generation / PARTS):
-        raise CorruptFault("the parts do not have the hash that the tensors name")
-    return tensors | _whole(generation / PARTS)
+    hashes = [(path.name, blake3().update_mmap(path).digest()) for path in sorted(folder.iterdir())]
+    return digest(tensors, codec.encode(hashes))
 
 
-def _whole(folder: Path) -> dict[str, Tensor]:
+def read_parts(folder: Path) -> dict[str, Tensor]:
+    """The tensors that were written in parts, whole; nothing without parts. The hash was looked at before."""
+    if not folder.exists():
+        return {}
     # Most nodes never have parts, and this takes half a second.
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -56,12 +48,3 @@ def _whole(folder: Path) -> dict[str, Tensor]:
         warnings.simplefilter("ignore", UserWarning)  # that it reads in this process alone, as it is told to
         load(found, storage_reader=reader, no_dist=True)
     return found
-
-
-def _hash(folder: Path) -> bytes:
-    """Of all names and contents."""
-    rows = [
-        (path.name, blake3(max_threads=blake3.AUTO).update_mmap(path).digest())
-        for path in sorted(folder.iterdir())
-    ]
-    return digest(codec.encode(rows))

@@ -110,7 +110,7 @@ class Ranks:
             self._group.broadcast([torch.from_numpy(window_BT1)])
             loss = (self._cut or replica).inner.step(window_BT1, at)
         if self._cut is not None and not self._moments_ahead:
-            replica.inner.drop(replica.inner.moved())  # the host need not hold them
+            replica.inner.drop()  # the host need not hold them
         self._weights_ahead = self._moments_ahead = self._cut is not None
         return loss
 
