@@ -16,7 +16,7 @@ from atoll.node.config import load_config
 from atoll.node.session import Session
 from atoll.protocols import codec
 from atoll.protocols import worker as w
-from atoll.protocols.errors import ConfigError, LocalFault
+from atoll.protocols.errors import ConfigError, DiskFault, LocalFault
 from atoll.protocols.experts import ALL, bitmap_of
 from atoll.protocols.ids import Digest, Round, RunId
 from atoll.protocols.model import ExpertsSpec
@@ -101,7 +101,9 @@ def test_two_devices_take_the_steps_of_one_as_copies_or_parts_and_either_goes_on
     compare(0, LOW, one, two)
     go_on(two, "cpu,cpu", shard=True)
     compare(1, LOW, one, two)
-    go_on(two, "cpu,cpu", shard=True)
+    _, write = two.session._learner.moments()
+    with pytest.raises(DiskFault, match="Not a directory"):  # both say so, and go on
+        write(Path("/dev/null/parts"))
     compare(2, HIGH, one, two)
     evaluated = [node.ask(w.Evaluate()) for node in (one, two)]
     assert evaluated[0].state == evaluated[1].state, "one digest, however many devices a member has"
