@@ -56,7 +56,7 @@ def invited_run(home: Home, config: NodeConfig, link: str, unix_s: float, *, yes
     found = _get_run(home, invite)
     me = load_or_create(home.identity).peer_id if home.identity.exists() else None
     check_admission(found.spec, me, invite, unix_s)
-    machine = this_machine(home.root, config.device, config.threads)
+    machine = this_machine(home.root, config.device, config.threads, shard=config.shard)
     lines = preview_lines(found.spec, invite, preview_of(found.spec, machine), machine, config, unix_s)
     click.echo("\n".join(lines), err=True)
     _agree(yes)

@@ -118,7 +118,8 @@ class SimNode:
                 times, line = process.cpu_times(), " ".join(process.cmdline())
             except psutil.NoSuchProcess:
                 continue
-            spent["worker" if "atoll.node.worker" in line else "daemon"] += times.user + times.system
+            trains = "atoll.node.worker" in line or "atoll.node.ranks" in line
+            spent["worker" if trains else "daemon"] += times.user + times.system
         return spent
 
     def last_words(self) -> str:

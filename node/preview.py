@@ -54,6 +54,8 @@ class Machine(msgspec.Struct, frozen=True):
     disk_free_bytes: int
     gpu_free_bytes: int | None
     """None: no GPU is asked for, or nothing tells."""
+    shard: bool = False
+    """Of several devices each holds a part of what is trained."""
 
 
 class Preview(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ def preview_of(spec: RunSpec, machine: Machine) -> Preview:
     return Preview(
         parameters=spec.model.parameters,
         memory_bytes=_host_bytes(spec, len(devices), on_gpu),
-        gpu_bytes=_gpu_bytes(spec, len(devices)) if on_gpu else 0,
+        gpu_bytes=_gpu_bytes(spec, len(devices), shard=machine.shard) if on_gpu else 0,
         disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * members * payload,
         join_bytes=4 * spec.model.parameters + moments,
         payload_bytes=payload,
@@ -131,7 +133,7 @@ def activation_bytes(model: ModelSpec, sequences: int) -> int:
     return token * model.context * sequences
 
 
-def this_machine(folder: Path, device: str, threads: int) -> Machine:
+def this_machine(folder: Path, device: str, threads: int, *, shard: bool = False) -> Machine:
     """Ask the system. `folder`: where the run would live; it need not exist yet."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     return Machine(
@@ -140,6 +142,7 @@ def this_machine(folder: Path, device: str, threads: int) -> Machine:
         psutil.virtual_memory().available,
         shutil.disk_usage(there).free,
         _gpu_free_bytes(devices_of(device)) if not device.startswith("cpu") else None,
+        shard,
     )
 
 
@@ -152,9 +155,9 @@ def _host_bytes(spec: RunSpec, devices: int, on_gpu: bool) -> int:
     return whole + activation_bytes(spec.model, spec.inner.batch)
 
 
-def _gpu_bytes(spec: RunSpec, devices: int) -> int:
+def _gpu_bytes(spec: RunSpec, devices: int, *, shard: bool) -> int:
     """Of each."""
-    trained = TRAINED_BYTES * spec.model.parameters
+    trained = TRAINED_BYTES * spec.model.parameters // (devices if shard else 1)
     return _GPU_BASE_BYTES + trained + activation_bytes(spec.model, -(-spec.inner.batch // devices))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.genesis import genesis
-from atoll.node.model.moe import Mixture
+from atoll.node.model.moe import Loads, Mixture
 from atoll.node.model.named import write_atoms
 from atoll.protocols.model import ExpertsSpec, ModelSpec
 
@@ -76,7 +76,7 @@ def _works(
 def _layer(mixture: Mixture, x_BTD: Tensor, dy_BTD: Tensor) -> Callable[[], object]:
     def run() -> None:
         mixture.zero_grad()
-        mixture(x_BTD.detach().requires_grad_(), []).backward(dy_BTD)
+        mixture(x_BTD.detach().requires_grad_(), Loads()).backward(dy_BTD)
 
     return run
 

@@ -92,8 +92,9 @@ class Ranks:
         self._given, self._weights_ahead, self._moments_ahead = (-1, -1), False, False
         self._cut = None
         gc.collect()  # what joined the module before keeps itself alive
-        self._say(r.Build(experts))
-        ours = Replica(self._spec, experts, self._group.builds_on, self._frozen, self._group)
+        with self._together():
+            self._say(r.Build(experts))
+            ours = Replica(self._spec, experts, self._group.builds_on, self._frozen, self._group)
         if not self.shard:
             return ours
         self._cut = ours

@@ -23,6 +23,18 @@ def test_memory_is_near_and_above_what_was_measured(size, mib):
     assert 1.0 <= preview_of(spec, CPU).memory_bytes / (mib << 20) <= 1.15
 
 
+def test_devices_share_the_time_and_as_parts_what_is_trained_too():
+    spec = preset("50m", OWNER, 1)
+    many = msgspec.structs.replace(GPU, device="cuda:0,cuda:1")
+    one, two = preview_of(spec, GPU), preview_of(spec, many)
+    parts = preview_of(spec, msgspec.structs.replace(many, shard=True))
+    assert two.round_s <= one.round_s
+    assert two.memory_bytes > one.memory_bytes, "of two processes"
+    assert two.gpu_bytes - parts.gpu_bytes == 8 * spec.model.parameters
+    ranks = preview_of(spec, msgspec.structs.replace(CPU, device="cpu,cpu")).memory_bytes
+    assert ranks - preview_of(spec, CPU).memory_bytes >= 16 * spec.model.parameters
+
+
 def test_traffic_is_payloads_to_and_from_every_other_member():
     spec = preset("50m", OWNER, 1)
     costs = preview_of(spec, GPU)
