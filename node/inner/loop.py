@@ -69,7 +69,7 @@ class Inner:
         """
         self.module.zero_grad(set_to_none=True)
         loss = self._forward(torch.from_numpy(window_BT1[self._share.rows]).to(self._device))
-        loss.backward(torch.full_like(loss, self._share.weight))  # type: ignore[no-untyped-call]
+        (loss * self._share.weight).backward()  # type: ignore[no-untyped-call]
         gradients = {name: self._share.held(p.grad) for name, p in self._named.items() if p.grad is not None}
         norm = self._share.norm(list(gradients.values()))
         value, size = torch.stack([self._share.mean(loss.detach()), norm]).tolist()
