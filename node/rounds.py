@@ -62,9 +62,10 @@ class Rounds:
                 break
             losses.append(next(steps))
             self.steps_taken += 1
+            if len(losses) == ask.steps:  # now: a fold may still be merged before the round ends
+                self._learner.agree()
             speed = len(losses) * self._step_tokens / max(1e-9, time.monotonic() - began - overlap.held_s)
             yield w.Progress(ask.round, len(losses), ask.steps, losses[-1], speed)
-        self._learner.agree()
         train_s = time.monotonic() - began - overlap.held_s
         with self._spent.within("encode"):
             payload = self._sending.encode(ask.round, self._learner.weights)

@@ -55,12 +55,16 @@ class Node(Home):
         for number, trained in self.folded.items():
             self.fold(number, trained)
 
-    def round(self, number: int, experts: bytes) -> w.Trained:
-        ask = w.Train(Round(number), 0, 1, STEPS, -1, experts)
-        *_, trained = self.session.train(ask)
+    def round(self, number: int, experts: bytes, late: w.Trained | None = None) -> w.Trained:
+        """`late`: of the round before, folded when this one cannot go on without it."""
+        ask = w.Train(Round(number), 0, 1, STEPS, -1 if late is None else number - 1, experts)
+        for event in self.session.train(ask):
+            if event is None:
+                assert late is not None
+                self.fold(number - 1, late)
         self.keep(number)
-        assert isinstance(trained, w.Trained)
-        return trained
+        assert isinstance(event, w.Trained)
+        return event
 
     def fold(self, number: int, trained: w.Trained) -> None:
         """As if somebody else had made this payload."""
@@ -96,24 +100,26 @@ def test_two_devices_take_the_steps_of_one_as_copies_or_parts_and_either_goes_on
     tmp_path: Path,
 ) -> None:
     """A mixture: experts come and go, biases move, rounds overlap."""
-    spec = spec_of(MIXTURE, 1, 4)
+    spec = spec_of(MIXTURE, STEPS, 4)
     one, two = Node(tmp_path / "one", ME, spec), Node(tmp_path / "two", ME, spec, "cpu,cpu")
-    compare(0, LOW, one, two)
+    first = compare(0, LOW, one, two)
+    second = compare(1, LOW, one, two, first)  # its fold comes after the last step
+    fold(1, second, one, two)
     go_on(two, "cpu,cpu", shard=True)
-    compare(1, LOW, one, two)
-    compare(2, HIGH, one, two)
+    third = compare(2, LOW, one, two)
+    fold(3, compare(3, HIGH, one, two, third), one, two)
     evaluated = [node.ask(w.Evaluate()) for node in (one, two)]
     assert evaluated[0].state == evaluated[1].state, "one digest, however many devices a member has"
     assert evaluated[1].val_loss == pytest.approx(evaluated[0].val_loss, abs=1e-4)
     parts = [path.name for path in (two.path / "state").glob("*/parts/*")]
     assert len(parts) == 4, "a file of each process, in both generations"
     for node in (one, two):
-        node.round(3, HIGH)
+        node.round(4, HIGH)
     _, write = two.session._learner.moments()
     with pytest.raises(DiskFault, match="Not a directory"):  # both say so, and go on
         write(Path("/dev/null/parts"))
     go_on(two, "cpu", shard=False)
-    compare(4, HIGH, one, two)
+    compare(5, HIGH, one, two)
 
 
 def go_on(node: Node, device: str, *, shard: bool) -> None:
@@ -143,20 +149,25 @@ def test_a_part_that_was_flipped_is_found_and_the_save_before_is_used(tmp_path: 
     assert "do not have the hash" in found.report[0]
 
 
-def compare(number: int, experts: bytes, one: Node, two: Node) -> None:
-    """A round of both, in which the processes of `two` compare their bits; then both fold the payload of `one`."""
-    alone, together = one.round(number, experts), two.round(number, experts)
+def compare(number: int, experts: bytes, one: Node, two: Node, late: w.Trained | None = None) -> w.Trained:
+    """A round of both, in which the processes of `two` compare their bits; the payload of `one`."""
+    alone, together = one.round(number, experts, late), two.round(number, experts, late)
     assert together.pending.loss == pytest.approx(alone.pending.loss, abs=1e-5)
     assert together.pending.tokens == alone.pending.tokens
+    assert together.overlapped == alone.overlapped == (STEPS if late else 0)
     assert_close(two.values(), one.values())
-    for node in (one, two):
-        node.fold(number, alone)
+    return alone
+
+
+def fold(number: int, trained: w.Trained, *nodes: Node) -> None:
+    for node in nodes:
+        node.fold(number, trained)
 
 
 def test_a_device_that_goes_astray_is_found_and_one_that_dies_is_named(tmp_path: Path) -> None:
     spec = spec_of(None, 0, 3)  # a batch that is not even
     one, two = Node(tmp_path / "one", ME, spec), Node(tmp_path / "two", ME, spec, "cpu,cpu")
-    compare(0, ALL, one, two)
+    fold(0, compare(0, ALL, one, two), one, two)
     saved = two.values()
     steps = two.session.train(w.Train(Round(1), 0, 1, STEPS, -1))
     next(steps)
