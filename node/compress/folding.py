@@ -115,15 +115,19 @@ def _run(members: Sequence[Member], layout: Layout, step: Step, threads: int, ar
         if layout.is_dense:
             facts = dense.dense_facts(layout)
             own = *dense.dense_scratch(facts[0]), np.empty((2, len(members)), np.int64)
-            return dense.fold_dense(given.bytes, given.weight_P, (start, stop), facts, given.places, rule, out, own)
+            return dense.fold_dense(
+                given.bytes, given.weight_P, (start, stop), facts, given.places, rule, out, own
+            )
         facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout, len(members))
-        return sparse_fold.fold_sparse(given.bytes, given.weight_P, (start, stop), facts, given.places, rule, out, own)
+        return sparse_fold.fold_sparse(
+            given.bytes, given.weight_P, (start, stop), facts, given.places, rule, out, own
+        )
 
     _raise(each_range(ranges_of(layout.chunks, threads), work))
 
 
 def given_of(members: Sequence[Member], layout: Layout) -> Given:
-    """The payloads with room behind each. Raises DecodeError for a wrong length or header, and for an illegal set."""
+    """The payloads with room behind each. Raises DecodeError for a wrong length or header, or an illegal set."""
     if len(members) > MAX_SET or not all(1 <= member[0] <= MAX_WEIGHT for member in members):
         raise DecodeError("a set with too many members, or with an illegal weight")
     rows = [member[2] if len(member) == 3 else None for member in members]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import triton
-from torch import Tensor
 
 EXACT = {"enable_fp_fusion": False}
 """Launch option: a product and a sum stay two rounded operations, as they are on the CPU."""
@@ -30,7 +29,7 @@ def power_of_two(size: int) -> int:
     return int(triton.next_power_of_2(size))
 
 
-def check_together(*tensors: Tensor) -> None:
-    """Raise ValueError unless these lie on one device, each in one piece: kernels are given addresses."""
+def check_together(*tensors: Any) -> None:
+    """Raise ValueError unless these tensors lie on one device, each in one piece: kernels are given addresses."""
     if len({tensor.device for tensor in tensors}) != 1 or not all(t.is_contiguous() for t in tensors):
         raise ValueError("kernels take contiguous tensors of one device")

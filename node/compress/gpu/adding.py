@@ -12,7 +12,11 @@ from atoll.node.kernels.on_gpu import kernel
 
 LEFT_RANGE = 7
 """Bit of the faults beside those of payloads: θ + U does not fit."""
-_LEFT_RANGE: tl.constexpr = tl.constexpr(LEFT_RANGE)
+_LEFT_RANGE: tl.constexpr = tl.constexpr(1 << LEFT_RANGE)
+_SEM: tl.constexpr = tl.constexpr("relaxed")
+"""Order of memory for atomics: a program reads its own sums, behind a barrier, and the host reads the faults."""
+_BLOCK: tl.constexpr = tl.constexpr(1024)
+"""Places that a program divides at once."""
 
 
 @kernel
@@ -41,32 +45,33 @@ def fold(
                     k, low_bits, high_bits, bits_size, size,
                 )  # fmt: skip
                 if wrong != 0:
-                    tl.atomic_or(faults, wrong)
+                    tl.atomic_or(faults, wrong, sem=_SEM)
                 weight = tl.load(weights + p)
-                tl.atomic_add(sums + place, q.to(tl.int64) * weight, mask=q != 0)
-                tl.atomic_add(shares + place, weight, mask=q != 0)
+                tl.atomic_add(sums + place, q.to(tl.int64) * weight, mask=q != 0, sem=_SEM)
+                tl.atomic_add(shares + place, weight, mask=q != 0, sem=_SEM)
         tl.debug_barrier()
-        _step(sums, shares, theta, out, faults, c, tl.load(least + c), alpha, size, moves)
+        at, floor = c.to(tl.int64) * size, tl.load(least + c)
+        for part in range(0, size, _BLOCK):
+            _step(sums + part, shares + part, theta + at + part, out + at + part, faults, floor, alpha, moves)
         tl.debug_barrier()
         c += tl.num_programs(0)
 
 
 @kernel
 def _step(
-    sums: tl.tensor, shares: tl.tensor, theta: tl.tensor, out: tl.tensor, faults: tl.tensor, c: tl.tensor,
-    least: tl.tensor, alpha: tl.tensor, size: tl.constexpr, moves: tl.constexpr,
+    sums: tl.tensor, shares: tl.tensor, theta: tl.tensor, out: tl.tensor, faults: tl.tensor, least: tl.tensor,
+    alpha: tl.tensor, moves: tl.constexpr,
 ) -> None:  # fmt: skip
-    """−α·mean, halves away from zero, units of 2⁻²⁴; the row of sums is zero again."""
-    i = tl.arange(0, size)
-    at = c.to(tl.int64) * size
+    """−α·mean, halves away from zero, units of 2⁻²⁴; the sums are zero again."""
+    i = tl.arange(0, _BLOCK)
     total = tl.load(sums + i)
     half = tl.maximum(tl.load(shares + i), least).to(tl.int64) << 10
     length = (tl.abs(total) * alpha * 2 + half) // (half * 2)
     moved = tl.where(total > 0, -length, length)
     if moves:
-        moved += tl.load(theta + at + i).to(tl.int64)
+        moved += tl.load(theta + i).to(tl.int64)
         if tl.sum((moved != moved.to(tl.int32).to(tl.int64)).to(tl.int32), 0) > 0:
-            tl.atomic_or(faults, 1 << _LEFT_RANGE)
-    tl.store(out + at + i, moved.to(tl.int32))
-    tl.store(sums + i, tl.zeros((size,), tl.int64))
-    tl.store(shares + i, tl.zeros((size,), tl.int32))
+            tl.atomic_or(faults, _LEFT_RANGE, sem=_SEM)
+    tl.store(out + i, moved.to(tl.int32))
+    tl.store(sums + i, tl.zeros((_BLOCK,), tl.int64))
+    tl.store(shares + i, tl.zeros((_BLOCK,), tl.int32))

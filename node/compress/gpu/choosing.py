@@ -64,13 +64,19 @@ def _bars(bits: tl.tensor, top: tl.tensor, k: tl.constexpr, most: tl.constexpr, 
         enough = count >= k
         found, over = tl.where(enough, count, found), tl.where(enough, over, count)
         low, high = tl.where(enough, probe, low), tl.where(enough, high, probe)
-        step = tl.where(enough, step, tl.minimum(step * 2, 1 << 30))
+        step = tl.where(enough, step, tl.minimum(step, 1 << 29) * 2)
     return low, high, found, over
 
 
 @kernel
 def _keep(
-    a: tl.tensor, i: tl.tensor, low: tl.tensor, high: tl.tensor, room: tl.tensor, place: tl.tensor, value: tl.tensor
+    a: tl.tensor,
+    i: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    room: tl.tensor,
+    place: tl.tensor,
+    value: tl.tensor,
 ) -> None:
     """What reaches `high`, and the first `room` of those that only reach `low`, one behind the other."""
     bits = magnitudes(a)

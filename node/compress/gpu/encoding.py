@@ -46,7 +46,12 @@ def can_encode(layout: Layout) -> bool:
 
 
 def encode_into(
-    out_C4096: Tensor, residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, layout: Layout
+    out_C4096: Tensor,
+    residual_C4096: Tensor,
+    anchor_C4096: Tensor,
+    local_C4096: Tensor,
+    beta: float,
+    layout: Layout,
 ) -> Tensor:
     """Payload (uint8, on the device) of β·e + (anchor − local); what it does not say is the new e, in `out`.
 

@@ -1,13 +1,13 @@
 """Triton: the best scale, shape and split of the chosen values, exactly as `atoll.node.compress.fitting`.
 
-The sums of sizes in rising order are float64, and their order is part of the answer. So sizes are first laid out by
-rank, and then one lane takes one chunk and adds them one after the other: 128 chunks to a program.
+The sums of sizes in rising order are float64, and their order is part of the answer. So sizes lie by rank, and one
+lane takes one chunk and adds them one after the other.
 """
 
 import triton.language as tl
 
 from atoll.node.kernels.on_gpu import kernel
-from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SHAPE_SHIFT
+from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, SHAPE_SHIFT
 
 _LOW: tl.constexpr = tl.constexpr(LOW_LEVEL)
 _SHAPES: tl.constexpr = tl.constexpr(len(HIGH_LEVELS))
@@ -15,12 +15,13 @@ _HIGH_0: tl.constexpr = tl.constexpr(HIGH_LEVELS[0])
 _HIGH_1: tl.constexpr = tl.constexpr(HIGH_LEVELS[1])
 _HIGH_2: tl.constexpr = tl.constexpr(HIGH_LEVELS[2])
 _HIGH_3: tl.constexpr = tl.constexpr(HIGH_LEVELS[3])
-_ONE: tl.constexpr = tl.constexpr(ONE_FP16)
 _SHAPE_SHIFT: tl.constexpr = tl.constexpr(SHAPE_SHIFT)
 
 
 @kernel
-def fit(order: tl.tensor, word: tl.tensor, bar: tl.tensor, chunks: tl.tensor, k: tl.constexpr, lanes: tl.constexpr) -> None:
+def fit(
+    order: tl.tensor, word: tl.tensor, bar: tl.tensor, chunks: tl.tensor, k: tl.constexpr, lanes: tl.constexpr
+) -> None:
     """Word of each chunk, and the bits above which its values are large; int32 `[chunks]`.
 
     `norm`, Σ level² with one more value small at each step, is a whole number: its sums are exact.
@@ -42,7 +43,11 @@ def fit(order: tl.tensor, word: tl.tensor, bar: tl.tensor, chunks: tl.tensor, k:
             norm = norm - high * high + _LOW * _LOW
             gain = dot * dot / norm
             better = gain > most
-            most, shape, split = tl.where(better, gain, most), tl.where(better, s, shape), tl.where(better, r, split)
+            most, shape, split = (
+                tl.where(better, gain, most),
+                tl.where(better, s, shape),
+                tl.where(better, r, split),
+            )
             best_dot, best_norm = tl.where(better, dot, best_dot), tl.where(better, norm, best_norm)
     half = half_bits(best_dot * 4.0 / best_norm)
     edge = tl.load(order + split.to(tl.int64) * chunks + c, mask=here, other=0)
@@ -67,8 +72,8 @@ def high_level(shape: tl.tensor) -> tl.tensor:
 
 @kernel
 def half_bits(scale: tl.tensor) -> tl.tensor:
-    """Bits of the fp16 nearest to a float64 ≥ 0, halves to even, through float32; at most 1.0. In whole numbers."""
-    bits = scale.to(tl.float32).to(tl.int32, bitcast=True)
+    """Bits of the fp16 nearest to a float64 ≥ 0, halves to even, through float32; at most 1.0."""
+    bits = tl.minimum(scale, 1.0).to(tl.float32).to(tl.int32, bitcast=True)
     exponent = (bits >> 23) - 127
     mantissa = (bits & 0x7FFFFF) | 0x800000
     drop = tl.where(exponent >= -14, 13, tl.minimum(-1 - exponent, 24))
@@ -76,7 +81,7 @@ def half_bits(scale: tl.tensor) -> tl.tensor:
     rest = mantissa & ((middle << 1) - 1)
     kept += ((rest > middle) | ((rest == middle) & ((kept & 1) == 1))).to(tl.int32)
     half = tl.where(exponent >= -14, kept + ((exponent + 14) << 10), kept)
-    return tl.where(scale >= 1.0, _ONE, tl.where(exponent < -25, 0, half))
+    return tl.where(exponent < -25, 0, half)
 
 
 @kernel

@@ -75,7 +75,8 @@ def _least(given: Given, floor_256: int) -> npt.NDArray[np.int32]:
     weight_C = np.zeros(rows_UC.shape[1], np.int64)
     for number, rows_C in enumerate(rows_UC):
         weight_C += (rows_C >= 0) * given.weight_P[map_P == number].sum()
-    return np.maximum(1, (floor_256 * weight_C + 255) >> 8).astype(np.int32)
+    least_C: npt.NDArray[np.int32] = np.maximum(1, (floor_256 * weight_C + 255) >> 8).astype(np.int32)
+    return least_C
 
 
 def _raise(faults: int) -> None:

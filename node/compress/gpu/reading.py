@@ -39,7 +39,9 @@ def read_chunk(
 
     follows = (b > 0) & (_bits_at(highs, tl.maximum(b - 1, 0), 1, high_bits) == 1)
     falls = here & ((follows & (low <= low_before)) | (place >= size))
-    padded = _padding(lows, k * low_bits) + _padding(codes, 2 * k) + tl.sum((is_set & (b >= high_bits)).to(tl.int32), 0)
+    padded = (
+        _padding(lows, k * low_bits) + _padding(codes, 2 * k) + tl.sum((is_set & (b >= high_bits)).to(tl.int32), 0)
+    )
     large = tl.sum((here & ((code & 1) == 1)).to(tl.int32), 0)
     strange = tl.sum((here & ((code != 0) | (place != i))).to(tl.int32), 0)
     faults = (scale > _ONE).to(tl.int32) << 1

@@ -15,7 +15,8 @@ _UNIT: tl.constexpr = tl.constexpr(2.0**-VALUE_BITS)
 
 @kernel
 def say(
-    out: tl.tensor, place: tl.tensor, value: tl.tensor, word: tl.tensor, bar: tl.tensor, code: tl.tensor, unary: tl.tensor, first: tl.tensor, chunks: tl.tensor,
+    out: tl.tensor, place: tl.tensor, value: tl.tensor, word: tl.tensor, bar: tl.tensor, code: tl.tensor,
+    unary: tl.tensor, first: tl.tensor, chunks: tl.tensor,
     k: tl.constexpr, low_bits: tl.constexpr, high_bits: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
     """Codes `[chunks, k]` and unary bits `[chunks, high_bits]`, a byte each; what they say leaves `out`.
@@ -44,7 +45,7 @@ def pack(
     source: tl.tensor, out: tl.tensor, rows: tl.tensor,
     fields: tl.constexpr, width: tl.constexpr, row_bytes: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The low `width` bits of `source` `[rows, fields]`, one after the other, each row from a byte of its own on."""
+    """The low `width` bits of `source` `[rows, fields]`, one after the other; each row begins with a byte."""
     n = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     here = n < rows * row_bytes
     row, first = n // row_bytes, (n % row_bytes).to(tl.int32) * 8
