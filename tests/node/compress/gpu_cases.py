@@ -14,12 +14,13 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.compress import fitting, folding
+from atoll.node.compress import fitting, folding, pace
 from atoll.node.compress.encoding import encode_residual
 from atoll.node.compress.folding import Step
 from atoll.node.compress.gpu import encoding as gpu_encoding
 from atoll.node.compress.gpu import fitting as gpu_fitting
 from atoll.node.compress.gpu import folding as gpu_folding
+from atoll.node.compress.gpu import pace as gpu_pace
 from atoll.node.compress.sparse2 import decode, encode
 from atoll.node.kernels.on_gpu import EXACT, kernel
 from atoll.protocols.errors import DecodeError, Divergence
@@ -69,7 +70,7 @@ def same(residual, anchor, local, beta, k):
     return payload
 
 
-@pytest.mark.parametrize(("k", "beta"), [(64, 0.95), (1, 1.0), (3, 0.0), (128, 0.95), (65, 0.3)])
+@pytest.mark.parametrize(("k", "beta"), [(64, 0.95), (1, 1.0), (128, 0.0)])
 def test_encoding_gives_the_cpus_bytes_and_residual(k, beta):
     same(*arms(k), beta, k)
 
@@ -82,7 +83,7 @@ def test_encoding_gives_the_plain_versions_bytes():
     assert torch.equal(left, residual)
 
 
-@settings(max_examples=8, deadline=None, database=None)
+@settings(max_examples=5, deadline=None, database=None)
 @given(st.data())
 def test_any_values(data):
     """Few different values, so that ties are everywhere, zeros of both signs and the largest that are legal."""
@@ -165,9 +166,7 @@ def same_update(members, chunks, k, step):
     assert torch.equal(found.cpu(), folding.update_of(members, chunks, k, step, codec="sparse2"))
 
 
-@pytest.mark.parametrize(
-    ("k", "members"), [(64, 1), (64, 3), (64, 8), (1, 3), (3, 8), (128, 3), (1000, 2), (4096, 2)]
-)
+@pytest.mark.parametrize(("k", "members"), [(64, 1), (64, 8), (1, 3), (128, 3), (1000, 2)])
 def test_the_fold_gives_the_cpus_bits(k, members, monkeypatch):
     """Some members cover some chunks only; a program takes more than one chunk."""
     monkeypatch.setattr(gpu_folding, "MOST_PROGRAMS", 2)
@@ -177,7 +176,7 @@ def test_the_fold_gives_the_cpus_bits(k, members, monkeypatch):
     same_update(taken, 4, k, STEP)
 
 
-@settings(max_examples=10, deadline=None, database=None)
+@settings(max_examples=6, deadline=None, database=None)
 @given(
     st.lists(st.tuples(st.integers(1, 255), st.integers(0, 20)), max_size=4),
     st.integers(1, 1024),
@@ -211,7 +210,7 @@ def answer(reader):
     return "taken"
 
 
-@settings(max_examples=50, deadline=None, database=None)
+@settings(max_examples=30, deadline=None, database=None)
 @given(st.data())
 def test_refuses_exactly_what_the_cpu_refuses_with_its_words(data):
     k = data.draw(st.sampled_from([1, 3, 64, 65]))
@@ -242,6 +241,17 @@ def test_illegal_sets_are_refused(weights):
     each = payload_of(1, 1, 1)
     with pytest.raises(DecodeError):
         gpu_folding.update_of([(weight, each) for weight in weights], 1, 1, STEP, codec="sparse2", device=DEVICE)
+
+
+def test_the_bench_runs_and_finds_no_difference(monkeypatch):
+    monkeypatch.setattr(gpu_pace, "K", 2)
+    monkeypatch.setattr(gpu_pace, "PEERS", 1)
+    monkeypatch.setattr(pace, "K", 2)
+    paces = gpu_pace.measure(2, 1, 1, lambda line: None, DEVICE.type)
+    assert paces.differs == []
+    assert [len(paces.seconds[name]) for name in ("encode", "encode published", "fold", "fold published")] == [
+        1
+    ] * 4
 
 
 def test_nobody_is_no_step():
