@@ -35,10 +35,11 @@ def fold(
     sums, shares = total + tl.program_id(0) * size, share + tl.program_id(0) * size
     c = tl.program_id(0)
     while c < chunks:
-        for p in range(members):
+        p = c * 0
+        while p < members:
             row = tl.load(maps + tl.load(which + p).to(tl.int64) * chunks + c).to(tl.int64)
             if row >= 0:
-                at, start = payloads + tl.cast(p, tl.int64) * stride, offsets + p * 4
+                at, start = payloads + p.to(tl.int64) * stride, offsets + p * 4
                 place, q, wrong = read_chunk(
                     at + tl.load(start) + row * 2, at + tl.load(start + 1) + row * lows,
                     at + tl.load(start + 2) + row * highs, at + tl.load(start + 3) + row * codes,
@@ -49,6 +50,7 @@ def fold(
                 weight = tl.load(weights + p)
                 tl.atomic_add(sums + place, q.to(tl.int64) * weight, mask=q != 0, sem=_SEM)
                 tl.atomic_add(shares + place, weight, mask=q != 0, sem=_SEM)
+            p += 1
         tl.debug_barrier()
         at, floor = c.to(tl.int64) * size, tl.load(least + c)
         for part in range(0, size, _BLOCK):

@@ -58,14 +58,15 @@ def _run(
     def there(values: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
-    fold[(programs,)](
-        there(given.bytes), given.bytes.shape[1], there(places.offset_PS), there(places.rows_UC),
-        there(places.map_P), there(given.weight_P.astype(np.int32)), there(_least(given, step.floor_256)),
-        total, share, theta, out, faults, len(members), layout.chunks, step.alpha_256,
-        k=layout.k, low_bits=layout.low_bits, high_bits=layout.high_bits,
-        bits_size=power_of_two(8 * layout.row_bytes[2]), lows=layout.row_bytes[1], highs=layout.row_bytes[2],
-        codes=layout.row_bytes[3], size=CHUNK, moves=moves, num_warps=4, **EXACT,
-    )  # fmt: skip
+    with torch.cuda.device_of(out):
+        fold[(programs,)](
+            there(given.bytes), given.bytes.shape[1], there(places.offset_PS), there(places.rows_UC),
+            there(places.map_P), there(given.weight_P.astype(np.int32)), there(_least(given, step.floor_256)),
+            total, share, theta, out, faults, len(members), layout.chunks, step.alpha_256,
+            k=layout.k, low_bits=layout.low_bits, high_bits=layout.high_bits,
+            bits_size=power_of_two(8 * layout.row_bytes[2]), lows=layout.row_bytes[1], highs=layout.row_bytes[2],
+            codes=layout.row_bytes[3], size=CHUNK, moves=moves, num_warps=4, **EXACT,
+        )  # fmt: skip
     _raise(int(faults))
 
 
