@@ -65,7 +65,7 @@ def encode_into(
     faults = torch.zeros(2, dtype=torch.int32, device=device)
     scratch = _scratch_for(layout, min(layout.chunks, SLAB_CHUNKS), device)
     arrays = anchor_C4096, local_C4096, residual_C4096, out_C4096
-    with torch.cuda.device_of(payload):
+    with torch.cuda.device(payload.get_device()):
         for first in range(0, layout.chunks, SLAB_CHUNKS):
             chunks = min(SLAB_CHUNKS, layout.chunks - first)
             _choose_and_fit(arrays, scratch, faults, beta, first, chunks, layout.k)

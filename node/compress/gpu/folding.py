@@ -58,7 +58,7 @@ def _run(
     def there(values: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
-    with torch.cuda.device_of(out):
+    with torch.cuda.device(out.get_device()):
         fold[(programs,)](
             there(given.bytes), given.bytes.shape[1], there(places.offset_PS), there(places.rows_UC),
             there(places.map_P), there(given.weight_P.astype(np.int32)), there(_least(given, step.floor_256)),
