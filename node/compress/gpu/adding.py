@@ -75,5 +75,6 @@ def _step(
         if tl.sum((moved != moved.to(tl.int32).to(tl.int64)).to(tl.int32), 0) > 0:
             tl.atomic_or(faults, _LEFT_RANGE, sem=_SEM)
     tl.store(out + i, moved.to(tl.int32))
+    tl.debug_barrier()  # a sum may be read by another thread than the one that clears it
     tl.store(sums + i, tl.zeros((_BLOCK,), tl.int64))
     tl.store(shares + i, tl.zeros((_BLOCK,), tl.int32))

@@ -66,8 +66,8 @@ def measure(chunks: int, same_chunks: int, turns: int, say: Callable[[str], None
     paces.ours_bytes = len(work.payloads[0])
     paces.published_bytes = sum(sent.size_bytes for sent in work.sent[0])
     paces.extra_bytes = _peak_bytes(work, device)
-    paces.take("fetch", work.fetch)
     pace.take_turns(paces, work, turns, say, lambda: settle(device))
+    paces.take("fetch", work.fetch)
     return paces
 
 

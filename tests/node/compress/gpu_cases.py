@@ -83,7 +83,7 @@ def test_encoding_gives_the_plain_versions_bytes():
     assert torch.equal(left, residual)
 
 
-@settings(max_examples=5, deadline=None, database=None)
+@settings(max_examples=4, deadline=None, database=None)
 @given(st.data())
 def test_any_values(data):
     """Few different values, so that ties are everywhere, zeros of both signs and the largest that are legal."""
@@ -104,7 +104,7 @@ def test_golden_bytes():
     values[1] *= values[1].abs() ** 3
     values[2] = 0
     values, nothing = (values * 2.0**-9).float(), torch.zeros((3, 4096))
-    found = {str(k): on_gpu(values, nothing, nothing, 1.0, k)[0].hex() for k in (1, 3, 64)}
+    found = {str(k): on_gpu(values, nothing, nothing, 1.0, k)[0].hex() for k in (1, 64)}
     golden = json.loads(GOLDEN.read_text())
     assert found == {k: golden[k] for k in found}
 
@@ -136,16 +136,17 @@ def halves(scale: tl.tensor, half: tl.tensor, units: tl.tensor, size: tl.constex
 
 
 def test_scales_are_rounded_like_the_cpus():
-    every = np.arange(0, 0x3C01, 7, dtype=np.uint16).view(np.float16).astype(np.float64)
-    middle = (every[1:] + every[:-1]) / 2
+    low = np.arange(0, 0x3C00, 23, dtype=np.uint16)
+    every = low.view(np.float16).astype(np.float64)
+    middle = (every + (low + np.uint16(1)).view(np.float16).astype(np.float64)) / 2
     odd = np.concatenate(
         [every, middle, np.nextafter(middle, 0), np.nextafter(middle, 1), middle * (1 + 2.0**-26)]
     )
     scales = np.concatenate([odd, [0.0, 1e-300, 2.0**-25, 2.0**-26, 1 - 2.0**-30, 1.0, 1.5, 1e300]])
-    padded = np.zeros(16384)
+    padded = np.zeros(4096)
     padded[: len(scales)] = scales
-    half, units = (torch.zeros(16384, dtype=torch.int32, device=DEVICE) for _ in range(2))
-    halves[(1,)](torch.from_numpy(padded).to(DEVICE), half, units, size=16384, **EXACT)
+    half, units = (torch.zeros(4096, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    halves[(1,)](torch.from_numpy(padded).to(DEVICE), half, units, size=4096, **EXACT)
     single = np.empty(1, np.float32)
     expected = [fitting.half_bits(scale, single) for scale in padded]
     assert [(scale, a, b) for scale, a, b in zip(padded, half.tolist(), expected, strict=True) if a != b] == []
@@ -210,7 +211,7 @@ def answer(reader):
     return "taken"
 
 
-@settings(max_examples=30, deadline=None, database=None)
+@settings(max_examples=20, deadline=None, database=None)
 @given(st.data())
 def test_refuses_exactly_what_the_cpu_refuses_with_its_words(data):
     k = data.draw(st.sampled_from([1, 3, 64, 65]))
@@ -249,9 +250,7 @@ def test_the_bench_runs_and_finds_no_difference(monkeypatch):
     monkeypatch.setattr(pace, "K", 2)
     paces = gpu_pace.measure(2, 1, 1, lambda line: None, DEVICE.type)
     assert paces.differs == []
-    assert [len(paces.seconds[name]) for name in ("encode", "encode published", "fold", "fold published")] == [
-        1
-    ] * 4
+    assert [len(paces.seconds[name]) for name in ("encode", "fold published", "fold: memcpy", "fetch")] == [1] * 4
 
 
 def test_nobody_is_no_step():
