@@ -237,6 +237,18 @@ def test_refuses_exactly_what_the_cpu_refuses_with_its_words(data):
     assert (found == "taken") == (answer(lambda: decode(bad, 1, k)) == "taken")
 
 
+@pytest.mark.parametrize("places", [(0, 1, 2), (0, 2, 2), (5, 4, 6), (0, 0, 1), (3, 3, 3), (1, 2, 1023)])
+def test_indices_rise_strictly(places):
+    """Three indices of one high part, 10 low bits each."""
+    layout, values = Layout("sparse2", 1, 3), torch.zeros((1, 4096))
+    values[0, :3] = torch.tensor([1e-3, 1e-3, 3e-3])
+    raw, at = bytearray(encode(values, 3)), layout.offsets[1]
+    raw[at : at + 4] = sum(place << 10 * i for i, place in enumerate(places)).to_bytes(4, "little")
+    found = answer(lambda: gpu_folding.update_of([(1, raw)], 1, 3, STEP, codec="sparse2", device=DEVICE))
+    assert found == answer(lambda: folding.update_of([(1, raw)], 1, 3, STEP, codec="sparse2"))
+    assert (found == "taken") == (places[0] < places[1] < places[2])
+
+
 @pytest.mark.parametrize("weights", [[0], [256], [1] * 1025])
 def test_illegal_sets_are_refused(weights):
     each = payload_of(1, 1, 1)
