@@ -29,7 +29,7 @@ OPTIONS = {
     "calls": (),
     "blobs": ("mib",),
     "connections": ("count", "own_limits"),
-    "compress": ("millions",),
+    "compress": ("millions", "device"),
     "topology": ("millions",),
     "experts": ("loss",),
     "wan": ("nodes", "preset", "rounds", "overlap"),
@@ -48,7 +48,10 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option("--mib", type=click.IntRange(4, 4096), help="blobs: size of the blob that four holders serve.")
 @click.option("--count", type=click.IntRange(1, 4000), help="connections: how many.")
 @click.option("--own-limits", is_flag=True, default=None, help="connections: the node may close what it likes.")
-@click.option("--millions", type=click.IntRange(1, 1024), help="compress: parameters, in Mi (64); topology: (16).")
+@click.option(
+    "--millions", type=click.IntRange(1, 1024), help="compress: parameters, in Mi (64; GPU: 1024); topology: (16)."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="compress: what is measured (cpu).")
 @click.option("--nodes", type=click.IntRange(2, 16), help="wan: how many (4).")
 @click.option("--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny).")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="wan: how many are measured.")

@@ -46,6 +46,7 @@ class Trial:
         """`folder` is written to. Raises ConfigError for runs that overlap, reduce or begin with given weights."""
         if spec.outer.overlap_steps or spec.outer.fragments > 1 or spec.reduce or spec.start:
             raise ConfigError("a trial has whole rounds, one after the other, from fresh weights")
+        torch.set_num_threads(1)  # the bits depend on it
         self._spec, self._data, self._count = spec, data, members
         arena = arena_of(spec.model)
         theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}

@@ -23,12 +23,14 @@ BANNED = {
 TORCH_SIDE = {
     "worker", "session", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
     "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "logits",
-    "checkpointing", "resumed", "brought", "shard_saving", "import_run", "group", "lead", "rank", "replica",
-    "shards",
+    "checkpointing", "resumed", "brought", "shard_saving", "import_run", "experts_trial",
+    "group", "lead", "rank", "replica", "shards",
 }  # fmt: skip
 """Modules of node/ that run in the worker, or compare against it."""
 RIVALS = {"cli/benches/wan_hivemind.py"}
 """Children of benches that are another project's program, in a process of its own."""
+BROUGHT = {"triton": ("node/compress/gpu/", "node/kernels/on_gpu.py")}
+"""What torch's CUDA builds bring, and where alone it is imported: nobody without a GPU needs it."""
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
@@ -125,6 +127,16 @@ def test_banned_imports():
         if name.split(".")[0] in BANNED.get(path.split("/")[0], ())
         or (name.split(".")[0] == "hivemind" and path not in HIVEMIND_ONLY_IN)
         or name.split(".")[0] in ("pickle", "marshal", "shelve")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_a_gpu_brings_stays_with_its_kernels():
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in SOURCES.items()
+        for name in imports_of(tree)
+        if not path.startswith(BROUGHT.get(name.split(".")[0], path))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -277,7 +289,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=!~ ]", wish)[0] for wish in project["dependencies"]}
     imported = {name.split(".")[0] for tree in SOURCES.values() for name in imports_of(tree)}
-    imported -= {*sys.stdlib_module_names, "atoll", ""}
+    imported -= {*sys.stdlib_module_names, *BROUGHT, "atoll", ""}
     expected = {IMPORT_NAMES.get(name, name) for name in declared}
     assert imported == expected
     page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")

@@ -1,6 +1,11 @@
-"""`bench compress`: encode and fold, beside the published pipeline and memcpy; one process, one thread."""
+"""`bench compress`: encode and fold, beside the published pipeline and memcpy.
+
+On the CPU in one process with one thread; with `--device cuda` on a GPU, and then the bits are compared, too.
+"""
 
 import asyncio
+import importlib
+import importlib.util
 from collections.abc import Callable
 
 from atoll.cli.benches.report import Bar, Row, median, paired_ratio, row
@@ -16,15 +21,50 @@ FOLD_OVER_COPY, FOLD_OVER_PUBLISHED = Bar("<=", 2.5), Bar(">=", 8)
 BYTES_PER_PARAMETER = Bar("<=", 0.0205)
 ERROR_RATIO = Bar("<=", 0.3333)
 EXTRA_MEMORY = Bar("<=", 0.05)
+GPU_MILLIONS, GPU_TURNS = 1024, 20
+GPU_ENCODE_OVER_COPY, GPU_ENCODE_OVER_PUBLISHED = Bar("<=", 2.8), Bar(">=", 5)
+NO_DIFFERENCE = Bar("<=", 0)
 
 
-async def measure(quick: bool, say: Callable[[str], None], millions: int = MILLIONS) -> list[Row]:
-    """All rows, of `millions` Mi parameters."""
+async def measure(
+    quick: bool, say: Callable[[str], None], millions: int | None = None, device: str = "cpu"
+) -> list[Row]:
+    """All rows of a device, of `millions` Mi parameters (on the CPU 64, on a GPU 1024)."""
+    millions = millions or (MILLIONS if device == "cpu" else GPU_MILLIONS)
     chunks = QUICK_CHUNKS if quick else millions * 2**20 // CHUNK
+    if device != "cpu":
+        return await asyncio.to_thread(on_gpu, chunks, 1 if quick else GPU_TURNS, say, device)
     paces = await asyncio.to_thread(pace.measure, chunks, 1 if quick else TURNS, say)
     say("training for real values")
     found = await asyncio.to_thread(dumped, quick)
-    return [*rows_of(paces, chunks * CHUNK), found]
+    gpu = row("encode and fold on a GPU", None, "x", note="not measured: that takes --device cuda, and a GPU")
+    return [*rows_of(paces, chunks * CHUNK), found, gpu]
+
+
+def on_gpu(chunks: int, turns: int, say: Callable[[str], None], device: str) -> list[Row]:
+    """The figures of a GPU. Raises ConfigError where there is none."""
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError("there is no triton here: torch's CUDA build brings it")
+    gpu_pace = importlib.import_module("atoll.node.compress.gpu.pace")
+    paces: pace.Paces = gpu_pace.measure(chunks, MILLIONS * 2**20 // CHUNK, turns, say, device)
+    compared = f"{min(chunks, MILLIONS * 2**20 // CHUNK) * CHUNK:,} parameters: payload, e, θ + U"
+    fold = f"GPU: decode + fold of {pace.PEERS}, payloads from the host"
+    parameters = chunks * CHUNK
+    extra = None if paces.extra_bytes is None else paces.extra_bytes / (4 * parameters)
+    return [
+        row("GPU: what differs from the CPU", len(paces.differs), "", NO_DIFFERENCE, note=compared),
+        row("GPU: memcpy on the device", _ms(paces, "encode: memcpy"), "ms", note=f"{parameters:,} float32"),
+        *_speed(paces, "encode", "GPU: encode", GPU_ENCODE_OVER_COPY, GPU_ENCODE_OVER_PUBLISHED),
+        *_speed(paces, "fold", fold, None, None),
+        row("GPU: payload to the host", _ms(paces, "fetch"), "ms", note=f"{paces.ours_bytes:,} bytes"),
+        row(
+            "GPU: peak extra memory while encoding",
+            extra,
+            "of fp32",
+            note="payload and scratch, e's second array not",
+        ),
+        row("GPU: first call in this process", paces.first_call_s, "s", note="compiles, then keeps machine code"),
+    ]
 
 
 def dumped(quick: bool) -> Row:
@@ -68,7 +108,9 @@ def rows_of(paces: pace.Paces, parameters: int) -> list[Row]:
     ]
 
 
-def _speed(paces: pace.Paces, name: str, label: str, over_copy: Bar, over_published: Bar) -> list[Row]:
+def _speed(
+    paces: pace.Paces, name: str, label: str, over_copy: Bar | None, over_published: Bar | None
+) -> list[Row]:
     ours, theirs = paces.seconds[name], paces.seconds[f"{name} published"]
     return [
         row(f"{label}: ours", _ms(paces, name), "ms"),

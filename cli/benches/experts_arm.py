@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from msgspec.structs import replace
 
 from atoll.cli.benches.child import obey
@@ -55,7 +54,6 @@ class Arm:
 
     async def trial(self, folder: str, arm: str, preset: str, rounds: int, steps: int, seed: int) -> None:
         """Make ready. Raises ConfigError, NetworkFault."""
-        torch.set_num_threads(1)
         spec = spec_of(arm, preset, rounds, steps, seed)
         data = open_data(spec.data, spec.model.context, "", default_cache(), None)
         self._points = Trial(spec, data, MEMBERS, Path(folder)).rounds(plan_of(spec, arm))

@@ -43,6 +43,7 @@ class Given(NamedTuple):
 
     bytes: npt.NDArray[np.uint8]
     places: Places
+    weight_P: npt.NDArray[np.int64]
 
 
 class Step(NamedTuple):
@@ -91,7 +92,7 @@ def give_back(residual_C4096: Tensor, payload: bytes | memoryview, k: int, *, co
     """Add what a payload said to `residual_C4096` (float32). Raises DecodeError, with the residual as it was."""
     layout = Layout(codec, len(residual_C4096), k)
     check(payload, layout.chunks, k, codec=codec)
-    given, span, residual = _given([(1, payload)], layout), (0, layout.chunks), residual_C4096.numpy()
+    given, span, residual = given_of([(1, payload)], layout), (0, layout.chunks), residual_C4096.numpy()
     if layout.is_dense:
         facts = dense.dense_facts(layout)
         _raise(
@@ -107,25 +108,28 @@ def _nothing() -> Tensor:
 
 
 def _run(members: Sequence[Member], layout: Layout, step: Step, threads: int, arrays: tuple[Tensor, ...]) -> None:
-    if len(members) > MAX_SET or not all(1 <= member[0] <= MAX_WEIGHT for member in members):
-        raise DecodeError("a set with too many members, or with an illegal weight")
-    given = _given(members, layout)
-    weights = np.array([member[0] for member in members], np.int64)
+    given = given_of(members, layout)
     rule, out = (step.alpha_256, step.floor_256), tuple(each.numpy() for each in arrays)
 
     def work(start: int, stop: int) -> int:
         if layout.is_dense:
             facts = dense.dense_facts(layout)
             own = *dense.dense_scratch(facts[0]), np.empty((2, len(members)), np.int64)
-            return dense.fold_dense(given.bytes, weights, (start, stop), facts, given.places, rule, out, own)
+            return dense.fold_dense(
+                given.bytes, given.weight_P, (start, stop), facts, given.places, rule, out, own
+            )
         facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout, len(members))
-        return sparse_fold.fold_sparse(given.bytes, weights, (start, stop), facts, given.places, rule, out, own)
+        return sparse_fold.fold_sparse(
+            given.bytes, given.weight_P, (start, stop), facts, given.places, rule, out, own
+        )
 
     _raise(each_range(ranges_of(layout.chunks, threads), work))
 
 
-def _given(members: Sequence[Member], layout: Layout) -> Given:
-    """The payloads with room behind each. Raises DecodeError for a wrong length or header."""
+def given_of(members: Sequence[Member], layout: Layout) -> Given:
+    """The payloads with room behind each. Raises DecodeError for a wrong length or header, or an illegal set."""
+    if len(members) > MAX_SET or not all(1 <= member[0] <= MAX_WEIGHT for member in members):
+        raise DecodeError("a set with too many members, or with an illegal weight")
     rows = [member[2] if len(member) == 3 else None for member in members]
     layouts = [msgspec.structs.replace(layout, chunks=size_covered(each, layout.chunks)) for each in rows]
     largest = max((each.size_bytes for each in layouts), default=0)
@@ -135,7 +139,8 @@ def _given(members: Sequence[Member], layout: Layout) -> Given:
         line[: own.size_bytes] = np.frombuffer(member[1], np.uint8)
         line[own.size_bytes : own.size_bytes + SPARE] = 0
     offsets = np.array([own.offsets for own in layouts], np.int64).reshape(len(members), len(layout.offsets))
-    return Given(found, Places(*_maps(rows, layout.chunks), offsets))
+    weight = np.array([member[0] for member in members], np.int64)
+    return Given(found, Places(*_maps(rows, layout.chunks), offsets), weight)
 
 
 def _maps(rows: Sequence[Rows | None], chunks: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,6 +30,8 @@ class Paces:
     """Peak of resident memory while encoding, over what was there before, at least the payload (it may lie where
     something was freed); None where the system does not tell."""
     first_call_s: float = 0.0
+    differs: list[str] = field(default_factory=list)
+    """On a GPU: what is not the CPU's, bit for bit."""
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Relative squared error of the sent values by distribution: ours, published."""
 
@@ -40,14 +43,14 @@ class Paces:
 
 
 class Work:
-    """Arrays of one model of `chunks` chunks, as after some inner steps, and payloads of 8 peers."""
+    """Arrays of one model of `chunks` chunks on a device, as after some inner steps, and payloads of 8 peers."""
 
-    def __init__(self, chunks: int) -> None:
+    def __init__(self, chunks: int, device: str = "cpu") -> None:
         self.chunks = chunks
-        self.base = (_noise(chunks, 1).mul_(0.02 * 2**24)).to(torch.int32)
+        self.base = (_noise(chunks, 1, device).mul_(0.02 * 2**24)).to(torch.int32)
         self.base_float = self.base.to(torch.float32).mul_(2.0**-24)
-        self.local = self.base_float + _noise(chunks, 2).mul_(1e-3)
-        self.residual = _noise(chunks, 3).mul_(1e-3)
+        self.local = self.base_float + _noise(chunks, 2, device).mul_(1e-3)
+        self.residual = _noise(chunks, 3, device).mul_(1e-3)
         self.rival = self.residual.clone()
         self.target = torch.zeros_like(self.base_float)
         self.view = torch.zeros_like(self.base)
@@ -107,21 +110,33 @@ def _measure(chunks: int, turns: int, say: Callable[[str], None]) -> Paces:
     paces.published_bytes = sum(sent.size_bytes for sent in work.sent[0])
     found = peak_bytes(work.encode)
     paces.extra_bytes = None if found is None else max(found, paces.ours_bytes)
+    take_turns(paces, work, turns, say)
+    return paces
+
+
+def take_turns(
+    paces: Paces, work: Work, turns: int, say: Callable[[str], None], settle: Callable[[], None] = lambda: None
+) -> None:
+    """Each way beside a memcpy, in changing order; the first turn warms up. `settle` waits for what was begun."""
     ways = {
         "encode": work.encode,
         "encode published": work.encode_published,
         "fold": work.fold,
         "fold published": work.fold_published,
     }
+
+    def settled(way: Callable[[], object]) -> None:
+        way()
+        settle()
+
     for turn in range(turns + 1):
         names = list(ways)
         for at in range(len(names)):
             name = names[(at + turn) % len(names)]
-            paces.take(f"{name}: memcpy", work.copy)
-            paces.take(name, ways[name])
+            paces.take(f"{name}: memcpy", partial(settled, work.copy))
+            paces.take(name, partial(settled, ways[name]))
         say(f"turn {turn} of {turns} done")
     paces.seconds = {name: taken[1:] for name, taken in paces.seconds.items()}
-    return paces
 
 
 def peak_bytes(work: Callable[[], object]) -> int | None:
@@ -175,5 +190,6 @@ def sent_errors(values_C4096: Tensor, tensors: Sequence[slice], k: int) -> tuple
     return float((left[sent] ** 2).sum()) / whole, theirs / whole
 
 
-def _noise(chunks: int, seed: int) -> Tensor:
-    return torch.randn((chunks, CHUNK), generator=torch.Generator().manual_seed(seed))
+def _noise(chunks: int, seed: int, device: str = "cpu") -> Tensor:
+    made = torch.Generator(device).manual_seed(seed)
+    return torch.randn((chunks, CHUNK), generator=made, device=device)

@@ -63,18 +63,22 @@ def quantise(value_Ck: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and their values: four bins of 1.5 σ about the tensor's mean, decoded to the means of the bins."""
     shift = value_Ck.mean()
     centred = value_Ck - shift
-    step = float(RANGE_SIGMAS * centred.std() / BINS) or 1.0
+    step = RANGE_SIGMAS * centred.std() / BINS
+    step = torch.where(step == 0, 1.0, step)
     code = (centred / step + BINS / 2).round().clamp(0, BINS - 1).to(torch.uint8)
     at = code.flatten().long()
-    total = torch.zeros(BINS).scatter_add_(0, at, centred.flatten())
-    count = torch.zeros(BINS).scatter_add_(0, at, torch.ones(at.shape))
+    nothing = torch.zeros(BINS, device=at.device)
+    total = nothing.scatter_add(0, at, centred.flatten())
+    count = nothing.scatter_add(0, at, torch.ones(at.shape, device=at.device))
     return code, total / count.clamp(min=1) + shift
 
 
 def _mean(peers: Sequence[Sent], shape: torch.Size, k: int) -> Tensor:
     index = torch.cat([_unpack(peer.packed, k) for peer in peers], dim=-1)
     value = torch.cat([peer.lookup[peer.code_Ck.long()] for peer in peers], dim=-1)
-    return torch.zeros(shape).scatter_reduce_(-1, index, value, reduce="mean", include_self=False)
+    return torch.zeros(shape, device=value.device).scatter_reduce_(
+        -1, index, value, reduce="mean", include_self=False
+    )
 
 
 def _pack(index_Ck: Tensor) -> Tensor:

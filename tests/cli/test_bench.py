@@ -8,6 +8,7 @@ import sys
 
 import psutil
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -210,6 +211,14 @@ def test_quick_compress(atoll, tmp_path):
     assert rows["wire: published"]["value"] == pytest.approx(0.0391, rel=1e-2)
     assert rows["encode: ours / memcpy"]["bar"] == "<= 3.5"
     assert rows["decode + fold of 8: published / ours"]["value"] > 0.5
+    assert rows["encode and fold on a GPU"]["note"].startswith("not measured")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_compress_on_a_gpu_that_is_not_there_is_a_line(atoll):
+    ran = atoll("bench", "compress", "--quick", "--device", "cuda")
+    assert ran.code == 78
+    assert "no CUDA device" in ran.err or "no triton" in ran.err
 
 
 def test_quick_topology(atoll, tmp_path):
