@@ -9,7 +9,7 @@ from atoll.cli.run_files import find_run
 from atoll.cli.show import print_json
 from atoll.node.checkpoint.universal import Manifest
 from atoll.node.checkpointing import Checkpoint, join, opened
-from atoll.node.home import Home
+from atoll.node.home import Home, hold_lock
 from atoll.node.shard_saving import save_shard
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.errors import ConfigError
@@ -28,11 +28,12 @@ def checkpoint() -> None:
 @json_option
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
 def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
-    """Write what this node trains into DIR. Every node does so, when all have the same final round."""
+    """Write what this node trains into DIR, signed. Every node does so, stopped, when all have one final round."""
     found = find_run(home, wanted)
     if not home.identity.exists():
         raise ConfigError("this home has no identity yet", hint="start the node once")
-    shard = save_shard(found.data, home.run(found.spec.id), load_or_create(home.identity).peer_id, folder)
+    with hold_lock(home):
+        shard = save_shard(found.data, home.run(found.spec.id), load_or_create(home.identity), folder)
     if as_json:
         print_json({"path": str(folder / shard.file), "shard": shard})
         return
@@ -43,9 +44,10 @@ def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
 @checkpoint.command("join")
 @_FOLDER
 @json_option
-def join_shards(folder: Path, as_json: bool) -> None:
+@click.option("--without-quorum", is_flag=True, help="Most nodes are gone: give up what they had not sent.")
+def join_shards(folder: Path, as_json: bool, without_quorum: bool) -> None:
     """Check the shards of all nodes in DIR, and write the manifest that makes them a checkpoint."""
-    _print(join(folder), as_json)
+    _print(join(folder, without_quorum=without_quorum), as_json)
 
 
 @checkpoint.command()
@@ -65,3 +67,4 @@ def _print(found: Checkpoint, as_json: bool) -> None:
         f"{found.folder}: {found.spec.name}, round {manifest.round}, state {manifest.state[:16]}, "
         f"{found.spec.model.parameters:,} parameters of {len(manifest.shards)} nodes"
     )
+    click.echo(manifest.who_signed())

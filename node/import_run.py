@@ -50,6 +50,8 @@ class Imported(NamedTuple):
     """What a checkpoint has beside the weights."""
     recipe: RunSpec | None = None
     """The run that goes on; None: the caller's."""
+    warning: str = ""
+    """What the user must know of it."""
 
     def applied(self, spec: RunSpec, context: int) -> RunSpec:
         """The spec with this model and start; sequences of `context` tokens, or fewer if it has no more.
@@ -127,7 +129,8 @@ def _goes_on(origin: Saved, part: Path) -> Imported:
         start = replace(start, moments=manifest_of_file(file).id)
     recipe = onward(found.spec, found.manifest.round + 1)
     tokenizer = _same_tokenizer(origin.folder, recipe)
-    return Imported(recipe.model, start, part / _WEIGHTS, tokenizer, part / _MOMENTS, recipe)
+    warning = "" if found.manifest.quorum else f"{origin.folder}: {found.manifest.who_signed()}"
+    return Imported(recipe.model, start, part / _WEIGHTS, tokenizer, part / _MOMENTS, recipe, warning)
 
 
 def _same_tokenizer(folder: Path, recipe: RunSpec) -> bytes | None:

@@ -37,7 +37,9 @@ def test_save_join_show_and_go_on(atoll, home, two, tmp_path):
     (tmp_path / "saved" / f"{identity_of(0).peer_id}.json").unlink()
     (tmp_path / "saved" / f"{identity_of(0).peer_id}.safetensors").unlink()
     saved(two, tmp_path / "saved")
-    assert "of 2 nodes" in atoll("checkpoint", "join", to).out
+    done = atoll("checkpoint", "join", to)
+    assert "of 2 nodes" in done.out
+    assert "signed by 2 of the 2 members" in done.out
     shown = json.loads(atoll("checkpoint", "show", to, "--json").out)
     assert shown["manifest"]["run"] == RUN.id.hex()
     made = atoll("run", "new", "on", "--from-checkpoint", to, "--set", "outer.holders=2", "--json")
