@@ -81,7 +81,7 @@ class Checkpoint:
         if kind == sh.ERROR:
             return self._mean_error(name, part_of(atom))
         peer = self.manifest.holders[part_of(atom)]
-        value = self._file(peer).read(name)
+        value = self.file_of(peer).read(name)
         if not is_sound(name, value):
             raise ConfigError(f"{self.folder}: {name} of …{peer[-8:]} is not finite, or out of range")
         return value
@@ -92,9 +92,9 @@ class Checkpoint:
 
     def _weight(self, place: Placement) -> Tensor:
         part, name = part_of(place.name), f"{sh.WEIGHT}/{place.name}"
-        value = self._file(self.manifest.holders[part]).read(name)
+        value = self.file_of(self.manifest.holders[part]).read(name)
         for shard in self.manifest.shards:
-            if part in shard.steps and not torch.equal(self._file(shard.peer).read(name), value):
+            if part in shard.steps and not torch.equal(self.file_of(shard.peer).read(name), value):
                 raise ConfigError(f"{self.folder}: two shards have other weights for {place.name}")
         return value
 
@@ -106,14 +106,15 @@ class Checkpoint:
         """
         total = torch.zeros(())
         for shard in self.manifest.shards:
-            if name in self._file(shard.peer).names:
-                total = total + self._file(shard.peer).read(name).double()
+            if name in self.file_of(shard.peer).names:
+                total = total + self.file_of(shard.peer).read(name).double()
         mean = (total / sum(part in shard.steps for shard in self.manifest.shards)).float()
         if not all_finite(mean):
             raise ConfigError(f"{self.folder}: {name} holds NaN or infinity")
         return mean
 
-    def _file(self, peer: str) -> TensorFile:
+    def file_of(self, peer: str) -> TensorFile:
+        """Of a member that has a shard."""
         if peer not in self._files:
             shard = next(shard for shard in self.manifest.shards if shard.peer == peer)
             self._files[peer] = TensorFile(self.folder / shard.file, shard_specs(self.spec, shard), shard.note)
@@ -209,7 +210,7 @@ def _verified(checkpoint: Checkpoint) -> Checkpoint:
     for shard in checkpoint.manifest.shards:
         _check_file(checkpoint.folder / shard.file, shard)
         try:
-            file = checkpoint._file(shard.peer)
+            file = checkpoint.file_of(shard.peer)
         except DecodeError as error:
             raise ConfigError(f"{checkpoint.folder}: {error}") from error
         for name in file.names:

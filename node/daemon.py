@@ -76,7 +76,7 @@ class Daemon:
         )
         self.log = RoundLog(folder, me, time.time)
         opening = opening_entry(self.spec, me, kept_invite(home, self.spec.id))
-        self.net = SwarmNetwork(self.swarm, self.host, me, opening=opening)
+        self.net = SwarmNetwork(self.swarm, self.host, me, opening=opening, folder=folder)
         self.driver = Driver(
             *(self.spec, me, self.net, self.log, folder / "spool", time.monotonic),
             eval_every=config.eval_every,

@@ -94,6 +94,13 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
     return Proven(Round(len(proof.rounds) - 1), found.proposal.state, tuple(sorted(authors)), frozenset(known))
 
 
+def entries_of_author(spec: RunSpec, data: bytes, author: PeerId) -> int:
+    """So many entries an author's feed has at least, as a proof that was verified shows."""
+    proof = codec.decode(data, FinalProof, max_bytes=PROOF_MAX_BYTES)
+    entries = (decode_entry(entry, spec.id) for signed in proof.rounds for entry in signed)
+    return max((entry.seq + 1 for entry in entries if entry.author == author), default=0)
+
+
 def read_proof(spec: RunSpec, data: bytes, where: object) -> Proven:
     """The same of a file of ours. Raises ConfigError."""
     try:

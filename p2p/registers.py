@@ -63,6 +63,8 @@ class Registers:
         self._admits = admits
         self._held: dict[Key, Held] = {}
         self._newest: OrderedDict[Key, Order] = OrderedDict()
+        self.outruns = 0
+        """How often a register of ours came that another life of ours wrote. Again and again: it lives."""
         self._news: deque[tuple[PeerId, Value]] = deque(maxlen=_NEWS)
 
     def publish(self, value: Value, ttl_s: float, now: float) -> bytes:
@@ -158,6 +160,7 @@ class Registers:
         # A former life of ours was in a higher epoch: its counter was lost. Ours continues above it.
         if (register.epoch, register.seq) > (self._epoch, self._seq):
             self._epoch = register.epoch + 1
+            self.outruns += 1
         return False
 
     def _has_room(self, author: PeerId, now: float) -> bool:

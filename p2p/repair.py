@@ -46,6 +46,8 @@ class Repair:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.synced = asyncio.Event()
         """Set after the first whole exchange with anybody."""
+        self.exchanged: set[PeerId] = set()
+        """With whom there was one."""
 
     async def serve(self) -> None:
         """Exchange until cancelled."""
@@ -71,6 +73,7 @@ class Repair:
                 await self._ledger.exchange(peer)
             self._failed.pop(peer, None)
             self.synced.set()
+            self.exchanged.add(peer)
         except (Unreachable, TimeoutError) as error:
             log.debug("exchange with %s failed: %s", short(peer), error)
             self._failed[peer] = self._failed.get(peer, 0) + 1

@@ -235,6 +235,11 @@ class Swarm:
         """Until one whole exchange with some peer is over. Before that a restored home may fork its feed."""
         await self._repair.synced.wait()
 
+    def is_abreast(self) -> bool:
+        """Whether there are neighbours, and a whole exchange with each of them is over."""
+        neighbours = self.neighbours()
+        return bool(neighbours) and self._repair.exchanged.issuperset(neighbours)
+
     def repair_soon(self) -> None:
         """Something is missing here: exchange with every neighbour soon."""
         for peer in self.neighbours():

@@ -9,8 +9,8 @@
 
 Whoever trains an atom writes it; the manifest is there when every atom is, all are of one run, round and state,
 and a quorum of the members of that round has signed for what it wrote. Of what several train (all that is no
-expert's; experts with several holders) the moments are taken from the member that took most steps with it, and of these from
-the one with the highest BLAKE3(run, part, peer).
+expert's; experts with several holders) the moments are taken from the member that took most steps with it, and of
+these from the one with the highest BLAKE3(run, part, peer).
 """
 
 import json

@@ -125,6 +125,11 @@ def test_a_lost_epoch_counter_is_outrun_by_what_peers_remember() -> None:
     assert not mine.merge(old_life, 0.0), "our own word is not news to us"
     again = codec.decode(mine.publish(lease(2), 10.0, 1.0), Register)
     assert (again.epoch, again.seq) > (7, 3)
+    assert mine.outruns == 1
+    mine.merge(signed(ME, 7, 4, 9), 2.0)
+    assert mine.outruns == 1, "a life that is over wrote no higher epoch"
+    mine.merge(signed(ME, again.epoch + 1, 1, 9), 2.0)
+    assert mine.outruns == 2, "one that hears us does"
     other = Registers(RUN, OTHERS[0], 1)
     assert other.merge(old_life, 0.0)
     assert other.merge(codec.encode(again), 0.0)
