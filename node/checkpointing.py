@@ -2,7 +2,7 @@
 
 A member's file is made of what its worker saved; no node runs. Nothing in a folder is believed: sizes follow from
 the run, every file has the hash that its words name and their member signed, and the weights have the state digest
-that the deciders of their round voted for (node/final_proof.py). Without a quorum of the round's members nothing
+that the deciders of their round voted for (node/final_proof.py). Without a quorum of the run's members nothing
 is joined, unless the user gives up what the others had not sent.
 """
 
@@ -134,7 +134,7 @@ def join(folder: Path, *, without_quorum: bool = False) -> Checkpoint:
     if not manifest.quorum and not without_quorum:
         raise ConfigError(
             f"{folder}: signed by {len(proof.members) - len(manifest.absent)} of the {len(proof.members)} "
-            f"members of round {manifest.round}, a quorum is {proof.needed}: there is no shard of "
+            f"members of the newest rounds, a quorum is {proof.needed}: there is no shard of "
             + ", ".join(f"…{short(peer)}" for peer in manifest.absent),
             hint="add their shards; or give up what they had not sent: --without-quorum",
         )

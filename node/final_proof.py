@@ -20,6 +20,9 @@ from atoll.protocols.records import Entry, Leave, Proposal, decode_entry, encode
 from atoll.protocols.run import RunSpec
 
 VERSION = 1
+MEMBER_ROUNDS = 16
+"""Who is in none of so many newest final sets is no member any more. One set would not do: a user pauses one node
+after the other, and the last round may be a single node's."""
 PROOF_MAX_BYTES = 1 << 30
 
 EntriesOf = Callable[[int], Sequence[Entry]]
@@ -40,7 +43,7 @@ class Proven(NamedTuple):
     state: Digest
     """Of Θ after this round."""
     members: tuple[PeerId, ...]
-    """Authors of the round's final set, rising."""
+    """Authors of the newest MEMBER_ROUNDS final sets, rising."""
     known: frozenset[PeerId]
     """Authors of the final sets of all rounds up to it."""
 
@@ -80,18 +83,18 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
     if proof.version != VERSION or not proof.rounds:
         raise DecodeError(f"a proof of version {proof.version}, or of no round")
     deciders: tuple[PeerId, ...] = (spec.owner,)
-    known: set[PeerId] = set()
     found: _Decided | None = None
+    sets: list[set[PeerId]] = []
     for number, signed in enumerate(proof.rounds):
         entries = [decode_entry(entry, spec.id) for entry in signed]
         found = _decided([entry for entry in entries if is_lawful(spec, entry)], number, deciders)
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
-        authors = _authors(found)
-        known |= authors
-        deciders = order(spec.id, number + 1, authors)
+        sets.append(_authors(found))
+        deciders = order(spec.id, number + 1, sets[-1])
     assert found is not None
-    return Proven(Round(len(proof.rounds) - 1), found.proposal.state, tuple(sorted(authors)), frozenset(known))
+    members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
+    return Proven(Round(len(sets) - 1), found.proposal.state, tuple(members), frozenset().union(*sets))
 
 
 def entries_of_author(spec: RunSpec, data: bytes, author: PeerId) -> int:

@@ -8,7 +8,7 @@
     manifest.json             all of them, and from whom each part is taken; written last
 
 Whoever trains an atom writes it; the manifest is there when every atom is, all are of one run, round and state,
-and a quorum of the members of that round has signed for what it wrote. Of what several train (all that is no
+and a quorum of the members has signed for what it wrote. Of what several train (all that is no
 expert's; experts with several holders) the moments are taken from the member that took most steps with it, and of
 these from the one with the highest BLAKE3(run, part, peer).
 """
@@ -82,7 +82,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     votes: str
     """BLAKE3 of the file that proves the round final."""
     members: tuple[PeerId, ...]
-    """Authors of the round's final set, rising."""
+    """Authors of the newest final sets (node/final_proof.py), rising."""
     quorum: bool
     """Whether shards of a quorum of the members are in it. If not, what the others had not sent was given up."""
 
@@ -94,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def who_signed(self) -> str:
         """One line for people."""
         count = len(self.members)
-        line = f"signed by {count - len(self.absent)} of the {count} members of its round"
+        line = f"signed by {count - len(self.absent)} of the {count} members of its newest rounds"
         return line if self.quorum else f"{line}, less than a quorum: what the others had not sent is lost"
 
 

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from atoll.cli.benches.experts_ledger import Peer, decide
 from atoll.cli.benches.experts_members import identity_of
+from atoll.node import final_proof
 from atoll.node.ballots import order
 from atoll.node.final_proof import PROOF_MAX_BYTES, FinalProof, gather, proven
 from atoll.p2p.ledger.store import LEDGER, Ledger
@@ -52,13 +53,20 @@ def kind(entry):
     return type(decode_entry(entry, RUN.id).body)
 
 
-@pytest.mark.parametrize(("last", "members"), [(0, (0, 1, 2, 3)), (1, (1, 2, 3)), (2, (1, 2, 3, 4))])
-def test_it_says_round_state_and_members(ledger, last, members):
+@pytest.mark.parametrize(
+    ("last", "newest", "members"),
+    [
+        (0, 1, (0, 1, 2, 3)), (1, 1, (1, 2, 3)), (2, 1, (1, 2, 3, 4)), (1, 2, (0, 1, 2, 3)),
+        (2, 2, (1, 2, 3, 4)), (2, 16, (0, 1, 2, 3, 4)),
+    ],
+)  # fmt: skip
+def test_it_says_round_state_and_members(ledger, last, newest, members, monkeypatch):
+    monkeypatch.setattr(final_proof, "MEMBER_ROUNDS", newest)
     found = proven(RUN, proof_of(ledger, last))
     assert (found.round, found.state) == (last, STATES[last])
     assert found.members == tuple(sorted(PEERS[number].peer_id for number in members))
     assert len(found.known) == (5 if last == 2 else 4)
-    assert found.needed == {4: 3, 3: 2}[len(members)]
+    assert found.needed == {5: 4, 4: 3, 3: 2}[len(members)]
 
 
 def test_it_has_no_more_votes_than_are_needed(ledger):
