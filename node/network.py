@@ -39,6 +39,8 @@ class SwarmNetwork:
         """`opening`: what our feed must begin with, if it has not begun. `folder`: the run's, if it may be marked
         as restored."""
         self._opening, self._folder = opening, folder
+        self._awaited = marked(folder) if folder is not None else None
+        """So many entries of our feed must come back before we say anything; None: nothing was lost."""
         self._swarm, self._host, self._me, self._now = swarm, host, me, now
         self._replayed = self._carried = 0
         self._questions = Questions(host, REDUCTION.protocol(), ASK_MAX_BYTES)
@@ -59,7 +61,8 @@ class SwarmNetwork:
 
     def put_holding(self, holding: Holding, ttl_s: float) -> None:
         """See Swarm.lease."""
-        self._swarm.lease(holding, ttl_s)
+        if self._awaited is None:
+            self._swarm.lease(holding, ttl_s)
 
     def holdings(self) -> dict[PeerId, Holding]:
         """Live announcements of others."""
@@ -68,7 +71,8 @@ class SwarmNetwork:
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """See Swarm.lease."""
-        self._swarm.lease(lease, ttl_s)
+        if self._awaited is None:
+            self._swarm.lease(lease, ttl_s)
 
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
         """Live leases of others with their remaining life in seconds."""
@@ -161,10 +165,10 @@ class SwarmNetwork:
 
         The driver hears it after what the exchange brought: of our own votes, too.
         """
-        entries = marked(self._folder) if self._folder is not None else None
-        if self._folder is not None and entries is not None:
-            await self._get_feed_back(driver, entries)
+        if self._folder is not None and self._awaited is not None:
+            await self._get_feed_back(driver, self._awaited)
             unmark(self._folder)
+            self._awaited = None
         elif self._swarm.discovery.table() or self._swarm.discovery.book.all():
             worked = self._me in self._swarm.ledger.vector()
             try:

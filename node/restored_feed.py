@@ -15,7 +15,7 @@ from atoll.p2p.swarm import Swarm
 from atoll.protocols.errors import CorruptFault, LocalFault
 from atoll.protocols.ids import PeerId
 
-POLL_S = 0.5
+POLL_S = 1.0
 _MARK = "restored"
 _NO_FEED = "this home was restored: waiting for peers that have this node's feed"
 _LISTENING = "this home was restored: listening whether its identity is in use elsewhere"
@@ -46,17 +46,19 @@ async def wait_for_feed(
 ) -> None:
     """Until the feed is back and nobody else uses it. `say` hears what is waited for.
 
+    This node must not announce what it does meanwhile: what is announced under its name is another's then.
     Raises LocalFault where another node has this identity.
     """
     since_s: float | None = None
-    outruns = 0
+    echoes = 0
     while since_s is None or now() - since_s < lease_s or not swarm.is_abreast():
         if since_s is None and swarm.is_abreast() and swarm.ledger.vector().get(me, 0) >= entries:
-            since_s, outruns = now(), swarm.registers.outruns
-        if since_s is not None and swarm.registers.outruns > outruns:
+            since_s, echoes = now(), swarm.registers.echoes
+        if since_s is not None and swarm.registers.echoes > echoes:
             raise LocalFault(
                 "another node that runs has this identity",
                 hint="stop that one first; or move identity.key away, to begin as a new node",
             )
         say(_NO_FEED if since_s is None else _LISTENING)
         await asyncio.sleep(POLL_S)
+        swarm.repair_soon()

@@ -125,14 +125,21 @@ def test_a_lost_epoch_counter_is_outrun_by_what_peers_remember() -> None:
     assert not mine.merge(old_life, 0.0), "our own word is not news to us"
     again = codec.decode(mine.publish(lease(2), 10.0, 1.0), Register)
     assert (again.epoch, again.seq) > (7, 3)
-    assert mine.outruns == 1
-    mine.merge(signed(ME, 7, 4, 9), 2.0)
-    assert mine.outruns == 1, "a life that is over wrote no higher epoch"
-    mine.merge(signed(ME, again.epoch + 1, 1, 9), 2.0)
-    assert mine.outruns == 2, "one that hears us does"
     other = Registers(RUN, OTHERS[0], 1)
     assert other.merge(old_life, 0.0)
     assert other.merge(codec.encode(again), 0.0)
+
+
+def test_another_life_of_ours_is_heard_as_long_as_it_speaks() -> None:
+    mine = registers()
+    for turn, (epoch, seq, echoes) in enumerate(
+        [(7, 3, 1), (7, 3, 1), (7, 2, 1), (7, 4, 2), (8, 1, 3), (8, 1, 3)]
+    ):
+        assert not mine.merge(signed(ME, epoch, seq, 9), float(turn))
+        assert mine.echoes == echoes
+    own = mine.publish(lease(1), 10.0, 9.0)
+    mine.merge(own, 9.0)
+    assert mine.echoes == 3, "what this life wrote is no echo"
 
 
 def test_epochs_rise_with_each_start(tmp_path: Path) -> None:

@@ -87,7 +87,10 @@ class Waiting:
 
     @property
     def registers(self):
-        return SimpleNamespace(outruns=1 + (self._outrun_at_s is not None and self.now() >= self._outrun_at_s))
+        return SimpleNamespace(echoes=1 + (self._outrun_at_s is not None and self.now() >= self._outrun_at_s))
+
+    def repair_soon(self):
+        pass
 
     def is_abreast(self):
         return self.now() >= self._slow_s
