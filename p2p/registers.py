@@ -65,8 +65,8 @@ class Registers:
         self._newest: OrderedDict[Key, Order] = OrderedDict()
         self._elsewhere: dict[Key, Order] = {}
         self.echoes = 0
-        """How often a register of ours was news that this life did not write. As long as it rises, another life goes on:
-        of keys that this one writes nothing under."""
+        """How often a register of ours was news that this life did not write. While it rises another life goes on,
+        if this one writes nothing under that key."""
         self._news: deque[tuple[PeerId, Value]] = deque(maxlen=_NEWS)
 
     def publish(self, value: Value, ttl_s: float, now: float) -> bytes:
