@@ -73,7 +73,7 @@ class Checkpoint:
         return theta_C4096
 
     def kept(self, name: str) -> Tensor:
-        """A tensor of the moments file, `KIND/ATOM`: Adam's state from the atom's holder; of errors the mean.
+        """A tensor of the moments files, `KIND/ATOM`: Adam's state from the atom's holder; of errors the mean.
 
         Raises ConfigError for values that no optimiser has.
         """
@@ -86,9 +86,9 @@ class Checkpoint:
             raise ConfigError(f"{self.folder}: {name} of …{peer[-8:]} is not finite, or out of range")
         return value
 
-    def moments(self) -> Iterator[Piece]:
-        """The bytes of the moments file."""
-        return file_pieces(sh.moment_specs(self.spec.model), sh.MOMENTS_NOTE, self.kept)
+    def moments(self, number: int) -> Iterator[Piece]:
+        """The bytes of a moments file."""
+        return file_pieces(sh.moment_specs(self.spec.model, number), sh.MOMENTS_NOTE, self.kept)
 
     def _weight(self, place: Placement) -> Tensor:
         part, name = part_of(place.name), f"{sh.WEIGHT}/{place.name}"

@@ -43,6 +43,7 @@ from atoll.protocols.errors import AtollError, ConfigError, DecodeError, Signatu
 from atoll.protocols.experts import bitmap_of, experts_in
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.model import ExpertsSpec, ModelSpec, expert_of
+from atoll.protocols.moments import file_of_expert, files_for
 from atoll.protocols.payload import VALUE_BITS
 from atoll.protocols.run import Stage, sign_run
 from atoll.protocols.spans import Span
@@ -143,6 +144,11 @@ def begun(folder, home):
     return spec, home / "run"
 
 
+def paths_of(spec, home):
+    """Of the moments files."""
+    return tuple(str(home / "blobs" / f"{blob.hex()}.blob") for blob in spec.start.moment_blobs)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_any_number_goes_on_with_the_same_bits(folder, tmp_path, count):
     checkpoint = join(folder)
@@ -159,7 +165,7 @@ def test_they_go_on_at_the_loss_where_the_others_were(four, folder, tmp_path):
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
     blobs = home / "blobs"
-    moments = str(blobs / f"{spec.start.moments.hex()}.blob")
+    moments = paths_of(spec, home)
     session = Session(
         w.Start(codec.encode(spec), identity_of(9).peer_id, str(home), "", 1, "cpu", moments=moments)
     )
@@ -179,7 +185,7 @@ def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folde
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
     learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", 1)
-    brought = Brought(spec, str(home / "blobs" / f"{spec.start.moments.hex()}.blob"))
+    brought = Brought(spec, paths_of(spec, home))
     learner.own(bitmap_of({1, 2}, E))
     brought.give(learner, sending)
     before = {name: value.clone() for name, value in learner.inner.state().items()}
@@ -425,15 +431,38 @@ def test_less_than_a_quorum_is_joined_only_by_who_gives_the_others_up(tmp_path):
 def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_path, capsys):
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
-    path = home / "blobs" / f"{spec.start.moments.hex()}.blob"
+    paths = paths_of(spec, home)
     learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", 1)
-    Brought(spec, str(path.with_name("absent"))).give(learner, sending)
+    learner.own(bitmap_of({1, 2}, E))
+    Brought(spec, [f"{path}.absent" for path in paths]).give(learner, sending)
     assert learner.inner.state() == {}
-    path.write_bytes(path.read_bytes()[:-4])
-    Brought(spec, str(path)).give(learner, sending)
-    assert learner.inner.state() == {}
-    assert not sending.residual_C4096.any()
+    shared, one = Path(paths[0]), Path(paths[file_of_expert(MODEL, 1)])
+    shared.write_bytes(shared.read_bytes()[:-4])
+    brought = Brought(spec, paths)
+    brought.give(learner, sending)
+    steps = {name: float(v) for name, v in learner.inner.state().items() if name.startswith("step/")}
+    assert all(steps[name] == (0 if expert_of(name) is None else 4) for name in steps), "one file is left out"
+    assert {expert_of(name) for name in steps} == {None, 1, 2}
     assert "are not used" in capsys.readouterr().out
+    one.unlink()
+    brought.give(learner, sending)
+    assert capsys.readouterr().out == "", "it is said once"
+
+
+def test_a_member_needs_the_files_of_its_experts_alone(folder, tmp_path):
+    """Together the files have every tensor once; without those of others a member begins with the same bits."""
+    checkpoint = join(folder)
+    spec, home = begun(folder, tmp_path / "runs")
+    paths = paths_of(spec, home)
+    sizes = [Path(path).stat().st_size for path in paths]
+    assert len(paths) == 1 + E
+    assert 12 * MODEL.parameters <= sum(sizes) < 12 * MODEL.parameters + (1 << 17)
+    needed = files_for(MODEL, (3, 6))
+    for number, path in enumerate(paths):
+        if number not in needed:
+            Path(path).unlink()
+    assert differing(checkpoint, spec, home, bitmap_of({3, 6}, E)) == []
+    assert differing(checkpoint, spec, home, bitmap_of({3, 7}, E)) != []
 
 
 PEER = identity_of(0).peer_id
