@@ -118,22 +118,13 @@ class Session:
 
     def answer(self, ask: w.Ask) -> w.Answer:
         """Do everything but training. Raises AtollError."""
-        if not isinstance(ask, w.Verify | w.Judge | w.Adopt):
+        if isinstance(ask, w.FoldAsk):
+            return self.prepare(ask)()
+        if not isinstance(ask, w.Judge | w.Adopt):
             self._check_begun()
         match ask:
-            case w.Verify():
-                return self._verify(ask)
             case w.Reduce() | w.Open() | w.Judge():
                 return self._on_slices(ask)
-            case w.Fold():
-                return self._fold_round(ask)
-            case w.Check(number) if number <= self._fold.final_round:
-                # Its payloads had to be fetched again, and meanwhile the round became final without this node.
-                raise Superseded(f"round {number} is final already")
-            case w.Check(number):
-                return w.Checked(number, self._fold.check(number, self._parts(ask)))
-            case w.Finalize():
-                return self._finalize(ask)
             case w.Adopt():
                 return self._adopt(ask)
             case w.Snapshot(path):
@@ -195,6 +186,26 @@ class Session:
 
     # --- the fold -------------------------------------------------------------------------------
 
+    def prepare(self, ask: w.FoldAsk) -> Callable[[], w.Answer]:
+        """The work of an ask about the fold. It changes nothing: that, and the answer, is the result's to do.
+
+        May run beside the steps of `train`, in another thread; the result is called between two steps. In
+        between, nothing but steps may be done here, and `keep`. Both raise AtollError.
+        """
+        if not isinstance(ask, w.Verify):
+            self._check_begun()
+        match ask:
+            case w.Verify():
+                verified = self._verify(ask)
+                return lambda: verified
+            case w.Fold():
+                return self._prepare_fold(ask)
+            case w.Check():
+                checked = self._check(ask)
+                return lambda: checked
+            case w.Finalize():
+                return self._prepare_final(ask)
+
     def _verify(self, ask: w.Verify) -> w.Verified:
         if ask.reduced:
             self._require_slices().check(self._map(ask.path), ask.rows, *ask.reduced)
@@ -205,23 +216,42 @@ class Session:
             check_root(payload, layout, ask.rows)
         return w.Verified()
 
-    def _fold_round(self, ask: w.Fold) -> w.Folded:
+    def _prepare_fold(self, ask: w.Fold) -> Callable[[], w.Answer]:
         number = ask.round
-        if number > self._fold.final_round:  # a Finalize may have overtaken this request
-            self._recognise(self._ours(ask))
-            self._fold.set_round(number, self._parts(ask))
-        return w.Folded(number, self._fold.view_digest())
+        if number <= self._fold.final_round:  # a Finalize may have overtaken this request
+            return lambda: w.Folded(number, self._fold.view_digest())
+        commit = self._fold.prepare_round(number, self._parts(ask))
 
-    def _finalize(self, ask: w.Finalize) -> w.Finalized:
-        number = ask.round
-        if number != self._fold.final_round:  # else: it was done, but could not be saved
+        def finish() -> w.Answer:
             self._recognise(self._ours(ask))
-            counted = self._counted(ask)
-            missed = self._sending.missed(number, counted, self._keeping.payloads)
-            self._fold.finalize(number, self._parts(ask))
-            self._settle(number, missed, counted)
-        self._save_between_rounds()
-        return w.Finalized(number, self._fold.state_digest())
+            return w.Folded(number, commit())
+
+        return finish
+
+    def _check(self, ask: w.Check) -> w.Checked:
+        number = ask.round
+        if number <= self._fold.final_round:
+            # Its payloads had to be fetched again, and meanwhile the round became final without this node.
+            raise Superseded(f"round {number} is final already")
+        return w.Checked(number, self._fold.check(number, self._parts(ask)))
+
+    def _prepare_final(self, ask: w.Finalize) -> Callable[[], w.Answer]:
+        number = ask.round
+        # If it is this round's state already, it was done, but could not be saved.
+        is_new = number != self._fold.final_round
+        commit = self._fold.prepare_final(number, self._parts(ask)) if is_new else None
+
+        def finish() -> w.Answer:
+            if commit is not None:
+                self._recognise(self._ours(ask))
+                counted = self._counted(ask)
+                missed = self._sending.missed(number, counted, self._keeping.payloads)
+                commit()
+                self._settle(number, missed, counted)
+            self._save_between_rounds()
+            return w.Finalized(number, self._fold.state_digest())
+
+        return finish
 
     def _ours(self, ask: w.Fold | w.Finalize) -> set[Digest]:
         """Our payload in a set, if we contributed; covered by Reductions it goes by its round."""
@@ -392,7 +422,8 @@ class Session:
         tensors = {"final": self._fold.final_C4096, "residual": self._sending.residual_C4096}
         tensors |= self._slices.tensors() if self._slices is not None else {}
         more = weights.tensors() if carried else {}
-        return local.begin_local(self._home / "state", body, {**tensors, **more, **self._learner.inner.state()})
+        tensors |= {**more, **self._learner.inner.state()}
+        return local.begin_local(self._home / "state", body, tensors, steady={"final"})
 
     def _restore(self) -> None:
         found = local.load_local(self._home / "state", self._spec.id, self._check_saved)

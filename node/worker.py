@@ -1,16 +1,20 @@
 """The worker process: torch, data, compression, fold; no sockets. `python -m atoll.node.worker`.
 
 Requests come on stdin, replies go to the original stdout; whatever libraries print goes to stderr (the
-log). While a round is trained, requests are served between two inner steps; a round that waits for a fold
-goes on after the request that brings it. The process ends when the daemon's end of the pipe does.
+log). While a round is trained, requests are served between two inner steps, and the work of those about the fold
+is done beside the steps (node/beside.py); a round that waits for a fold goes on after the request that brings it.
+The process ends when the daemon's end of the pipe does.
 """
 
 import faulthandler
 import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TypeGuard, TypeVar
 
+from atoll.node.beside import Beside
 from atoll.node.pipe import Inbox, Outbox
 from atoll.node.session import Event, Session
 from atoll.node.spent import Doing, Ledger
@@ -20,6 +24,7 @@ from atoll.protocols.worker import (
     Ask,
     Evaluate,
     Failed,
+    FoldAsk,
     Keep,
     Progress,
     Reply,
@@ -34,6 +39,7 @@ from atoll.protocols.worker import (
     Trained,
 )
 
+A = TypeVar("A")
 PROGRESS_EVERY_S = 0.5
 
 
@@ -48,6 +54,7 @@ class Worker:
         """The round at hand can go on only after another request."""
         self._keeps: list[Request] = []
         """Asks to Keep that wait for the disk."""
+        self._beside = Beside(inbox.wake)
         self._progress_at = 0.0
         self._spent = Ledger(time.monotonic_ns)
 
@@ -55,8 +62,9 @@ class Worker:
         """Serve until Stop or until the daemon is gone."""
         while True:
             self._look_at_keeps()
+            self._commit()
             if self._training is None or self._held or self._inbox.waiting():
-                self._spent.enter("wait")
+                self._spent.enter("fold" if self._beside.is_busy else "wait")
                 if self._inbox.wait() and not self._serve_next():
                     return
             else:
@@ -70,19 +78,34 @@ class Worker:
 
     def _serve_next(self) -> bool:
         request = self._inbox.take()
+        goes_on = request is not None and self._serve(request)
         self._held = False
-        return request is not None and self._serve(request)
+        return goes_on
+
+    def _commit(self, *, all_of_them: bool = False) -> None:
+        """Answer what was worked on beside the steps; `all_of_them`: and wait until nothing is."""
+        while (done := self._beside.take(wait=all_of_them)) is not None:
+            self._spent.enter("fold")
+            self._held = False
+            self._reply(done.request.id, answered(done.commit))
 
     def _serve(self, request: Request) -> bool:
-        """Answer one request. False after Stop."""
+        """Answer one request, or see to it that it will be. False after Stop."""
         self._spent.enter(doing(request.ask))
-        try:
-            answer = self._answer(request)
-        except (AtollError, OSError, MemoryError) as error:
-            answer = failed(error)
+        if self._goes_beside(request.ask):
+            self._beside.add(request, partial(self._open().prepare, request.ask))
+            return True
+        if not isinstance(request.ask, Keep | Report):
+            self._commit(all_of_them=True)
+        answer = answered(partial(self._answer, request))
         if answer is not None:
             self._reply(request.id, answer)
         return not isinstance(request.ask, Stop)
+
+    def _goes_beside(self, ask: Ask) -> TypeGuard[FoldAsk]:
+        """Where there are steps that it can be beside, or others before it are."""
+        has_steps = self._training is not None and not self._held
+        return isinstance(ask, FoldAsk) and (has_steps or self._beside.is_busy)
 
     def _answer(self, request: Request) -> Answer | None:
         match request.ask:
@@ -138,6 +161,14 @@ class Worker:
 
     def _reply(self, number: int, answer: Answer) -> None:
         self._outbox.send(Reply(number, answer, self._spent.read()))
+
+
+def answered(work: Callable[[], A]) -> A | Failed:
+    """What it gives, or the fault that it raised as a message."""
+    try:
+        return work()
+    except (AtollError, OSError, MemoryError) as error:
+        return failed(error)
 
 
 def doing(ask: Ask) -> Doing:

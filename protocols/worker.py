@@ -219,6 +219,9 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Save and exit."""
 
 
+FoldAsk: TypeAlias = Verify | Fold | Check | Finalize
+"""What needs the fold, and may be worked on beside the inner steps."""
+
 Ask: TypeAlias = (
     Start
     | Train

@@ -16,6 +16,8 @@ from atoll.protocols.model import ModelSpec
 CHILD = "atoll.cli.benches.experts_node"
 PRESET, QUICK_PRESET = "moe-12m", "moe-smoke"
 SEQUENCES, TURNS, PROCESSES = 8, 15, 3
+LOSS_ROUNDS, QUICK_LOSS = (24, 8), (8, 1)
+"""Rounds and steps of one."""
 MEMORY, UPLOAD = Bar("<=", 0.1), Bar("<=", 1.05)
 COUNTS = [1, 2, 3, 8]
 """Members that go on with what MEMBERS saved."""
@@ -28,7 +30,7 @@ Say = Callable[[str], None]
 
 
 async def measure(quick: bool, say: Say, loss: bool = False) -> list[Row]:
-    """All rows. `loss`: also train the whole story twice, which takes an hour."""
+    """All rows. `loss`: also train whole runs, which takes hours."""
     preset = QUICK_PRESET if quick else PRESET
     say("memory: a process for each measurement")
     rows = await memory_rows(preset, 1 if quick else PROCESSES)
@@ -37,7 +39,7 @@ async def measure(quick: bool, say: Say, loss: bool = False) -> list[Row]:
         rows += await story_rows(folder, preset, say)
     say("time: a share and all experts in turns")
     rows += await time_rows(preset, *((1, 1) if quick else (SEQUENCES, TURNS)))
-    return [*rows, *await loss_rows(say)] if loss else rows
+    return [*rows, *await loss_rows(preset, *(QUICK_LOSS if quick else LOSS_ROUNDS), say)] if loss else rows
 
 
 async def memory_rows(preset: str, processes: int) -> list[Row]:

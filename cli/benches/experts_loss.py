@@ -1,67 +1,79 @@
 """The long part of `bench experts`: the loss of a mixture whose experts are shared out, beside one trained whole.
 
-Both are swarms of real nodes on loopback (`atoll sim`), with equal tokens, the same seed and the same text.
+Every arm is a trial (node/experts_trial.py) in a process of its own with one thread, as many at a time as there
+are cores: the same Θ₀, the same text in the same order, the same steps; equal tokens but where a member is dead.
 """
 
 import asyncio
+import os
 import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from atoll.cli.benches.child import started
 from atoll.cli.benches.report import Bar, Row, row
-from atoll.cli.sim import simulate
+from atoll.node.baselines import Point
 
 LOSS = Bar("<=", 1.02)
-PRESET, NODES, ROUNDS, STEPS, SEED = "moe-12m", 4, 24, 8, 1
-EQUAL_TOKENS = ("pace.least_256=256", "pace.quorum_256=256")
-"""Every member takes all steps, and every round waits for all members."""
-TIMEOUT_S = 4 * 3600.0
-ARMS = {"whole": 0, "shared": 1}
-"""Name -> holders of each expert; 0: all members train all."""
+CHILD = "atoll.cli.benches.experts_arm"
+SEED = 1
+ROUND_S = 900.0
+ARMS = {
+    "whole": "all experts by all members",
+    "shared": "one holder each",
+    "merged": "one holder each, merging warm-up",
+    "killed": "one holder each, a member dead for five rounds",
+    "lost": "one holder each, a member dead for good",
+}
+JUDGED = ("shared", "merged")
+Curve = Sequence[Point]
 
 
-async def loss_rows(say: Callable[[str], None]) -> list[Row]:
-    """Validation loss after the last round, and what else the swarms promise."""
-    reports = {name: await asyncio.to_thread(report_of, holders, say) for name, holders in ARMS.items()}
-    return rows_of(reports)
+async def loss_rows(preset: str, rounds: int, steps: int, say: Callable[[str], None]) -> list[Row]:
+    """Validation loss after the last round of each arm, and its curve."""
+    free = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def arm(name: str) -> Curve:
+        async with free:
+            return await curve_of(name, preset, rounds, steps, say)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = {name: group.create_task(arm(name)) for name in ARMS}
+    return rows_of({name: task.result() for name, task in tasks.items()})
 
 
-def report_of(holders: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """The report of one swarm."""
-    say(f"{NODES} nodes train {PRESET}, {ROUNDS} rounds of {STEPS} steps, holders {holders}")
+async def curve_of(name: str, preset: str, rounds: int, steps: int, say: Callable[[str], None]) -> Curve:
+    """A point for each round of one arm."""
+    points: list[Point] = []
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-        return simulate(
-            *(Path(folder), TIMEOUT_S, say),
-            nodes=NODES,
-            rounds=ROUNDS,
-            steps=STEPS,
-            seed=SEED,
-            preset_name=PRESET,
-            holders=holders,
-            changes=EQUAL_TOKENS,
-            data="builtin:shakespeare",
-            from_hf=None,
-            upcycle=None,
-            kill=False,
-            late_join=False,
-            baselines=False,
-        )
+        async with started(CHILD) as child:
+            order: dict[str, Any] = {"arm": name, "preset": preset, "rounds": rounds, "steps": steps, "seed": SEED}
+            await child.ask("trial", ROUND_S, folder=folder, **order)
+            for _ in range(rounds):
+                points.append(msgspec.convert(await child.ask("trial_round", ROUND_S), Point))
+                say(f"{name}: round {len(points)} of {rounds}, {points[-1].val_bpb:.4f} bits/byte")
+    return points
 
 
-def rows_of(reports: dict[str, dict[str, Any]]) -> list[Row]:
-    """A row for each arm, then the comparison."""
-    bpb = {name: report["val_bpb"] for name, report in reports.items()}
+def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
+    """A row for each arm with its curve, then the comparisons."""
+    whole = curves["whole"][-1]
     rows = [
-        row(f"loss, experts {name}", value, "bits/byte", note=_broken(reports[name]))
-        for name, value in bpb.items()
+        row(f"loss, {ARMS[name]}", curve[-1].val_bpb, "bits/byte", note=_curve(curve))
+        for name, curve in curves.items()
     ]
-    metric = "loss at equal tokens, shared / whole"
-    if None in bpb.values():
-        return [*rows, row(metric, None, "x", LOSS, note="a swarm did not evaluate")]
-    return [*rows, row(metric, bpb["shared"] / bpb["whole"], "x", LOSS, note="one seed")]
+    for name, curve in curves.items():
+        if name != "whole":
+            bar = LOSS if name in JUDGED else None
+            note = f"tokens / whole {curve[-1].tokens / whole.tokens:.3f}, one seed"
+            rows.append(row(f"loss, {ARMS[name]} / whole", curve[-1].val_bpb / whole.val_bpb, "x", bar, note=note))
+    return rows
 
 
-def _broken(report: dict[str, Any]) -> str:
-    wrong = [f"{check['name']}: {check['seen']}" for check in report["checks"] if not check["ok"]]
-    return "; ".join(wrong)
+def _curve(curve: Curve) -> str:
+    """Six points of it, at most."""
+    every = max(1, len(curve) // 6)
+    shown = [point for point in curve if (point.round + 1) % every == 0]
+    return ", ".join(f"round {point.round + 1}: {point.val_bpb:.3f}" for point in shown[-6:])

@@ -67,12 +67,17 @@ def write_pieces(file: FileIO, pieces: Iterable[Piece]) -> tuple[int, Digest]:
     """Hand the pieces to the kernel; an fsync of the same descriptor makes them safe. Raises OSError."""
     size, hasher = 0, blake3()
     for piece in pieces:
-        rest = memoryview(piece)
-        while rest:
-            rest = rest[file.write(rest) :]
+        write_piece(file, piece)
         hasher.update(piece)
         size += len(piece)
     return size, Digest(hasher.digest())
+
+
+def write_piece(file: FileIO, piece: Piece) -> None:
+    """Hand all of it to the kernel, at the file's place. Raises OSError."""
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def map_file(path: Path) -> memoryview:

@@ -12,7 +12,7 @@ hash of the tensor file. So every flipped bit is found, and the generation befor
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -22,7 +22,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from atoll.node.checkpoint import safefile
-from atoll.node.checkpoint.disk import TEMPORARY, disk, remove_tree, sync_folder, write_pieces
+from atoll.node.checkpoint.disk import TEMPORARY, disk, remove_tree, sync_folder, write_piece
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, digest
@@ -69,31 +69,47 @@ class Loaded(NamedTuple):
 
 
 class Unfinished:
-    """A generation whose bytes the kernel has and the disk may not have: it is there after `finish`."""
+    """A generation that has what may change; `finish` does the rest. It is there after that."""
 
     def __init__(self, folder: Path, final: Path, older: list[Path]) -> None:
         self._folder, self._final, self._older = folder, final, older
         self._part = final.with_name(final.name + TEMPORARY)
         self._files: list[FileIO] = []
+        self._later: list[tuple[int, Tensor]] = []
+        """Places in the tensor file, and what belongs there."""
+        self._rows: tuple[Row, ...] = ()
+        self._body = b""
 
-    def write(self, tensors: Mapping[str, Tensor], body: bytes) -> None:
-        """All of it; the tensors may change afterwards. Raises OSError."""
+    def write(self, tensors: Mapping[str, Tensor], body: bytes, steady: Collection[str]) -> None:
+        """Hand the tensors to the kernel, but those of `steady`: they may not change before `finish` has ended.
+
+        Raises OSError.
+        """
         self._part.mkdir()
-        names = safefile.ordered({name: safefile.spec_of(tensor) for name, tensor in tensors.items()})
-        rows = tuple(
-            Row(name, safefile.name_of(tensors[name].dtype), tuple(tensors[name].shape)) for name in names
-        )
-        hashed = self._put(_TENSORS, safefile.all_pieces(tensors, "local"))
-        manifest = codec.encode(Manifest(FORMAT, rows, hashed, body))
-        self._put(_MANIFEST, [digest(manifest), manifest])
+        specs = {name: safefile.spec_of(tensor) for name, tensor in tensors.items()}
+        names = safefile.ordered(specs)
+        self._rows = tuple(Row(name, safefile.name_of(specs[name][0]), specs[name][1]) for name in names)
+        self._body = body
+        file, header = self._open(_TENSORS), safefile.header_bytes(specs, "local")
+        write_piece(file, header)
+        at = len(header)
+        for name in names:
+            if name in steady:
+                self._later.append((at, tensors[name]))
+            else:
+                _write_at(file, at, tensors[name])
+            at += safefile.tensor_bytes(specs[name])
 
     def finish(self) -> None:
-        """Wait for the disk; then this is the newest generation. Raises DiskFault; then nothing changed.
+        """Write the rest and wait for the disk; then this is the newest generation.
+
+        Raises DiskFault; then nothing changed.
 
         Touches nothing but its files: it may run in a thread of its own, if no other save begins before it ends.
         """
         with disk(self._folder):
             try:
+                self._complete()
                 for file in self._files:
                     os.fsync(file.fileno())
                 sync_folder(self._part)
@@ -111,18 +127,47 @@ class Unfinished:
         with disk(self._part):
             remove_tree(self._part)
 
-    def _put(self, name: str, pieces: Iterable[safefile.Piece]) -> Digest:
-        file = (self._part / name).open("wb", buffering=0)
+    def _complete(self) -> None:
+        """What could wait: steady tensors, the hash of all, the manifest."""
+        file = self._files[0]
+        for at, tensor in self._later:
+            _write_at(file, at, tensor)
+        manifest = codec.encode(Manifest(FORMAT, self._rows, _hash_of(file), self._body))
+        words = self._open(_MANIFEST)
+        for piece in (digest(manifest), manifest):
+            write_piece(words, piece)
+
+    def _open(self, name: str) -> FileIO:
+        file = (self._part / name).open("w+b", buffering=0)
         self._files.append(file)
-        return write_pieces(file, pieces)[1]
+        return file
 
     def _close(self) -> None:
         for file in self._files:
             file.close()
 
 
-def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> Unfinished:
-    """Write these tensors and this message; they are the newest generation after `finish`. Raises DiskFault."""
+def _write_at(file: FileIO, at: int, tensor: Tensor) -> None:
+    file.seek(at)
+    for piece in safefile.pieces_of(tensor.contiguous().cpu()):
+        write_piece(file, piece)
+
+
+def _hash_of(file: FileIO) -> Digest:
+    """BLAKE3 of all bytes of a file, which the kernel has just been given."""
+    hasher, buffer = blake3(), memoryview(bytearray(safefile.PIECE_BYTES))
+    file.seek(0)
+    while size := file.readinto(buffer):
+        hasher.update(buffer[:size])
+    return Digest(hasher.digest())
+
+
+def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes, steady: Collection[str] = ()) -> Unfinished:
+    """Write these tensors and this message; they are the newest generation after `finish`.
+
+    The tensors may change afterwards, but not those named in `steady`, which are written by `finish`.
+    Raises DiskFault.
+    """
     with disk(folder):
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -131,7 +176,7 @@ def begin(folder: Path, tensors: Mapping[str, Tensor], body: bytes) -> Unfinishe
         kept = _generations(folder)
         fresh = Unfinished(folder, folder / f"{int(kept[0].name) + 1 if kept else 1:010d}", kept)
         try:
-            fresh.write(tensors, body)
+            fresh.write(tensors, body, steady)
         except BaseException:
             fresh.drop()
             raise

@@ -3,7 +3,7 @@
 The tensors and the words about them are one generation: either both are of the same moment, or neither.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,9 +54,14 @@ class LocalState(NamedTuple):
     """Empty, or one line for each newer save that did not verify."""
 
 
-def begin_local(folder: Path, body: LocalBody, tensors: Mapping[str, Tensor]) -> generations.Unfinished:
-    """Write; saved whole or not at all by `finish`. The save before is kept. Raises DiskFault."""
-    return generations.begin(folder, tensors, codec.encode(body))
+def begin_local(
+    folder: Path, body: LocalBody, tensors: Mapping[str, Tensor], steady: Collection[str] = ()
+) -> generations.Unfinished:
+    """Write; saved whole or not at all by `finish`, until which `steady` may not change.
+
+    The save before is kept. Raises DiskFault.
+    """
+    return generations.begin(folder, tensors, codec.encode(body), steady)
 
 
 def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:

@@ -4,13 +4,13 @@ It knows neither the model nor the data: it is given a module, a loss and a sour
 machine with one thread count the same start gives the same bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from atoll.node.inner.schedule import learning_rate
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
@@ -47,28 +47,16 @@ class Inner:
         self._spec = spec
         self._named = dict(module.named_parameters())
         self._device = next(iter(self._named.values())).device
-        views = by_atom({name: p.detach() for name, p in self._named.items()})
-        self._atoms = {name: nn.Parameter(view) for name, view in views.items()}
-        """What the optimiser sees: parts of the module's parameters, in the same memory."""
-        matrices = [p for p in self._atoms.values() if p.dim() > 1]
-        vectors = [p for p in self._atoms.values() if p.dim() <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        self._adam = torch.optim.AdamW(
-            groups,
-            lr=spec.lr,
-            betas=(spec.beta1, spec.beta2),
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-            fused=True,
-        )
+        self._atoms = by_atom({name: p.detach() for name, p in self._named.items()})
+        """What AdamW sees: parts of the module's parameters, in the same memory."""
+        self._state: dict[str, dict[str, Tensor]] = {}
+        """`step`, float32, and moments of the atoms that were trained, by name."""
 
     def step(self, window_BT1: NDArray[np.int64], at: int) -> float:
         """One AdamW step with the rate of global step `at`; the loss before it, nats per token.
 
         Raises Divergence when loss or gradient is not finite; the parameters are then unchanged.
         """
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate(self._spec, at)
         self.module.zero_grad(set_to_none=True)
         loss = self._forward(torch.from_numpy(window_BT1).to(self._device))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -76,19 +64,19 @@ class Inner:
         value, size = torch.stack([loss.detach(), norm]).tolist()
         if not np.isfinite(value + size):
             raise Divergence(f"inner step {at}: loss {value}, gradient norm {size}", hint=TRAIN_AGAIN)
-        self._move()
+        self._move(learning_rate(self._spec, at))
         self._after_step()
         return float(value)
 
     def state(self) -> dict[str, Tensor]:
         """AdamW's state for a checkpoint: views `exp_avg/ATOM` and `exp_avg_sq/ATOM`, and `step/ATOM` `[1]`."""
-        held = {name: self._adam.state[p] for name, p in self._atoms.items() if self._adam.state.get(p)}
+        held = {name: self._state[name] for name in self._atoms if name in self._state}
         if not held:
             return {}
-        steps_A = torch.stack([state["step"].detach() for state in held.values()]).cpu()
+        steps_A = torch.stack([state["step"] for state in held.values()]).cpu()
         found = {f"step/{name}": steps_A[at : at + 1] for at, name in enumerate(held)}
         for moment in KINDS:
-            found.update({f"{moment}/{name}": state[moment].detach() for name, state in held.items()})
+            found.update({f"{moment}/{name}": state[moment] for name, state in held.items()})
         return found
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -96,10 +84,7 @@ class Inner:
 
         Raises CorruptFault for an atom of another shape, or of which a part is missing.
         """
-        self._adam.state.clear()
-        if state:
-            taken: dict[Tensor, Any] = {p: self._taken(name, p, state) for name, p in self._atoms.items()}
-            self._adam.state.update(taken)
+        self._state = {name: self._taken(name, state) for name in self._atoms} if state else {}
 
     def continue_from(self, before: Mapping[str, Tensor]) -> None:
         """What `state` gave of some atoms, of steps elsewhere that came before all that were taken here.
@@ -110,18 +95,17 @@ class Inner:
         for name in sorted({key.split("/", 1)[1] for key in before}):
             if name not in self._atoms:
                 raise CorruptFault(f"{name} is not trained here")
-            parameter = self._atoms[name]
-            older = self._taken(name, parameter, before)
-            own = self._adam.state.get(parameter) or self._taken(name, parameter, {})
+            older = self._taken(name, before)
+            own = self._state.get(name) or self._taken(name, {})
             taken = float(own["step"])
             own["step"].add_(older["step"]).clamp_(max=MAX_STEPS)
             for moment, beta in zip(KINDS, (self._spec.beta1, self._spec.beta2), strict=True):
                 own[moment].add_(older[moment], alpha=beta**taken)
-            self._adam.state[parameter] = own
+            self._state[name] = own
 
-    def _taken(self, name: str, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies, in the form that AdamW has."""
-        values = parameter.detach()
+    def _taken(self, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies, in the form that AdamW has; fresh ones where there is nothing to copy."""
+        values = self._atoms[name]
         fresh = {"step": values.new_zeros(()), **{moment: torch.zeros_like(values) for moment in KINDS}}
         if any(f"{kind}/{name}" in state for kind in _KEPT):
             for kind, into in fresh.items():
@@ -131,14 +115,37 @@ class Inner:
                 into.copy_(found.reshape(into.shape))
         return fresh
 
-    def _move(self) -> None:
+    def _move(self, rate: float) -> None:
         """One step along the gradients that the module's parameters have."""
-        gradients = {name: p.grad for name, p in self._named.items() if p.grad is not None}
-        views = self._by_atom(gradients)
-        for name, parameter in self._atoms.items():
-            parameter.grad = views.get(name)
-        self._adam.step()
-        self._adam.zero_grad(set_to_none=True)  # or they would live through the next way back
+        gradients = self._by_atom({name: p.grad for name, p in self._named.items() if p.grad is not None})
+        for name in gradients.keys() - self._state.keys():
+            self._state[name] = self._taken(name, {})
+        matrices = [name for name in gradients if self._atoms[name].dim() > 1]
+        vectors = [name for name in gradients if self._atoms[name].dim() <= 1]
+        with torch.no_grad():
+            self._adamw(matrices, gradients, rate, self._spec.weight_decay)
+            self._adamw(vectors, gradients, rate, 0.0)
+
+    def _adamw(self, names: Sequence[str], gradients: Mapping[str, Tensor], rate: float, decay: float) -> None:
+        """torch's own function. Its class imports torch's compiler, which takes seconds at every start."""
+        states = [self._state[name] for name in names]
+        first, second = ([state[kind] for state in states] for kind in KINDS)
+        adamw(
+            [self._atoms[name] for name in names],
+            [gradients[name] for name in names],
+            first,
+            second,
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=self._spec.beta1,
+            beta2=self._spec.beta2,
+            lr=rate,
+            weight_decay=decay,
+            eps=self._spec.eps,
+            maximize=False,
+        )
 
     def _forward(self, window_BT1: Tensor) -> Tensor:
         if self._device.type != "cuda":

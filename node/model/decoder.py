@@ -21,12 +21,17 @@ Terms = MutableSequence[Tensor] | None
 """Collects each mixture's term of the loss; None where nobody wants them."""
 
 
-def linear(features_in: int, features_out: int) -> nn.Linear:
-    """A matrix without bias and without initial values: those come from `genesis` or a snapshot."""
-    made: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-        nn.Linear, features_in, features_out, bias=False
-    )
-    return made
+class Matrix(nn.Linear):
+    """Without bias and without initial values: those come from `genesis` or a snapshot.
+
+    Not `nn.utils.skip_init`: it draws values on the meta device, and torch imports its compiler for it.
+    """
+
+    def __init__(self, features_in: int, features_out: int) -> None:
+        super().__init__(features_in, features_out, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Leave the values as they are."""
 
 
 def rope_tables(model: ModelSpec) -> tuple[Tensor, Tensor]:
@@ -64,10 +69,10 @@ class Attention(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        self.q_proj = linear(model.dim, wide)
-        self.k_proj = linear(model.dim, narrow)
-        self.v_proj = linear(model.dim, narrow)
-        self.o_proj = linear(wide, model.dim)
+        self.q_proj = Matrix(model.dim, wide)
+        self.k_proj = Matrix(model.dim, narrow)
+        self.v_proj = Matrix(model.dim, narrow)
+        self.o_proj = Matrix(wide, model.dim)
         query, key = model.qk_widths
         self.q_norm = Norm(query, model.norm_eps) if model.qk_norm else None
         self.k_norm = Norm(key, model.norm_eps) if model.qk_norm else None
@@ -109,9 +114,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.gate_proj = linear(model.dim, model.ffn)
-        self.up_proj = linear(model.dim, model.ffn)
-        self.down_proj = linear(model.ffn, model.dim)
+        self.gate_proj = Matrix(model.dim, model.ffn)
+        self.up_proj = Matrix(model.dim, model.ffn)
+        self.down_proj = Matrix(model.ffn, model.dim)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """down(silu(gate x) · up x)."""
@@ -143,8 +148,9 @@ class Trunk(nn.Module):
 
     def __init__(self, model: ModelSpec, mlp_of: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.embed_tokens: nn.Embedding = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-            nn.Embedding, model.vocab, model.dim
+        no_values = torch.empty(model.vocab, model.dim)
+        self.embed_tokens: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+            no_values, freeze=False
         )
         self.layers = nn.ModuleList(Layer(model, mlp_of()) for _ in range(model.layers))
         self.norm = Norm(model.dim, model.norm_eps)
@@ -181,7 +187,7 @@ class Decoder(nn.Module):
             return Mixture(model.dim, model.experts, ours, frozen_dtype, frozen_on_host)
 
         self.model = Trunk(model, mlp)
-        self.lm_head = None if model.tied else linear(model.dim, model.vocab)
+        self.lm_head = None if model.tied else Matrix(model.dim, model.vocab)
         cos_TE, sin_TE = rope_tables(model)
         self.cos_TE: Tensor
         self.sin_TE: Tensor

@@ -121,14 +121,30 @@ class Fold:
 
     def set_round(self, number: int, parts: Iterable[Part]) -> None:
         """S_number is now exactly `parts`. Raises DecodeError, Divergence."""
+        self.prepare_round(number, parts)()
+
+    def prepare_round(self, number: int, parts: Iterable[Part]) -> Callable[[], Digest]:
+        """The work of `set_round`: nothing changes before the result is called, which gives the view's digest.
+
+        May run in a thread of its own, if nothing else changes the fold before the result is called.
+        Raises DecodeError, Divergence.
+        """
         if number <= self.final_round:
             raise Divergence(f"round {number} is final and cannot change")
-        fresh = self._step(number, parts)
-        self._view = self._view_with(number, fresh)
-        self._open[number] = fresh
-        self._heard.add(number)
-        if not fresh.names:
-            del self._open[number]
+        before, fresh = self._view, self._step(number, parts)
+        view = self._view_with(number, fresh)
+        digest = view.digest
+
+        def commit() -> Digest:
+            assert self._view is before, "the fold changed meanwhile"
+            self._view = view
+            self._open[number] = fresh
+            self._heard.add(number)
+            if not fresh.names:
+                del self._open[number]
+            return digest
+
+        return commit
 
     def check(self, number: int, parts: Iterable[Part]) -> Digest:
         """Digest that Θ_final(number) would have; nothing is kept. Raises DecodeError, Divergence."""
@@ -137,15 +153,26 @@ class Fold:
 
     def finalize(self, number: int, parts: Iterable[Part]) -> Digest:
         """S_number is final: Θ_final moves on. Returns its digest. Raises DecodeError, Divergence."""
+        return self.prepare_final(number, parts)()
+
+    def prepare_final(self, number: int, parts: Iterable[Part]) -> Callable[[], Digest]:
+        """The work of `finalize`, as `prepare_round` is that of `set_round`. Raises DecodeError, Divergence."""
         self._follows(number)
-        step = self._step(number, parts)
+        before, step = self._view, self._step(number, parts)
         final = _Theta(self._next(self.final_C4096, number, step))
         # Without other open rounds the view is the final state: both are that function of the sets.
-        self._view = self._view_with(number, step) if self._open.keys() - {number} else final
-        self._open.pop(number, None)
-        self._heard.discard(number)
-        self._final, self.final_round = final, number
-        return self.state_digest()
+        view = self._view_with(number, step) if self._open.keys() - {number} else final
+        digest = final.digest
+
+        def commit() -> Digest:
+            assert self._view is before, "the fold changed meanwhile"
+            self._view = view
+            self._open.pop(number, None)
+            self._heard.discard(number)
+            self._final, self.final_round = final, number
+            return digest
+
+        return commit
 
     def adopt(self, theta_C4096: Tensor, number: int) -> None:
         """Replace everything by Θ_final(number); open rounds are forgotten. Raises Divergence."""

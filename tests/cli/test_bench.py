@@ -15,10 +15,14 @@ from atoll.cli.benches import calls, connections, experts_loss
 from atoll.cli.benches.blobs_node import LyingStore
 from atoll.cli.benches.calls_bare import take_messages, varint
 from atoll.cli.benches.child import started
+from atoll.cli.benches.experts_arm import spec_of as spec_of_arm
+from atoll.cli.benches.experts_plans import plan_of
 from atoll.cli.benches.report import Bar, all_reached, paired_ratio, row, unjudged
 from atoll.cli.benches.space import Plug, can_shape, command, empty_space, plug_in, space_of
+from atoll.node.baselines import Point
 from atoll.p2p.blobs.store import BlobStore
 from atoll.protocols.errors import LocalFault
+from atoll.protocols.experts import ALL, experts_in
 
 
 def test_a_bar_is_reached_from_its_own_side():
@@ -232,11 +236,27 @@ def test_quick_experts(atoll, tmp_path):
     assert not any(metric.startswith("loss") for metric in rows), "that takes hours and must be asked for"
 
 
-def test_the_loss_of_a_swarm_that_did_not_evaluate_is_not_reached():
-    checks = [{"name": "one digest", "ok": False, "seen": "two"}, {"name": "learns", "ok": True, "seen": "yes"}]
-    reports = {"whole": {"val_bpb": 2.0, "checks": checks}, "shared": {"val_bpb": 2.05, "checks": []}}
-    made = experts_loss.rows_of(reports)
-    assert made[0].note == "one digest: two"
-    assert (made[-1].value, made[-1].passed) == (1.025, False)
-    made = experts_loss.rows_of({**reports, "shared": {"val_bpb": None, "checks": []}})
-    assert not all_reached(made)
+def test_the_judged_arms_are_held_against_the_mixture_that_is_trained_whole():
+    def curve(*val_bpb: float) -> list[Point]:
+        return [Point(number, 100 * number, 1.0, value, 1.0) for number, value in enumerate(val_bpb)]
+
+    curves = {"whole": curve(3, 2.0), "shared": curve(3, 2.05), "merged": curve(3, 2.02), "lost": curve(3, 4)}
+    rows = {made.metric: made for made in experts_loss.rows_of(curves)}
+    assert rows["loss, all experts by all members"].note == "round 1: 3.000, round 2: 2.000"
+    judged = [rows[f"loss, {experts_loss.ARMS[name]} / whole"] for name in ("shared", "merged", "lost")]
+    assert [(made.value, made.passed) for made in judged] == [(1.025, False), (1.01, True), (2.0, None)]
+
+
+def test_who_dies_gives_its_experts_away_and_gets_its_number_of_them_back():
+    spec = spec_of_arm("killed", "moe-smoke", 12, 1, 1)
+    plan = plan_of(spec, "killed")
+    owned = [{slot: experts_in(bits, 8) for slot, bits in plan(number).items()} for number in range(12)]
+    assert all(sorted(e for each in shares.values() for e in each) == list(range(8)) for shares in owned)
+    assert [len(shares) for shares in owned] == [4] * 4 + [3] * 5 + [4] * 3
+    kept = [owned[4][slot] >= owned[3][slot] for slot in range(3)]
+    assert all(kept), "only the experts of the dead move"
+    assert len(owned[-1][3]) == 2
+    whole = plan_of(spec_of_arm("whole", "moe-smoke", 12, 1, 1), "whole")
+    assert dict(whole(5)) == dict.fromkeys(range(4), ALL)
+    lost = plan_of(spec_of_arm("lost", "moe-smoke", 12, 1, 1), "lost")
+    assert [len(lost(number)) for number in (3, 4, 11)] == [4, 3, 3]

@@ -91,10 +91,10 @@ class Member:
             return next(steps)
         begin, when = local.begin_local, self.luck.choice(["before", "between", "after"])
 
-        def die(*args: object) -> object:
+        def die(*args: object, steady: object) -> object:
             if when == "before":
                 raise Killed
-            generation = begin(*args)
+            generation = begin(*args, steady)
             finish, generation.finish = generation.finish, lambda: die_after(finish, generation)
             return generation
 

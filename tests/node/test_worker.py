@@ -1,5 +1,7 @@
 """The worker's loop: what it does while a round waits for its fold, without a process around it."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 from atoll.node.worker import Worker
 from atoll.protocols import codec
 from atoll.protocols import worker as w
-from atoll.protocols.errors import Superseded
+from atoll.protocols.errors import Divergence, Superseded
 from atoll.protocols.ids import Round
 from tests.node.session_home import ME, OVERLAPPING, member
 
@@ -75,3 +77,60 @@ def test_a_round_that_waits_blocks_on_the_inbox_and_goes_on_with_its_fold(tmp_pa
     ]
     assert daemon.said[6].fault == Superseded.__name__
     assert daemon.said[7].pending.round == 3
+
+
+class Busy(Daemon):
+    """Asks that come while round 1 is trained, with a step between any two."""
+
+    _is_there = _is_training = False
+
+    def script(self, home: str) -> Iterator[w.Ask]:
+        yield w.Start(codec.encode(OVERLAPPING), ME, home, "", 1, "cpu")
+        yield w.Train(Round(0), 0, 1, 2, -1)
+        first = self.said[-1]
+        assert isinstance(first, w.Trained)
+        members = (member(first.pending),)
+        yield w.Train(Round(1), 0, 1, 12, -1)
+        self._is_training = True
+        yield w.Verify(first.pending.path, Round(0))
+        yield w.Check(Round(3), members)
+        yield w.Check(Round(0), members)
+        yield w.Fold(Round(0), members)
+        yield w.Finalize(Round(0), members)
+        yield w.Report()
+        yield w.Snapshot(f"{home}/snapshot")
+        assert isinstance(self.said[-1], w.Snapshotted)
+        self._is_training = False
+        yield w.Stop()
+
+    def waiting(self) -> bool:
+        self._is_there = self._is_training and not self._is_there
+        return self._is_there
+
+
+def test_asks_about_the_fold_are_worked_on_beside_the_steps_and_answered_in_order(tmp_path):
+    daemon = Busy(tmp_path)
+    Worker(daemon, daemon).run()
+    kinds = [type(answer).__name__ for answer in daemon.said if not isinstance(answer, w.Reported | w.Trained)]
+    assert kinds == ["Started", "Verified", "Failed", "Checked", "Folded", "Finalized", "Snapshotted", "Stopped"]
+    by_kind = {type(answer): answer for answer in daemon.said}
+    assert by_kind[w.Failed].fault == Divergence.__name__, "round 3 does not follow"
+    assert by_kind[w.Checked].state == by_kind[w.Folded].state == by_kind[w.Finalized].state
+    assert by_kind[w.Snapshotted].round == 0, "it came after the final round"
+    assert by_kind[w.Trained].pending.round == 1
+
+
+def test_a_worker_that_trains_has_not_imported_torchs_compiler(tmp_path):
+    """It takes seconds, and a hundred megabytes, at every start; torch.optim's classes import it."""
+    script = f"""
+import sys
+from pathlib import Path
+from tests.node.test_worker import Daemon
+from atoll.node.worker import Worker
+daemon = Daemon(Path({str(tmp_path)!r}))
+Worker(daemon, daemon).run()
+assert type(daemon.said[-1]).__name__ == "Stopped"
+print(sorted(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor", "sympy")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr

@@ -56,6 +56,20 @@ def test_strided_tensors_are_saved_by_value(tmp_path):
     assert torch.equal(generations.load(tmp_path).tensors["grid"], grid)
 
 
+def test_what_may_change_is_saved_as_it_was_and_what_is_steady_with_the_rest(tmp_path):
+    before = tensors(1)
+    generations.begin(tmp_path / "plain", before, b"words").finish()
+    changing = {name: tensor.clone() for name, tensor in before.items()}
+    unfinished = generations.begin(tmp_path / "later", changing, b"words", steady={"residual", "nothing"})
+    for name in changing.keys() - {"residual", "nothing"}:
+        changing[name].zero_()
+    unfinished.finish()
+    plain, later = (tmp_path / name / "0000000001" for name in ("plain", "later"))
+    assert names(plain) == names(later)
+    assert all((plain / name).read_bytes() == (later / name).read_bytes() for name in names(plain))
+    assert value_of(tmp_path / "later") == 1
+
+
 def test_the_last_two_are_kept_and_leftovers_swept(tmp_path):
     for value in range(5):
         (tmp_path / "0000000009.part").mkdir(exist_ok=True)

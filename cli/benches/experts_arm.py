@@ -1,0 +1,78 @@
+"""Child of `bench experts --loss`: one arm, round by round."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from atoll.cli.benches.child import obey
+from atoll.cli.benches.experts_members import MEMBERS, identity_of
+from atoll.cli.benches.experts_plans import plan_of
+from atoll.node.baselines import Point
+from atoll.node.data.cache import default_cache
+from atoll.node.data.dataset import open_data
+from atoll.node.experts_trial import Trial
+from atoll.node.presets import preset
+from atoll.protocols.errors import LocalFault
+from atoll.protocols.merging import MergeSpec
+from atoll.protocols.run import RunSpec, Stage
+
+SOURCE = "builtin:shakespeare"
+WARMUP = 20
+"""One step in so many warms the rate up."""
+ALPHA_4096, MERGES = 205, 8
+"""SPES's α of 0.05 (arXiv 2602.11543), falling to 0 at two thirds of the run; merges until then."""
+
+
+def spec_of(arm: str, preset_name: str, rounds: int, steps: int, seed: int) -> RunSpec:
+    """The preset's recipe in a run of so many equal rounds, without overlap."""
+    spec = preset(preset_name, identity_of(0).peer_id, seed, SOURCE)
+    until = max(1, 2 * rounds // 3)
+    merge = MergeSpec(every=max(1, until // MERGES), until=until, alpha_4096=ALPHA_4096)
+    outer = replace(
+        spec.outer,
+        rounds=rounds,
+        stages=(Stage(0, steps),),
+        overlap_steps=0,
+        holders=0 if arm == "whole" else 1,
+        merge=merge if arm == "merged" else msgspec.UNSET,
+    )
+    inner = replace(spec.inner, total_steps=rounds * steps, warmup_steps=rounds * steps // WARMUP)
+    spec = replace(spec, name="bench", outer=outer, inner=inner)
+    spec.check()
+    return spec
+
+
+class Arm:
+    """The trial that the child runs."""
+
+    def __init__(self) -> None:
+        self._points: Iterator[Point] = iter(())
+
+    async def trial(self, folder: str, arm: str, preset: str, rounds: int, steps: int, seed: int) -> None:
+        """Make ready. Raises ConfigError, NetworkFault."""
+        torch.set_num_threads(1)
+        spec = spec_of(arm, preset, rounds, steps, seed)
+        data = open_data(spec.data, spec.model.context, "", default_cache(), None)
+        self._points = Trial(spec, data, MEMBERS, Path(folder)).rounds(plan_of(spec, arm))
+
+    async def trial_round(self) -> Any:
+        """Train the next round; its Point. Raises LocalFault when all are trained."""
+        point = next(self._points, None)
+        if point is None:
+            raise LocalFault("this arm is at its end")
+        return msgspec.to_builtins(point)
+
+
+async def main() -> None:
+    """Until standard input ends."""
+    arm = Arm()
+    await obey({"trial": arm.trial, "trial_round": arm.trial_round})
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
