@@ -254,13 +254,14 @@ class Session:
         return finish
 
     def _ours(self, ask: w.Fold | w.Finalize) -> set[Digest]:
-        """Our payload in a set, if we contributed; covered by Reductions it goes by its round."""
+        """Our payload in a set, if this state did not train its round. Covered by Reductions: a name for the round."""
+        if any(one.round == ask.round for one in self._sending.pending):
+            return set()
         named = (*ask.members, *(member for part in ask.slices for member in part.raw))
         ours = {member.payload for member in named if member.author == self._start.peer}
         if ours or not any(part.ours for part in ask.slices):
             return ours
-        pending = {one.payload for one in self._sending.pending if one.round == ask.round}
-        return pending or {digest(b"ours in round", ask.round.to_bytes(8, "little"))}
+        return {digest(b"ours in round", ask.round.to_bytes(8, "little"))}
 
     def _recognise(self, ours: Iterable[Digest]) -> None:
         if not self._sending.recognise(ours):
