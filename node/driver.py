@@ -109,6 +109,7 @@ class Driver:
             self._group = group
             self._drop_old_snapshots()
             self._replay()
+            self.handover.drop_old()
             group.create_task(self._ticks(), name="ticks")
             while True:
                 self._wake.clear()

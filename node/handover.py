@@ -42,6 +42,14 @@ class Handover:
         """Blobs that are here for this alone."""
         self._busy = False
 
+    def drop_old(self) -> None:
+        """Delete what an earlier life of this node offered or fetched. All such files have one size."""
+        size = moments_bytes(self._driver.spec.model)
+        if size:
+            found = set(self._net.blobs_above(size - 1)).difference(self._net.blobs_above(size))
+            for blob in found - self._driver.contributions.payloads() - set(self._driver.spec.given):
+                self._driver.delete_blob(blob)
+
     def taken(self, before: bytes, now: bytes) -> bytes:
         """In the round at hand we train the experts `now`, no longer those of `before` (bitmaps). Gives `now`."""
         if now != before:

@@ -254,7 +254,7 @@ class Session:
         return finish
 
     def _ours(self, ask: w.Fold | w.Finalize) -> set[Digest]:
-        """Our payload in a set, if this state did not train its round. Covered by Reductions: a name for the round."""
+        """Our payload in a set of a round that this state did not train; reduced: a name for the round."""
         if any(one.round == ask.round for one in self._sending.pending):
             return set()
         named = (*ask.members, *(member for part in ask.slices for member in part.raw))
