@@ -26,10 +26,10 @@ $(STAMP): pyproject.toml Makefile
 	touch $(STAMP)
 
 test: lint  ## Everything that CI runs; the swarm slice comes last
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 fast: $(STAMP)  ## The tests without real swarms
-	$(BIN)/python -m pytest -m 'not swarm and not measure'
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not swarm and not measure'
 
 check: lint  ## Style, types, layout
 	$(BIN)/python -m pytest -q tests/test_layout.py

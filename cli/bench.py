@@ -38,7 +38,7 @@ DEADLINE_S = 900.0
 DEADLINES_S = {"wan": 3600.0}
 """Of benches that take longer with a larger preset."""
 LOSS_DEADLINE_S = 6 * 3600.0
-"""Of a bench that trains whole swarms (`--loss`)."""
+"""Of a bench that trains whole runs (`--loss`)."""
 
 
 @click.command(epilog="\b\n" + "\n".join(f"{name:12} {line}" for name, line in BENCHES.items()))
@@ -55,7 +55,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option(
     "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
 )
-@click.option("--loss", is_flag=True, default=None, help="experts: also train two swarms, for hours.")
+@click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
     """Measure NAME and compare with the bars: calls, blobs, connections, compress, topology, experts, wan
     (docs/bench.md).

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 from atoll.cli.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
 from atoll.cli.run import with_changes
 from atoll.cli.sim_nodes import SimNode
-from atoll.cli.sim_report import as_json, print_report
+from atoll.cli.sim_report import as_json, members_of_rounds, print_report
 from atoll.cli.sim_story import Story, plan
 from atoll.node.home import Home
 from atoll.node.presets import NAMES, preset
@@ -117,7 +117,7 @@ def simulate(folder: Path, timeout_s: float, say: Callable[[str], None], **optio
     finally:
         for node in swarm.nodes.values():
             node.stop()
-    arms = run_arms(swarm, say) if baselines else {}
+    arms = run_arms(swarm, members_of_rounds(rows, swarm.spec.outer.rounds), say) if baselines else {}
     return as_json(swarm, rows, arms)
 
 
@@ -271,8 +271,8 @@ def measure_idle(swarm: Swarm) -> None:
         swarm.cpu_s[kind] = sum(one[kind] for one in after.values())
 
 
-def run_arms(swarm: Swarm, say: Callable[[str], None]) -> dict[str, Any]:
-    """The reference arms, two at a time, at the same rounds and members."""
+def run_arms(swarm: Swarm, present: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
+    """The reference arms, two at a time, at the same rounds, each with as many members as the swarm's had."""
     say("training the reference arms at equal tokens: " + ", ".join(ARMS))
     found: dict[str, Any] = {}
     waiting: list[str] = list(ARMS)
@@ -280,7 +280,7 @@ def run_arms(swarm: Swarm, say: Callable[[str], None]) -> dict[str, Any]:
     while waiting or running:
         while waiting and len(running) < 2:
             name = waiting.pop(0)
-            running[name] = start_arm(swarm, name)
+            running[name] = start_arm(swarm, name, present)
         for name, process in list(running.items()):
             if process.poll() is not None:
                 del running[name]
@@ -291,10 +291,10 @@ def run_arms(swarm: Swarm, say: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
-def start_arm(swarm: Swarm, name: str) -> "subprocess.Popen[bytes]":
+def start_arm(swarm: Swarm, name: str, present: Sequence[int]) -> "subprocess.Popen[bytes]":
     """One arm in its own process."""
     out = swarm.folder / f"arm-{name}.json"
-    members, rounds = str(swarm.story.founders), str(swarm.spec.outer.rounds)
+    members, rounds = ",".join(map(str, present)), str(swarm.spec.outer.rounds)
     blobs = str(swarm.nodes[0].home / "runs" / swarm.spec.id.hex() / "blobs")
     command = [sys.executable, "-m", "atoll.node.reference", name, str(swarm.run_file), blobs, members, rounds]
     command.append(str(out))

@@ -5,7 +5,7 @@ They yield one Point per round, so that a caller can print, plot or stop.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +63,12 @@ class Task(NamedTuple):
     device: str = "cpu"
     start: Path | None = None
     """The file of Θ₀, of a run that has one."""
+    present: Sequence[int] = ()
+    """Members of each round, where their number changes."""
+
+    def slots(self, number: int) -> int:
+        """Members of a round."""
+        return self.present[number] if self.present else self.members
 
     def genesis_C4096(self) -> Tensor:
         """Θ₀ as float32. Raises DecodeError, DiskFault."""
@@ -83,7 +89,7 @@ class Task(NamedTuple):
     def batch(self, number: int, slot: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Windows `[batch, context + 1]` that member `slot` reads in a step of a round."""
         spec = self.spec
-        place = Place(spec.seed, spec.steps_before(number), slot, self.members, spec.inner.batch)
+        place = Place(spec.seed, spec.steps_before(number), slot, self.slots(number), spec.inner.batch)
         return self.data.batch(windows(place, step, self.data.num_windows))
 
     def score(self, model: torch.nn.Module) -> Evaluation:
@@ -93,8 +99,8 @@ class Task(NamedTuple):
 
     def point(self, number: int, losses: list[float], model: torch.nn.Module, began: float) -> Point:
         """The arm's state after round `number`."""
-        steps = self.spec.steps_before(number + 1)
-        tokens = steps * self.members * self.spec.inner.batch * self.spec.model.context
+        steps = sum(self.spec.steps(at) * self.slots(at) for at in range(number + 1))
+        tokens = steps * self.spec.inner.batch * self.spec.model.context
         val_bpb = self.score(model).val_bpb
         return Point(number, tokens, float(np.mean(losses)), val_bpb, time.monotonic() - began)
 
@@ -109,7 +115,7 @@ def data_parallel(task: Task, lr_scale: float = 1.0) -> Iterator[Point]:
     for number in range(task.rounds):
 
         def batch(step: int, number: int = number) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-            return np.concatenate([task.batch(number, slot, step) for slot in range(task.members)])
+            return np.concatenate([task.batch(number, slot, step) for slot in range(task.slots(number))])
 
         first, steps = task.spec.steps_before(number), task.spec.steps(number)
         losses = list(run_steps(inner, batch, first, steps))
@@ -122,13 +128,14 @@ def dense_diloco(task: Task, rule: OuterRule = DILOCO) -> Iterator[Point]:
     arena = arena_of(task.spec.model)
     theta = task.genesis_C4096()
     momentum = torch.zeros_like(theta)
-    members = [task.inner() for _ in range(task.members)]
+    members = [task.inner() for _ in range(max(map(task.slots, range(task.rounds))))]
     for number in range(task.rounds):
         losses: list[float] = []
         mean = torch.zeros_like(theta)
-        for slot, inner in enumerate(members):
+        present = members[: task.slots(number)]
+        for slot, inner in enumerate(present):
             losses += member_round(task, inner, theta, number, slot)
-            mean += (theta - bridge.read(inner.module, arena).cpu()) / task.members
+            mean += (theta - bridge.read(inner.module, arena).cpu()) / len(present)
         momentum = rule.momentum * momentum + mean
         theta = theta - rule.rate * (mean + rule.momentum * momentum)
         bridge.fill(members[0].module, theta, arena)

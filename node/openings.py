@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from atoll.node.needs import Network, whom_to_ask
 from atoll.node.reduce.effective import Effective
@@ -60,6 +61,9 @@ class Openings:
         self.wrong: frozenset[Digest] = frozenset()
         self._told: dict[tuple[PeerId, Digest], ReductionFault] = {}
         self._asked: dict[tuple[PeerId, Digest], int] = {}
+        self._untrue: set[PeerId] = set()
+        """Who told of a fault that is none."""
+        self._turns: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
 
     def note(self, author: PeerId, fault: ReductionFault) -> bool:
         """Somebody tells of a fault; whether to check it: nobody is heard twice about one Reduction."""
@@ -135,13 +139,22 @@ class Openings:
         )
 
     async def hear(self, author: PeerId, fault: ReductionFault) -> bool:
-        """Check what somebody tells; whether a Reduction is now known to be wrong that was not before."""
-        if fault.reduction in self.wrong:
+        """Check what somebody tells; whether a Reduction is now known to be wrong that was not before.
+
+        Checking means fetching: one proof of an author at a time, and none of who told one that proves nothing.
+        """
+        turn = self._turns.setdefault(author, asyncio.Lock())
+        async with turn:
+            return await self._checked(author, fault)
+
+    async def _checked(self, author: PeerId, fault: ReductionFault) -> bool:
+        if fault.reduction in self.wrong or author in self._untrue:
             return False
         for _ in range(TRIES):
             try:
                 wrong = await self._check(author, fault)
             except PeerFault as error:
+                self._untrue.add(author)
                 self._blame(author, error)
                 return False
             except (AtollError, TimeoutError) as error:
@@ -149,6 +162,7 @@ class Openings:
                 await asyncio.sleep(RETRY_S)
             else:
                 if not wrong:
+                    self._untrue.add(author)
                     self._blame(author, DecodeError("a proof of a fault that proves nothing"))
                 self.wrong |= {fault.reduction} if wrong else set()
                 return wrong

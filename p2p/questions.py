@@ -5,6 +5,7 @@ An empty answer says that it is not here. See docs/wires/reduction.md.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 from atoll.p2p.framing import read_frame, write_frame
 from atoll.p2p.host import Host, Stream
@@ -25,7 +26,8 @@ class Questions:
     def __init__(self, host: Host, protocol: str, question_max_bytes: int) -> None:
         self._host, self._protocol, self._max_bytes = host, protocol, question_max_bytes
         self._answer: Answer | None = None
-        self._turns: dict[PeerId, asyncio.Semaphore] = {}
+        self._turns: WeakValueDictionary[PeerId, asyncio.Semaphore] = WeakValueDictionary()
+        """Of those who are being answered."""
 
     def answer_by(self, answer: Answer) -> None:
         """Answer from now on. `answer` raises PeerFault for a question that no honest peer asks."""
@@ -46,7 +48,8 @@ class Questions:
         try:
             async with asyncio.timeout(ANSWER_S):
                 question = await read_frame(stream, self._max_bytes)
-            async with self._turns.setdefault(stream.peer, asyncio.Semaphore(AT_ONCE)):
+            turn = self._turns.setdefault(stream.peer, asyncio.Semaphore(AT_ONCE))
+            async with turn:
                 async with asyncio.timeout(ANSWER_S):
                     body = await self._answer(stream.peer, question)
                 await write_frame(stream, body)

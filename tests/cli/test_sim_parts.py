@@ -3,7 +3,7 @@
 import pytest
 
 from atoll.cli import sim_verdict as verdict
-from atoll.cli.sim_report import baselines, bpb_at, share_of, tokens_used
+from atoll.cli.sim_report import baselines, bpb_at, members_of_rounds, share_of, tokens_used
 from atoll.cli.sim_story import plan
 from atoll.protocols.control import TimeShares
 
@@ -86,9 +86,17 @@ def test_arms_are_met_at_the_tokens_that_final_sets_used():
     met = {tokens: bpb_at(points, tokens) for tokens in (0, 100, 160, 200, 250, 300, 999)}
     assert met == {0: 4.0, 100: 4.0, 160: 3.4, 200: 3.0, 250: 2.75, 300: 2.5, 999: 2.5}
     arms = {"average": {"points": points}}
-    seen = {
-        (bpb, killed): baselines(bpb, 160, arms, killed) for bpb in (3.4, 3.41, 3.47) for killed in (False, True)
+    assert [check.ok for bpb in (3.4, 3.41) for check in baselines(bpb, 160, arms)] == [True, False]
+    assert baselines(None, 160, arms) == []
+
+
+def test_the_arms_have_as_many_members_as_each_final_set():
+    rows = {
+        0: [
+            row(0, contributors=("p", "q")),
+            row(1, contributors=("p",)),
+            row(2, contributors=("p",), final=False),
+        ],
+        1: [row(0, contributors=("p", "q")), row(3, contributors=("p", "q", "r"))],
     }
-    ok = {(bpb, killed) for (bpb, killed), (check,) in seen.items() if check.ok}
-    assert ok == {(3.4, False), (3.4, True), (3.41, True)}
-    assert baselines(None, 160, arms, False) == []
+    assert members_of_rounds(rows, 4) == [2, 1, 1, 3]

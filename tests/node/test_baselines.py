@@ -70,3 +70,13 @@ def test_nesterov_without_momentum_is_averaging(spec, tmp_path):
 def test_the_rate_of_data_parallel_can_be_tuned(spec, tmp_path):
     task = task_of(spec, 2, tmp_path)
     assert curve(data_parallel(task, 2.0)) != curve(data_parallel(task, 1.0))
+
+
+def test_members_that_are_away_are_missed_in_both_arms(spec, tmp_path):
+    steady = task_of(spec, 2, tmp_path)
+    same, fewer = steady._replace(present=[2] * 4), steady._replace(present=[2, 1, 1, 2])
+    for arm in (data_parallel, dense_diloco):
+        assert curve(arm(same)) == curve(arm(steady))
+        assert [p.tokens for p in arm(fewer)] == [32 * count for count in (2, 3, 6, 12)]
+        assert curve(arm(fewer))[0] == curve(arm(steady))[0]
+        assert curve(arm(fewer))[1:] != curve(arm(steady))[1:]

@@ -12,6 +12,9 @@ from atoll.protocols.coverage import payload_size
 from atoll.protocols.experts import bitmap_of
 from atoll.protocols.run import open_run
 
+pytestmark = pytest.mark.xdist_group("swarm")
+"""One swarm at a time: four workers are enough for two cores."""
+
 FIELDS = {
     "peer", "digest", "contributors", "train_loss", "val_bpb", "payload_bytes", "bytes_up", "bytes_down",
     "train_s", "steps_s", "wait_s", "transfer_s",

@@ -136,6 +136,8 @@ class FakeWorker:
         self.trained: list[int] = []
         self.lives = 0
         self.mute = False
+        self.judged: list[str] = []
+        """Names of the files that were looked at as proofs."""
         self.sliced: dict[int, tuple[w.Slice, ...]] = {}
         """What final rounds were made of."""
         self.refuses: AtollError | None = None
@@ -283,6 +285,7 @@ class FakeWorker:
             case w.Open():
                 return self.slices.open(ask)
             case w.Judge():
+                self.judged.append(Path(ask.path).stem)
                 return self.slices.judge(ask)
         if self.mute:
             raise AtollError("this reducer never answers")
