@@ -236,9 +236,8 @@ class Swarm:
         await self._repair.synced.wait()
 
     def is_abreast(self) -> bool:
-        """Whether there are neighbours, and a whole exchange with each of them is over."""
-        neighbours = self.neighbours()
-        return bool(neighbours) and self._repair.exchanged.issuperset(neighbours)
+        """See Repair.is_abreast."""
+        return self._repair.is_abreast()
 
     def repair_soon(self) -> None:
         """Something is missing here: exchange with every neighbour soon."""
