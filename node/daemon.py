@@ -19,6 +19,7 @@ from atoll.node.home import Home
 from atoll.node.invites import kept_invite, opening_entry
 from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
+from atoll.node.restored_feed import marked
 from atoll.node.round_words import Behind
 from atoll.node.roundlog import RoundLog
 from atoll.node.run_moments import bring_moments
@@ -156,8 +157,9 @@ class Daemon:
 
     async def _serve_trainer(self) -> None:
         await bring_tokenizer(self.spec, self.net, self._say)
-        files = files_for(self.spec.model, () if splits(self.spec) else range(self.spec.model.expert_count))
-        await bring_moments(self.spec, files, self.net, self._say, self.driver.has_begun)
+        if marked(self.home.run(self.spec.id)) is None:  # what was restored has moments of a later round
+            files = files_for(self.spec.model, () if splits(self.spec) else range(self.spec.model.expert_count))
+            await bring_moments(self.spec, files, self.net, self._say, self.driver.has_begun)
         await self.trainer.serve()
 
     def _say(self, reason: str) -> None:
