@@ -36,8 +36,10 @@ class SwarmNetwork:
         opening: Body | None = None,
         folder: Path | None = None,
     ) -> None:
-        """`opening`: what our feed must begin with, if it has not begun. `folder`: the run's, if it may be marked
-        as restored."""
+        """`opening`: what our feed must begin with, if it has not begun.
+
+        `folder`: the run's, which may be marked as restored (node/restored_feed.py).
+        """
         self._opening, self._folder = opening, folder
         self._awaited = marked(folder) if folder is not None else None
         """So many entries of our feed must come back before we say anything; None: nothing was lost."""
