@@ -5,14 +5,18 @@ from pathlib import Path
 import click
 
 from atoll.cli.options import home_option, json_option
-from atoll.cli.run_files import find_run
+from atoll.cli.run_files import check_room, find_run, keep_run, run_of
 from atoll.cli.show import print_json
 from atoll.node.checkpoint.universal import Manifest
-from atoll.node.checkpointing import Checkpoint, join, opened
-from atoll.node.home import Home
+from atoll.node.checkpointing import RUN, Checkpoint, join, opened
+from atoll.node.home import Home, hold_lock
+from atoll.node.restoring import restore
 from atoll.node.shard_saving import save_shard
+from atoll.p2p.files import read_whole
 from atoll.p2p.key_file import load_or_create
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import short
 
 _FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
@@ -28,11 +32,12 @@ def checkpoint() -> None:
 @json_option
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
 def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
-    """Write what this node trains into DIR. Every node does so, when all have the same final round."""
+    """Write what this node trains into DIR, signed. Every node does so, stopped, when all have one final round."""
     found = find_run(home, wanted)
     if not home.identity.exists():
         raise ConfigError("this home has no identity yet", hint="start the node once")
-    shard = save_shard(found.data, home.run(found.spec.id), load_or_create(home.identity).peer_id, folder)
+    with hold_lock(home):
+        shard = save_shard(found.data, home.run(found.spec.id), load_or_create(home.identity), folder)
     if as_json:
         print_json({"path": str(folder / shard.file), "shard": shard})
         return
@@ -43,9 +48,10 @@ def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
 @checkpoint.command("join")
 @_FOLDER
 @json_option
-def join_shards(folder: Path, as_json: bool) -> None:
+@click.option("--without-quorum", is_flag=True, help="Most nodes are gone: give up what they had not sent.")
+def join_shards(folder: Path, as_json: bool, without_quorum: bool) -> None:
     """Check the shards of all nodes in DIR, and write the manifest that makes them a checkpoint."""
-    _print(join(folder), as_json)
+    _print(join(folder, without_quorum=without_quorum), as_json)
 
 
 @checkpoint.command()
@@ -54,6 +60,32 @@ def join_shards(folder: Path, as_json: bool) -> None:
 def show(folder: Path, as_json: bool) -> None:
     """Verify a joined checkpoint and say what it holds."""
     _print(opened(folder), as_json)
+
+
+@checkpoint.command("restore")
+@_FOLDER
+@home_option
+@json_option
+def restore_node(folder: Path, home: Home, as_json: bool) -> None:
+    """Put this node back into the same run, which others still train: its state as DIR has it.
+
+    Copy identity.key into the home first, where the node is one of those that saved. Never restore a node that
+    runs elsewhere.
+    """
+    found = opened(folder)
+    data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES) or b""
+    run = run_of(home, data)
+    with hold_lock(home):
+        check_room(home, run)
+        me = load_or_create(home.identity).peer_id
+        restored = restore(found, home.run(found.spec.id), me)
+        keep_run(home, run)
+    if as_json:
+        print_json({"path": str(home.root), "name": found.spec.name, "peer": me, "restored": restored._asdict()})
+        return
+    what = "its own moments" if restored.own else "others' moments: it has no shard there"
+    click.echo(f"{home.root}: {found.spec.name}, round {restored.round}, state {restored.state[:16]}")
+    click.echo(f"…{short(me)} starts there with {what}; it takes its feed from the others first")
 
 
 def _print(found: Checkpoint, as_json: bool) -> None:
@@ -65,3 +97,4 @@ def _print(found: Checkpoint, as_json: bool) -> None:
         f"{found.folder}: {found.spec.name}, round {manifest.round}, state {manifest.state[:16]}, "
         f"{found.spec.model.parameters:,} parameters of {len(manifest.shards)} nodes"
     )
+    click.echo(manifest.who_signed())

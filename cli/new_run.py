@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 from msgspec.structs import replace
 
 from atoll.node.data.cache import default_cache
@@ -44,6 +45,8 @@ def write_run(home: Home, path: Path, draft: Draft, owner: Identity, origin: Ori
         spec = _complete(spec, draft.text, found.tokenizer)
         data = sign_run(spec, owner)
         keep(found, home.run(spec.id), lambda: write_whole(path, data))
+        if found.warning:
+            click.echo(f"warning: {found.warning}", err=True)
     return data
 
 

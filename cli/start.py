@@ -19,7 +19,9 @@ from atoll.node.daemon import Daemon
 from atoll.node.home import Home, hold_lock
 from atoll.node.invites import check_admission, invite_text, kept_invite, own_seeds, reach
 from atoll.node.logfile import log_handler
+from atoll.node.restored_feed import marked
 from atoll.p2p.key_file import load_or_create
+from atoll.p2p.ledger.store import LEDGER
 from atoll.protocols.control import Status
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
@@ -79,7 +81,8 @@ def _link(invite: str | None, wanted: str | None) -> str | None:
 
 def _check_admitted(home: Home, found: FoundRun) -> None:
     """Refuse at once what peers would refuse. Who worked in the run before has shown its permit already."""
-    if not (home.run(found.spec.id) / "ledger.sqlite").exists():
+    folder = home.run(found.spec.id)
+    if not (folder / LEDGER).exists() and not marked(folder):
         me = load_or_create(home.identity).peer_id
         check_admission(found.spec, me, kept_invite(home, found.spec.id), time.time())
 

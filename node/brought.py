@@ -4,7 +4,7 @@ It is for round 0 alone, and for what this node trains in it: later the moments 
 has been said by those who were there. Nothing depends on it, so a file that cannot be used is a line in the log.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -17,36 +17,45 @@ from atoll.node.learner import Learner
 from atoll.node.sending import Sending
 from atoll.protocols.arena import arena_of
 from atoll.protocols.errors import DecodeError, DiskFault
-from atoll.protocols.moments import KINDS
+from atoll.protocols.moments import KINDS, file_of
 from atoll.protocols.run import RunSpec
 
 
 class Brought:
-    """The moments file of a run, if it has one and it is here."""
+    """The moments files of a run, as far as it has some and they are here."""
 
-    def __init__(self, spec: RunSpec, path: str) -> None:
-        self._spec, self._path = spec, Path(path) if path else None
+    def __init__(self, spec: RunSpec, paths: Sequence[str]) -> None:
+        """`paths`: where the files are, or will be, in their order."""
+        self._spec, self._paths = spec, dict(enumerate(map(Path, paths)))
 
     def give(self, learner: Learner, sending: Sending) -> None:
         """Round 0 begins with what `learner` trains: give it what it has not moved yet."""
         known = learner.inner.state()
         trained = learner.weights.trained()
         wanted = dict.fromkeys(atom for atom in trained if not _steps(known, atom))
-        if self._path is None or not self._path.exists() or not wanted:
-            return
-        try:
-            found = self._read(self._path, list(wanted))
-        except (DecodeError, DiskFault) as error:
-            print(f"the checkpoint's moments are not used: {error.line()}", flush=True)  # noqa: T201 - worker's log
-            self._path = None
+        found: dict[str, Tensor] = {}
+        for number, path in list(self._paths.items()):
+            mine = [atom for atom in wanted if file_of(self._spec.model, atom) == number]
+            if mine and path.exists():
+                found |= self._given(number, mine)
+        if not found:
             return
         learner.inner.load(known | {name: value for name, value in found.items() if not name.startswith(ERROR)})
         for place in arena_of(self._spec.model).placements:
-            if place.name in wanted:
-                write_atom(sending.residual_C4096, place, found[f"{ERROR}/{place.name}"])
+            if (error := found.get(f"{ERROR}/{place.name}")) is not None:
+                write_atom(sending.residual_C4096, place, error)
 
-    def _read(self, path: Path, atoms: list[str]) -> dict[str, Tensor]:
-        file = TensorFile(path, moment_specs(self._spec.model), MOMENTS_NOTE)
+    def _given(self, number: int, atoms: list[str]) -> dict[str, Tensor]:
+        """Nothing of a file that cannot be used; that is a line in the log."""
+        try:
+            return self._read(number, atoms)
+        except (DecodeError, DiskFault) as error:
+            print(f"the checkpoint's moments are not used: {error.line()}", flush=True)  # noqa: T201 - worker's log
+            del self._paths[number]
+            return {}
+
+    def _read(self, number: int, atoms: list[str]) -> dict[str, Tensor]:
+        file = TensorFile(self._paths[number], moment_specs(self._spec.model, number), MOMENTS_NOTE)
         found: dict[str, Tensor] = {}
         for atom in atoms:
             for kind in (ERROR, *((STEP, *KINDS) if is_optimised(atom) else ())):

@@ -1,11 +1,12 @@
 """Universal checkpoints of a run: written by its members, joined, and read again (node/checkpoint/universal.py).
 
-A member's file is made of what its worker saved; no node needs to run. Nothing in a folder is believed: sizes
-follow from the run, every file has the hash that its words name, and the weights have the state digest of their
-round.
+A member's file is made of what its worker saved; no node runs. Nothing in a folder is believed: sizes follow from
+the run, every file has the hash that its words name and their member signed, and the weights have the state digest
+that the deciders of their round voted for (node/final_proof.py). Without a quorum of the run's members nothing
+is joined, unless the user gives up what the others had not sent.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,18 +19,28 @@ from atoll.node.checkpoint.atoms import write_atom
 from atoll.node.checkpoint.disk import Piece, disk, map_file, write_file
 from atoll.node.checkpoint.safefile import Spec
 from atoll.node.checkpoint.tensorfile import TensorFile, file_pieces
-from atoll.node.checkpoint.universal import SHARED, Manifest, Shard, from_json, joined, to_json
+from atoll.node.checkpoint.universal import (
+    SHARED,
+    Manifest,
+    Shard,
+    check_signature,
+    from_json,
+    joined,
+    to_json,
+)
+from atoll.node.final_proof import PROOF_MAX_BYTES, Proven, read_proof
 from atoll.node.local_weights import all_finite
 from atoll.node.outer.fixed import state_digest
 from atoll.p2p.files import read_whole
 from atoll.protocols.arena import CHUNK, Arena, Placement, arena_of
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
-from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, PeerFault
+from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, PeerFault, SignatureFault
+from atoll.protocols.ids import short
 from atoll.protocols.model import expert_of
 from atoll.protocols.moments import MAX_STEPS
 from atoll.protocols.run import RunSpec, open_run
 
-RUN, MANIFEST, TOKENIZER = "run", "manifest.json", "tokenizer.json"
+RUN, VOTES, MANIFEST, TOKENIZER = "run", "votes", "manifest.json", "tokenizer.json"
 
 
 def part_of(name: str) -> str:
@@ -62,7 +73,7 @@ class Checkpoint:
         return theta_C4096
 
     def kept(self, name: str) -> Tensor:
-        """A tensor of the moments file, `KIND/ATOM`: Adam's state from the atom's holder; of errors the mean.
+        """A tensor of the moments files, `KIND/ATOM`: Adam's state from the atom's holder; of errors the mean.
 
         Raises ConfigError for values that no optimiser has.
         """
@@ -70,20 +81,20 @@ class Checkpoint:
         if kind == sh.ERROR:
             return self._mean_error(name, part_of(atom))
         peer = self.manifest.holders[part_of(atom)]
-        value = self._file(peer).read(name)
+        value = self.file_of(peer).read(name)
         if not is_sound(name, value):
             raise ConfigError(f"{self.folder}: {name} of …{peer[-8:]} is not finite, or out of range")
         return value
 
-    def moments(self) -> Iterator[Piece]:
-        """The bytes of the moments file."""
-        return file_pieces(sh.moment_specs(self.spec.model), sh.MOMENTS_NOTE, self.kept)
+    def moments(self, number: int) -> Iterator[Piece]:
+        """The bytes of a moments file."""
+        return file_pieces(sh.moment_specs(self.spec.model, number), sh.MOMENTS_NOTE, self.kept)
 
     def _weight(self, place: Placement) -> Tensor:
         part, name = part_of(place.name), f"{sh.WEIGHT}/{place.name}"
-        value = self._file(self.manifest.holders[part]).read(name)
+        value = self.file_of(self.manifest.holders[part]).read(name)
         for shard in self.manifest.shards:
-            if part in shard.steps and not torch.equal(self._file(shard.peer).read(name), value):
+            if part in shard.steps and not torch.equal(self.file_of(shard.peer).read(name), value):
                 raise ConfigError(f"{self.folder}: two shards have other weights for {place.name}")
         return value
 
@@ -95,26 +106,38 @@ class Checkpoint:
         """
         total = torch.zeros(())
         for shard in self.manifest.shards:
-            if name in self._file(shard.peer).names:
-                total = total + self._file(shard.peer).read(name).double()
+            if name in self.file_of(shard.peer).names:
+                total = total + self.file_of(shard.peer).read(name).double()
         mean = (total / sum(part in shard.steps for shard in self.manifest.shards)).float()
         if not all_finite(mean):
             raise ConfigError(f"{self.folder}: {name} holds NaN or infinity")
         return mean
 
-    def _file(self, peer: str) -> TensorFile:
+    def file_of(self, peer: str) -> TensorFile:
+        """Of a member that has a shard."""
         if peer not in self._files:
             shard = next(shard for shard in self.manifest.shards if shard.peer == peer)
             self._files[peer] = TensorFile(self.folder / shard.file, shard_specs(self.spec, shard), shard.note)
         return self._files[peer]
 
 
-def join(folder: Path) -> Checkpoint:
-    """Check the shards in a folder and write its manifest, last. Raises ConfigError, DiskFault."""
+def join(folder: Path, *, without_quorum: bool = False) -> Checkpoint:
+    """Check the shards in a folder and write its manifest, last. Raises ConfigError, DiskFault.
+
+    `without_quorum`: most members are gone for good; what they had not sent is given up.
+    """
     if (folder / MANIFEST).exists():
         raise ConfigError(f"{folder} is joined already", hint="a checkpoint is not changed any more")
     spec = _run(folder)
-    manifest = joined(_shards(folder), spec.model.expert_count)
+    shards = _shards(folder)
+    manifest, proof = _joined(folder, spec, shards)
+    if not manifest.quorum and not without_quorum:
+        raise ConfigError(
+            f"{folder}: signed by {len(proof.members) - len(manifest.absent)} of the {len(proof.members)} "
+            f"members of the newest rounds, a quorum is {proof.needed}: there is no shard of "
+            + ", ".join(f"…{short(peer)}" for peer in manifest.absent),
+            hint="add their shards; or give up what they had not sent: --without-quorum",
+        )
     found = _verified(Checkpoint(folder, spec, manifest))
     write_file(folder / MANIFEST, [to_json(manifest)])
     return found
@@ -130,7 +153,7 @@ def opened(folder: Path) -> Checkpoint:
         manifest = from_json(data, Manifest)
     except DecodeError as error:
         raise ConfigError(f"{folder / MANIFEST}: {error}") from error
-    if joined(manifest.shards, spec.model.expert_count) != manifest:
+    if _joined(folder, spec, manifest.shards)[0] != manifest:
         raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
     return _verified(Checkpoint(folder, spec, manifest))
 
@@ -148,14 +171,46 @@ def shard_specs(spec: RunSpec, shard: Shard) -> dict[str, Spec]:
     return sh.shard_specs(spec.model, shard.experts, shard.left)
 
 
+def _joined(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[Manifest, Proven]:
+    """The manifest of these shards, whose peers signed them, at a round that is final. Raises ConfigError."""
+    data = read_whole(folder / VOTES, max_bytes=PROOF_MAX_BYTES)
+    if data is None:
+        raise ConfigError(
+            f"{folder} has no file `{VOTES}`", hint="copy what `atoll checkpoint save` wrote, all of it"
+        )
+    proof = read_proof(spec, data, folder / VOTES)
+    manifest = joined(shards, spec.model.expert_count, blake3(data).hexdigest(), proof.members, proof.needed)
+    if manifest.run != spec.id.hex():
+        raise ConfigError(f"{folder}: the shards are of another run than the file `{RUN}`")
+    if (manifest.round, manifest.state) != (proof.round, proof.state.hex()):
+        raise ConfigError(
+            f"{folder}: the shards are of round {manifest.round}, state {manifest.state[:16]}; "
+            f"voted was for round {proof.round}, state {proof.state.hex()[:16]}"
+        )
+    for shard in shards:
+        _check_member(folder, shard, proof)
+    return manifest, proof
+
+
+def _check_member(folder: Path, shard: Shard, proof: Proven) -> None:
+    words = (folder / shard.file).with_suffix(".json")
+    try:
+        check_signature(shard)
+    except SignatureFault as error:
+        raise ConfigError(f"{words} is not what …{short(shard.peer)} signed") from error
+    if shard.peer not in proof.known:
+        raise ConfigError(
+            f"…{short(shard.peer)} is in no final set of the run up to round {proof.round}",
+            hint="take its shard away: nobody knows it as a member",
+        )
+
+
 def _verified(checkpoint: Checkpoint) -> Checkpoint:
     """Every file has its hash, its header and the step counts that its words name, and Θ its digest."""
-    if checkpoint.manifest.run != checkpoint.spec.id.hex():
-        raise ConfigError(f"{checkpoint.folder}: the shards are of another run than the file `{RUN}`")
     for shard in checkpoint.manifest.shards:
         _check_file(checkpoint.folder / shard.file, shard)
         try:
-            file = checkpoint._file(shard.peer)
+            file = checkpoint.file_of(shard.peer)
         except DecodeError as error:
             raise ConfigError(f"{checkpoint.folder}: {error}") from error
         for name in file.names:

@@ -14,10 +14,12 @@ from collections.abc import Callable
 from atoll.node.config import NodeConfig
 from atoll.node.control import ControlServer
 from atoll.node.driver import Driver
+from atoll.node.holding import splits
 from atoll.node.home import Home
 from atoll.node.invites import kept_invite, opening_entry
 from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
+from atoll.node.restored_feed import marked
 from atoll.node.round_words import Behind
 from atoll.node.roundlog import RoundLog
 from atoll.node.run_moments import bring_moments
@@ -39,6 +41,7 @@ from atoll.p2p.transports.p2pd import P2pdHost
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.moments import files_for
 from atoll.protocols.run import open_run
 from atoll.protocols.worker import Start
 
@@ -76,7 +79,7 @@ class Daemon:
         )
         self.log = RoundLog(folder, me, time.time)
         opening = opening_entry(self.spec, me, kept_invite(home, self.spec.id))
-        self.net = SwarmNetwork(self.swarm, self.host, me, opening=opening)
+        self.net = SwarmNetwork(self.swarm, self.host, me, opening=opening, folder=folder)
         self.driver = Driver(
             *(self.spec, me, self.net, self.log, folder / "spool", time.monotonic),
             eval_every=config.eval_every,
@@ -86,7 +89,7 @@ class Daemon:
             *(codec.encode(self.spec), me, str(folder), config.data),
             *(config.threads, config.device, config.frozen, config.frozen_on_host),
             self._place(self.spec.data.tokenizer_blob),
-            self._place(self.spec.start.moments if self.spec.start else b""),
+            tuple(map(self._place, self.spec.start.moment_blobs if self.spec.start else ())),
             config.shard,
         )
         self.timekeeper = Timekeeper(
@@ -155,7 +158,9 @@ class Daemon:
 
     async def _serve_trainer(self) -> None:
         await bring_tokenizer(self.spec, self.net, self._say)
-        await bring_moments(self.spec, self.net, self._say, self.driver.has_begun)
+        if marked(self.home.run(self.spec.id)) is None:  # what was restored has moments of a later round
+            files = files_for(self.spec.model, () if splits(self.spec) else range(self.spec.model.expert_count))
+            await bring_moments(self.spec, files, self.net, self._say, self.driver.has_begun)
         await self.trainer.serve()
 
     def _say(self, reason: str) -> None:

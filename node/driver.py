@@ -27,6 +27,7 @@ from atoll.node.membership import MemberView
 from atoll.node.needs import Network, round_half_s
 from atoll.node.reductions import Reductions
 from atoll.node.roundlog import RoundLog
+from atoll.node.run_moments import bring_moments
 from atoll.node.sets import Sets
 from atoll.node.tempo import Tempo, choose, measured
 from atoll.node.trainer import Trainer, WorkerDied, unless_needless
@@ -34,6 +35,7 @@ from atoll.protocols import worker as w
 from atoll.protocols.coverage import largest_payload
 from atoll.protocols.errors import AtollError, DiskFault, PeerFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.moments import files_for
 from atoll.protocols.records import Ack, Body, Contribution, Entry, set_digest
 from atoll.protocols.registers import Activity, Lease
 from atoll.protocols.run import RunSpec
@@ -95,6 +97,8 @@ class Driver:
         """Workers that ended: what was asked of one of them is not asked of the next."""
         self.progress: w.Progress | None = None
         self.trouble = ""
+        self.waiting = ""
+        """What a round that has begun waits for before its first step."""
         self.finished = False
 
     # --- running ------------------------------------------------------------------------------
@@ -105,6 +109,7 @@ class Driver:
             self._group = group
             self._drop_old_snapshots()
             self._replay()
+            self.handover.drop_old()
             group.create_task(self._ticks(), name="ticks")
             while True:
                 self._wake.clear()
@@ -345,6 +350,8 @@ class Driver:
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
         experts = self.handover.taken(self.share.experts, self.share.take(self._members))
         ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts)
+        if action.round == 0:
+            await self._bring_moments(ask)
         done = await self.ask_until_saved(ask, w.Trained)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done)
@@ -353,6 +360,16 @@ class Driver:
         await self.ask_until_saved(w.Keep(action.round), w.Kept)
         self.log.kept(action.round)
         self.feed_round(rnd.Kept(done.pending, self.now()))
+
+    async def _bring_moments(self, ask: w.Train) -> None:
+        """Of the experts that we have now. Nobody needs to wait for us: a lease tells that we live."""
+        life, files = self.lives, files_for(self.spec.model, self.share.trained or ())
+
+        def say(reason: str) -> None:
+            self.waiting = reason
+
+        await bring_moments(self.spec, files, self._net, say, lambda: False)
+        self._check_need(ask, life)
 
     def _announce(self, pending: w.Pending) -> None:
         if self.contributions.is_ours(pending.round):

@@ -37,7 +37,7 @@ from atoll.node.finality_words import (
     Tick,
 )
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
-from atoll.protocols.records import Ballot, Body, Leave, Prepare, Promise, Proposal, Vote, set_digest
+from atoll.protocols.records import Ballot, Leave, Prepare, Promise, Proposal, Vote, set_digest
 
 Out = tuple[FinalityState, list[Action]]
 
@@ -367,15 +367,3 @@ def _book(state: FinalityState) -> Book:
 
 def _round(state: FinalityState) -> Round:
     return Round(state.last_final + 1)
-
-
-def certificate(
-    bodies: list[tuple[Digest, PeerId, Body]], number: int, acceptors: tuple[PeerId, ...]
-) -> Proposal | None:
-    """The proposal of round `number` that these entries prove final; None if they prove none."""
-    book = Book()
-    for entry, author, body in bodies:
-        if not isinstance(body, Leave) and body.round == number:
-            book, _ = record(book, entry, author, body)
-    found = decided(book, acceptors)
-    return None if found is None else found[1]

@@ -200,9 +200,10 @@ class Finals:
     def _forget_start(self) -> None:
         """Nobody begins at round 0 any more. The owner keeps the files."""
         start, driver = self._driver.spec.start, self._driver
-        for blob in (start.weights, start.moments) if start and driver.me != driver.spec.owner else ():
-            if blob and self._net.has_blob(Digest(blob)):
-                driver.delete_blob(Digest(blob))
+        given = (Digest(start.weights), *start.moment_blobs) if start else ()
+        for blob in given if driver.me != driver.spec.owner else ():
+            if self._net.has_blob(blob):
+                driver.delete_blob(blob)
 
     def _begin_adopting(self, offer: SnapshotOffer) -> None:
         ours = self._ours_up_to(offer.round)

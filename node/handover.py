@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 ROUNDS = 3
 """So long moments are offered and looked for. What is older has been forgotten by the optimiser anyway."""
 ATTEMPT_S = 600.0
+REST_S = 2.0
+"""A worker that has not come to the round that takes them is asked again after so long."""
 
 
 class Handover:
@@ -41,6 +43,15 @@ class Handover:
         self._fetched: set[Digest] = set()
         """Blobs that are here for this alone."""
         self._busy = False
+        self._again_at = 0.0
+
+    def drop_old(self) -> None:
+        """Delete what an earlier life of this node offered or fetched. All such files have one size."""
+        size = moments_bytes(self._driver.spec.model)
+        if size:
+            found = set(self._net.blobs_above(size - 1)).difference(self._net.blobs_above(size))
+            for blob in found - self._driver.contributions.payloads() - set(self._driver.spec.given):
+                self._driver.delete_blob(blob)
 
     def taken(self, before: bytes, now: bytes) -> bytes:
         """In the round at hand we train the experts `now`, no longer those of `before` (bitmaps). Gives `now`."""
@@ -65,7 +76,8 @@ class Handover:
         """Start what can be done now. Harmless at any time."""
         number = self._driver.round.round
         self._forget(number)
-        found = self._next() if self._wanted and not self._busy and self._driver.worker_ready else None
+        is_free = not self._busy and self._driver.worker_ready and self._driver.now() >= self._again_at
+        found = self._next() if self._wanted and is_free else None
         if found is not None:
             self._busy = True
             self._driver.start_task(self._bring(*found), f"moments {found[0]}")
@@ -83,6 +95,8 @@ class Handover:
                 self._wanted.pop(expert, None)
                 self._driver.log.event("inherited", expert=expert, peer=peer)
                 self._tried.add(blob)
+            else:
+                self._again_at = self._driver.now() + REST_S
             return
         except DecodeError as error:
             self._driver.blame(peer, error)

@@ -31,10 +31,12 @@ from atoll.p2p.files import disk, make_folder, read_whole
 from atoll.protocols.arena import Arena, arena_of
 from atoll.protocols.blobs import manifest_of_bytes, manifest_of_file
 from atoll.protocols.errors import ConfigError, CorruptFault
+from atoll.protocols.ids import Digest
 from atoll.protocols.model import ExpertsSpec, ModelSpec
+from atoll.protocols.moments import file_count
 from atoll.protocols.run import TOKENIZER_MAX_BYTES, RunSpec, StartSpec
 
-_WEIGHTS, _MOMENTS = "start.safetensors", "moments.safetensors"
+_WEIGHTS, _MOMENTS = "start.safetensors", "moments-{}.safetensors"
 
 
 class Imported(NamedTuple):
@@ -46,10 +48,12 @@ class Imported(NamedTuple):
     weights: Path
     tokenizer: bytes | None
     """None: it is one of ours."""
-    moments: Path | None = None
-    """What a checkpoint has beside the weights."""
+    moments: tuple[Path, ...] = ()
+    """What a checkpoint has beside the weights, in the files' order."""
     recipe: RunSpec | None = None
     """The run that goes on; None: the caller's."""
+    warning: str = ""
+    """What the user must know of it."""
 
     def applied(self, spec: RunSpec, context: int) -> RunSpec:
         """The spec with this model and start; sequences of `context` tokens, or fewer if it has no more.
@@ -100,8 +104,8 @@ def keep(found: Imported, run_folder: Path, write: Callable[[], None]) -> None:
         store.add_file(found.weights, move=True)
         if found.tokenizer is not None:
             store.add_bytes(found.tokenizer)
-        if found.moments is not None:
-            store.add_file(found.moments, move=True)
+        for path in found.moments:
+            store.add_file(path, move=True)
         write()
     except BaseException:
         if is_new:
@@ -122,12 +126,14 @@ def _published(origin: Origin, part: Path, seed: int) -> Imported:
 def _goes_on(origin: Saved, part: Path) -> Imported:
     found = opened(origin.folder)
     start = _write(part / _WEIGHTS, found.theta(), found.arena)
-    write_file(part / _MOMENTS, found.moments())
-    with disk(part / _MOMENTS), (part / _MOMENTS).open("rb") as file:
-        start = replace(start, moments=manifest_of_file(file).id)
+    paths = [part / _MOMENTS.format(number) for number in range(file_count(found.spec.model))]
+    for number, path in enumerate(paths):
+        write_file(path, found.moments(number))
+    start = replace(start, moments=b"".join(map(_blob_of, paths)))
     recipe = onward(found.spec, found.manifest.round + 1)
     tokenizer = _same_tokenizer(origin.folder, recipe)
-    return Imported(recipe.model, start, part / _WEIGHTS, tokenizer, part / _MOMENTS, recipe)
+    warning = "" if found.manifest.quorum else f"{origin.folder}: {found.manifest.who_signed()}"
+    return Imported(recipe.model, start, part / _WEIGHTS, tokenizer, tuple(paths), recipe, warning)
 
 
 def _same_tokenizer(folder: Path, recipe: RunSpec) -> bytes | None:
@@ -143,8 +149,12 @@ def _same_tokenizer(folder: Path, recipe: RunSpec) -> bytes | None:
 def _write(path: Path, theta_C4096: Tensor, arena: Arena) -> StartSpec:
     state = state_digest(theta_C4096)
     write_snapshot(path, Snapshot(theta_C4096, -1, state), arena)
+    return StartSpec(weights=_blob_of(path), state=state)
+
+
+def _blob_of(path: Path) -> Digest:
     with disk(path), path.open("rb") as file:
-        return StartSpec(weights=manifest_of_file(file).id, state=state)
+        return manifest_of_file(file).id
 
 
 def _tokenizer(folder: Path, vocab: int) -> bytes | None:

@@ -1,5 +1,6 @@
 """What the driver needs of the network, as an interface that `SwarmNetwork` meets; and what follows from it."""
 
+import math
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from atoll.p2p.questions import Answer
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.model import atoms
+from atoll.protocols.moments import file_of
 from atoll.protocols.records import Body, Entry
 from atoll.protocols.registers import Lease
 from atoll.protocols.run import RunSpec
@@ -64,9 +66,10 @@ def round_half_s(seconds: float) -> float:
     return float(int(seconds * 2.0 + 0.5)) / 2.0
 
 
-def moments_max_bytes(spec: RunSpec) -> int:
-    """More than any moments file of this run needs: 12 bytes a value and four header entries per atom."""
-    return 12 * spec.model.parameters + 4 * 512 * len(atoms(spec.model)) + 4096
+def moments_max_bytes(spec: RunSpec, number: int) -> int:
+    """More than this moments file of the run needs: 12 bytes a value and four header entries per atom."""
+    mine = [atom for atom in atoms(spec.model) if file_of(spec.model, atom.name) == number]
+    return 12 * sum(math.prod(atom.shape) for atom in mine) + 4 * 512 * len(mine) + 4096
 
 
 def snapshot_max_bytes(spec: RunSpec) -> int:

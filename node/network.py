@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.node.driver import Driver
+from atoll.node.restored_feed import marked, unmark, wait_for_feed
+from atoll.node.round_words import Behind
 from atoll.p2p.host import Host
 from atoll.p2p.questions import Answer, Questions
 from atoll.p2p.swarm import Swarm
@@ -18,6 +20,8 @@ from atoll.protocols.wires import REDUCTION
 
 ALONE_S = 8.0
 """A node that has worked in this run goes on alone when nobody answers for so long after its start."""
+CARRY_S = 0.02
+"""What an exchange brought is with the driver after about so long."""
 
 
 class SwarmNetwork:
@@ -30,11 +34,17 @@ class SwarmNetwork:
         me: PeerId,
         now: Callable[[], float] = time.monotonic,
         opening: Body | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """`opening`: what our feed must begin with, if it has not begun."""
-        self._opening = opening
+        """`opening`: what our feed must begin with, if it has not begun.
+
+        `folder`: the run's, which may be marked as restored (node/restored_feed.py).
+        """
+        self._opening, self._folder = opening, folder
+        self._awaited = marked(folder) if folder is not None else None
+        """So many entries of our feed must come back before we say anything; None: nothing was lost."""
         self._swarm, self._host, self._me, self._now = swarm, host, me, now
-        self._replayed = 0
+        self._replayed = self._carried = 0
         self._questions = Questions(host, REDUCTION.protocol(), ASK_MAX_BYTES)
 
     # --- needs.Network -------------------------------------------------------------------------
@@ -53,7 +63,8 @@ class SwarmNetwork:
 
     def put_holding(self, holding: Holding, ttl_s: float) -> None:
         """See Swarm.lease."""
-        self._swarm.lease(holding, ttl_s)
+        if self._awaited is None:
+            self._swarm.lease(holding, ttl_s)
 
     def holdings(self) -> dict[PeerId, Holding]:
         """Live announcements of others."""
@@ -62,7 +73,8 @@ class SwarmNetwork:
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """See Swarm.lease."""
-        self._swarm.lease(lease, ttl_s)
+        if self._awaited is None:
+            self._swarm.lease(lease, ttl_s)
 
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
         """Live leases of others with their remaining life in seconds."""
@@ -140,8 +152,9 @@ class SwarmNetwork:
             group.create_task(self._tell_synced(driver))
 
     async def _carry_entries(self, driver: Driver) -> None:
-        async for _, entry in self._swarm.entries(self._replayed):
+        async for cursor, entry in self._swarm.entries(self._replayed):
             driver.on_entry(entry)
+            self._carried = cursor
 
     async def _carry_changes(self, driver: Driver) -> None:
         bell = self._swarm.listen()
@@ -150,8 +163,15 @@ class SwarmNetwork:
             driver.on_leases()
 
     async def _tell_synced(self, driver: Driver) -> None:
-        """Synced after one exchange with a peer; a node that knows nobody is synced with everybody."""
-        if self._swarm.discovery.table() or self._swarm.discovery.book.all():
+        """Synced after one exchange with a peer; a node that knows nobody is synced with everybody.
+
+        The driver hears it after what the exchange brought: of our own votes, too.
+        """
+        if self._folder is not None and self._awaited is not None:
+            await self._get_feed_back(driver, self._awaited)
+            unmark(self._folder)
+            self._awaited = None
+        elif self._swarm.discovery.table() or self._swarm.discovery.book.all():
             worked = self._me in self._swarm.ledger.vector()
             try:
                 async with asyncio.timeout(ALONE_S if worked else None):
@@ -160,4 +180,12 @@ class SwarmNetwork:
                 driver.log.event("alone", after_s=ALONE_S)
         if self._opening is not None and self._me not in self._swarm.ledger.vector():
             self._swarm.publish(self._opening)
+        while self._swarm.ledger.since(max(self._carried, self._replayed), 1):  # noqa: ASYNC110 - no waiters there
+            await asyncio.sleep(CARRY_S)
         driver.on_synced()
+
+    async def _get_feed_back(self, driver: Driver, entries: int) -> None:
+        def say(reason: str) -> None:
+            driver.post(lambda: driver.feed_round(Behind(reason, driver.now())))
+
+        await wait_for_feed(self._swarm, self._me, entries, driver.spec.pace.lease_s, self._now, say)

@@ -128,7 +128,7 @@ class DaemonOperator:
         driver = self._daemon.driver
         if not driver.worker_ready:
             return driver.round.syncing or "the worker is starting"
-        text = round.reason(driver.round)
+        text = driver.waiting or round.reason(driver.round)
         if driver.round.phase is not Phase.SYNC:
             return text
         table = self._daemon.swarm.discovery_table()

@@ -31,7 +31,8 @@ def differing(checkpoint: Checkpoint, spec: RunSpec, run_folder: Path, experts: 
     ).theta_C4096
     learner, sending = Learner(spec, "cpu"), Sending(spec, run_folder / "spool", 1)
     learner.own(experts)
-    Brought(spec, str(blobs / f"{spec.start.moments.hex()}.blob")).give(learner, sending)
+    paths = tuple(str(blobs / f"{blob.hex()}.blob") for blob in spec.start.moment_blobs)
+    Brought(spec, paths).give(learner, sending)
     learner.weights.start(theta_C4096)
     begun = dict(_begun(learner, sending, spec))
     said = checkpoint.theta()

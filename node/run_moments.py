@@ -1,11 +1,14 @@
-"""Brings the moments file that a run may begin with, before the worker begins. Nothing depends on it."""
+"""Brings the moments files that this node needs of those that its run may begin with. Nothing depends on them.
+
+What all train comes before the worker begins; where members share the experts, the files of ours come when round 0
+begins and the node knows its share.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from atoll.node.needs import Network, moments_max_bytes, whom_to_ask
 from atoll.protocols.errors import DiskFault, PeerFault, Unreachable
-from atoll.protocols.ids import Digest
 from atoll.protocols.run import RunSpec
 
 ATTEMPT_S = 3600.0
@@ -15,18 +18,22 @@ PATIENCE_S = 600.0
 
 
 async def bring_moments(
-    spec: RunSpec, net: Network, say: Callable[[str], None], has_begun: Callable[[], bool]
+    spec: RunSpec, files: Iterable[int], net: Network, say: Callable[[str], None], has_begun: Callable[[], bool]
 ) -> None:
-    """Return when the file is in the store, or round 0 is over, or it was waited for long enough.
+    """Return when these files are in the store, or round 0 is over, or they were waited for long enough.
 
-    `say` hears why it is waited for, and "" when that is over. `has_begun`: is there a contribution?
+    `say` hears why they are waited for, and "" when that is over. `has_begun`: is it too late for them?
     """
-    blob = Digest(spec.start.moments) if spec.start else Digest(b"")
+    blobs = spec.start.moment_blobs if spec.start else ()
+    lacking = [number for number in files if blobs and not net.has_blob(blobs[number])]
     waited_s = 0.0
-    while blob and not net.has_blob(blob) and not (has_begun() or _are_ahead(net)) and waited_s < PATIENCE_S:
+    while lacking and not (has_begun() or _are_ahead(net)) and waited_s < PATIENCE_S:
+        number = lacking[0]
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                await net.fetch_blob(blob, whom_to_ask(spec.owner, net), moments_max_bytes(spec))
+                holders = whom_to_ask(spec.owner, net)
+                await net.fetch_blob(blobs[number], holders, moments_max_bytes(spec, number))
+            del lacking[0]
         except (DiskFault, PeerFault, Unreachable, TimeoutError) as error:
             reason = error.line() if isinstance(error, DiskFault) else "nobody reachable has them yet"
             say(f"waiting for the moments of the run's checkpoint: {reason}")

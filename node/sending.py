@@ -1,6 +1,6 @@
 """What this node sends: its error feedback, the payloads it made of it, and which of them are not settled yet."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -49,6 +49,8 @@ class Sending:
         self.residual_C4096 = torch.zeros((arena.chunks, CHUNK))
         self.pending: tuple[w.Pending, ...] = ()
         self._parted: tuple[w.Parted, ...] = ()
+        self._known: set[Digest] = set()
+        """Payloads of ours that are not pending, and need no look: see `recognise`."""
         with disk(spool):
             spool.mkdir(parents=True, exist_ok=True)
 
@@ -139,6 +141,18 @@ class Sending:
         """Take over a saved state. A payload that is not whole any more is not pending."""
         self.residual_C4096.copy_(residual_C4096)
         self.pending = tuple(filter(_is_whole, pending))
+        self._known = {one.payload for one in pending}
+
+    def recognise(self, ours: Iterable[Digest]) -> bool:
+        """Payloads of ours to rounds that are not final here. False: a newer state than this made one of them.
+
+        That is so after a restore. What is unsaid here may have been said in it: then nothing is unsaid any more.
+        """
+        unknown = set(ours) - {one.payload for one in self.pending} - self._known
+        self._known |= unknown
+        if unknown:
+            self.residual_C4096.zero_()
+        return not unknown
 
     def sweep(self, pending: tuple[w.Pending, ...]) -> None:
         """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault.

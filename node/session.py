@@ -11,7 +11,7 @@ Every ask may be asked again after a DiskFault: what it did in memory is done on
 """
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -52,7 +52,7 @@ from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.coverage import Cover, cover_of, size_of
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, LocalFault, Superseded
-from atoll.protocols.ids import Digest, Round
+from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.reduction import rules_of
 from atoll.protocols.rows import check_root
 from atoll.protocols.run import RunSpec
@@ -229,7 +229,12 @@ class Session:
         if number <= self._fold.final_round:  # a Finalize may have overtaken this request
             return lambda: w.Folded(number, self._fold.view_digest())
         commit = self._fold.prepare_round(number, self._parts(ask))
-        return lambda: w.Folded(number, commit())
+
+        def finish() -> w.Answer:
+            self._recognise(self._ours(ask))
+            return w.Folded(number, commit())
+
+        return finish
 
     def _check(self, ask: w.Check) -> w.Checked:
         number = ask.round
@@ -246,6 +251,7 @@ class Session:
 
         def finish() -> w.Answer:
             if commit is not None:
+                self._recognise(self._ours(ask))
                 counted = self._counted(ask)
                 missed = self._sending.missed(number, counted, self._keeping.payloads)
                 commit()
@@ -254,6 +260,21 @@ class Session:
             return w.Finalized(number, self._fold.state_digest())
 
         return finish
+
+    def _ours(self, ask: w.Fold | w.Finalize) -> set[Digest]:
+        """Our payload in a set of a round that this state did not train; reduced: a name for the round."""
+        if any(one.round == ask.round for one in self._sending.pending):
+            return set()
+        named = (*ask.members, *(member for part in ask.slices for member in part.raw))
+        ours = {member.payload for member in named if member.author == self._start.peer}
+        if ours or not any(part.ours for part in ask.slices):
+            return ours
+        return {digest(b"ours in round", ask.round.to_bytes(8, "little"))}
+
+    def _recognise(self, ours: Iterable[Digest]) -> None:
+        if not self._sending.recognise(ours):
+            line = "this state is older than what was sent: what it had not said yet is dropped"
+            print(line, flush=True)  # noqa: T201 - stdout is the worker's log
 
     def _counted(self, ask: w.Finalize) -> dict[Digest, Cover]:
         """Our payloads in a final set, with the rows that count; Reductions of ours, too."""
@@ -308,6 +329,7 @@ class Session:
                     f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
                 )
             counted = {one.payload: one.spans for one in ask.included}
+            self._recognise(payload for payload, spans in counted.items() if spans)
             missed = self._sending.missed(ask.round, counted, self._keeping.payloads)
             self._fold.adopt(found.theta_C4096, ask.round)
             self._settle(ask.round, missed, counted)

@@ -1,6 +1,6 @@
-"""A member's shard of a universal checkpoint, from what its worker saved. Needs no running node."""
+"""A member's shard of a universal checkpoint, from what its worker saved and its ledger. No node may run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -8,21 +8,22 @@ from torch import Tensor
 
 from atoll.node.checkpoint import shards as sh
 from atoll.node.checkpoint.atoms import read_atom
-from atoll.node.checkpoint.disk import disk, write_file
+from atoll.node.checkpoint.disk import Piece, disk, write_file
 from atoll.node.checkpoint.local import LocalState, load_local
-from atoll.node.checkpoint.safefile import Spec
 from atoll.node.checkpoint.tensorfile import file_pieces
-from atoll.node.checkpoint.universal import SHARED, VERSION, Shard, to_json
-from atoll.node.checkpointing import RUN, TOKENIZER, part_of
+from atoll.node.checkpoint.universal import SHARED, VERSION, Shard, signed, to_json
+from atoll.node.checkpointing import RUN, TOKENIZER, VOTES, part_of
 from atoll.node.export_run import BLOBS, STATE, tokenizer_of
+from atoll.node.final_proof import PROOF_MAX_BYTES, gather, read_proof
 from atoll.node.outer.fixed import state_digest
 from atoll.node.reduce.reducing import Kept, hand_back
 from atoll.node.sending import Sending
 from atoll.p2p.files import make_folder, read_whole
+from atoll.p2p.ledger.store import LEDGER, Ledger
 from atoll.protocols.arena import Placement, arena_of
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, CorruptFault
-from atoll.protocols.ids import PeerId
+from atoll.protocols.identity import Identity
 from atoll.protocols.model import expert_of
 from atoll.protocols.run import RunSpec, open_run
 
@@ -30,16 +31,20 @@ _FAR = 1 << 62
 """Later than any round."""
 
 
-def save_shard(run_file: bytes, run_folder: Path, peer: PeerId, to: Path) -> Shard:
+def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) -> Shard:
     """Write this node's part into a folder, which may hold other nodes' parts; its words last.
 
-    run_file: the signed run. Raises ConfigError, CorruptFault, DiskFault; then nothing of this node is there.
+    run_file: the signed run. Raises ConfigError, CorruptFault, DiskFault, LocalFault while the node runs; then
+    nothing of this node is there.
     """
     spec = open_run(run_file)
     found = _saved(spec, run_folder)
     steps = _steps(found.tensors)
     if SHARED not in steps:
         raise ConfigError(f"this node has not trained in {spec.name!r} yet")
+    if found.body.final < 0:
+        raise ConfigError(f"no round of {spec.name!r} is final here yet", hint="wait for one: atoll status")
+    votes = _votes(spec, run_folder, found)
     unsaid_C4096 = _unsaid(spec, run_folder, found)
     trained = frozenset(int(part) for part in steps if part != SHARED)
     draft = Shard(
@@ -47,23 +52,51 @@ def save_shard(run_file: bytes, run_folder: Path, peer: PeerId, to: Path) -> Sha
         run=spec.id.hex(),
         round=found.body.final,
         state=found.body.state.hex(),
-        peer=peer,
+        peer=identity.peer_id,
         steps=steps,
         left=_left(spec, unsaid_C4096, trained),
         bytes=0,
         blake3="",
+        signature="",
     )
     make_folder(to)
     _keep(to, spec, run_file, run_folder)
-    return _write(to, draft, sh.shard_specs(spec.model, trained, draft.left), _values(spec, found, unsaid_C4096))
+    _keep_votes(to, spec, votes)
+    specs = sh.shard_specs(spec.model, trained, draft.left)
+    return _write(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsaid_C4096)))
 
 
-def _write(to: Path, draft: Shard, specs: Mapping[str, Spec], value_of: Callable[[str], Tensor]) -> Shard:
+def _votes(spec: RunSpec, run_folder: Path, found: LocalState) -> bytes:
+    """Why the saved round is final with the saved state, from the ledger here."""
+    path, number = run_folder / LEDGER, found.body.final
+    if not path.exists():
+        raise ConfigError(f"the ledger of {spec.name!r} is not in this home", hint="start the node: it fetches it")
+    ledger = Ledger(path, spec.id)
+    try:
+        data = gather(spec, number, lambda at: ledger.entries(round=at))
+    finally:
+        ledger.close()
+    if read_proof(spec, data, path).state != found.body.state:
+        raise CorruptFault(f"{run_folder / STATE}: the weights are not those that round {number} is final with")
+    return data
+
+
+def _keep_votes(to: Path, spec: RunSpec, votes: bytes) -> None:
+    """Which votes are a quorum may differ from node to node: one proof is enough."""
+    path = to / VOTES
+    there = read_whole(path, max_bytes=PROOF_MAX_BYTES)
+    if there is None:
+        write_file(path, [votes])
+    elif there != votes and read_proof(spec, there, path).round != read_proof(spec, votes, path).round:
+        raise ConfigError(f"{to} holds a checkpoint of another round", hint="choose another folder")
+
+
+def _write(to: Path, draft: Shard, identity: Identity, pieces: Iterable[Piece]) -> Shard:
     path, words = to / draft.file, (to / draft.file).with_suffix(".json")
     if words.exists() or path.exists():
         raise ConfigError(f"{path} is there already", hint="choose another folder, or remove both of its files")
-    size, hashed = write_file(path, file_pieces(specs, draft.note, value_of))
-    shard = replace(draft, bytes=size, blake3=hashed.hex())
+    size, hashed = write_file(path, pieces)
+    shard = signed(replace(draft, bytes=size, blake3=hashed.hex()), identity)
     try:
         write_file(words, [to_json(shard)])
     except BaseException:
@@ -87,10 +120,7 @@ def _keep(to: Path, spec: RunSpec, run_file: bytes, run_folder: Path) -> None:
 
 
 def _saved(spec: RunSpec, run_folder: Path) -> LocalState:
-    try:
-        found = load_local(run_folder / STATE, spec.id)
-    except CorruptFault as fault:
-        raise CorruptFault(str(fault), hint="a node that runs may just have replaced it: try again") from fault
+    found = load_local(run_folder / STATE, spec.id)
     if found is None:
         raise ConfigError(f"there is no state of {spec.name!r} in this home yet", hint="train first")
     if state_digest(found.tensors["final"]) != found.body.state:

@@ -63,6 +63,10 @@ class Registers:
         self._admits = admits
         self._held: dict[Key, Held] = {}
         self._newest: OrderedDict[Key, Order] = OrderedDict()
+        self._elsewhere: dict[Key, Order] = {}
+        self.echoes = 0
+        """How often a register of ours was news that this life did not write. While it rises another life goes on,
+        if this one writes nothing under that key."""
         self._news: deque[tuple[PeerId, Value]] = deque(maxlen=_NEWS)
 
     def publish(self, value: Value, ttl_s: float, now: float) -> bytes:
@@ -83,7 +87,7 @@ class Registers:
         if key in self._newest and self._newest[key] >= order:
             return False
         if draft.author == self._identity.peer_id:
-            return self._outrun(decode_register(data, self._run))
+            return self._outrun(key, order, decode_register(data, self._run))
         if not self._admits(draft.author):
             return False
         if key not in self._held and not self._has_room(draft.author, now):
@@ -154,7 +158,10 @@ class Registers:
         self._newest[key] = _order(register, data)
         self._newest.move_to_end(key)
 
-    def _outrun(self, register: Register) -> bool:
+    def _outrun(self, key: Key, order: Order, register: Register) -> bool:
+        if key not in self._elsewhere or self._elsewhere[key] < order:
+            self._elsewhere[key] = order
+            self.echoes += 1
         # A former life of ours was in a higher epoch: its counter was lost. Ours continues above it.
         if (register.epoch, register.seq) > (self._epoch, self._seq):
             self._epoch = register.epoch + 1

@@ -46,6 +46,7 @@ class Repair:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.synced = asyncio.Event()
         """Set after the first whole exchange with anybody."""
+        self._exchanged: set[PeerId] = set()
 
     async def serve(self) -> None:
         """Exchange until cancelled."""
@@ -64,6 +65,12 @@ class Repair:
         self._queue[peer] = None
         self._wake.ring()
 
+    def is_abreast(self) -> bool:
+        """Whether there was a whole exchange with each neighbour that answers, and with one at least."""
+        neighbours = set(self._neighbours())
+        asked = {peer for peer in neighbours if self._failed.get(peer, 0) <= _RETRIES}
+        return bool(neighbours & self._exchanged) and asked <= self._exchanged
+
     async def _exchange(self, peer: PeerId) -> None:
         try:
             async with asyncio.timeout(EXCHANGE_S):
@@ -71,6 +78,7 @@ class Repair:
                 await self._ledger.exchange(peer)
             self._failed.pop(peer, None)
             self.synced.set()
+            self._exchanged.add(peer)
         except (Unreachable, TimeoutError) as error:
             log.debug("exchange with %s failed: %s", short(peer), error)
             self._failed[peer] = self._failed.get(peer, 0) + 1

@@ -32,7 +32,7 @@ from atoll.p2p.host import (
 )
 from atoll.p2p.host import Path as Route
 from atoll.p2p.ledger.gate import Gate
-from atoll.p2p.ledger.store import Equivocation, Ledger, Quota
+from atoll.p2p.ledger.store import LEDGER, Equivocation, Ledger, Quota
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.pulse import Pulse
 from atoll.p2p.register_exchange import RegisterExchange
@@ -127,7 +127,7 @@ class Swarm:
         self.local_fault: LocalFault | None = None
         """Newest failure to store what peers sent; None when the last attempt worked."""
         self.standings = Standings(now)
-        self.ledger = Ledger(home / "ledger.sqlite", run, self._options.quota, gate)
+        self.ledger = Ledger(home / LEDGER, run, self._options.quota, gate)
         self.registers = Registers(run, identity, next_epoch(home / "epoch"), admits=self.ledger.admits)
         self.refusals: dict[PeerId, str] = {}
         """Connected peers that do not admit us, each with its reason."""
@@ -234,6 +234,10 @@ class Swarm:
     async def wait_synced(self) -> None:
         """Until one whole exchange with some peer is over. Before that a restored home may fork its feed."""
         await self._repair.synced.wait()
+
+    def is_abreast(self) -> bool:
+        """See Repair.is_abreast."""
+        return self._repair.is_abreast()
 
     def repair_soon(self) -> None:
         """Something is missing here: exchange with every neighbour soon."""

@@ -12,6 +12,7 @@ from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId, digest, public_key_of
 from atoll.protocols.merging import MergeSpec
 from atoll.protocols.model import ModelSpec
+from atoll.protocols.moments import file_count
 from atoll.protocols.payload import check_codec
 from atoll.protocols.slices import ReduceSpec
 
@@ -43,7 +44,13 @@ class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     state: bytes
     """State digest of Θ₀."""
     moments: bytes = b""
-    """Blob id of a checkpoint's moments file (node/checkpoint/shards.py); empty: all moments start at zero."""
+    """Blob ids of a checkpoint's moments files (protocols/moments.py), end to end; empty: they start at zero."""
+
+    @property
+    def moment_blobs(self) -> tuple[Digest, ...]:
+        """The files in their order."""
+        ends = range(DIGEST_BYTES, len(self.moments) + 1, DIGEST_BYTES)
+        return tuple(Digest(self.moments[end - DIGEST_BYTES : end]) for end in ends)
 
 
 class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -149,7 +156,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     @property
     def given(self) -> tuple[Digest, ...]:
         """Blobs that travel with the run."""
-        start = (self.start.weights, self.start.moments) if self.start else ()
+        start = (self.start.weights, *self.start.moment_blobs) if self.start else ()
         found = (*start, self.data.tokenizer_blob)
         return tuple(Digest(blob) for blob in found if blob)
 
@@ -271,8 +278,9 @@ def _check_given(spec: RunSpec) -> None:
         raise ConfigError("data.tokenizer_blob must have 32 bytes with the tokenizer `file`, none with others")
     if spec.start and not len(spec.start.weights) == len(spec.start.state) == DIGEST_BYTES:
         raise ConfigError("start.weights and start.state must have 32 bytes")
-    if spec.start and len(spec.start.moments) not in (0, DIGEST_BYTES):
-        raise ConfigError("start.moments must have 0 or 32 bytes")
+    files = file_count(spec.model)
+    if spec.start and len(spec.start.moments) not in (0, files * DIGEST_BYTES):
+        raise ConfigError(f"start.moments must have 32 bytes for each of {files} files, or none")
 
 
 def _check_inner(inner: InnerSpec) -> None:

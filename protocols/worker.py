@@ -87,8 +87,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """They stay in the host's memory."""
     tokenizer: str = ""
     """Path of the run's `tokenizer.json`; empty where it has none."""
-    moments: str = ""
-    """Path of the moments file that the run begins with, which may be absent; empty where it has none."""
+    moments: tuple[str, ...] = ()
+    """Paths of the moments files that the run begins with, in their order; each may be absent."""
     shard: bool = False
     """Each of several devices holds a part of what is trained, not a copy."""
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from atoll.cli.benches.experts_ledger import Peer, decide
 from atoll.node.holding import splits
 from atoll.node.presets import preset
 from atoll.node.session import Session
@@ -19,8 +20,9 @@ from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.experts import ALL, bitmap_of
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ownership import Announced, assigned
+from atoll.protocols.records import Contribution, PartContribution
 from atoll.protocols.run import RunSpec, Stage
 
 MEMBERS = 4
@@ -59,6 +61,12 @@ class Contributed(NamedTuple):
     payload_bytes: int
     member: w.Member
 
+    def body(self, at: int) -> tuple[PeerId, Contribution]:
+        """The author, and what its feed says of it."""
+        words = (Round(at), self.member.payload, self.member.payload, 1, 1, self.member.weight, 1.0)
+        experts = self.member.experts
+        return self.author, PartContribution(*words, experts) if experts else Contribution(*words)
+
 
 class Members:
     """`count` members with a home each below `folder`."""
@@ -71,6 +79,11 @@ class Members:
     def home(self, number: int) -> Path:
         """Folder of a member's run."""
         return self.folder / f"member-{number}"
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Who they are, and where they keep the run."""
+        return [Peer(identity_of(number), self.home(number)) for number in range(self.count)]
 
     @contextmanager
     def session(self, number: int) -> Iterator[Session]:
@@ -94,11 +107,13 @@ class Members:
         return Contributed(author, kept.stat().st_size, member)
 
     def finalize(self, at: int, contributed: Sequence[Contributed]) -> set[bytes]:
-        """Everybody's state digests after the round is final."""
+        """Everybody's state digests after the round is final; where there is one, all ledgers say so."""
         states: set[bytes] = set()
         for number in range(self.count):
             with self.session(number) as session:
                 answer = session.answer(w.Finalize(Round(at), tuple(each.member for each in contributed)))
             assert isinstance(answer, w.Finalized)
             states.add(answer.state)
+        if len(states) == 1:
+            decide(self.spec, self.peers, at, [each.body(at) for each in contributed], Digest(*states))
         return states

@@ -81,7 +81,7 @@ async def resume(folder: str, preset: str, counts: list[int]) -> dict[str, Any]:
     members = Members(Path(folder), spec, MEMBERS)
     signed = sign_run(spec, identity_of(0))
     for number in range(MEMBERS):
-        save_shard(signed, members.home(number), identity_of(number).peer_id, to)
+        save_shard(signed, members.home(number), identity_of(number), to)
     checkpoint = join(to)
     runs.mkdir()
     with imported(Saved(to), runs, spec.seed) as found:

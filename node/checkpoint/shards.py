@@ -5,7 +5,7 @@
     error/ATOM        float32: what was trained and not said yet
 
 A shard is what one member trains: all that is no expert's, and its experts; beside that `error` of experts that it
-trained earlier. A moments file is everything but the weights, of all atoms, once.
+trained earlier. The moments files are everything but the weights, of all atoms, once (protocols/moments.py).
 """
 
 from collections.abc import Collection, Iterator
@@ -14,7 +14,7 @@ import torch
 
 from atoll.node.checkpoint.safefile import Spec
 from atoll.protocols.model import BIAS, Atom, ModelSpec, atoms, expert_of
-from atoll.protocols.moments import KINDS
+from atoll.protocols.moments import KINDS, file_of
 
 WEIGHT, STEP, ERROR = "weight", "step", "error"
 MOMENTS_NOTE = "moments/1"
@@ -33,9 +33,10 @@ def shard_specs(model: ModelSpec, trained: Collection[int], left: Collection[int
     return found
 
 
-def moment_specs(model: ModelSpec) -> dict[str, Spec]:
+def moment_specs(model: ModelSpec, number: int) -> dict[str, Spec]:
     """Tensors of a moments file."""
-    return {name: spec for atom in atoms(model) for name, spec in _kept(atom)}
+    mine = (atom for atom in atoms(model) if file_of(model, atom.name) == number)
+    return {name: spec for atom in mine for name, spec in _kept(atom)}
 
 
 def is_optimised(name: str) -> bool:

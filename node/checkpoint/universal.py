@@ -3,24 +3,28 @@
     run                       the signed run
     tokenizer.json            where the run has one of its own
     PEER.safetensors          what a member trains (shards.py)
-    PEER.json                 what that file is: its hash, its run, round and state; written after it
+    PEER.json                 what that file is: its hash, its run, round and state, signed; written after it
+    votes                     why that round is final with that state (node/final_proof.py)
     manifest.json             all of them, and from whom each part is taken; written last
 
-Whoever trains an atom writes it; the manifest is there when every atom is, and all are of one run, round and
-state. Of what several train (all that is no expert's; experts with several holders) the moments are taken from the
-member that took most steps with it, and of these from the one with the highest BLAKE3(run, part, peer).
+Whoever trains an atom writes it; the manifest is there when every atom is, all are of one run, round and state,
+and a quorum of the members has signed for what it wrote. Of what several train (all that is no
+expert's; experts with several holders) the moments are taken from the member that took most steps with it, and of
+these from the one with the highest BLAKE3(run, part, peer).
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from atoll.protocols.errors import ConfigError, DecodeError
+from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, PeerId, digest, public_key_of
 
-VERSION = 1
+VERSION = 2
+_DOMAIN = "shard/2"
 SHARED = "shared"
 """The part that is no expert's. Other parts are experts, by their number."""
 JSON_MAX_BYTES = 16 << 20
@@ -35,7 +39,7 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     version: int
     run: str
     round: int
-    """Of Θ_final; −1: the start."""
+    """Of Θ_final."""
     state: str
     """State digest of Θ_final."""
     peer: PeerId
@@ -45,6 +49,8 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Experts that are not trained here any more, of which something was not said yet; rising."""
     bytes: int
     blake3: str
+    signature: str
+    """The peer's, over these words without it (`signed`)."""
 
     @property
     def file(self) -> str:
@@ -73,6 +79,23 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """By peer."""
     holders: dict[str, PeerId]
     """Part -> the member whose moments count."""
+    votes: str
+    """BLAKE3 of the file that proves the round final."""
+    members: tuple[PeerId, ...]
+    """Authors of the newest final sets (node/final_proof.py), rising."""
+    quorum: bool
+    """Whether shards of a quorum of the members are in it. If not, what the others had not sent was given up."""
+
+    @property
+    def absent(self) -> tuple[PeerId, ...]:
+        """Members without a shard."""
+        return tuple(sorted({*self.members} - {shard.peer for shard in self.shards}))
+
+    def who_signed(self) -> str:
+        """One line for people."""
+        count = len(self.members)
+        line = f"signed by {count - len(self.absent)} of the {count} members of its newest rounds"
+        return line if self.quorum else f"{line}, less than a quorum: what the others had not sent is lost"
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -82,6 +105,21 @@ class _Versioned(msgspec.Struct, frozen=True):
 def to_json(words: Shard | Manifest) -> bytes:
     """The one form of these words."""
     return json.dumps(msgspec.to_builtins(words), sort_keys=True, indent=1).encode() + b"\n"
+
+
+def signed(draft: Shard, identity: Identity) -> Shard:
+    """The words with their signature. The peer must be the identity's."""
+    return msgspec.structs.replace(draft, signature=identity.sign(_DOMAIN, _unsigned(draft)).hex())
+
+
+def check_signature(shard: Shard) -> None:
+    """Raise SignatureFault unless its peer signed these words."""
+    verify(shard.peer, _DOMAIN, _unsigned(shard), bytes.fromhex(shard.signature))
+
+
+def _unsigned(shard: Shard) -> bytes:
+    """Their one form, with an empty signature."""
+    return to_json(msgspec.structs.replace(shard, signature=""))
 
 
 def from_json(data: bytes, kind: type[S]) -> S:
@@ -99,8 +137,13 @@ def from_json(data: bytes, kind: type[S]) -> S:
     return words
 
 
-def joined(shards: Iterable[Shard], experts: int) -> Manifest:
-    """The manifest of these shards of a model with so many experts. Pure. Raises ConfigError."""
+def joined(
+    shards: Iterable[Shard], experts: int, votes: str, members: Collection[PeerId], needed: int
+) -> Manifest:
+    """The manifest of these shards of a model with so many experts. Pure. Raises ConfigError.
+
+    `votes`, `members`: as in `Manifest`. `needed`: how many of the members are a quorum.
+    """
     found = sorted(shards, key=lambda shard: shard.peer)
     if not found:
         raise ConfigError("there are no shards in it", hint="run `atoll checkpoint save DIR` on every node")
@@ -118,9 +161,11 @@ def joined(shards: Iterable[Shard], experts: int) -> Manifest:
         raise ConfigError(f"a shard has an expert that a model with {experts} does not have")
     chosen = {part: peer for part, peer in holders.items() if peer is not None}
     one = found[0]
+    present = sum(shard.peer in members for shard in found)
     return Manifest(
-        version=VERSION, run=one.run, round=one.round, state=one.state, shards=tuple(found), holders=chosen
-    )
+        version=VERSION, run=one.run, round=one.round, state=one.state, shards=tuple(found), holders=chosen,
+        votes=votes, members=tuple(sorted(members)), quorum=present >= needed,
+    )  # fmt: skip
 
 
 def _check_same(shards: Sequence[Shard]) -> None:
@@ -150,12 +195,14 @@ def _score(shard: Shard, part: str) -> bytes:
 def _check(shard: Shard) -> None:
     """Raise DecodeError for values that no node writes. The peer's name becomes a file name."""
     public_key_of(shard.peer)
-    if not all(map(_is_digest, (shard.run, shard.state, shard.blake3))):
+    if not all(_is_hex(text, DIGEST_BYTES) for text in (shard.run, shard.state, shard.blake3)):
         raise DecodeError("a digest has 64 lower-case hexadecimal digits")
+    if not _is_hex(shard.signature, SIGNATURE_BYTES):
+        raise DecodeError("a signature has 128 lower-case hexadecimal digits")
     _check_parts(shard.steps)
     if list(shard.left) != sorted(set(shard.left)) or any(expert < 0 for expert in shard.left):
         raise DecodeError("`left` must rise")
-    if shard.round < -1 or not all(0 <= n < _MAX_COUNT for n in (shard.bytes, *shard.steps.values())):
+    if shard.round < 0 or not all(0 <= n < _MAX_COUNT for n in (shard.bytes, *shard.steps.values())):
         raise DecodeError("a count is outside its range")
 
 
@@ -165,5 +212,5 @@ def _check_parts(steps: Mapping[str, int]) -> None:
             raise DecodeError(f"{part[:20]!r} is no part of a model")
 
 
-def _is_digest(text: str) -> bool:
-    return len(text) == 2 * DIGEST_BYTES and not text.strip("0123456789abcdef")
+def _is_hex(text: str, size: int) -> bool:
+    return len(text) == 2 * size and not text.strip("0123456789abcdef")

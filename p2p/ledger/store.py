@@ -19,6 +19,8 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
 from atoll.protocols.records import ENTRY_MAX_BYTES, Admit, Body, Entry, encode_entry, sign_entry
 
+LEDGER = "ledger.sqlite"
+"""Its name below a run's folder."""
 CLOSED = 1 << 40
 """In a vector: "send nothing of this author"; one above the highest legal sequence number."""
 _SEAL_BYTES = 8

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from atoll.cli.benches.experts_members import identity_of, seed_of
+from atoll.node.home import Home, hold_lock
 from atoll.p2p.files import write_whole
 from atoll.protocols.run import open_run
 from tests.node.test_checkpointing import RUN, SIGNED, saved, trained
@@ -37,7 +38,9 @@ def test_save_join_show_and_go_on(atoll, home, two, tmp_path):
     (tmp_path / "saved" / f"{identity_of(0).peer_id}.json").unlink()
     (tmp_path / "saved" / f"{identity_of(0).peer_id}.safetensors").unlink()
     saved(two, tmp_path / "saved")
-    assert "of 2 nodes" in atoll("checkpoint", "join", to).out
+    done = atoll("checkpoint", "join", to)
+    assert "of 2 nodes" in done.out
+    assert "signed by 2 of the 2 members" in done.out
     shown = json.loads(atoll("checkpoint", "show", to, "--json").out)
     assert shown["manifest"]["run"] == RUN.id.hex()
     made = atoll("run", "new", "on", "--from-checkpoint", to, "--set", "outer.holders=2", "--json")
@@ -50,12 +53,50 @@ def test_save_join_show_and_go_on(atoll, home, two, tmp_path):
     assert f"moments {spec.start.moments.hex()[:16]}" in atoll("run", "show", "on").out
 
 
+def test_restore_fills_an_empty_home_once(atoll, home, two, tmp_path):
+    to = str(tmp_path / "saved")
+    saved(two, tmp_path / "saved")
+    assert atoll("checkpoint", "join", to).code == 0
+    refused = atoll("checkpoint", "restore", to)
+    assert (refused.code, refused.err.count("\n")) == (78, 1)
+    assert "has the state of round 0" in refused.err
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    write_whole(empty / "identity.key", seed_of(1))
+    done = atoll("checkpoint", "restore", to, "--home", str(empty))
+    assert done.code == 0, done.err
+    assert "its own moments" in done.out
+    assert (empty / "runs/session.run").read_bytes() == SIGNED
+    assert (empty / "runs" / RUN.id.hex() / "state").is_dir()
+    other = tmp_path / "other"
+    assert atoll("run", "new", RUN.name, "--home", str(other), "--data", "synthetic:markov").code == 0
+    refused = atoll("checkpoint", "restore", to, "--home", str(other))
+    assert (refused.code, refused.err.count("\n")) == (78, 1)
+    assert "another run is called" in refused.err
+    assert len(list((other / "runs").iterdir())) == 1
+    (other / "runs" / f"{RUN.name}.run").unlink()
+    found = json.loads(atoll("checkpoint", "restore", to, "--home", str(other), "--json").out)
+    assert found["restored"]["own"] is False
+
+
+def test_a_node_that_runs_is_neither_saved_nor_restored(atoll, home, two, tmp_path):
+    saved(two, tmp_path / "saved")
+    assert atoll("checkpoint", "join", str(tmp_path / "saved")).code == 0
+    with hold_lock(Home(home)):
+        for order, folder in (("save", "new"), ("restore", "saved")):
+            refused = atoll("checkpoint", order, str(tmp_path / folder))
+            assert (refused.code, refused.err.count("\n")) == (78, 1)
+            assert "a node already runs" in refused.err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (("checkpoint", "save", "{}", "--run", "nowhere"), "no run is called"),
         (("checkpoint", "join", "{}/none"), "is no checkpoint"),
         (("checkpoint", "show", "{}/none"), "no manifest"),
+        (("checkpoint", "restore", "{}/none"), "no manifest"),
         (("run", "new", "on", "--from-checkpoint", "{}/none"), "no manifest"),
         (("run", "new", "on", "--from-checkpoint", "{}", "--preset", "tiny"), "brings model and recipe"),
         (("run", "new", "on", "--from-checkpoint", "{}", "--upcycle", "experts=4,per_token=2"), "brings model"),

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from atoll.node.checkpoint.local import load_local
+from atoll.p2p.files import write_whole
 from atoll.protocols.run import open_run
 from tests.e2e.test_given_start import one_digest
 
@@ -29,21 +30,50 @@ def paused(until, *nodes):
     until("they rest at one round", at_rest)
 
 
-@pytest.mark.swarm
-@pytest.mark.timeout(400)
-def test_two_nodes_save_and_three_go_on(nodes, until, tmp_path):
-    owner, member = nodes("owner"), nodes("member")
+def saved(until, owner, member, folder):
+    """Two nodes train for a while, rest, and save; the manifest."""
     run = owner.new_run(*MIXTURE, "--set", "pace.min_members=2")
     owner.start().up()
     member.start("--run", str(run), "--seed", owner.seed()).up()
     until("rounds are final on both", lambda: min(owner.final(), member.final()) >= 2)
     paused(until, owner, member)
-    folder = tmp_path / "saved"
     for node in (owner, member):
         node.stop()
-        saved = node.atoll("checkpoint", "save", str(folder))
-        assert saved.code == 0, saved.err
-    joined = json.loads(owner.atoll("checkpoint", "join", str(folder), "--json").out)["manifest"]
+        done = node.atoll("checkpoint", "save", str(folder))
+        assert done.code == 0, done.err
+    return json.loads(owner.atoll("checkpoint", "join", str(folder), "--json").out)["manifest"]
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(400)
+def test_a_node_that_lost_its_home_goes_back_and_its_twin_is_refused(nodes, until, tmp_path):
+    owner, member, twin = nodes("owner"), nodes("member"), nodes("twin")
+    joined, folder = saved(until, owner, member, tmp_path / "saved"), str(tmp_path / "saved")
+    key = member.home.identity.read_bytes()
+    shutil.rmtree(member.home.root)
+    for node in (member, twin):
+        node.home.make()
+        write_whole(node.home.identity, key)
+        restored = json.loads(node.atoll("checkpoint", "restore", folder, "--json").out)["restored"]
+        assert restored == {"round": joined["round"], "state": joined["state"], "own": True}
+    owner.start().up()
+    member.start("--seed", owner.seed()).up()
+    until("both go on", lambda: min(owner.final(), member.final()) >= joined["round"] + 3)
+    assert len(one_digest(owner, member)) >= 2
+    twin.start("--seed", owner.seed())
+    assert twin.wait(90.0) == 1
+    assert "another node that runs has this identity" in twin.said()
+    twin.clean()
+    member.goes_on()
+    for node in (owner, member):
+        node.stop()
+
+
+@pytest.mark.swarm
+@pytest.mark.timeout(400)
+def test_two_nodes_save_and_three_go_on(nodes, until, tmp_path):
+    owner, member, folder = nodes("owner"), nodes("member"), tmp_path / "saved"
+    joined = saved(until, owner, member, folder)
     assert {tuple(sorted(shard["steps"])) for shard in joined["shards"]} != {()}
     on = nodes("on")
     made = on.atoll("run", "new", "on", "--from-checkpoint", str(folder), "--set", "pace.min_members=3")

@@ -14,9 +14,18 @@ from safetensors.torch import load_file, save_file
 from atoll.cli.benches.experts_members import Members, identity_of
 from atoll.node.brought import Brought
 from atoll.node.checkpoint.local import KeptBody, load_local
-from atoll.node.checkpoint.universal import Manifest, Shard, from_json, joined, to_json
-from atoll.node.checkpointing import MANIFEST, join, opened, part_of
+from atoll.node.checkpoint.universal import (
+    Manifest,
+    Shard,
+    check_signature,
+    from_json,
+    joined,
+    signed,
+    to_json,
+)
+from atoll.node.checkpointing import MANIFEST, VOTES, join, opened, part_of
 from atoll.node.compress.codecs import codec_of
+from atoll.node.final_proof import PROOF_MAX_BYTES, FinalProof
 from atoll.node.import_run import imported, keep
 from atoll.node.learner import Learner
 from atoll.node.model import bridge
@@ -25,14 +34,16 @@ from atoll.node.resumed import differing
 from atoll.node.sending import Sending
 from atoll.node.session import Session
 from atoll.node.shard_saving import _unsaid, save_shard
+from atoll.p2p.ledger.store import LEDGER, Ledger
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
 from atoll.protocols.coverage import cover_of, size_of, slabs
-from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, DecodeError
+from atoll.protocols.errors import AtollError, ConfigError, DecodeError, SignatureFault
 from atoll.protocols.experts import bitmap_of, experts_in
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.model import ExpertsSpec, ModelSpec, expert_of
+from atoll.protocols.moments import file_of_expert, files_for
 from atoll.protocols.payload import VALUE_BITS
 from atoll.protocols.run import Stage, sign_run
 from atoll.protocols.spans import Span
@@ -59,9 +70,9 @@ def trained(folder, spec=RUN, count=4, rounds=2):
     return members
 
 
-def saved(members, to, signed=SIGNED):
+def saved(members, to, run=SIGNED):
     for number in range(members.count):
-        save_shard(signed, members.home(number), identity_of(number).peer_id, to)
+        save_shard(run, members.home(number), identity_of(number), to)
     return to
 
 
@@ -90,7 +101,32 @@ def tensors(folder, number):
 
 
 def change(path, **changes):
+    """Words changed by somebody who can sign them."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    number = next(n for n in range(10) if words(path.parent, n) == path)
+    try:
+        path.write_bytes(to_json(signed(from_json(path.read_bytes(), Shard), identity_of(number))))
+    except AtollError:
+        return  # nobody can
+
+
+def forge(path, **changes):
+    """Words changed by somebody who cannot."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def reproved(folder, alter):
+    """Other entries in the proof."""
+    path = folder / VOTES
+    rounds = codec.decode(path.read_bytes(), FinalProof, max_bytes=PROOF_MAX_BYTES).rounds
+    path.write_bytes(codec.encode(FinalProof(1, alter(rounds))))
+
+
+def by_a_stranger(folder):
+    """A shard of somebody who signs well, and whom no final set names."""
+    mine = from_json(words(folder, 1).read_bytes(), Shard)
+    forged = signed(replace(mine, peer=identity_of(8).peer_id), identity_of(8))
+    words(folder, 8).write_bytes(to_json(forged))
 
 
 def without_shared(path):
@@ -106,6 +142,11 @@ def begun(folder, home):
         found.check(spec)
         keep(found, home / "run", lambda: None)
     return spec, home / "run"
+
+
+def paths_of(spec, home):
+    """Of the moments files."""
+    return tuple(str(home / "blobs" / f"{blob.hex()}.blob") for blob in spec.start.moment_blobs)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -124,7 +165,7 @@ def test_they_go_on_at_the_loss_where_the_others_were(four, folder, tmp_path):
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
     blobs = home / "blobs"
-    moments = str(blobs / f"{spec.start.moments.hex()}.blob")
+    moments = paths_of(spec, home)
     session = Session(
         w.Start(codec.encode(spec), identity_of(9).peer_id, str(home), "", 1, "cpu", moments=moments)
     )
@@ -144,7 +185,7 @@ def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folde
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
     learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", 1)
-    brought = Brought(spec, str(home / "blobs" / f"{spec.start.moments.hex()}.blob"))
+    brought = Brought(spec, paths_of(spec, home))
     learner.own(bitmap_of({1, 2}, E))
     brought.give(learner, sending)
     before = {name: value.clone() for name, value in learner.inner.state().items()}
@@ -236,6 +277,22 @@ def rewritten(folder, number, alter):
 ATOM = "model.layers.0.self_attn.q_proj.weight"
 BAD = {
     "nothing": (lambda f: [p.unlink() for p in f.glob("12D3*")], "there are no shards"),
+    "no votes": (lambda f: (f / VOTES).unlink(), "has no file `votes`"),
+    "half of the votes": (lambda f: (f / VOTES).write_bytes((f / VOTES).read_bytes()[:-9]), "is no proof of"),
+    "votes for the round before": (lambda f: reproved(f, lambda rounds: rounds[:1]), "voted was for round 0"),
+    "a vote too few": (
+        lambda f: reproved(f, lambda rounds: (rounds[0], rounds[1][:-1])), "does not prove that round 1 is final",
+    ),
+    "votes that skip a round": (
+        lambda f: reproved(f, lambda rounds: rounds[1:]), "does not prove that round 0 is final",
+    ),
+    "an unsigned shard": (lambda f: forge(words(f, 3), signature=""), "is not the words of a shard"),
+    "a shard that another signed": (
+        lambda f: forge(words(f, 3), signature=json.loads(words(f, 2).read_text())["signature"]),
+        "is not what …",
+    ),
+    "words changed after they were signed": (lambda f: forge(words(f, 3), bytes=7), "is not what …"),
+    "a stranger's shard": (by_a_stranger, "is in no final set of the run"),
     "no run": (lambda f: (f / "run").unlink(), "it has no file `run`"),
     "another file as run": (lambda f: (f / "run").write_bytes(b"\x92\xc4"), "is not a run"),
     "a missing shard": (lambda f: [words(f, 1).unlink(), tensors(f, 1).unlink()], "nobody's shard has expert"),
@@ -248,8 +305,9 @@ BAD = {
     "a foreign run": (lambda f: [change(words(f, n), run="00" * 32) for n in range(4)], "another run than"),
     "a renamed shard": (lambda f: words(f, 3).rename(f / "x.json"), "somebody renamed it"),
     "no words": (lambda f: words(f, 3).write_text("{}"), "is not the words of a shard"),
-    "a newer version": (lambda f: change(words(f, 3), version=2), "version 2"),
-    "a path as a peer": (lambda f: change(words(f, 3), peer="../../x"), "is not the words of a shard"),
+    "an older version": (lambda f: forge(words(f, 3), version=1), "version 1; this program reads 2"),
+    "a newer version": (lambda f: forge(words(f, 3), version=3), "version 3"),
+    "a path as a peer": (lambda f: forge(words(f, 3), peer="../../x"), "is not the words of a shard"),
     "words without what all train": (
         lambda f: change(words(f, 3), steps=without_shared(words(f, 3))), "is not the count that its words name",
     ),
@@ -308,46 +366,109 @@ def test_moments_that_no_optimiser_has_are_refused(folder, tmp_path):
 
 
 def test_a_node_saves_once_and_only_what_it_has(four, folder, tmp_path):
-    me = identity_of(0).peer_id
+    me = identity_of(0)
     with pytest.raises(ConfigError, match="is there already"):
         save_shard(SIGNED, four.home(0), me, folder)
     with pytest.raises(ConfigError, match="no state"):
         save_shard(SIGNED, tmp_path / "empty", me, tmp_path / "to")
+    shutil.copytree(four.home(0) / "state", tmp_path / "bare/state")
+    with pytest.raises(ConfigError, match="the ledger of"):
+        save_shard(SIGNED, tmp_path / "bare", me, tmp_path / "to")
+    Ledger(tmp_path / "bare" / LEDGER, RUN.id).close()
+    with pytest.raises(ConfigError, match="does not prove that round 0 is final"):
+        save_shard(SIGNED, tmp_path / "bare", me, tmp_path / "to")
     assert not (tmp_path / "to").exists()
     other = replace(RUN, name="other")
     with pytest.raises(AtollError):
         save_shard(sign_run(other, identity_of(0)), four.home(0), me, tmp_path / "to")
 
 
-def test_who_saves_while_the_node_replaces_its_files_is_told_to_try_again(four, tmp_path):
-    """And not to move the state away, as a worker tells that cannot read its own."""
-    shutil.copytree(four.home(0) / "state", tmp_path / "home/state")
-    for path in (tmp_path / "home/state").glob("*/manifest"):
+def test_nothing_is_saved_before_a_round_is_final(tmp_path):
+    members = trained(tmp_path / "homes", count=1, rounds=0)
+    members.contribute(0, 0, members.shares[0])
+    with pytest.raises(ConfigError, match="no round"):
+        save_shard(SIGNED, members.home(0), identity_of(0), tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_folder_holds_one_round(four, shards, tmp_path):
+    folder = shutil.copytree(shards, tmp_path / "copy")
+    for path in (words(folder, 0), tensors(folder, 0)):
         path.unlink()
-    with pytest.raises(CorruptFault, match="No such file") as error:
-        save_shard(SIGNED, tmp_path / "home", identity_of(0).peer_id, tmp_path / "to")
-    assert "try again" in error.value.line()
-    assert "move" not in error.value.line()
+    reproved(folder, lambda rounds: rounds[:1])
+    with pytest.raises(ConfigError, match="another round"):
+        save_shard(SIGNED, four.home(0), identity_of(0), folder)
+
+
+def test_less_than_a_quorum_is_joined_only_by_who_gives_the_others_up(tmp_path):
+    """Dense: one shard has all weights and moments, and says nothing of what the others had not sent."""
+    spec = replace(SPEC, owner=identity_of(0).peer_id)
+    members, signed_run = trained(tmp_path / "homes", spec, count=4, rounds=1), sign_run(spec, identity_of(0))
+    for number in (0, 2):
+        save_shard(signed_run, members.home(number), identity_of(number), tmp_path / "to")
+    with pytest.raises(
+        ConfigError, match="signed by 2 of the 4 members of the newest rounds, a quorum is 3"
+    ) as error:
+        join(tmp_path / "to")
+    assert all(f"…{identity_of(number).peer_id[-8:]}" in error.value.line() for number in (1, 3))
+    assert not (tmp_path / "to" / MANIFEST).exists()
+    found = join(tmp_path / "to", without_quorum=True)
+    assert not found.manifest.quorum
+    assert not opened(tmp_path / "to").manifest.quorum
+    assert "what the others had not sent is lost" in found.manifest.who_signed()
+    (tmp_path / "runs").mkdir()
+    with imported(Saved(tmp_path / "to"), tmp_path / "runs", 1) as imports:
+        assert "less than a quorum" in imports.warning
+    path = tmp_path / "to" / MANIFEST
+    path.write_bytes(to_json(replace(found.manifest, quorum=True)))
+    with pytest.raises(ConfigError, match="is not what its shards say"):
+        opened(tmp_path / "to")
+    path.unlink()
+    save_shard(signed_run, members.home(3), identity_of(3), tmp_path / "to")
+    assert join(tmp_path / "to").manifest.quorum
 
 
 def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_path, capsys):
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
-    path = home / "blobs" / f"{spec.start.moments.hex()}.blob"
+    paths = paths_of(spec, home)
     learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", 1)
-    Brought(spec, str(path.with_name("absent"))).give(learner, sending)
+    learner.own(bitmap_of({1, 2}, E))
+    Brought(spec, [f"{path}.absent" for path in paths]).give(learner, sending)
     assert learner.inner.state() == {}
-    path.write_bytes(path.read_bytes()[:-4])
-    Brought(spec, str(path)).give(learner, sending)
-    assert learner.inner.state() == {}
-    assert not sending.residual_C4096.any()
+    shared, one = Path(paths[0]), Path(paths[file_of_expert(MODEL, 1)])
+    shared.write_bytes(shared.read_bytes()[:-4])
+    brought = Brought(spec, paths)
+    brought.give(learner, sending)
+    steps = {name: float(v) for name, v in learner.inner.state().items() if name.startswith("step/")}
+    assert all(steps[name] == (0 if expert_of(name) is None else 4) for name in steps), "one file is left out"
+    assert {expert_of(name) for name in steps} == {None, 1, 2}
     assert "are not used" in capsys.readouterr().out
+    one.unlink()
+    brought.give(learner, sending)
+    assert capsys.readouterr().out == "", "it is said once"
+
+
+def test_a_member_needs_the_files_of_its_experts_alone(folder, tmp_path):
+    """Together the files have every tensor once; without those of others a member begins with the same bits."""
+    checkpoint = join(folder)
+    spec, home = begun(folder, tmp_path / "runs")
+    paths = paths_of(spec, home)
+    sizes = [Path(path).stat().st_size for path in paths]
+    assert len(paths) == 1 + E
+    assert 12 * MODEL.parameters <= sum(sizes) < 12 * MODEL.parameters + (1 << 17)
+    needed = files_for(MODEL, (3, 6))
+    for number, path in enumerate(paths):
+        if number not in needed:
+            Path(path).unlink()
+    assert differing(checkpoint, spec, home, bitmap_of({3, 6}, E)) == []
+    assert differing(checkpoint, spec, home, bitmap_of({3, 7}, E)) != []
 
 
 PEER = identity_of(0).peer_id
 SHARD = Shard(
-    version=1, run="ab" * 32, round=7, state="cd" * 32, peer=PEER, steps={"shared": 12, "0": 12}, left=(3,),
-    bytes=99, blake3="ef" * 32,
+    version=2, run="ab" * 32, round=7, state="cd" * 32, peer=PEER, steps={"shared": 12, "0": 12}, left=(3,),
+    bytes=99, blake3="ef" * 32, signature="01" * 64,
 )  # fmt: skip
 GOLDEN = f"""{{
  "blake3": "{"ef" * 32}",
@@ -358,39 +479,54 @@ GOLDEN = f"""{{
  "peer": "{PEER}",
  "round": 7,
  "run": "{"ab" * 32}",
+ "signature": "{"01" * 64}",
  "state": "{"cd" * 32}",
  "steps": {{
   "0": 12,
   "shared": 12
  }},
- "version": 1
+ "version": 2
 }}
 """
 
 
-GOLDEN_MANIFEST = "b451a3dde8fe8f5c2bd6d8bb63964ccdc075475eff2472bd96a86126347b3a82"
+GOLDEN_SIGNATURE = (
+    "5fb13f99d4e7ee6273938575295a0f7cee8bc2895a9d1483a05fc50db70c9ec3"
+    "ebf690576295fce55296205aeca77e745bd9ced12d0a7eac8bf76e9d45cffe0b"
+)
+GOLDEN_MANIFEST = "84cab40caf1c40753231de5b193ab0d4a64a8178c21b91a4ce9964d2a2cf0155"
 
 
 def test_the_words_have_one_form():
     assert to_json(SHARD).decode() == GOLDEN
     assert from_json(GOLDEN.encode(), Shard) == SHARD
-    manifest = joined([replace(SHARD, left=())], 1)
+    manifest = joined([replace(SHARD, left=())], 1, "12" * 32, [PEER], 1)
     assert manifest.holders == {"shared": PEER, "0": PEER}
     assert from_json(to_json(manifest), Manifest) == manifest
     inner = GOLDEN.replace("[\n  3\n ]", "[]").strip()
     assert json.loads(to_json(manifest)) == {
-        "version": 1, "run": "ab" * 32, "round": 7, "state": "cd" * 32, "shards": [json.loads(inner)],
-        "holders": {"0": PEER, "shared": PEER},
+        "version": 2, "run": "ab" * 32, "round": 7, "state": "cd" * 32, "shards": [json.loads(inner)],
+        "holders": {"0": PEER, "shared": PEER}, "votes": "12" * 32, "members": [PEER], "quorum": True,
     }  # fmt: skip
     assert blake3(to_json(manifest)).hexdigest() == GOLDEN_MANIFEST
+
+
+def test_a_signature_is_over_all_words_and_of_their_peer():
+    """Golden: Ed25519 signatures are a function of key and words."""
+    found = signed(SHARD, identity_of(0))
+    assert found.signature == GOLDEN_SIGNATURE
+    check_signature(found)
+    for changes in ({"round": 8}, {"blake3": "00" * 32}, {"peer": identity_of(1).peer_id}, {"left": ()}):
+        with pytest.raises(SignatureFault):
+            check_signature(replace(found, **changes))
 
 
 def test_of_several_holders_the_one_with_most_steps_counts():
     peers = sorted(identity_of(n).peer_id for n in range(3))
     many = [replace(SHARD, peer=peer, left=(), steps={"shared": 5, "0": at}) for at, peer in enumerate(peers)]
-    found = joined(reversed(many), 1)
+    found = joined(reversed(many), 1, "12" * 32, peers, 2)
     assert found.holders["0"] == peers[2]
-    assert found == joined(many, 1)
+    assert found == joined(many, 1, "12" * 32, peers, 2)
     assert [shard.peer for shard in found.shards] == peers
 
 
@@ -398,8 +534,8 @@ def test_of_several_holders_the_one_with_most_steps_counts():
     "changes",
     [
         {"blake3": "XX" * 32}, {"run": "ab"}, {"steps": {"01": 1}}, {"steps": {"-1": 1}}, {"steps": {"x": 1}},
-        {"left": [3, 3]}, {"left": [-1]}, {"round": -2}, {"bytes": -1}, {"steps": {"shared": -1}}, {"more": 1},
-        {"version": 0}, {"peer": "x"}, {"round": "7"},
+        {"left": [3, 3]}, {"left": [-1]}, {"round": -1}, {"signature": "01"}, {"bytes": -1},
+        {"steps": {"shared": -1}}, {"more": 1}, {"version": 0}, {"peer": "x"}, {"round": "7"},
     ],
 )  # fmt: skip
 def test_words_that_no_node_writes_are_refused(changes):

@@ -508,16 +508,6 @@ def test_a_newcomer_starts_at_round_zero_which_the_owner_decides():
     assert (state.last_final, state.acceptors) == (-1, (PEERS[0],))
 
 
-def test_a_certificate_is_found_in_any_order_and_not_without_a_quorum():
-    entry = digest(b"the proposal")
-    bodies = [(entry, FIRST, proposal())]
-    bodies += [(digest(peer.encode()), peer, vote_for(entry, Ballot(0, FIRST))) for peer in ORDER[:3]]
-    assert finality.certificate(bodies, 1, ORDER) == proposal()
-    assert finality.certificate(bodies[::-1], 1, ORDER) == proposal()
-    assert finality.certificate(bodies[:-1], 1, ORDER) is None
-    assert finality.certificate(bodies, 2, ORDER) is None
-
-
 def test_a_ballot_of_another_never_decides():
     book, entry = Book(), digest(b"stolen")
     stolen = Proposal(Round(1), Ballot(0, SECOND), ALL, state_of(ALL))

@@ -130,6 +130,18 @@ def test_a_lost_epoch_counter_is_outrun_by_what_peers_remember() -> None:
     assert other.merge(codec.encode(again), 0.0)
 
 
+def test_another_life_of_ours_is_heard_as_long_as_it_speaks() -> None:
+    mine = registers()
+    for turn, (epoch, seq, echoes) in enumerate(
+        [(7, 3, 1), (7, 3, 1), (7, 2, 1), (7, 4, 2), (8, 1, 3), (8, 1, 3)]
+    ):
+        assert not mine.merge(signed(ME, epoch, seq, 9), float(turn))
+        assert mine.echoes == echoes
+    own = mine.publish(lease(1), 10.0, 9.0)
+    mine.merge(own, 9.0)
+    assert mine.echoes == 3, "what this life wrote is no echo"
+
+
 def test_epochs_rise_with_each_start(tmp_path: Path) -> None:
     path = tmp_path / "epoch"
     assert [next_epoch(path) for _ in range(3)] == [1, 2, 3]

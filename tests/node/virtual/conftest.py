@@ -357,7 +357,7 @@ class Node:
             options=SwarmOptions(target=self.world.target), now=loop.time, rng=random.Random(self.number),
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
-        net = SwarmNetwork(swarm, host, self.peer, loop.time)
+        net = SwarmNetwork(swarm, host, self.peer, loop.time, folder=self.home)
         facts = (self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
         luck = random.Random(f"samples {self.number}")
         driver = Driver(*facts, experts=self.world.room, luck=luck)

@@ -1,13 +1,16 @@
 """Whole nodes with real workers: moments of experts go from those who give them up to those who take them."""
 
+import asyncio
 from functools import partial
 
 import msgspec
 import torch
 
+from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.coverage import largest_payload
 from atoll.protocols.experts import experts_in
-from atoll.protocols.moments import places_of
+from atoll.protocols.moments import moments_bytes, places_of
 from atoll.protocols.records import Contribution
 from atoll.protocols.run import Stage
 from tests.node.virtual.conftest import EXPERTS
@@ -87,5 +90,25 @@ def test_who_lies_about_moments_stops_nobody(world):
             assert max(late.worker.trained) == 9
             assert not late.driver.handover._busy
             assert all(w.nodes[n].driver.share.moments == () for n in (0, 2))
+
+    run_virtual(story())
+
+
+def test_what_an_earlier_life_offered_is_deleted_at_the_start(world):
+    async def story() -> None:
+        async with world(4, 1, holders=1, vocab=3 << 14) as w:
+            assert moments_bytes(w.spec.model) < largest_payload(w.spec), "what is larger is taken for a snapshot"
+            node = w.start(0)
+            await w.until(lambda: node.worker.final >= 0)
+            await w.kill(0)
+            store = BlobStore(node.home / "blobs")
+            size = moments_bytes(w.spec.model)
+            old, other = store.add_bytes(bytes(size)), store.add_bytes(bytes(size - 1))
+            before = store.blobs()
+            w.start(0)
+            await asyncio.sleep(1.0)
+            assert not node.swarm.blobs.store.has(old)
+            assert before - {old} <= node.swarm.blobs.store.blobs()
+            assert other in before
 
     run_virtual(story())

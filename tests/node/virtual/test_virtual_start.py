@@ -5,14 +5,16 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from atoll.node import run_moments
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import ConfigError, Divergence
+from atoll.protocols.experts import experts_in
 from atoll.protocols.ids import digest
 from atoll.protocols.run import StartSpec
 
-from .conftest import snapshot_file
+from .conftest import EXPERTS, snapshot_file
 
 STATE = digest(b"given")
 FILE = snapshot_file(-1, STATE)
@@ -203,5 +205,50 @@ def test_who_comes_back_knows_that_the_run_has_begun(world):
             await w.until(lambda: again.driver is not None, look_s=0.001)
             await asyncio.sleep(0.001)
             assert again.driver.has_begun()
+
+    run_virtual(story())
+
+
+def test_each_fetches_the_moments_of_its_own_experts(world):
+    """The owner has a file of each expert; a member that trains two of eight gets two, before it takes a step."""
+
+    async def story() -> None:
+        async with world(2, 4, holders=1) as w:
+            files = [b"moments of file %d" % number for number in range(1 + EXPERTS)]
+            blobs = [manifest_of_bytes(data).id for data in files]
+            given(w)
+            w.spec = replace(w.spec, start=replace(w.spec.start, moments=b"".join(blobs)))
+            w.spec.check()
+            for data in files:
+                BlobStore(w.root / "n0" / "blobs").add_bytes(data)
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: all(node.worker.trained for node in w.nodes.values()))
+            for number, node in w.nodes.items():
+                share = experts_in(node.worker.owned[0], EXPERTS)
+                assert len(share) == 2
+                held = {at for at, blob in enumerate(blobs) if holds(node, blob)}
+                assert held == (set(range(1 + EXPERTS)) if number == 0 else {0, *(1 + one for one in share)})
+            await w.until(w.all_final)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_round_begins_without_moments_that_nobody_has(world, monkeypatch):
+    monkeypatch.setattr(run_moments, "PATIENCE_S", 60.0)
+
+    async def story() -> None:
+        async with world(1, 2, holders=1) as w:
+            given(w)
+            moments = b"".join(digest(b"gone", bytes([number])) for number in range(1 + EXPERTS))
+            w.spec = replace(w.spec, start=replace(w.spec.start, moments=moments))
+            nodes = [w.start(number) for number in range(2)]
+            await asyncio.sleep(40)
+            assert all("waiting for the moments" in node.driver.waiting for node in nodes)
+            assert not any(node.worker.trained for node in nodes)
+            await w.until(w.all_final)
+            assert [node.driver.waiting for node in nodes] == ["", ""]
+            w.check_agreement()
 
     run_virtual(story())
