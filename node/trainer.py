@@ -185,7 +185,7 @@ class Trainer:
                 group.create_task(self._announce())
         except* WorkerDied as died:
             if not self._stopping:
-                log.warning("%s; its last words: %s", died.exceptions[0], _last_words(self._log))
+                log.info("%s; its last words: %s", died.exceptions[0], _last_words(self._log))
         finally:
             self._process = None
             self._is_started = False

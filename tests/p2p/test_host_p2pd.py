@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +23,14 @@ from atoll.protocols.identity import Identity
 from tests.p2p.serving import serving
 
 pytestmark = pytest.mark.network
+
+
+@pytest.fixture
+def tmp_path():
+    """With a name that leaves room for the path of a socket, wherever pytest keeps its own folders."""
+    with tempfile.TemporaryDirectory(prefix="p2pd-test-") as folder:
+        yield Path(folder)
+
 
 SERVE_FOREVER = """
 import asyncio
