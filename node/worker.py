@@ -95,7 +95,7 @@ class Worker:
         if self._goes_beside(request.ask):
             self._beside.add(request, partial(self._open().prepare, request.ask))
             return True
-        if not isinstance(request.ask, Keep | Report):
+        if not isinstance(request.ask, Keep | Report | Train):
             self._commit(all_of_them=True)
             self._spent.enter(doing(request.ask))
         answer = answered(partial(self._answer, request))
