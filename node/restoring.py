@@ -60,7 +60,8 @@ def restore(checkpoint: Checkpoint, run_folder: Path, me: PeerId) -> Restored:
     make_folder(run_folder)
     _bring_tokenizer(checkpoint, run_folder)
     proof = read_whole(checkpoint.folder / VOTES, max_bytes=PROOF_MAX_BYTES) or b""
-    mark(run_folder, entries_of_author(spec, proof, me))  # before there is a state to start with
+    others = {*manifest.members} - {me}
+    mark(run_folder, entries_of_author(spec, proof, me), others)  # before there is a state to start with
     whole = {"final": checkpoint.theta(), "residual": residual_C4096, **tensors}
     begin_local(run_folder / STATE, body, whole).finish()
     return Restored(manifest.round, manifest.state, own is not None)

@@ -74,6 +74,10 @@ class Repair:
         asked = {peer for peer in neighbours if self._failed.get(peer, 0) <= _RETRIES}
         return bool(neighbours & self._exchanged) and asked <= self._exchanged
 
+    def exchanged(self) -> frozenset[PeerId]:
+        """Neighbours with whom there was a whole exchange."""
+        return frozenset(self._exchanged)
+
     async def _exchange(self, peer: PeerId) -> None:
         try:
             async with asyncio.timeout(EXCHANGE_S):

@@ -116,7 +116,7 @@ def test_a_new_identity_is_a_newcomer_with_the_others_moments(tmp_path, spec):
     _, checkpoint = checkpoint_of(tmp_path, spec)
     found = restore(checkpoint, tmp_path / "home", identity_of(7).peer_id)
     assert not found.own
-    assert marked(tmp_path / "home") == 0
+    assert marked(tmp_path / "home") == (0, {identity_of(0).peer_id, ME})
     state = tensors(spec, tmp_path / "home")
     assert not state["residual"].any()
     moments = {name for name in state if name.startswith("exp_avg/")}
@@ -132,7 +132,9 @@ def test_the_mark_says_how_long_the_feed_was(tmp_path):
     members, checkpoint = checkpoint_of(tmp_path, DENSE, rounds=2)
     restore(checkpoint, tmp_path / "home", ME)
     ledger = Ledger(members.home(0) / LEDGER, DENSE.id)
-    assert 0 < marked(tmp_path / "home") <= ledger.vector()[ME]
+    lost = marked(tmp_path / "home")
+    assert 0 < lost.entries <= ledger.vector()[ME]
+    assert lost.others == {identity_of(0).peer_id}
 
 
 def test_a_home_that_has_a_state_is_left_alone(tmp_path):
