@@ -18,6 +18,8 @@ from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
 from atoll.protocols.ids import PeerId, peer_bytes
 
 POLL_S = 1.0
+_LISTEN_MIN_S = 3 * POLL_S
+"""However short a lease is: a register needs some time to get here."""
 _MARK = "restored"
 _MARK_MAX_BYTES = 1 << 20
 _LISTENING = "this home was restored: listening whether its identity is in use elsewhere"
@@ -75,11 +77,12 @@ async def wait_for_feed(
     """
     await _hear_others(swarm, me, lost, say)
     since_s, echoes = now(), swarm.registers.echoes
-    while now() - since_s < lease_s or not swarm.is_abreast():
+    while now() - since_s < max(lease_s, _LISTEN_MIN_S) or not swarm.is_abreast():
         _check_alone(swarm, echoes)
         say(_LISTENING)
         await asyncio.sleep(POLL_S)
         swarm.repair_soon()
+    _check_alone(swarm, echoes)  # what came in the last second counts too
 
 
 async def _hear_others(swarm: Swarm, me: PeerId, lost: Lost, say: Callable[[str], None]) -> None:

@@ -167,9 +167,10 @@ def test_more_than_half_of_the_others_must_tell():
     assert "--from-checkpoint" in waiting.said[-1]
 
 
-def test_an_identity_that_is_in_use_is_refused():
+@pytest.mark.parametrize(("lease_s", "at_s"), [(20.0, 10.0), (20.0, 19.5), (2.0, 1.5), (1.0, 0.2), (1.0, 2.9)])
+def test_an_identity_that_is_in_use_is_refused(lease_s, at_s):
     with pytest.raises(LocalFault, match="another node that runs has this identity"):
-        Waiting(outrun_at_s=10.0).run()
+        Waiting(outrun_at_s=at_s).run(lease_s=lease_s)
 
 
 def test_a_mark_is_a_number_and_peers_or_damaged(tmp_path):
