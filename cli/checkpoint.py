@@ -85,7 +85,8 @@ def restore_node(folder: Path, home: Home, as_json: bool) -> None:
         return
     what = "its own moments" if restored.own else "others' moments: it has no shard there"
     click.echo(f"{home.root}: {found.spec.name}, round {restored.round}, state {restored.state[:16]}")
-    click.echo(f"…{short(me)} starts there with {what}; it takes its feed from the others first")
+    feed = "" if restored.feed else "; it takes its feed from the others first"
+    click.echo(f"…{short(me)} starts there with {what}{feed}")
 
 
 def _print(found: Checkpoint, as_json: bool) -> None:
