@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from atoll.cli.options import home_option, json_option
-from atoll.cli.run_files import check_room, find_run, keep_run, run_of
+from atoll.cli.run_files import find_run, keep_run, run_of
 from atoll.cli.show import print_json
 from atoll.node.checkpoint.universal import Manifest
 from atoll.node.checkpointing import RUN, Checkpoint, join, opened
@@ -76,16 +76,19 @@ def restore_node(folder: Path, home: Home, as_json: bool) -> None:
     data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES) or b""
     run = run_of(home, data)
     with hold_lock(home):
-        check_room(home, run)
+        keep_run(home, run)  # first: with a state and a mark alone no node can be started
         me = load_or_create(home.identity).peer_id
         restored = restore(found, home.run(found.spec.id), me)
-        keep_run(home, run)
     if as_json:
-        print_json({"path": str(home.root), "name": found.spec.name, "peer": me, "restored": restored._asdict()})
+        facts = {"path": str(home.root), "name": found.spec.name, "peer": me, "quorum": found.manifest.quorum}
+        print_json({**facts, "restored": restored._asdict()})
         return
     what = "its own moments" if restored.own else "others' moments: it has no shard there"
     click.echo(f"{home.root}: {found.spec.name}, round {restored.round}, state {restored.state[:16]}")
-    click.echo(f"…{short(me)} starts there with {what}; it takes its feed from the others first")
+    feed = "" if restored.feed else "; it takes its feed from the others first"
+    click.echo(f"…{short(me)} starts there with {what}{feed}")
+    if not found.manifest.quorum:
+        click.echo(found.manifest.who_signed())
 
 
 def _print(found: Checkpoint, as_json: bool) -> None:

@@ -82,7 +82,8 @@ def _link(invite: str | None, wanted: str | None) -> str | None:
 def _check_admitted(home: Home, found: FoundRun) -> None:
     """Refuse at once what peers would refuse. Who worked in the run before has shown its permit already."""
     folder = home.run(found.spec.id)
-    if not (folder / LEDGER).exists() and not marked(folder):
+    lost = marked(folder)
+    if not (folder / LEDGER).exists() and (lost is None or lost.entries == 0):
         me = load_or_create(home.identity).peer_id
         check_admission(found.spec, me, kept_invite(home, found.spec.id), time.time())
 

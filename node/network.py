@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.node.driver import Driver
-from atoll.node.restored_feed import marked, unmark, wait_for_feed
+from atoll.node.restored_feed import Lost, marked, unmark, wait_for_feed
 from atoll.node.round_words import Behind
 from atoll.p2p.host import Host
 from atoll.p2p.questions import Answer, Questions
@@ -42,7 +42,7 @@ class SwarmNetwork:
         """
         self._opening, self._folder = opening, folder
         self._awaited = marked(folder) if folder is not None else None
-        """So many entries of our feed must come back before we say anything; None: nothing was lost."""
+        """What must come back before we say anything; None: nothing was lost."""
         self._swarm, self._host, self._me, self._now = swarm, host, me, now
         self._replayed = self._carried = 0
         self._questions = Questions(host, REDUCTION.protocol(), ASK_MAX_BYTES)
@@ -184,8 +184,8 @@ class SwarmNetwork:
             await asyncio.sleep(CARRY_S)
         driver.on_synced()
 
-    async def _get_feed_back(self, driver: Driver, entries: int) -> None:
+    async def _get_feed_back(self, driver: Driver, lost: Lost) -> None:
         def say(reason: str) -> None:
             driver.post(lambda: driver.feed_round(Behind(reason, driver.now())))
 
-        await wait_for_feed(self._swarm, self._me, entries, driver.spec.pace.lease_s, self._now, say)
+        await wait_for_feed(self._swarm, self._me, lost, driver.spec.pace.lease_s, self._now, say)

@@ -6,6 +6,7 @@ since, the node gets from the others; what is here says where it starts.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +21,13 @@ from atoll.node.checkpointing import TOKENIZER, VOTES, Checkpoint, is_sound
 from atoll.node.export_run import BLOBS, STATE
 from atoll.node.final_proof import PROOF_MAX_BYTES, entries_of_author
 from atoll.node.holding import splits
-from atoll.node.restored_feed import mark
+from atoll.node.restored_feed import mark, marked
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.files import make_folder, read_whole
+from atoll.p2p.ledger.store import LEDGER, Ledger
 from atoll.protocols.arena import CHUNK
-from atoll.protocols.errors import ConfigError
-from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.errors import ConfigError, CorruptFault
+from atoll.protocols.ids import Digest, PeerId, RunId
 from atoll.protocols.model import expert_of
 from atoll.protocols.moments import KINDS
 from atoll.protocols.run import TOKENIZER_MAX_BYTES
@@ -38,12 +40,15 @@ class Restored(NamedTuple):
     state: str
     own: bool
     """It has a shard of its own: its moments, and what it had not said."""
+    feed: bool
+    """Its feed is here: it need not wait for others that have it."""
 
 
 def restore(checkpoint: Checkpoint, run_folder: Path, me: PeerId) -> Restored:
     """Write the state of `me` below the folder of its run. No node may run there.
 
-    Raises ConfigError where there is a state already, DiskFault; then nothing that counts is there.
+    Where its feed is lost too, the folder is marked (node/restored_feed.py). Raises ConfigError where there is a
+    state already, CorruptFault for a damaged mark, DiskFault; then nothing that counts is there.
     """
     spec, manifest = checkpoint.spec, checkpoint.manifest
     _check_empty(checkpoint, run_folder)
@@ -60,10 +65,24 @@ def restore(checkpoint: Checkpoint, run_folder: Path, me: PeerId) -> Restored:
     make_folder(run_folder)
     _bring_tokenizer(checkpoint, run_folder)
     proof = read_whole(checkpoint.folder / VOTES, max_bytes=PROOF_MAX_BYTES) or b""
-    mark(run_folder, entries_of_author(spec, proof, me))  # before there is a state to start with
+    entries = entries_of_author(spec, proof, me)
+    has_feed = _has_feed(run_folder, spec.id, me, entries)
+    if not has_feed:
+        mark(run_folder, entries, {*manifest.members} - {me})  # before there is a state to start with
     whole = {"final": checkpoint.theta(), "residual": residual_C4096, **tensors}
     begin_local(run_folder / STATE, body, whole).finish()
-    return Restored(manifest.round, manifest.state, own is not None)
+    return Restored(manifest.round, manifest.state, own is not None, has_feed)
+
+
+def _has_feed(run_folder: Path, run: RunId, me: PeerId, entries: int) -> bool:
+    """Whether only the state was lost: the ledger is whole, and nobody waits for more of it."""
+    if marked(run_folder) is not None or not (run_folder / LEDGER).exists():
+        return False
+    try:
+        with closing(Ledger(run_folder / LEDGER, run)) as ledger:
+            return ledger.vector().get(me, 0) >= max(entries, 1)
+    except CorruptFault:
+        return False
 
 
 def _check_empty(checkpoint: Checkpoint, run_folder: Path) -> None:

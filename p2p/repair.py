@@ -66,10 +66,17 @@ class Repair:
         self._wake.ring()
 
     def is_abreast(self) -> bool:
-        """Whether there was a whole exchange with each neighbour that answers, and with one at least."""
+        """Whether there was a whole exchange with each neighbour, and with one at least.
+
+        Who does not answer, or breaks the protocol, does not count.
+        """
         neighbours = set(self._neighbours())
         asked = {peer for peer in neighbours if self._failed.get(peer, 0) <= _RETRIES}
         return bool(neighbours & self._exchanged) and asked <= self._exchanged
+
+    def exchanged(self) -> frozenset[PeerId]:
+        """Neighbours with whom there was a whole exchange."""
+        return frozenset(self._exchanged)
 
     async def _exchange(self, peer: PeerId) -> None:
         try:
@@ -84,6 +91,7 @@ class Repair:
             self._failed[peer] = self._failed.get(peer, 0) + 1
         except PeerFault as fault:
             self._on_fault(peer, fault)
+            self._failed[peer] = _RETRIES + 1  # asked in its turn, waited for no more
         except LocalFault as fault:
             self._on_local_fault(fault)
             await asyncio.sleep(_PAUSE_S)
@@ -100,6 +108,7 @@ class Repair:
             await asyncio.sleep(_PAUSE_S * self._rng.uniform(0.5, 1.5))
             neighbours = sorted(self._neighbours())
             self._failed = {peer: tries for peer, tries in self._failed.items() if peer in neighbours}
+            self._exchanged &= {*neighbours}  # who comes back may have more by then
             for peer in [peer for peer, tries in self._failed.items() if tries <= _RETRIES]:
                 self.ask(peer)
             if neighbours and loop.time() >= turn:

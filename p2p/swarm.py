@@ -239,6 +239,10 @@ class Swarm:
         """See Repair.is_abreast."""
         return self._repair.is_abreast()
 
+    def exchanged(self) -> frozenset[PeerId]:
+        """See Repair.exchanged."""
+        return self._repair.exchanged()
+
     def repair_soon(self) -> None:
         """Something is missing here: exchange with every neighbour soon."""
         for peer in self.neighbours():

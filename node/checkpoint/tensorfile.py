@@ -29,6 +29,8 @@ class TensorFile:
     def __init__(self, path: Path, specs: Mapping[str, Spec], note: str) -> None:
         """Raises DecodeError, which names what is missing, extra or of another shape; DiskFault."""
         self._path, self._specs = path, dict(specs)
+        self.names = frozenset(specs)
+        """What can be read."""
         expected = header_bytes(specs, note)
         with disk(path), path.open("rb") as file:
             header, size = read_header(file, HEADER_MAX_BYTES), os.fstat(file.fileno()).st_size
@@ -41,11 +43,6 @@ class TensorFile:
             at += tensor_bytes(specs[name])
         if size != at:
             raise DecodeError(f"{path.name}: {size} bytes where {at} are legal")
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What can be read."""
-        return frozenset(self._specs)
 
     def read(self, name: str) -> Tensor:
         """One tensor, a copy. Raises DiskFault."""

@@ -3,11 +3,19 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.cli.benches.experts_members import identity_of, seed_of
+from atoll.cli.run_files import find_run
+from atoll.node.checkpoint.local import load_local
 from atoll.node.home import Home, hold_lock
+from atoll.node.restored_feed import marked
+from atoll.node.restoring import restore
+from atoll.node.shard_saving import save_shard
 from atoll.p2p.files import write_whole
-from atoll.protocols.run import open_run
+from atoll.protocols.errors import DiskFault
+from atoll.protocols.run import open_run, sign_run
+from tests.node.session_home import SPEC
 from tests.node.test_checkpointing import RUN, SIGNED, saved, trained
 
 
@@ -66,6 +74,8 @@ def test_restore_fills_an_empty_home_once(atoll, home, two, tmp_path):
     done = atoll("checkpoint", "restore", to, "--home", str(empty))
     assert done.code == 0, done.err
     assert "its own moments" in done.out
+    assert "it takes its feed from the others first" in done.out
+    assert "signed by" not in done.out
     assert (empty / "runs/session.run").read_bytes() == SIGNED
     assert (empty / "runs" / RUN.id.hex() / "state").is_dir()
     other = tmp_path / "other"
@@ -77,6 +87,37 @@ def test_restore_fills_an_empty_home_once(atoll, home, two, tmp_path):
     (other / "runs" / f"{RUN.name}.run").unlink()
     found = json.loads(atoll("checkpoint", "restore", to, "--home", str(other), "--json").out)
     assert found["restored"]["own"] is False
+
+
+def test_a_crash_while_it_restores_leaves_a_home_that_knows_its_run(atoll, home, two, tmp_path, monkeypatch):
+    to = str(tmp_path / "saved")
+    saved(two, tmp_path / "saved")
+    assert atoll("checkpoint", "join", to).code == 0
+    empty = Home(tmp_path / "empty")
+
+    def killed(*given):
+        restore(*given)
+        raise DiskFault("the power fails")
+
+    monkeypatch.setattr("atoll.cli.checkpoint.restore", killed)
+    assert "the power fails" in atoll("checkpoint", "restore", to, "--home", str(empty.root)).err
+    assert load_local(empty.run(RUN.id) / "state", RUN.id) is not None
+    assert marked(empty.run(RUN.id)) is not None
+    assert find_run(empty, None).data == SIGNED
+
+
+def test_who_restores_without_a_quorum_is_told(atoll, tmp_path):
+    spec, to = replace(SPEC, owner=identity_of(0).peer_id), tmp_path / "saved"
+    members = trained(tmp_path / "homes", spec, count=2, rounds=1)
+    save_shard(sign_run(spec, identity_of(0)), members.home(0), identity_of(0), to)
+    assert atoll("checkpoint", "join", str(to), "--without-quorum").code == 0
+    for home in ("one", "two"):
+        (tmp_path / home).mkdir()
+        write_whole(Home(tmp_path / home).identity, seed_of(0))
+    done = atoll("checkpoint", "restore", str(to), "--home", str(tmp_path / "one"))
+    assert "signed by 1 of the 2 members of its newest rounds, less than a quorum" in done.out
+    done = atoll("checkpoint", "restore", str(to), "--home", str(tmp_path / "two"), "--json")
+    assert json.loads(done.out)["quorum"] is False
 
 
 def test_a_node_that_runs_is_neither_saved_nor_restored(atoll, home, two, tmp_path):

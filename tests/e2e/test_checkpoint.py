@@ -55,7 +55,7 @@ def test_a_node_that_lost_its_home_goes_back_and_its_twin_is_refused(nodes, unti
         node.home.make()
         write_whole(node.home.identity, key)
         restored = json.loads(node.atoll("checkpoint", "restore", folder, "--json").out)["restored"]
-        assert restored == {"round": joined["round"], "state": joined["state"], "own": True}
+        assert restored == {"round": joined["round"], "state": joined["state"], "own": True, "feed": False}
     owner.start().up()
     member.start("--seed", owner.seed()).up()
     until("both go on", lambda: min(owner.final(), member.final()) >= joined["round"] + 3)

@@ -559,3 +559,9 @@ def test_what_a_reducer_kept_is_not_said_yet(four):
     assert torch.equal(more[3:5], plain[3:5] + 0.5)
     assert torch.equal(more[:3], plain[:3])
     assert torch.equal(more[5:], plain[5:])
+
+
+def test_names_of_a_file_are_made_once(folder):
+    file = join(folder).file_of(identity_of(0).peer_id)
+    assert file.names is file.names
+    assert all(file.read(name) is not None for name in file.names)

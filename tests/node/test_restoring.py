@@ -10,7 +10,7 @@ from atoll.cli.benches.experts_members import identity_of
 from atoll.node.checkpoint.local import load_local
 from atoll.node.checkpoint.safefile import raw
 from atoll.node.checkpointing import join
-from atoll.node.restored_feed import marked
+from atoll.node.restored_feed import mark, marked
 from atoll.node.restoring import restore
 from atoll.node.session import Session
 from atoll.p2p.ledger.store import LEDGER, Ledger
@@ -116,7 +116,7 @@ def test_a_new_identity_is_a_newcomer_with_the_others_moments(tmp_path, spec):
     _, checkpoint = checkpoint_of(tmp_path, spec)
     found = restore(checkpoint, tmp_path / "home", identity_of(7).peer_id)
     assert not found.own
-    assert marked(tmp_path / "home") == 0
+    assert marked(tmp_path / "home") == (0, {identity_of(0).peer_id, ME})
     state = tensors(spec, tmp_path / "home")
     assert not state["residual"].any()
     moments = {name for name in state if name.startswith("exp_avg/")}
@@ -132,7 +132,9 @@ def test_the_mark_says_how_long_the_feed_was(tmp_path):
     members, checkpoint = checkpoint_of(tmp_path, DENSE, rounds=2)
     restore(checkpoint, tmp_path / "home", ME)
     ledger = Ledger(members.home(0) / LEDGER, DENSE.id)
-    assert 0 < marked(tmp_path / "home") <= ledger.vector()[ME]
+    lost = marked(tmp_path / "home")
+    assert 0 < lost.entries <= ledger.vector()[ME]
+    assert lost.others == {identity_of(0).peer_id}
 
 
 def test_a_home_that_has_a_state_is_left_alone(tmp_path):
@@ -144,3 +146,27 @@ def test_a_home_that_has_a_state_is_left_alone(tmp_path):
     assert sorted(path.name for path in members.home(1).rglob("*")) == before
     shutil.rmtree(members.home(1) / "state")
     assert restore(checkpoint, members.home(1), ME).own
+
+
+@pytest.mark.parametrize("lost", ["nothing", "ledger", "damaged", "shorter", "marked"])
+def test_only_who_lost_its_feed_waits_for_it(tmp_path, lost):
+    members, checkpoint = checkpoint_of(tmp_path, DENSE, rounds=2)
+    home = members.home(1)
+    shutil.rmtree(home / "state")
+    match lost:
+        case "ledger":
+            (home / LEDGER).unlink()
+        case "damaged":
+            (home / LEDGER).write_bytes(b"x" * 9000)
+        case "shorter":
+            ledger = Ledger(members.home(0) / LEDGER, DENSE.id)
+            older = [entry for entry in ledger.entries() if entry.seq == 0]
+            ledger.close()
+            (home / LEDGER).unlink()
+            ledger = Ledger(home / LEDGER, DENSE.id)
+            assert ledger.insert_all(older).fresh
+            ledger.close()
+        case "marked":
+            mark(home, 3, [])
+    found = restore(checkpoint, home, ME)
+    assert (marked(home) is None) == found.feed == (lost == "nothing")

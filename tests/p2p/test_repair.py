@@ -5,16 +5,17 @@ import random
 
 from atoll.p2p.repair import Repair
 from atoll.p2p.transports.virtual_time import run_virtual
-from atoll.protocols.errors import Unreachable
+from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId
 
-QUICK, SLOW, DUMB = map(PeerId, ("quick", "slow", "dumb"))
+QUICK, SLOW, DUMB, CROSS, BABBLING = map(PeerId, ("quick", "slow", "dumb", "cross", "babbling"))
+FAULTS = {DUMB: Unreachable("nothing comes"), CROSS: PeerFault("it complains"), BABBLING: DecodeError("junk")}
 
 
 class Exchanges:
     async def exchange(self, peer):
-        if peer == DUMB:
-            raise Unreachable("nothing comes")
+        if peer in FAULTS:
+            raise FAULTS[peer]
         await asyncio.sleep(20.0 if peer == SLOW else 0.1)
 
     async def pull(self, peer):
@@ -41,6 +42,33 @@ async def abreast_after_s(neighbours):
 def test_every_neighbour_that_answers_is_waited_for():
     assert run_virtual(abreast_after_s([QUICK])) < 1
     assert 20 <= run_virtual(abreast_after_s([QUICK, SLOW])) < 21
+
+
+def test_one_that_breaks_the_protocol_is_not_waited_for_and_is_not_enough():
+    for peer in (CROSS, BABBLING):
+        assert run_virtual(abreast_after_s([QUICK, peer])) < 1
+        assert run_virtual(abreast_after_s([peer])) > 99
+
+
+def test_who_left_and_came_back_is_asked_again():
+    async def story():
+        here, exchanges = [QUICK], Exchanges()
+        repair = Repair(exchanges, exchanges, lambda: here, random.Random(1), lambda *_: None, lambda _: None)  # type: ignore[arg-type]
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(repair.serve())
+            repair.ask(QUICK)
+            await asyncio.sleep(1)
+            assert repair.is_abreast()
+            here.clear()
+            await asyncio.sleep(2)
+            here.append(QUICK)
+            assert not repair.is_abreast()
+            repair.ask(QUICK)
+            await asyncio.sleep(1)
+            assert repair.is_abreast()
+            serving.cancel()
+
+    run_virtual(story())
 
 
 def test_one_that_never_answers_is_given_up_and_is_not_enough():

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.restored_feed import mark, marked, unmark, wait_for_feed
+from atoll.node.restored_feed import Lost, mark, marked, unmark, wait_for_feed
 from atoll.p2p.ledger.store import LEDGER
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols.errors import CorruptFault, LocalFault
+from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 
 LOST = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "epoch", "peers.json")
@@ -20,7 +21,7 @@ def lose(node, entries):
     for name in LOST:
         (node.home / name).unlink(missing_ok=True)
     node.worker.pending = ()
-    mark(node.home, entries)
+    mark(node.home, entries, {other.peer for other in node.world.nodes.values()} - {node.peer})
 
 
 def entries_of(node, peer):
@@ -67,7 +68,7 @@ def test_it_writes_nothing_while_nobody_has_its_feed(world):
             await asyncio.sleep(200)
             assert "waiting for peers that have this node's feed" in node.driver.round.syncing
             assert entries_of(node, node.peer) == 0
-            assert marked(node.home) == 3
+            assert marked(node.home) == Lost(3, frozenset({w.nodes[0].peer}))
             w.start(0)
             await w.until(w.all_final)
             w.check_agreement()
@@ -76,14 +77,49 @@ def test_it_writes_nothing_while_nobody_has_its_feed(world):
     run_virtual(story())
 
 
+def test_one_neighbour_with_an_older_copy_is_not_enough(world):
+    async def story() -> None:
+        async with world(12, 3) as w:
+            for number in range(3):
+                w.start(number)
+            await w.until(lambda: w.all_final(2))
+            await w.kill(1)
+            await w.until(lambda: w.all_final(4))
+            node = w.nodes[2]
+            had = entries_of(w.nodes[0], node.peer)
+            await w.kill(2)
+            lose(node, 3)
+            await w.kill(0)
+            w.start(1)
+            w.start(2)
+            await asyncio.sleep(100)
+            assert 3 <= entries_of(node, node.peer) < had, "the older copy came, and nothing was added to it"
+            assert "1 of 2 other members told what they have, 2 must" in node.driver.round.syncing
+            w.start(0)
+            await w.until(w.all_final)
+            w.check_agreement()
+            assert forks(w) == set()
+            assert marked(node.home) is None
+
+    run_virtual(story())
+
+
 class Waiting:
     """What `wait_for_feed` looks at, second by second."""
 
-    def __init__(self, entries=5, neighbours_are_slow_s=0.0, outrun_at_s=None):
+    def __init__(self, entries=5, neighbours_are_slow_s=0.0, outrun_at_s=None, others=(), told_at_s=None):
         self.now_s = 0.0
         self._entries, self._slow_s, self._outrun_at_s = entries, neighbours_are_slow_s, outrun_at_s
         self.ledger = SimpleNamespace(vector=lambda: {ME: self._entries})
-        self.said = []
+        self.others, self._told_at_s = frozenset(others), told_at_s or {}
+        self.said, self.dialled = [], []
+
+    async def reach(self, peer):
+        self.dialled.append(peer)
+
+    def exchanged(self):
+        """Each is a neighbour for ten seconds."""
+        return frozenset(peer for peer, at_s in self._told_at_s.items() if at_s <= self.now() < at_s + 10)
 
     @property
     def registers(self):
@@ -98,11 +134,11 @@ class Waiting:
     def now(self):
         return asyncio.get_running_loop().time()
 
-    def run(self, entries=5, limit_s=1000.0):
+    def run(self, entries=5, limit_s=1000.0, lease_s=20.0):
         async def wait():
             began = self.now()
             async with asyncio.timeout(limit_s):
-                await wait_for_feed(self, ME, entries, 20.0, self.now, self.said.append)
+                await wait_for_feed(self, ME, Lost(entries, self.others), lease_s, self.now, self.said.append)
             return self.now() - began
 
         return run_virtual(wait())
@@ -120,18 +156,33 @@ def test_a_feed_that_is_shorter_than_it_was_is_not_enough():
     assert len(set(waiting.said)) == 1
 
 
-def test_an_identity_that_is_in_use_is_refused():
+def test_more_than_half_of_the_others_must_tell():
+    a, b, c, d = others = [PeerId(name) for name in "abcd"]
+    assert Waiting(others=others, told_at_s={a: 0, c: 20, b: 50}).run() == pytest.approx(70.0, abs=2.0)
+    waiting = Waiting(others=others, told_at_s={a: 0, b: 5, PeerId("stranger"): 0})
+    with pytest.raises(TimeoutError):
+        waiting.run()
+    assert {*waiting.dialled[6:]} == {c, d}
+    assert "2 of 4 other members told what they have, 3 must" in waiting.said[-1]
+    assert "--from-checkpoint" in waiting.said[-1]
+
+
+@pytest.mark.parametrize(("lease_s", "at_s"), [(20.0, 10.0), (20.0, 19.5), (2.0, 1.5), (1.0, 0.2), (1.0, 2.9)])
+def test_an_identity_that_is_in_use_is_refused(lease_s, at_s):
     with pytest.raises(LocalFault, match="another node that runs has this identity"):
-        Waiting(outrun_at_s=10.0).run()
+        Waiting(outrun_at_s=at_s).run(lease_s=lease_s)
 
 
-def test_a_mark_is_a_number_or_damaged(tmp_path):
+def test_a_mark_is_a_number_and_peers_or_damaged(tmp_path):
     assert marked(tmp_path) is None
-    mark(tmp_path, 12)
-    assert marked(tmp_path) == 12
-    (tmp_path / "restored").write_text("x")
-    with pytest.raises(CorruptFault):
-        marked(tmp_path)
+    others = frozenset(Identity(number.to_bytes(32)).peer_id for number in range(300))
+    for lost in (Lost(12, others), Lost(0, frozenset())):
+        mark(tmp_path, *lost)
+        assert marked(tmp_path) == lost
+    for damage in ("x", "", "1\nsomebody\n", "\xff"):
+        (tmp_path / "restored").write_text(damage)
+        with pytest.raises(CorruptFault):
+            marked(tmp_path)
     unmark(tmp_path)
     unmark(tmp_path)
     assert marked(tmp_path) is None
