@@ -30,6 +30,14 @@ class Book:
         """Those of a set that are not here."""
         return tuple(e for e in names if e not in self.contributions and e not in self.reductions)
 
+    def authors_of(self, names: Iterable[Digest]) -> set[PeerId]:
+        """Who contributed to a set: they decide the next round."""
+        return {self.contributions[name][0] for name in names if name in self.contributions}
+
+    def is_void(self, proposal: Proposal) -> bool:
+        """Does it name Reductions alone? Nobody would decide the next round, so it is never decided itself."""
+        return not self.unknown(proposal.contributions) and not self.authors_of(proposal.contributions)
+
     def vote_of(self, entry: Digest) -> Vote | None:
         """The vote with this entry id."""
         return next((vote for name, vote in self.votes.values() if name == entry), None)
@@ -114,7 +122,7 @@ def _vote(book: Book, entry: Digest, author: PeerId, body: Vote) -> tuple[Book, 
 def decided(book: Book, acceptors: tuple[PeerId, ...]) -> tuple[Digest, Proposal] | None:
     """The proposal that a quorum of acceptors voted for in its ballot; None while there is none."""
     for entry, proposal in sorted(book.proposals.items()):
-        if owner_of(acceptors, proposal.ballot.attempt) != proposal.ballot.proposer:
+        if owner_of(acceptors, proposal.ballot.attempt) != proposal.ballot.proposer or book.is_void(proposal):
             continue
         votes = [book.votes.get((peer, proposal.ballot)) for peer in acceptors]
         if sum(vote is not None and vote[1].proposal == entry for vote in votes) >= quorum(len(acceptors)):

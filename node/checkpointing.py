@@ -20,6 +20,7 @@ from atoll.node.checkpoint.disk import Piece, disk, map_file, write_file
 from atoll.node.checkpoint.safefile import Spec
 from atoll.node.checkpoint.tensorfile import TensorFile, file_pieces
 from atoll.node.checkpoint.universal import (
+    JSON_MAX_BYTES,
     SHARED,
     Manifest,
     Shard,
@@ -138,14 +139,17 @@ def join(folder: Path, *, without_quorum: bool = False) -> Checkpoint:
             + ", ".join(f"…{short(peer)}" for peer in manifest.absent),
             hint="add their shards; or give up what they had not sent: --without-quorum",
         )
+    words = to_json(manifest)
+    if len(words) > JSON_MAX_BYTES:
+        raise ConfigError(f"{folder}: a manifest of {len(words)} bytes, more than {JSON_MAX_BYTES}")
     found = _verified(Checkpoint(folder, spec, manifest))
-    write_file(folder / MANIFEST, [to_json(manifest)])
+    write_file(folder / MANIFEST, [words])
     return found
 
 
 def opened(folder: Path) -> Checkpoint:
     """A joined checkpoint, verified. Raises ConfigError, DiskFault."""
-    data = read_whole(folder / MANIFEST, max_bytes=MESSAGE_MAX_BYTES)
+    data = read_whole(folder / MANIFEST, max_bytes=JSON_MAX_BYTES)
     if data is None:
         raise ConfigError(f"{folder} has no {MANIFEST}", hint="join its shards first: atoll checkpoint join DIR")
     spec = _run(folder)
@@ -235,7 +239,7 @@ def _shards(folder: Path) -> list[Shard]:
         paths = sorted(path for path in folder.glob("*.json") if path.name not in (MANIFEST, TOKENIZER))
     found = []
     for path in paths:
-        data = read_whole(path, max_bytes=MESSAGE_MAX_BYTES)
+        data = read_whole(path, max_bytes=JSON_MAX_BYTES)
         try:
             shard = from_json(data or b"", Shard)
         except DecodeError as error:

@@ -5,8 +5,9 @@ import re
 from atoll.protocols.errors import ConfigError
 
 MAX_DEVICES = 64
-_ONE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
-_MANY = re.compile(r"cpu(,cpu)+|cuda:[0-9]{1,2}(,cuda:[0-9]{1,2})+")
+_GPU = r"cuda:(0|[1-9][0-9]?)"
+_ONE = re.compile(rf"auto|cpu|cuda|{_GPU}")
+_MANY = re.compile(rf"cpu(,cpu)+|{_GPU}(,{_GPU})+")
 
 
 def check_devices(text: str) -> None:

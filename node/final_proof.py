@@ -2,8 +2,8 @@
 
 Of every round up to it: the proposal that was decided, a quorum of votes for it, and the contributions that it
 names. The deciders of a round are the authors of the final set of the round before, so a proof goes back to round
-0, which the run's owner decides. Whoever has it need trust nobody: for a false one more than a third of the
-deciders of some round must have signed two things.
+0, which the run's owner decides. So it is as good as the deciders: for a false one a quorum of those of some round
+must have signed it, and where a final set has a single author, that one decides the next (docs/threat-model.md).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from atoll.node.contributions import is_lawful
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.records import Entry, Leave, Proposal, decode_entry, encode_entry
+from atoll.protocols.records import MAX_SET, Entry, Leave, Proposal, decode_entry, encode_entry
 from atoll.protocols.run import RunSpec
 
 VERSION = 1
@@ -58,6 +58,11 @@ class _Decided(NamedTuple):
     proposal: Proposal
     book: Book
 
+    @property
+    def authors(self) -> set[PeerId]:
+        """Of the contributions of the set, as in `finality`."""
+        return self.book.authors_of(self.proposal.contributions)
+
 
 def gather(spec: RunSpec, last: int, entries_of: EntriesOf) -> bytes:
     """The proof of round `last`. Raises ConfigError where the ledger has none."""
@@ -73,24 +78,26 @@ def gather(spec: RunSpec, last: int, entries_of: EntriesOf) -> bytes:
             )
         by_name = {entry.id: entry for entry in entries}
         rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, deciders))))
-        deciders = order(spec.id, number + 1, _authors(found))
+        deciders = order(spec.id, number + 1, found.authors)
     return codec.encode(FinalProof(VERSION, tuple(rounds)))
 
 
 def proven(spec: RunSpec, data: bytes) -> Proven:
     """What it proves of this run. Raises DecodeError, SignatureFault."""
     proof = codec.decode(data, FinalProof, max_bytes=PROOF_MAX_BYTES)
-    if proof.version != VERSION or not proof.rounds:
-        raise DecodeError(f"a proof of version {proof.version}, or of no round")
+    if proof.version != VERSION or not 1 <= len(proof.rounds) <= spec.outer.rounds:
+        raise DecodeError(f"a proof of version {proof.version}, or not of the run's rounds")
     deciders: tuple[PeerId, ...] = (spec.owner,)
     found: _Decided | None = None
     sets: list[set[PeerId]] = []
     for number, signed in enumerate(proof.rounds):
+        if len(signed) > 1 + quorum(len(deciders)) + 2 * MAX_SET:  # contributions and Reductions
+            raise DecodeError(f"more entries than round {number} has")
         entries = [decode_entry(entry, spec.id) for entry in signed]
         found = _decided([entry for entry in entries if is_lawful(spec, entry)], number, deciders)
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
-        sets.append(_authors(found))
+        sets.append(found.authors)
         deciders = order(spec.id, number + 1, sets[-1])
     assert found is not None
     members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
@@ -129,9 +136,3 @@ def _names(found: _Decided, deciders: tuple[PeerId, ...]) -> set[Digest]:
     votes = [found.book.votes.get((peer, found.proposal.ballot)) for peer in deciders]
     given = [vote[0] for vote in votes if vote is not None and vote[1].proposal == found.entry]
     return {found.entry, *given[: quorum(len(deciders))], *found.proposal.contributions}
-
-
-def _authors(found: _Decided) -> set[PeerId]:
-    """Of the contributions of a set, as in `finality`."""
-    book, names = found.book, found.proposal.contributions
-    return {book.contributions[name][0] for name in names if name in book.contributions}

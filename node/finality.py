@@ -151,13 +151,12 @@ def _decide(state: FinalityState) -> Out:
         if unknown:
             state, more = _missing(state, unknown, ())
             return state, actions + more
-        authors = [book.contributions[e][0] for e in proposal.contributions if e in book.contributions]
         actions.append(Finalize(proposal.round, proposal.contributions, proposal.state))
-        state = _next_round(state, authors)
+        state = _next_round(state, book.authors_of(proposal.contributions))
     return state, actions
 
 
-def _next_round(state: FinalityState, authors: list[PeerId]) -> FinalityState:
+def _next_round(state: FinalityState, authors: set[PeerId]) -> FinalityState:
     number = state.last_final + 1
     books = {at: book for at, book in state.books.items() if at > number}
     done = replace(
@@ -213,7 +212,8 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
     book = _book(state)
     if not _may_append(state):
         return None
-    legal = [p.ballot for p in book.proposals.values() if _counts(state, p.ballot) and not _is_doubted(state, p)]
+    counted = [p for p in book.proposals.values() if _counts(state, p.ballot) and not book.is_void(p)]
+    legal = [p.ballot for p in counted if not _is_doubted(state, p)]
     if not legal:
         return None
     ballot, bound = max(legal), book.promised(state.me)
@@ -268,6 +268,7 @@ def _value(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
     if len(given) < quorum(len(state.acceptors)):
         return None
     votes = [vote for promise in given for entry in promise.voted if (vote := book.vote_of(entry)) is not None]
+    votes = [vote for vote in votes if not book.is_void(book.proposals[vote.proposal])]
     if votes:
         return book.proposals[max(votes, key=lambda vote: vote.ballot).proposal].contributions
     return view or None
@@ -320,10 +321,12 @@ def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Acti
     votes = [(peer, vote) for (peer, _), (_, vote) in book.votes.items() if peer in state.acceptors]
     if len(state.acceptors) - len({peer for peer, _ in votes}) >= quorum(len(state.acceptors)):
         return state, True, []
-    proposal = max((vote.ballot, vote.proposal) for _, vote in votes)[1]
-    if proposal not in book.proposals:
-        return state, False, []
-    return _folded_here(state, book.proposals[proposal].contributions)
+    for _, name in sorted(((vote.ballot, vote.proposal) for _, vote in votes), reverse=True):
+        if name not in book.proposals:
+            return state, False, []
+        if not book.is_void(book.proposals[name]):
+            return _folded_here(state, book.proposals[name].contributions)
+    return state, True, []
 
 
 # --- common -------------------------------------------------------------------------------------

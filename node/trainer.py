@@ -168,6 +168,7 @@ class Trainer:
     async def _run_once(self) -> None:
         with disk(self._log):
             words = self._log.open("ab")
+            spoken_bytes = words.tell()
         with words:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -185,7 +186,7 @@ class Trainer:
                 group.create_task(self._announce())
         except* WorkerDied as died:
             if not self._stopping:
-                log.info("%s; its last words: %s", died.exceptions[0], _last_words(self._log))
+                log.info("%s; its last words: %s", died.exceptions[0], _last_words(self._log, spoken_bytes))
         finally:
             self._process = None
             self._is_started = False
@@ -252,11 +253,14 @@ def _fault(failed: Failed) -> errors.AtollError:
     return kind(failed.message, hint=failed.hint)
 
 
-def _last_words(path: Path) -> str:
-    """The last line of the worker's log."""
-    with disk(path), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LAST_WORDS_BYTES))
-        lines = file.read(LAST_WORDS_BYTES).decode(errors="replace").split("\n")
+def _last_words(path: Path, since: int) -> str:
+    """The last line of the worker's log from that place on."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(since, path.stat().st_size - LAST_WORDS_BYTES))
+            lines = file.read(LAST_WORDS_BYTES).decode(errors="replace").split("\n")
+    except OSError:  # somebody removed it, which is no reason to end
+        return "none"
     return next((line for line in reversed(lines) if line.strip()), "none")
 
 

@@ -97,6 +97,7 @@ class Worker:
             return True
         if not isinstance(request.ask, Keep | Report):
             self._commit(all_of_them=True)
+            self._spent.enter(doing(request.ask))
         answer = answered(partial(self._answer, request))
         if answer is not None:
             self._reply(request.id, answer)

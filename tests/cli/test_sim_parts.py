@@ -86,7 +86,9 @@ def test_arms_are_met_at_the_tokens_that_final_sets_used():
     met = {tokens: bpb_at(points, tokens) for tokens in (0, 100, 160, 200, 250, 300, 999)}
     assert met == {0: 4.0, 100: 4.0, 160: 3.4, 200: 3.0, 250: 2.75, 300: 2.5, 999: 2.5}
     arms = {"average": {"points": points}}
-    assert [check.ok for bpb in (3.4, 3.41) for check in baselines(bpb, 160, arms)] == [True, False]
+    assert [check.ok for bpb in (3.43, 3.44) for check in baselines(bpb, 160, arms)] == [True, False]
+    (dense,) = baselines(3.41, 160, {"diloco": {"points": points}})
+    assert not dense.ok
     assert baselines(None, 160, arms) == []
 
 

@@ -74,6 +74,15 @@ def test_it_has_no_more_votes_than_are_needed(ledger):
     assert votes == [1, 3, 2]
 
 
+def test_rounds_that_the_run_does_not_have_and_entries_without_end_are_refused(ledger):
+    rounds = rounds_of(proof_of(ledger, 2))
+    with pytest.raises(DecodeError, match="the run's rounds"):
+        proven(replace(RUN, outer=replace(RUN.outer, rounds=2)), remade(rounds))
+    rounds[0] = rounds[0] * 2000
+    with pytest.raises(DecodeError, match="more entries than round 0 has"):
+        proven(RUN, remade(rounds))
+
+
 def test_golden(ledger):
     assert digest(proof_of(ledger, 2)).hex() == GOLDEN
 

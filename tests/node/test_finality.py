@@ -35,9 +35,11 @@ from atoll.protocols.records import (
     Prepare,
     Promise,
     Proposal,
+    Reduction,
     Vote,
     set_digest,
 )
+from atoll.protocols.spans import Span
 
 RUN = RunId(digest(b"finality rules"))
 PEERS = [PeerId(f"peer-{n}") for n in range(4)]
@@ -556,3 +558,37 @@ def test_one_vote_that_a_quorum_can_do_without_does_not_hold_the_next_owner_back
     node.hear(FIRST, vote_for(entry, Ballot(0, FIRST)))
     node.feed(Tick(PATIENCE_S))
     assert node.appends() == [Prepare(Round(1), Ballot(1, SECOND))]
+
+
+# --- sets that nobody contributed to ----------------------------------------------------------------
+
+
+def reduction() -> tuple[Digest, Reduction]:
+    made = Reduction(Round(1), Span(0, 1), b"\1", (), *[digest(b"reduced")] * 4, b"")
+    return digest(b"entry of a reduction"), made
+
+
+def test_a_set_of_reductions_alone_is_neither_voted_for_nor_final():
+    """Its authors decide the next round, and it has none."""
+    entry, body = reduction()
+    node = Node(SECOND)
+    node.feed(EntrySeen(entry, FIRST, body)).feed(PayloadHeld(entry))
+    void = proposal(contributions=(entry,))
+    name = node.hear(FIRST, void)
+    assert node.log == []
+    for author in (FIRST, THIRD, FOURTH):
+        node.hear(author, vote_for(name, void.ballot))
+    assert node.log == []
+    assert node.state.last_final == 0
+
+
+def test_votes_for_a_set_of_reductions_alone_bind_nobody():
+    entry, body = reduction()
+    node = Node(SECOND).feed(EntrySeen(entry, FIRST, body)).feed(RoundClosed(Round(1), ALL))
+    void = proposal(contributions=(entry,))
+    vote = node.hear(FIRST, vote_for(node.hear(FIRST, void), void.ballot))
+    ballot = Ballot(1, SECOND)
+    node.hear(SECOND, Prepare(Round(1), ballot))
+    for author, voted in ((FIRST, (vote,)), (SECOND, ()), (THIRD, ())):
+        node.hear(author, Promise(Round(1), ballot, voted))
+    assert node.check(ALL).appends()[-1] == proposal(SECOND, 1)

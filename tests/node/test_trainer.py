@@ -210,6 +210,21 @@ async def test_a_killed_worker_fails_what_was_asked_of_it(rig):
         await one.life(2)
 
 
+async def test_the_last_words_of_a_killed_worker_are_of_its_own_life(rig, caplog):
+    caplog.set_level("INFO")
+    async with served(rig()) as one:
+        await one.life(1)
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+        assert module._last_words(one.log, 0) == "a last word"
+        assert module._last_words(one.log, one.log.stat().st_size) == "none"
+        one.log.unlink()
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(3)
+    told = [line.rsplit(": ", 1)[1] for line in caplog.messages if "its last words" in line]
+    assert told == ["a last word", "none"], "and it is started again without its log"
+
+
 async def test_nothing_is_asked_before_the_worker_said_what_it_holds(rig):
     """An early ask would reach a worker without a session, or one that is rounds behind what we believe."""
     one = rig()

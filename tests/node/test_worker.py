@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.node.beside import Beside
 from atoll.node.worker import Worker
 from atoll.protocols import codec
 from atoll.protocols import worker as w
@@ -90,17 +91,17 @@ class Busy(Daemon):
         first = self.said[-1]
         assert isinstance(first, w.Trained)
         members = (member(first.pending),)
-        yield w.Train(Round(1), 0, 1, 12, -1)
+        yield w.Keep(Round(0))
         self._is_training = True
+        yield w.Train(Round(1), 0, 1, 12, -1)
         yield w.Verify(first.pending.path, Round(0))
         yield w.Check(Round(3), members)
         yield w.Check(Round(0), members)
         yield w.Fold(Round(0), members)
         yield w.Finalize(Round(0), members)
         yield w.Report()
-        yield w.Snapshot(f"{home}/snapshot")
-        assert isinstance(self.said[-1], w.Snapshotted)
         self._is_training = False
+        yield w.Snapshot(f"{home}/snapshot")
         yield w.Stop()
 
     def waiting(self) -> bool:
@@ -108,11 +109,20 @@ class Busy(Daemon):
         return self._is_there
 
 
-def test_asks_about_the_fold_are_worked_on_beside_the_steps_and_answered_in_order(tmp_path):
-    daemon = Busy(tmp_path)
+def test_asks_about_the_fold_are_worked_on_beside_the_steps_and_answered_in_order(tmp_path, monkeypatch):
+    daemon, beside = Busy(tmp_path), list[str]()
+
+    def add(self: Beside, request: w.Request, work: object) -> None:
+        beside.append(type(request.ask).__name__)
+        real(self, request, work)
+
+    real = Beside.add
+    monkeypatch.setattr(Beside, "add", add)
     Worker(daemon, daemon).run()
+    assert beside == ["Verify", "Check", "Check", "Fold", "Finalize"]
     kinds = [type(answer).__name__ for answer in daemon.said if not isinstance(answer, w.Reported | w.Trained)]
-    assert kinds == ["Started", "Verified", "Failed", "Checked", "Folded", "Finalized", "Snapshotted", "Stopped"]
+    asked = ["Verified", "Failed", "Checked", "Folded", "Finalized"]
+    assert kinds == ["Started", "Kept", *asked, "Snapshotted", "Stopped"]
     by_kind = {type(answer): answer for answer in daemon.said}
     assert by_kind[w.Failed].fault == Divergence.__name__, "round 3 does not follow"
     assert by_kind[w.Checked].state == by_kind[w.Folded].state == by_kind[w.Finalized].state
@@ -126,6 +136,7 @@ def test_a_worker_that_trains_has_not_imported_torchs_compiler(tmp_path):
 import sys
 from pathlib import Path
 from tests.node.test_worker import Daemon
+from atoll.node.beside import Beside
 from atoll.node.worker import Worker
 daemon = Daemon(Path({str(tmp_path)!r}))
 Worker(daemon, daemon).run()

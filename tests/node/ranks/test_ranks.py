@@ -206,7 +206,8 @@ def test_devices_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["cpu,cuda:0", "cuda,cuda:1", "cuda:0,cuda:0", "auto,auto", "cuda:0,", "cpu,cpu" * 40]
+    "text",
+    ["cpu,cuda:0", "cuda,cuda:1", "cuda:0,cuda:0", "cuda:0,cuda:00", "auto,auto", "cuda:0,", "cpu,cpu" * 40],
 )
 def test_lists_that_no_machine_can_have_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="device"):

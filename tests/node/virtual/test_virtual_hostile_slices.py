@@ -6,6 +6,7 @@ import json
 import msgspec
 import pytest
 
+from atoll.node import finality
 from atoll.node.finals import SNAPSHOT_EVERY
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols.ids import Digest, Round, digest
@@ -205,3 +206,29 @@ def test_a_worker_that_lost_much_is_told_in_which_slices_its_payloads_were_used(
                 assert counted[used[number]] == node.worker.layout.chunks, number
 
     run_virtual(story())
+
+
+def test_who_proposes_reductions_alone_stops_nobody(world, monkeypatch):
+    """All would fold such a set alike; but the authors of a set decide the next round, and it has none."""
+    real, tried = finality._value, set[int]()
+
+    async def story() -> None:
+        async with world(10, 4, reduce=CAREFUL) as w:
+            for number in range(4):
+                w.start(number)
+            liar = w.nodes[2].peer
+
+            def value(state, ballot):
+                found = real(state, ballot)
+                book = finality._book(state)
+                if found is None or state.me != liar or book.reductions.keys().isdisjoint(found):
+                    return found
+                tried.add(state.last_final + 1)
+                return tuple(name for name in found if name in book.reductions)
+
+            monkeypatch.setattr(finality, "_value", value)
+            await w.until(w.all_final)
+            w.check_agreement()
+
+    run_virtual(story())
+    assert tried
