@@ -44,6 +44,10 @@ class Contributions:
         """Whether we contributed to a round (that was not forgotten)."""
         return number in self._own_rounds
 
+    def said(self, above: int) -> tuple[Round, ...]:
+        """Rounds above this one that we contributed to, rising."""
+        return tuple(Round(number) for number in sorted(self._own_rounds) if number > above)
+
     def authors(self, entries: Iterable[Digest]) -> list[PeerId]:
         """Of those that are known."""
         return [self._found[entry][0] for entry in entries if entry in self._found]

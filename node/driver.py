@@ -349,7 +349,8 @@ class Driver:
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
         self.tempo = choose(self.tempo, self.spec.steps(action.round), speeds)
         experts = self.handover.taken(self.share.experts, self.share.take(self._members))
-        ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts)
+        said = self.contributions.said(self.finals.applied)
+        ask = w.Train(action.round, action.slot, action.slots, self.tempo.chosen, action.after, experts, said)
         if action.round == 0:
             await self._bring_moments(ask)
         done = await self.ask_until_saved(ask, w.Trained)

@@ -147,14 +147,17 @@ class Reductions:
         """What of ours counts in a final set of slices. None: a Reduction covers what the ledger lacks."""
         mine = [o for o in self.sets.offers(number) if o.author == self.sets.me]
         claims = [self.sets.claims[name] for name in names if name in self.sets.claims]
-        reduced = [w.Counted(claim.body.payload, ()) for claim in claims if claim.author == self.sets.me]
+        reduced = [
+            w.Counted(claim.body.payload, (), Round(number)) for claim in claims if claim.author == self.sets.me
+        ]
         if not mine:
             return tuple(reduced)
         parts = self.sets.parts(number, names)
         if parts is None:
             return None
         spans = tuple(part.span for part in parts if self.sets.has_ours(part))
-        return (*(w.Counted(self.sets.contribution(o.entry).payload, spans) for o in mine), *reduced)
+        at = Round(number)
+        return (*(w.Counted(self.sets.contribution(o.entry).payload, spans, at) for o in mine), *reduced)
 
     def slices(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Slice, ...] | None:
         """A set as the worker wants it; None while not all is here."""

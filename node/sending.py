@@ -1,6 +1,6 @@
 """What this node sends: its error feedback, the payloads it made of it, and which of them are not settled yet."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -49,8 +49,8 @@ class Sending:
         self.residual_C4096 = torch.zeros((arena.chunks, CHUNK))
         self.pending: tuple[w.Pending, ...] = ()
         self._parted: tuple[w.Parted, ...] = ()
-        self._known: set[Digest] = set()
-        """Payloads of ours that are not pending, and need no look: see `recognise`."""
+        self._newest: int = -1
+        """Newest round that this state knows to be settled, sent, or recognised: see `recognise`."""
         with disk(spool):
             spool.mkdir(parents=True, exist_ok=True)
 
@@ -88,6 +88,7 @@ class Sending:
     def add(self, pending: w.Pending) -> None:
         """A payload is out: from now on it is pending, and its file is there before a saved state says so."""
         self.pending = (*self.pending, pending)
+        self._newest = max(self._newest, pending.round)
 
     def part(self, number: int, moments: Mapping[int, bytes]) -> tuple[w.Parted, ...]:
         """Write the moments of experts given up in a round; they lie until the next call. Raises DiskFault."""
@@ -137,22 +138,24 @@ class Sending:
         for at, span in slabs(missed.cover, SLAB_CHUNKS):
             self.residual_C4096[span.start : span.stop] += said_N4096[at : at + span.stop - span.start]
 
-    def load(self, residual_C4096: Tensor, pending: tuple[w.Pending, ...]) -> None:
-        """Take over a saved state. A payload that is not whole any more is not pending."""
+    def load(self, residual_C4096: Tensor, pending: tuple[w.Pending, ...], final: int) -> None:
+        """Take over what was saved when round `final` was. A payload that is not whole any more is not pending."""
         self.residual_C4096.copy_(residual_C4096)
         self.pending = tuple(filter(_is_whole, pending))
-        self._known = {one.payload for one in pending}
+        self._newest = max(final, *(one.round for one in pending), -1)
 
-    def recognise(self, ours: Iterable[Digest]) -> bool:
-        """Payloads of ours to rounds that are not final here. False: a newer state than this made one of them.
+    def recognise(self, number: int) -> bool:
+        """Round `number` has a contribution of ours. False: a newer state than this made it, before a restore.
 
-        That is so after a restore. What is unsaid here may have been said in it: then nothing is unsaid any more.
+        That is so where the round is newer than all that this state trained, recognised, or had as final. What is
+        unsaid here may have been said in it: then nothing is unsaid any more. One to an older round changes
+        nothing: what is unsaid is by then the rest of this state's own work, which nobody has said.
         """
-        unknown = set(ours) - {one.payload for one in self.pending} - self._known
-        self._known |= unknown
-        if unknown:
-            self.residual_C4096.zero_()
-        return not unknown
+        if number <= self._newest:
+            return True
+        self._newest = number
+        self.residual_C4096.zero_()
+        return False
 
     def sweep(self, pending: tuple[w.Pending, ...]) -> None:
         """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault.

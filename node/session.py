@@ -52,7 +52,7 @@ from atoll.protocols import worker as w
 from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.coverage import Cover, cover_of, size_of
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, LocalFault, Superseded
-from atoll.protocols.ids import Digest, Round, digest
+from atoll.protocols.ids import Digest, Round
 from atoll.protocols.reduction import rules_of
 from atoll.protocols.rows import check_root
 from atoll.protocols.run import RunSpec
@@ -148,9 +148,11 @@ class Session:
     def train(self, ask: w.Train) -> Generator[Event, None, None]:
         """The round's inner steps, one at a time, then the encoded and saved result.
 
-        None means that nothing can be done before another ask was answered.
+        None means that nothing can be done before another ask was answered. The round is encoded from what is
+        unsaid: so contributions of a newer state than this are recognised before it, not when they are folded.
         """
         self._check_begun()
+        self._recognise(ask.said)
         if self._trained is not None and self._trained.pending.round == ask.round:
             if self._keeping.holds(ask.round):  # the disk did not take it
                 self._begin_save()
@@ -231,7 +233,7 @@ class Session:
         commit = self._fold.prepare_round(number, self._parts(ask))
 
         def finish() -> w.Answer:
-            self._recognise(self._ours(ask))
+            self._recognise([number] if self._is_in(ask) else [])
             return w.Folded(number, commit())
 
         return finish
@@ -251,7 +253,7 @@ class Session:
 
         def finish() -> w.Answer:
             if commit is not None:
-                self._recognise(self._ours(ask))
+                self._recognise([number] if self._is_in(ask) else [])
                 counted = self._counted(ask)
                 missed = self._sending.missed(number, counted, self._keeping.payloads)
                 commit()
@@ -261,18 +263,15 @@ class Session:
 
         return finish
 
-    def _ours(self, ask: w.Fold | w.Finalize) -> set[Digest]:
-        """Our payload in a set of a round that this state did not train; reduced: a name for the round."""
-        if any(one.round == ask.round for one in self._sending.pending):
-            return set()
+    def _is_in(self, ask: w.Fold | w.Finalize) -> bool:
+        """Whether a contribution of ours is in the set."""
         named = (*ask.members, *(member for part in ask.slices for member in part.raw))
-        ours = {member.payload for member in named if member.author == self._start.peer}
-        if ours or not any(part.ours for part in ask.slices):
-            return ours
-        return {digest(b"ours in round", ask.round.to_bytes(8, "little"))}
+        ours = any(member.author == self._start.peer for member in named)
+        return ours or any(part.ours for part in ask.slices)
 
-    def _recognise(self, ours: Iterable[Digest]) -> None:
-        if not self._sending.recognise(ours):
+    def _recognise(self, rounds: Iterable[int]) -> None:
+        """These rounds, none final here, have contributions of ours: see `Sending.recognise`."""
+        if not self._sending.recognise(max(rounds, default=-1)):
             line = "this state is older than what was sent: what it had not said yet is dropped"
             print(line, flush=True)  # noqa: T201 - stdout is the worker's log
 
@@ -329,7 +328,7 @@ class Session:
                     f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
                 )
             counted = {one.payload: one.spans for one in ask.included}
-            self._recognise(payload for payload, spans in counted.items() if spans)
+            self._recognise(one.round for one in ask.included if one.spans)
             missed = self._sending.missed(ask.round, counted, self._keeping.payloads)
             self._fold.adopt(found.theta_C4096, ask.round)
             self._settle(ask.round, missed, counted)
@@ -445,7 +444,7 @@ class Session:
             print(line, flush=True)  # noqa: T201 - stdout is the worker's log
         if found.body.final > self._fold.final_round:
             self._fold.adopt(found.tensors["final"], found.body.final)
-        self._sending.load(found.tensors["residual"], found.body.pending)
+        self._sending.load(found.tensors["residual"], found.body.pending, found.body.final)
         if self._slices is not None:
             self._slices.load(found.body.kept, found.tensors.get("kept"), found.body.final)
         self._rounds.steps_taken = found.body.steps

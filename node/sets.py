@@ -66,7 +66,7 @@ class Sets:
         if slices is not None:
             return slices.counted(number, names)
         mine = (one for one in self.contributions.known(names) if one.author == self._driver.me)
-        return tuple(w.Counted(one.payload, self._all_rows(one)) for one in mine)
+        return tuple(w.Counted(one.payload, self._all_rows(one), Round(number)) for one in mine)
 
     def finalized(self, number: Round, names: tuple[Digest, ...]) -> None:
         """The worker holds this final set. For good: which of ours were used may be asked long after."""

@@ -144,7 +144,7 @@ def _unsaid(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
     The weights are those of the final round, so whatever is not in them was not said.
     """
     sending = Sending(spec, run_folder / "spool", 1)
-    sending.load(found.tensors["residual"], found.body.pending)
+    sending.load(found.tensors["residual"], found.body.pending, found.body.final)
     sending.settle(_FAR, sending.missed(_FAR, {}, {}))
     for body in found.body.kept:
         hand_back(sending.residual_C4096, Kept(body.span, found.tensors["kept"]))

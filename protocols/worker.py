@@ -67,6 +67,7 @@ class Counted(msgspec.Struct, frozen=True, array_like=True):
     """Of a contribution, or of a Reduction."""
     spans: tuple[Span, ...]
     """Chunks of the round's cover; of a Reduction none are named."""
+    round: Round
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -112,6 +113,8 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Round whose Fold may come while this one is trained, up to `overlap_steps` later; -1: none is due."""
     experts: bytes = b""
     """Bitmap of the experts to train; empty: all."""
+    said: tuple[Round, ...] = ()
+    """Rounds above the worker's final one that our own feed has a contribution to."""
 
 
 class Keep(msgspec.Struct, frozen=True, array_like=True, tag="keep"):

@@ -82,6 +82,34 @@ def test_what_was_said_since_is_not_said_again(tmp_path):
     assert torch.equal(running._sending.residual_C4096, mine), "what was trained since the restore stays"
 
 
+def test_it_is_not_said_again_although_its_payload_comes_after_the_next_round(tmp_path):
+    """Round 1 is folded without it at first: the node's own feed is then all that tells of it."""
+    members, checkpoint = checkpoint_of(tmp_path, DENSE)
+    sent = [members.contribute(number, 1, b"") for number in range(2)]
+
+    def next_round(name, said, unsaid=1.0):
+        restore(checkpoint, tmp_path / name, ME)
+        running = session(DENSE, tmp_path / name)
+        running.answer(w.Fold(Round(1), (sent[0].member,)))
+        running._sending.residual_C4096 *= unsaid
+        *_, done = running.train(w.Train(Round(2), 1, 2, 2, -1, b"", said))
+        return running, done.pending.payload
+
+    running, payload = next_round("told", (Round(1),))
+    nothing_old, fresh = next_round("nothing unsaid", (), unsaid=0.0)
+    assert payload == fresh != next_round("untold", ())[1]
+    rest = running._sending.residual_C4096.clone()
+    assert torch.equal(rest, nothing_old._sending.residual_C4096)
+    both = tuple(each.member for each in sent)
+    for again in (running, nothing_old):  # told or not: by now this is the rest of round 2
+        again.answer(w.Fold(Round(1), both))
+        assert torch.equal(again._sending.residual_C4096, rest)
+        again.close()
+    restarted = session(DENSE, tmp_path / "told")
+    restarted.answer(w.Fold(Round(1), both))
+    assert torch.equal(restarted._sending.residual_C4096, rest)
+
+
 def test_it_may_hear_of_it_by_a_snapshot(tmp_path):
     members, checkpoint = checkpoint_of(tmp_path, DENSE)
     sent = [members.contribute(number, 1, b"") for number in range(2)]
@@ -90,7 +118,7 @@ def test_it_may_hear_of_it_by_a_snapshot(tmp_path):
         snapshot = other.answer(w.Snapshot(str(tmp_path / "snapshot")))
     for home, included in (("mine", sent[1:]), ("not mine", [])):
         restore(checkpoint, tmp_path / home, ME)
-        counted = tuple(w.Counted(each.member.payload, ((0, 1),)) for each in included)
+        counted = tuple(w.Counted(each.member.payload, ((0, 1),), Round(1)) for each in included)
         running = session(DENSE, tmp_path / home)
         running.answer(w.Adopt(Round(1), snapshot.path, snapshot.state, counted))
         assert running._sending.residual_C4096.any() == (not included)

@@ -1,5 +1,6 @@
 """The moments of a checkpoint are waited for before round 0, for a while, and never needed."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,7 @@ FILES = [manifest_of_bytes(bytes([number])).id for number in range(9)]
 MIXTURE = replace(
     SPEC, model=MIXTURE_MODEL, start=StartSpec(weights=bytes(32), state=bytes(32), moments=b"".join(FILES))
 )
+FETCHING = "fetching the moments of the run's checkpoint: file 1 of 1"
 WAITING = "waiting for the moments of the run's checkpoint: nobody reachable has them yet"
 
 
@@ -43,7 +45,7 @@ class Net:
         return [OTHER, ME]
 
     def leases(self):
-        return {str(number): (SimpleNamespace(round=number), 9.0) for number in self.rounds}
+        return {str(peer): (SimpleNamespace(round=at), 9.0) for peer, at in enumerate(self.rounds)}
 
     async def fetch_blob(self, blob, holders, max_bytes):
         self.asked.append(holders)
@@ -71,9 +73,10 @@ def bring(net, spec=GIVEN, files=(0,)):
 
 def test_only_what_is_needed_is_fetched_and_each_file_once(tmp_path):
     net = Several(tmp_path, [Unreachable("x")])
-    assert bring(net, MIXTURE, (0, 3)) == [WAITING, ""]
+    first, second = FETCHING.replace("of 1", "of 2"), FETCHING.replace("1 of 1", "2 of 2")
+    assert bring(net, MIXTURE, (0, 3)) == [first, WAITING, first, second, ""]
     assert [number for number, _ in net.asked] == [0, 0, 3]
-    assert bring(net, MIXTURE, (0, 2, 3)) == []
+    assert bring(net, MIXTURE, (0, 2, 3)) == [FETCHING, ""]
     assert [number for number, _ in net.asked[3:]] == [2]
     sizes = dict(net.asked)
     expert = 12 * 3 * 64 * 64
@@ -83,7 +86,7 @@ def test_only_what_is_needed_is_fetched_and_each_file_once(tmp_path):
 
 def test_they_are_asked_of_the_owner_first(tmp_path):
     net = Net(tmp_path)
-    assert bring(net) == []
+    assert bring(net) == [FETCHING, ""]
     assert net.asked == [[ME, OTHER]]
     assert net.has_blob(BLOB)
     assert bring(net) == []
@@ -99,23 +102,77 @@ def test_a_run_without_them_asks_nobody(tmp_path):
 
 def test_faults_are_said_and_tried_again(tmp_path):
     net = Net(tmp_path, [Unreachable("x"), DiskFault("full"), DecodeError("x"), TimeoutError()])
-    assert bring(net) == [WAITING, WAITING.replace("nobody reachable has them yet", "full"), WAITING, WAITING, ""]
+    nobody = "nobody reachable has them yet"
+    waits = [WAITING.replace(nobody, why) for why in (nobody, "full", nobody, "file 1 of 1 comes slowly")]
+    assert bring(net) == [line for wait in waits for line in (FETCHING, wait)] + [FETCHING, ""]
     assert net.has_blob(BLOB)
 
 
 def test_nobody_is_waited_for_without_end(tmp_path):
     net = Net(tmp_path, [Unreachable("x")] * 1000)
     said = bring(net)
-    assert set(said) == {WAITING, ""}
-    assert len(net.asked) == run_moments.PATIENCE_S / run_moments.RETRY_S
+    assert set(said) == {FETCHING, WAITING, ""}
+    assert abs(len(net.asked) - run_moments.PATIENCE_S / run_moments.RETRY_S) <= 1
+
+
+class Hanging(Net):
+    """Whoever is asked says nothing; after 30 s `happens` changes what is known of the others."""
+
+    def __init__(self, folder, happens=lambda _: None):
+        super().__init__(folder)
+        self.happens, self.given_up = happens, 0
+
+    async def fetch_blob(self, blob, holders, max_bytes):
+        self.asked.append(holders)
+        try:
+            await asyncio.sleep(1e9)
+        finally:
+            self.given_up += 1
+
+    def bring_s(self):
+        said = []
+
+        async def timed():
+            now = asyncio.get_running_loop().time
+            asyncio.get_running_loop().call_later(30.0, self.happens, self)
+            began = now()
+            await bring_moments(GIVEN, (0,), self, said.append, lambda: self.has_begun)
+            return now() - began
+
+        took_s = run_virtual(timed())
+        assert (said[0], said[-1]) == (FETCHING, "")
+        assert self.given_up == len(self.asked) > 0
+        return took_s
+
+
+def all_go_on(net):
+    net.rounds = [1, 2]
+
+
+def one_goes_on(net):
+    net.rounds = [0, 2]
+
+
+def it_begins(net):
+    net.has_begun = True
+
+
+def test_a_fetch_under_way_is_given_up_when_it_is_too_late_or_takes_too_long(tmp_path):
+    for happens in (all_go_on, it_begins):
+        assert Hanging(tmp_path, happens).bring_s() == pytest.approx(30.0, abs=run_moments.LOOK_S)
+    for happens in (one_goes_on, lambda _: None):
+        took_s = Hanging(tmp_path, happens).bring_s()
+        assert took_s == pytest.approx(run_moments.PATIENCE_S, abs=run_moments.LOOK_S + 0.1)
 
 
 def test_when_round_0_is_over_they_are_not_wanted(tmp_path):
-    for net in (Net(tmp_path, rounds=[0, 3]), Net(tmp_path, has_begun=True)):
+    for net in (Net(tmp_path, rounds=[0, 3, 3]), Net(tmp_path, has_begun=True)):
         assert bring(net) == []
         assert net.asked == []
-    assert bring(begins := Net(tmp_path, rounds=[0, 0])) == []
-    assert len(begins.asked) == 1
+    for number, rounds in enumerate(([0, 0], [0, 3])):  # one of them may say what it likes
+        begins = Net(tmp_path / str(number), rounds=rounds)
+        assert bring(begins) == [FETCHING, ""]
+        assert len(begins.asked) == 1
 
 
 def test_they_are_named_by_a_hash_or_not_at_all():

@@ -325,7 +325,7 @@ def test_adopting_a_snapshot_settles_each_payload_once(homes):
         states.append(ahead.ask(w.Finalize(Round(number), tuple(members))).state)
     made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
     whole = (Span(0, arena_of(SPEC.model).chunks),)
-    adopt = w.Adopt(Round(2), made.path, states[2], (w.Counted(pendings[0].payload, whole),))
+    adopt = w.Adopt(Round(2), made.path, states[2], (w.Counted(pendings[0].payload, whole, Round(0)),))
     mend = blocked(node.path / "state")
     for _ in range(2):
         with pytest.raises(DiskFault):

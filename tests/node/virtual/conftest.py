@@ -134,6 +134,8 @@ class FakeWorker:
         self.unsafe: tuple[w.Pending, ...] = ()
         """Trained, and lost with the worker until Keep was answered."""
         self.trained: list[int] = []
+        self.said: dict[int, tuple[int, ...]] = {}
+        """What each round's Train named as said already."""
         self.lives = 0
         self.mute = False
         self.judged: list[str] = []
@@ -270,6 +272,7 @@ class FakeWorker:
         pending = w.Pending(*words)
         self.unsafe = (*self.unsafe, pending)
         self.trained.append(ask.round)
+        self.said[ask.round] = ask.said
         return w.Trained(pending, len(data), step_s * ask.steps)
 
     def _payload(self, ask: w.Train) -> bytes:

@@ -50,6 +50,8 @@ def test_who_lost_its_ledger_goes_on_in_its_own_feed(world):
             assert max(node.worker.trained) == 7
             assert len(set(node.worker.trained)) == len(node.worker.trained)
             assert marked(node.home) is None
+            assert all(set(said) <= set(range(number)) for number, said in node.worker.said.items())
+            assert any(node.worker.said.values()), "it is told of what it sent to rounds that are not final there"
 
     run_virtual(story())
 
