@@ -97,7 +97,7 @@ _SMALL = (
         beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=8,
     ),
     OuterSpec(
-        rounds=54, stages=(Stage(0, 2), Stage(8, 8)), alpha_256=256, floor_256=64, overlap_steps=5
+        rounds=54, stages=(Stage(0, 2), Stage(8, 8)), alpha_256=256, floor_256=64, overlap_steps=4
     ),
     CompressSpec(codec="sparse2", k=128, feedback=0.5),
 )  # fmt: skip
