@@ -57,6 +57,8 @@ class Checkpoint:
     folder: Path
     spec: RunSpec
     manifest: Manifest
+    proof: Proven
+    """That its round is final."""
     _files: dict[str, TensorFile] = field(default_factory=dict)
 
     @property
@@ -81,7 +83,10 @@ class Checkpoint:
         kind, _, atom = name.partition("/")
         if kind == sh.ERROR:
             return self._mean_error(name, part_of(atom))
-        peer = self.manifest.holders[part_of(atom)]
+        return self.sound(self.manifest.holders[part_of(atom)], name)
+
+    def sound(self, peer: str, name: str) -> Tensor:
+        """A tensor of a member's shard. Raises ConfigError for values that no optimiser has."""
         value = self.file_of(peer).read(name)
         if not is_sound(name, value):
             raise ConfigError(f"{self.folder}: {name} of …{peer[-8:]} is not finite, or out of range")
@@ -142,7 +147,7 @@ def join(folder: Path, *, without_quorum: bool = False) -> Checkpoint:
     words = to_json(manifest)
     if len(words) > JSON_MAX_BYTES:
         raise ConfigError(f"{folder}: a manifest of {len(words)} bytes, more than {JSON_MAX_BYTES}")
-    found = _verified(Checkpoint(folder, spec, manifest))
+    found = _verified(Checkpoint(folder, spec, manifest, proof))
     write_file(folder / MANIFEST, [words])
     return found
 
@@ -157,9 +162,10 @@ def opened(folder: Path) -> Checkpoint:
         manifest = from_json(data, Manifest)
     except DecodeError as error:
         raise ConfigError(f"{folder / MANIFEST}: {error}") from error
-    if _joined(folder, spec, manifest.shards)[0] != manifest:
+    made, proof = _joined(folder, spec, manifest.shards)
+    if made != manifest:
         raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
-    return _verified(Checkpoint(folder, spec, manifest))
+    return _verified(Checkpoint(folder, spec, manifest, proof))
 
 
 def is_sound(name: str, value: Tensor) -> bool:

@@ -6,7 +6,7 @@ names. The deciders of a round are the authors of the final set of the round bef
 must have signed it, and where a final set has a single author, that one decides the next (docs/threat-model.md).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -46,6 +46,8 @@ class Proven(NamedTuple):
     """Authors of the newest MEMBER_ROUNDS final sets, rising."""
     known: frozenset[PeerId]
     """Authors of the final sets of all rounds up to it."""
+    entries: Mapping[PeerId, int]
+    """So many entries an author's feed has at least."""
 
     @property
     def needed(self) -> int:
@@ -90,10 +92,13 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
     deciders: tuple[PeerId, ...] = (spec.owner,)
     found: _Decided | None = None
     sets: list[set[PeerId]] = []
+    lengths: dict[PeerId, int] = {}
     for number, signed in enumerate(proof.rounds):
         if len(signed) > 1 + quorum(len(deciders)) + 2 * MAX_SET:  # contributions and Reductions
             raise DecodeError(f"more entries than round {number} has")
         entries = [decode_entry(entry, spec.id) for entry in signed]
+        for entry in entries:
+            lengths[entry.author] = max(lengths.get(entry.author, 0), entry.seq + 1)
         found = _decided([entry for entry in entries if is_lawful(spec, entry)], number, deciders)
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
@@ -101,14 +106,8 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
         deciders = order(spec.id, number + 1, sets[-1])
     assert found is not None
     members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
-    return Proven(Round(len(sets) - 1), found.proposal.state, tuple(members), frozenset().union(*sets))
-
-
-def entries_of_author(spec: RunSpec, data: bytes, author: PeerId) -> int:
-    """So many entries an author's feed has at least, as a proof that was verified shows."""
-    proof = codec.decode(data, FinalProof, max_bytes=PROOF_MAX_BYTES)
-    entries = (decode_entry(entry, spec.id) for signed in proof.rounds for entry in signed)
-    return max((entry.seq + 1 for entry in entries if entry.author == author), default=0)
+    known = frozenset[PeerId]().union(*sets)
+    return Proven(Round(len(sets) - 1), found.proposal.state, tuple(members), known, lengths)
 
 
 def read_proof(spec: RunSpec, data: bytes, where: object) -> Proven:

@@ -17,9 +17,8 @@ from atoll.node.checkpoint import shards as sh
 from atoll.node.checkpoint.atoms import write_atom
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.node.checkpoint.universal import SHARED, Shard
-from atoll.node.checkpointing import TOKENIZER, VOTES, Checkpoint, is_sound
+from atoll.node.checkpointing import TOKENIZER, Checkpoint
 from atoll.node.export_run import BLOBS, STATE
-from atoll.node.final_proof import PROOF_MAX_BYTES, entries_of_author
 from atoll.node.holding import splits
 from atoll.node.restored_feed import mark, marked
 from atoll.p2p.blobs.store import BlobStore
@@ -64,8 +63,7 @@ def restore(checkpoint: Checkpoint, run_folder: Path, me: PeerId) -> Restored:
     body = LocalBody(spec.id, manifest.round, state, steps, ())
     make_folder(run_folder)
     _bring_tokenizer(checkpoint, run_folder)
-    proof = read_whole(checkpoint.folder / VOTES, max_bytes=PROOF_MAX_BYTES) or b""
-    entries = entries_of_author(spec, proof, me)
+    entries = checkpoint.proof.entries.get(me, 0)
     has_feed = _has_feed(run_folder, spec.id, me, entries)
     if not has_feed:
         mark(run_folder, entries, {*manifest.members} - {me})  # before there is a state to start with
@@ -96,10 +94,9 @@ def _check_empty(checkpoint: Checkpoint, run_folder: Path) -> None:
 
 
 def _own(checkpoint: Checkpoint, shard: Shard) -> Iterator[tuple[str, Tensor]]:
-    file = checkpoint.file_of(shard.peer)
-    for name in sorted(file.names):
+    for name in sorted(checkpoint.file_of(shard.peer).names):
         if not name.startswith(f"{sh.WEIGHT}/"):
-            yield name, _sound(checkpoint, name, file.read(name))
+            yield name, checkpoint.sound(shard.peer, name)
 
 
 def _newcomers(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
@@ -109,12 +106,6 @@ def _newcomers(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
             for kind in (sh.STEP, *KINDS):
                 name = f"{kind}/{place.name}"
                 yield name, checkpoint.kept(name)
-
-
-def _sound(checkpoint: Checkpoint, name: str, value: Tensor) -> Tensor:
-    if not is_sound(name, value):
-        raise ConfigError(f"{checkpoint.folder}: {name} is not finite, or out of range")
-    return value
 
 
 def _bring_tokenizer(checkpoint: Checkpoint, run_folder: Path) -> None:

@@ -200,7 +200,7 @@ class Session:
         """The work of an ask about the fold. It changes nothing: that, and the answer, is the result's to do.
 
         May run beside the steps of `train`, in another thread; the result is called between two steps. In
-        between, nothing but steps may be done here, and `keep`. Both raise AtollError.
+        between, nothing but `train` and `keep` may be done here. Both raise AtollError.
         """
         if not isinstance(ask, w.Verify):
             self._check_begun()
