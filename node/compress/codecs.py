@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from atoll.node.compress import encoding, folding
 from atoll.node.compress.folding import Member, Step
+from atoll.node.kernels.large import fresh_like
 from atoll.protocols.payload import Layout, check_codec
 
 
@@ -34,7 +34,7 @@ class Codec(NamedTuple):
 
     def onto(self, theta_C4096: Tensor, members: Sequence[Member], step: Step, *, threads: int = 1) -> Tensor:
         """θ + U, a new array, of (weight, payload) of one round's set; padding is left to the caller."""
-        out = torch.empty_like(theta_C4096)
+        out = fresh_like(theta_C4096)
         folding.fold_into(theta_C4096, members, self.k, step, out, codec=self.name, threads=threads)
         return out
 
