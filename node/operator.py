@@ -76,6 +76,8 @@ class DaemonOperator:
             host_restarts=moved.restarts,
             trouble=self._trouble(),
             goodput=d.timekeeper.report(),
+            room=d.room,
+            shortage=driver.round.shortage,
             **self._network(),
         )
 
