@@ -38,7 +38,7 @@ from atoll.node.local_weights import all_finite, carries, check_saved
 from atoll.node.model import bridge
 from atoll.node.model.genesis import genesis
 from atoll.node.model.merging import move_after
-from atoll.node.outer.fixed import state_digest
+from atoll.node.outer.fixed import plus, state_digest
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.ranks.group import check_device
 from atoll.node.ranks.lead import Ranks, end_process, threads_of
@@ -103,7 +103,7 @@ class Session:
         covers, after = partial(cover_of, spec), partial(move_after, spec)
         theta, number = _first_state(spec)
         self._slices = self._slice_work()
-        self._fold = Fold(theta, self._arena, self._update, covers, number, after)
+        self._fold = Fold(theta, self._arena, self._onto, covers, number, after)
         self._sending = Sending(spec, self._home / "spool", threads)
         brought = Brought(spec, start.moments)
         self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, brought)
@@ -366,12 +366,12 @@ class Session:
             except FileNotFoundError as error:
                 raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
 
-    def _update(self, parts: Sequence[Part], chunks: int) -> Tensor:
+    def _onto(self, parts: Sequence[Part], theta_N4096: Tensor) -> Tensor:
         if any(part.span is not None for part in parts):
-            return self._require_slices().update(parts, chunks)
+            return plus(theta_N4096, self._require_slices().update(parts, len(theta_N4096)))
         members = [(part.weight, self._map(part.source), part.rows) for part in parts]
         outer = OuterStep(self._spec.outer.alpha_256, self._spec.outer.floor_256)
-        return self._codec.update_of(members, chunks, outer, threads=max(1, self._start.threads))
+        return self._codec.onto(theta_N4096, members, outer, threads=max(1, self._start.threads))
 
     # --- the disk -------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ TORCH_SIDE = {
     "worker", "session", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
     "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "logits",
     "checkpointing", "resumed", "brought", "shard_saving", "import_run", "experts_trial", "restoring",
-    "group", "lead", "rank", "replica", "shards",
+    "group", "large", "lead", "rank", "replica", "shards",
 }  # fmt: skip
 """Modules of node/ that run in the worker, or compare against it."""
 RIVALS = {"cli/benches/wan_hivemind.py"}
