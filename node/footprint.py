@@ -1,8 +1,8 @@
 """What a run needs of a machine's memory, of the host and of each device, by how many experts are trained there.
 
 Pure. Of what is trained (T parameters) and what is frozen (F), the place where steps are taken holds 16·T + b·F
-bytes, beside what a step or a validation needs for a while. The host holds 24 bytes of every parameter, whoever
-trains it: Θ_final, the view, an open round, the anchor, the error feedback, and the array that a fold makes.
+bytes, beside what a step or a validation needs for a while. The host holds 20 bytes of every parameter, whoever
+trains it: Θ_final, the view, the anchor, the error feedback, and the array that a fold makes.
 
 Figures of a CPU were compared with workers that trained, folded and validated (docs/models.md). Those of a GPU
 follow from the tensors that are kept there, and were not measured.
@@ -19,7 +19,7 @@ from atoll.protocols.run import RunSpec
 TRAINED_BYTES = 16
 """Of a parameter where it is trained: weight, gradient and two moments in float32."""
 FROZEN_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-FOLD_BYTES = 24
+FOLD_BYTES = 20
 """Of a parameter on the host."""
 _WEIGHT_BYTES, _TAKEN_BYTES = 4, 12
 """Taken: weight and moments of what is trained, on the host while the experts change hands."""
@@ -28,7 +28,7 @@ _CAST_BYTES = 2
 _CPU_BASE_BYTES = 420 << 20
 _GPU_HOST_BASE_BYTES = 1 << 30
 _GPU_BASE_BYTES = 800 << 20
-_GAPS = 1.4
+_GAPS = 1.3
 """What steps of a mixture take of the heap, over what they hold: an expert has other rows in each step, and what
 was left by arrays of one size does not fit those of the next. Measured."""
 VALIDATED_AT_ONCE = 16
