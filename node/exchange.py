@@ -53,7 +53,7 @@ def lack_of_room(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
 def _why_not(spec: RunSpec, start: Start, device: torch.device) -> str:
     """What is known without a trial."""
     if start.shard:
-        return "with shard the trained values come together on the host"
+        return "with shard the trained values come together there"
     if device.type != "cuda":
         return ""
     return lack_of_room(spec, torch.cuda.mem_get_info(device)[0], spare=start.exchange_on == "auto")
