@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from atoll.node.checkpoint.atoms import read_atom, write_atom
 from atoll.node.compress import encoding
 from atoll.node.compress.gpu import encoder as gpu_encoder
 from atoll.node.compress.gpu.encoder import OnDevice, fault_of
@@ -196,6 +197,11 @@ def test_what_merges_compute_has_the_hosts_bits():
     assert torch.equal(to_float(theta.to(DEVICE)).cpu(), to_float(theta))
     there = clear(values.to(DEVICE, copy=True), padding_of(arena))
     assert torch.equal(there.cpu(), clear(values.clone(), padding_of(arena)))
+    for place in arena.placements:
+        atom = torch.randn(place.shape, generator=made)
+        write_atom(there, place, atom)
+        assert torch.equal(read_atom(there, place).cpu(), atom)
+    there = clear(values.to(DEVICE, copy=True), padding_of(arena))
     rest = Kept(Span(1, 3), to_fixed(values[1:3] * 1e36))
     hand_back(there, rest)
     here = clear(values.clone(), padding_of(arena))
