@@ -65,6 +65,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """`auto`, `cpu`, `cuda`, `cuda:1`; several that take each step together: `cuda:0,cuda:1`, or `cpu,cpu`."""
     shard: bool = False
     """Of several devices each holds a part of what is trained: less memory of each, more between them."""
+    exchange_on: Literal["auto", "host", "device"] = "auto"
+    """Where contributions are encoded; on a GPU for 8 bytes of its memory a parameter. `auto`: if it has them."""
     threads: int = 0
     """CPU threads of the worker; 0: one per core."""
     experts: int = 0

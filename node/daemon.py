@@ -91,6 +91,7 @@ class Daemon:
             self._place(self.spec.data.tokenizer_blob),
             tuple(map(self._place, self.spec.start.moment_blobs if self.spec.start else ())),
             config.shard,
+            config.exchange_on,
         )
         self.timekeeper = Timekeeper(
             *(self.log, time.monotonic, lambda: self.driver.round, lambda: self.net.bytes_moved()[3])

@@ -21,7 +21,7 @@ BANNED = {
     "p2p": {"torch"},
 }
 TORCH_SIDE = {
-    "worker", "session", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
+    "worker", "session", "exchange", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
     "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "logits",
     "checkpointing", "resumed", "brought", "shard_saving", "import_run", "experts_trial", "restoring",
     "group", "large", "lead", "rank", "replica", "shards",
@@ -34,6 +34,7 @@ BROUGHT = {"triton": ("node/compress/gpu/", "node/kernels/on_gpu.py")}
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
+    ("node/exchange.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/ranks/modes.py", "group_of"): "a second of torch that only parts need",
     ("cli/new_run.py", "write_run"): "torch takes a second: only where weights are read",
