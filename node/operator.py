@@ -34,7 +34,7 @@ class DaemonOperator:
         d, driver = self._daemon, self._daemon.driver
         row = d.log.newest_closed()
         paths = Counter(peer.path for peer in d.swarm.peers() if peer.connected and peer.path)
-        moved, progress = d.host.statistics(), driver.progress
+        moved, blobs, progress = d.host.statistics(), d.swarm.blobs.statistics(), driver.progress
         training = driver.round.phase is Phase.TRAIN
         own = d.log.newest_trained()
         return c.Status(
@@ -76,6 +76,11 @@ class DaemonOperator:
             host_restarts=moved.restarts,
             trouble=self._trouble(),
             goodput=d.timekeeper.report(),
+            tokens=d.log.tokens,
+            blob_bytes_up=blobs.bytes_up,
+            blob_bytes_down=blobs.bytes_down,
+            web=d.web.url,
+            web_trouble=d.web.trouble,
             **self._network(),
         )
 

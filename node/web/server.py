@@ -1,0 +1,129 @@
+"""Serves the node's web page, its data and its metrics over HTTP, to read only.
+
+Off unless the user names an address. Whatever comes in here costs the node at most SHARE of its loop's time and
+MAX_CONNECTIONS answers of memory, and ends nothing but its own connection.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable
+
+from atoll.node.web.place import Place
+from atoll.node.web.reply import Reply, encoded, refused
+from atoll.node.web.request import END, HEAD_MAX_BYTES, Refusal, Request, parse
+from atoll.protocols.errors import AtollError
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 8
+REQUEST_S = 5.0
+"""From the connection to the whole request."""
+WRITE_S = 10.0
+RETRY_S = 10.0
+"""Between two attempts to listen on an address that is taken."""
+SHARE = 0.05
+"""Most of the loop's time that answers may take: after each one the next waits."""
+PAUSE_MAX_S = 1.0
+
+Answer = Callable[[Request], Awaitable[Reply]]
+
+
+class WebServer:
+    """Owns the listening socket. `serve` runs it."""
+
+    def __init__(self, place: Place | None, answer: Answer, now: Callable[[], float]) -> None:
+        """Without a place it serves nothing. `now`: seconds, to see what answers cost."""
+        self._place, self._answer, self._now = place, answer, now
+        self.url = ""
+        """Where the page is; empty while it is nowhere."""
+        self.trouble = ""
+        """Why it is nowhere although it should be."""
+        self._open = 0
+        self._turn = asyncio.Lock()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def serve(self) -> None:
+        """Run until cancelled. An address that is taken is tried again and again; it is no reason to end."""
+        if self._place is None:
+            return
+        async with asyncio.TaskGroup() as self._group:
+            server = await self._listening(self._place)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._group, self.url = None, ""  # a group that ends takes no task
+                server.close()
+
+    async def _listening(self, place: Place) -> asyncio.Server:
+        while True:
+            try:
+                server = await asyncio.start_server(self._accept, place.ip, place.port, limit=HEAD_MAX_BYTES)
+            except OSError as error:
+                if not self.trouble:
+                    log.warning("no web page at %s: %s; trying again", place, error)
+                self.trouble = f"cannot listen on {place}: {error.strerror or error}; trying again"
+                await asyncio.sleep(RETRY_S)
+                continue
+            here = Place(place.ip, server.sockets[0].getsockname()[1])
+            self.url, self.trouble = f"http://{here}/", ""
+            open_to = (
+                "" if ipaddress.ip_address(place.ip).is_loopback else ", for everybody who reaches this machine"
+            )
+            log.info("web page at %s%s", self.url, open_to)
+            return server
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._group is None or self._open >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._open += 1
+        self._group.create_task(self._session(reader, writer), name="web")
+
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if head := await _head(reader):
+                await _send(writer, await self._reply(parse(head)))
+                writer.close()
+        except (OSError, TimeoutError):
+            return
+        finally:
+            self._open -= 1
+            if not writer.is_closing():
+                writer.transport.abort()
+
+    async def _reply(self, asked: Request | Refusal) -> Reply:
+        """One at a time, and after each a pause in proportion to what it took."""
+        async with self._turn:
+            began = self._now()
+            reply = (
+                refused(asked.status, asked.text) if isinstance(asked, Refusal) else await self._answered(asked)
+            )
+            await asyncio.sleep(min(PAUSE_MAX_S, (self._now() - began) / SHARE))
+        return reply
+
+    async def _answered(self, request: Request) -> Reply:
+        try:
+            return await self._answer(request)
+        except AtollError as error:
+            return refused(503, error.line())
+        except Exception:  # a bug in a report must not end the training
+            log.exception("web request failed")
+            return refused(500, "internal error; see `atoll logs`")
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """The request up to its empty line; empty when it is too long, too slow or cut off."""
+    with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        async with asyncio.timeout(REQUEST_S):
+            return await reader.readuntil(END)
+    return b""
+
+
+async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    """Write, and wait until the other side's kernel has it."""
+    writer.transport.set_write_buffer_limits(0)
+    async with asyncio.timeout(WRITE_S):
+        writer.write(encoded(reply))
+        await writer.drain()

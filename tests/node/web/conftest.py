@@ -1,0 +1,31 @@
+"""A node's status for readers of its web page."""
+
+import pytest
+
+from atoll.protocols import control as c
+
+PEER = "12D3KooWByRxyokKmxMNkMYp1SavrjyivNPwMg3K5hmXsCdFk6TW"
+
+
+def shares(**seconds: float) -> c.TimeShares:
+    return c.TimeShares(**{**dict.fromkeys(c.TimeShares.__struct_fields__, 0.0), **seconds})
+
+
+@pytest.fixture
+def status() -> c.Status:
+    return c.Status(
+        version="0.1.0", pid=4711, uptime_s=61.5, peer=PEER, name="otter", addresses=("/ip4/192.0.2.7/tcp/4710",),
+        run="ab" * 32, run_name="tiny", activity="collecting",
+        reason="waiting for 1 of 4: …FkA6TW (training, round 7)", eta_s=2.5, round=7, rounds=54, step=0, steps=8,
+        final=5, digest="cd" * 32, contributors=(PEER,),
+        experts=None, members=4, peers=3, paths={"direct": 2, "relayed": 1}, train_loss=2.5,
+        val_bpb=None, tokens_per_s=7164.6,
+        payload_bytes=19722, bytes_up=1_500_000, bytes_down=900, train_s=0.28, wait_s=1.5, device="cpu",
+        worker_pid=4712, worker_restarts=1, host_restarts=0, tokens=65536,
+        blob_bytes_up=1_400_000, blob_bytes_down=800,
+        observed=("/ip4/198.51.100.3/udp/999/quic-v1",), reachability="public",
+        reachability_why="dialled back at /ip4/198.51.100.3/tcp/4710",
+        goodput=c.Goodput(
+            window_s=100.0, window=shares(steps_s=95.0, wait_s=5.0), total=shares(steps_s=180.0, wait_s=20.0)
+        ),
+    )  # fmt: skip
