@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from atoll.node import round
 from atoll.node.round_facts import untrained
 from atoll.node.round_words import Phase
-from atoll.node.roundlog import RoundRow
 from atoll.p2p.swarm import PeerRow
 from atoll.protocols import control as c
 from atoll.protocols import worker as w
@@ -104,9 +105,11 @@ class DaemonOperator:
         leases = self._daemon.net.leases()
         return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self._daemon.swarm.peers()]
 
-    def rounds(self) -> Sequence[c.RoundRow]:
-        """All rows, oldest first."""
-        return [_control_row(row) for _, row in sorted(self._daemon.log.rows.items())]
+    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+        """The newest `last` rows, oldest first."""
+        rows = self._daemon.log.rows
+        newest = [rows[number] for number in sorted(rows)[-last:]]
+        return msgspec.convert(newest, list[c.RoundRow], from_attributes=True)
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""
@@ -160,12 +163,6 @@ class DaemonOperator:
             heard_s=max(0.0, self._daemon.spec.pace.lease_s - left_s) if lease else None,
             faults=row.faults,
         )
-
-
-def _control_row(row: RoundRow) -> c.RoundRow:
-    fields = asdict(row)
-    fields["contributors"] = tuple(fields["contributors"])
-    return c.RoundRow(**fields)
 
 
 def _eta_s(progress: Progress | None, step_s: float) -> float | None:

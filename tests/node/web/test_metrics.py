@@ -1,7 +1,5 @@
 """Metrics: every sample is what the status says, in a text that the reference parsers read."""
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 from prometheus_client import parser
@@ -17,8 +15,8 @@ REASONS = {
 }  # fmt: skip
 
 
-class Node:
-    """A status that the test sets."""
+class Scraped:
+    """A node whose status the test sets."""
 
     def __init__(self, status: c.Status) -> None:
         self.now = status
@@ -47,8 +45,8 @@ def shares(**seconds: float) -> c.TimeShares:
 
 
 @pytest.fixture
-def node(status) -> Iterator[Node]:
-    return Node(status)
+def node(status) -> Scraped:
+    return Scraped(status)
 
 
 def test_both_formats_parse_and_say_the_same(node):

@@ -22,16 +22,6 @@ LOOPBACK = Place("127.0.0.1", 0)
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Node:
-    """A source that stands still."""
-
-    def __init__(self, status: c.Status) -> None:
-        self.now = status
-
-    def status(self) -> c.Status:
-        return self.now
-
-
 async def ok(_: Request) -> Reply:
     return Reply(b"ok")
 
@@ -67,8 +57,8 @@ async def say(server: WebServer, sent: bytes) -> bytes:
     return got
 
 
-async def test_a_scrape(status):
-    async with served(Site(Node(status)).answer) as server:
+async def test_a_scrape(node):
+    async with served(Site(node).answer) as server:
         got = await say(server, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9\r\nAccept: text/plain\r\n\r\n")
     head, _, body = got.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -81,8 +71,8 @@ async def test_a_scrape(status):
     }
 
 
-async def test_nothing_else_is_there(status):
-    async with served(Site(Node(status)).answer) as server:
+async def test_nothing_else_is_there(node):
+    async with served(Site(node).answer) as server:
         for path in (b"/metrics/", b"/../etc/passwd", b"/v1/stop", b"//metrics"):
             assert (await say(server, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)).startswith(
                 b"HTTP/1.1 404 "
@@ -210,10 +200,10 @@ async def test_an_address_that_is_taken_is_tried_again(monkeypatch):
         assert (again.url, again.trouble) == (f"http://{place}/", "")
 
 
-async def test_status_that_cannot_be_told_is_no_end(status):
-    class Broken(Node):
-        def status(self) -> c.Status:
-            raise LocalFault("not yet")
+async def test_status_that_cannot_be_told_is_no_end(node, monkeypatch):
+    def not_yet() -> c.Status:
+        raise LocalFault("not yet")
 
-    async with served(Site(Broken(status)).answer) as server:
+    monkeypatch.setattr(node, "status", not_yet)
+    async with served(Site(node).answer) as server:
         assert (await say(server, GET.replace(b"/ ", b"/metrics ", 1))).startswith(b"HTTP/1.1 503 ")
