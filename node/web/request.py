@@ -6,7 +6,7 @@ As little HTTP/1.1 (RFC 9112) as browsers and scrapers need: GET, no body, one r
 import ipaddress
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 HEAD_MAX_BYTES = 8192
 """Request line and header fields together."""
@@ -87,9 +87,9 @@ def _fields(lines: list[str]) -> dict[str, list[str]] | Refusal:
 
 
 def _target(target: str, accept: str) -> Request | Refusal:
-    parts = urlsplit(target if not target.startswith("//") else "/")
+    path, _, query = target.partition("?")
     try:
-        pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=8)
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=8)
     except ValueError:
         return Refusal(400, "too many words in the query")
-    return Request(parts.path, dict(pairs), accept)
+    return Request(path, dict(pairs), accept)

@@ -2,6 +2,7 @@
 
 from atoll.node.web import data
 from atoll.node.web.metrics import Metrics
+from atoll.node.web.page import page
 from atoll.node.web.reply import Reply, refused
 from atoll.node.web.request import Request
 
@@ -15,6 +16,8 @@ class Site:
     async def answer(self, request: Request) -> Reply:
         """Raises what the source raises."""
         match request.path:
+            case "/":
+                return page()
             case "/metrics":
                 return self._metrics.reply(request.accept)
             case "/v1/data.json":
