@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 
 from atoll.node.web.place import Place
@@ -18,6 +19,8 @@ from atoll.protocols.errors import AtollError
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 8
+ACCEPT_S = 0.01
+"""From one connection to the next, so that a flood of them costs little."""
 REQUEST_S = 5.0
 """From the connection to the whole request."""
 WRITE_S = 10.0
@@ -40,58 +43,55 @@ class WebServer:
         """Where the page is; empty while it is nowhere."""
         self.trouble = ""
         """Why it is nowhere although it should be."""
-        self._open = 0
+        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._turn = asyncio.Lock()
-        self._group: asyncio.TaskGroup | None = None
 
     async def serve(self) -> None:
         """Run until cancelled. An address that is taken is tried again and again; it is no reason to end."""
         if self._place is None:
             return
-        async with asyncio.TaskGroup() as self._group:
-            server = await self._listening(self._place)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self._group, self.url = None, ""  # a group that ends takes no task
-                server.close()
+        listener = await self._listening(self._place)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await self._slots.acquire()  # who comes when all are taken waits in the kernel
+                    group.create_task(self._session(await _next(listener)), name="web")
+                    await asyncio.sleep(ACCEPT_S)
+        finally:
+            self.url = ""
+            listener.close()
 
-    async def _listening(self, place: Place) -> asyncio.Server:
+    async def _listening(self, place: Place) -> socket.socket:
+        family = socket.AF_INET6 if ":" in place.ip else socket.AF_INET
         while True:
             try:
-                server = await asyncio.start_server(self._accept, place.ip, place.port, limit=HEAD_MAX_BYTES)
+                listener = socket.create_server(place, family=family, backlog=MAX_CONNECTIONS)
+                break
             except OSError as error:
                 if not self.trouble:
-                    log.warning("no web page at %s: %s; trying again", place, error)
-                self.trouble = f"cannot listen on {place}: {error.strerror or error}; trying again"
-                await asyncio.sleep(RETRY_S)
-                continue
-            here = Place(place.ip, server.sockets[0].getsockname()[1])
-            self.url, self.trouble = f"http://{here}/", ""
-            open_to = (
-                "" if ipaddress.ip_address(place.ip).is_loopback else ", for everybody who reaches this machine"
-            )
-            log.info("web page at %s%s", self.url, open_to)
-            return server
+                    log.warning("no web page at %s: %s; trying again", place, error.strerror)
+                self.trouble = f"cannot listen on {place}: {error.strerror}; trying again"
+            await asyncio.sleep(RETRY_S)
+        listener.setblocking(False)
+        self.url, self.trouble = f"http://{Place(place.ip, listener.getsockname()[1])}/", ""
+        open_to = "" if ipaddress.ip_address(place.ip).is_loopback else ", for everybody who reaches this machine"
+        log.info("web page at %s%s", self.url, open_to)
+        return listener
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._group is None or self._open >= MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._open += 1
-        self._group.create_task(self._session(reader, writer), name="web")
-
-    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _session(self, link: socket.socket) -> None:
         try:
-            if head := await _head(reader):
-                await _send(writer, await self._reply(parse(head)))
-                writer.close()
+            reader, writer = await asyncio.open_connection(sock=link, limit=HEAD_MAX_BYTES)
+            try:
+                if head := await _head(reader):
+                    await _send(writer, await self._reply(parse(head)))
+                    writer.close()
+            finally:
+                if not writer.is_closing():
+                    writer.transport.abort()
         except (OSError, TimeoutError):
-            return
+            link.close()
         finally:
-            self._open -= 1
-            if not writer.is_closing():
-                writer.transport.abort()
+            self._slots.release()
 
     async def _reply(self, asked: Request | Refusal) -> Reply:
         """One at a time, and after each a pause in proportion to what it took."""
@@ -111,6 +111,16 @@ class WebServer:
         except Exception:  # a bug in a report must not end the training
             log.exception("web request failed")
             return refused(500, "internal error; see `atoll logs`")
+
+
+async def _next(listener: socket.socket) -> socket.socket:
+    """The next connection. When this process is out of descriptors it waits for better times."""
+    while True:
+        try:
+            return (await asyncio.get_running_loop().sock_accept(listener))[0]
+        except OSError as error:
+            log.warning("no connection to the web page: %s", error.strerror)
+            await asyncio.sleep(RETRY_S)
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:

@@ -29,6 +29,7 @@ async def ok(_: Request) -> Reply:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSE_MAX_S", 0.0)
+    monkeypatch.setattr(module, "ACCEPT_S", 0.0)
 
 
 @asynccontextmanager
@@ -49,12 +50,13 @@ async def link(server: WebServer) -> tuple[asyncio.StreamReader, asyncio.StreamW
 async def say(server: WebServer, sent: bytes) -> bytes:
     """All that the server answers; empty when it hangs up."""
     reader, writer = await link(server)
-    got = b""
-    with suppress(ConnectionError):
+    try:
         writer.write(sent)
-        got = await reader.read()
-    writer.close()
-    return got
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
 
 
 async def test_a_scrape(node):
@@ -125,9 +127,10 @@ async def test_who_does_not_read_is_dropped(monkeypatch):
             "127.0.0.1", int(server.url.rstrip("/").rpartition(":")[2]), limit=1024
         )
         writer.write(GET)
-        while not server._open:  # noqa: ASYNC110 - it has no waiters
+        idle = module.MAX_CONNECTIONS - 1
+        while server._slots._value >= idle:  # noqa: ASYNC110 - it has no waiters
             await asyncio.sleep(0)
-        while server._open:  # noqa: ASYNC110
+        while server._slots._value < idle:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         total = 0
         with suppress(ConnectionError):
@@ -137,19 +140,29 @@ async def test_who_does_not_read_is_dropped(monkeypatch):
         writer.close()
 
 
-async def test_too_many_at_once_are_turned_away():
+async def test_who_comes_when_all_slots_are_taken_waits():
     async with served() as server:
         links = [await link(server) for _ in range(module.MAX_CONNECTIONS)]
-        while server._open < module.MAX_CONNECTIONS:  # noqa: ASYNC110
+        while not server._slots.locked():  # noqa: ASYNC110
             await asyncio.sleep(0)
-        assert await say(server, GET) == b""
-        for reader, writer in links:
-            writer.write(GET)
-            assert (await reader.read()).endswith(b"ok")
-            writer.close()
-        while server._open:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        reader, writer = await link(server)
+        writer.write(GET)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await reader.read(1)
+        links.pop()[1].close()
+        assert (await reader.read()).endswith(b"ok")
+        for _, other in (*links, (reader, writer)):
+            other.close()
+
+
+async def test_a_flood_of_connections_is_taken_slowly(monkeypatch):
+    monkeypatch.setattr(module, "ACCEPT_S", 60.0)
+    async with served() as server:
         assert (await say(server, GET)).endswith(b"ok")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await say(server, GET)
 
 
 async def test_a_bug_or_a_fault_in_an_answer_ends_its_request_only():
