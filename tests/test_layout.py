@@ -47,7 +47,7 @@ SWALLOWING_HANDLERS = {
     ("node/control.py", "_answers"): "a bug in a report must not end the training",
     ("node/data/given.py", "_carry"): "the list carries the error to who waits for the thread",
     ("node/doctor.py", "guarded"): "a bug in one check must not hide the others",
-    ("node/web/server.py", "_answered"): "a bug in a report must not end the training",
+    ("node/web/server.py", "_session"): "a bug in a report must not end the training",
     ("p2p/calls_answers.py", "_answer"): "a bug in one handler must not end the node",
     ("p2p/dht_child.py", "_join_often"): "hivemind raises anything; the child tries again",
     ("p2p/transports/handling.py", "run_handler"): "a bug in one handler must not end the host",

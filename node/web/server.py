@@ -80,37 +80,41 @@ class WebServer:
 
     async def _session(self, link: socket.socket) -> None:
         try:
-            reader, writer = await asyncio.open_connection(sock=link, limit=HEAD_MAX_BYTES)
-            try:
-                if head := await _head(reader):
-                    await _send(writer, await self._reply(parse(head)))
-                    writer.close()
-            finally:
-                if not writer.is_closing():
-                    writer.transport.abort()
+            await self._exchange(link)
         except (OSError, TimeoutError):
-            link.close()
+            return
+        except Exception:  # a bug in a report must not end the training
+            log.exception("web request failed")
         finally:
             self._slots.release()
+
+    async def _exchange(self, link: socket.socket) -> None:
+        """One request and its answer; nothing for what is no request."""
+        try:
+            reader, writer = await asyncio.open_connection(sock=link, limit=HEAD_MAX_BYTES)
+        except BaseException:
+            link.close()
+            raise
+        try:
+            if head := await _head(reader):
+                await _send(writer, await self._reply(parse(head)))
+                writer.close()
+        finally:
+            if not writer.is_closing():
+                writer.transport.abort()
 
     async def _reply(self, asked: Request | Refusal) -> Reply:
         """One at a time, and after each a pause in proportion to what it took."""
         async with self._turn:
             began = self._now()
-            reply = (
-                refused(asked.status, asked.text) if isinstance(asked, Refusal) else await self._answered(asked)
-            )
-            await asyncio.sleep(min(PAUSE_MAX_S, (self._now() - began) / SHARE))
-        return reply
-
-    async def _answered(self, request: Request) -> Reply:
-        try:
-            return await self._answer(request)
-        except AtollError as error:
-            return refused(503, error.line())
-        except Exception:  # a bug in a report must not end the training
-            log.exception("web request failed")
-            return refused(500, "internal error; see `atoll logs`")
+            try:
+                return (
+                    refused(asked.status, asked.text) if isinstance(asked, Refusal) else await self._answer(asked)
+                )
+            except AtollError as error:
+                return refused(503, error.line())
+            finally:
+                await asyncio.sleep(min(PAUSE_MAX_S, (self._now() - began) / SHARE))
 
 
 async def _next(listener: socket.socket) -> socket.socket:

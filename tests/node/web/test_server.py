@@ -174,9 +174,7 @@ async def test_a_bug_or_a_fault_in_an_answer_ends_its_request_only():
         return Reply(b"ok")
 
     async with served(fails) as server:
-        bug = await say(server, GET)
-        assert bug.startswith(b"HTTP/1.1 500 ")
-        assert b"secret" not in bug
+        assert await say(server, GET) == b""
         assert (await say(server, GET)).startswith(b"HTTP/1.1 503 ")
         assert (await say(server, GET)).endswith(b"ok")
 
