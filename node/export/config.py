@@ -116,12 +116,14 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
         config = {**config, _SIZES["kv_heads"]: config.get(_SIZES["heads"])}
     sizes = {ours: whole(config, theirs) for ours, theirs in _SIZES.items()}
     experts = _read_experts(config, family) if family.has_experts else None
+    theta, stretch = rope.rope_of(config)
     model = ModelSpec(
         **sizes,
         ffn=experts.per_token * experts.ffn if experts else whole(config, family.width),
         context=whole(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
-        rope_theta=rope.rope_of(config),
+        rope_theta=theta,
+        rope_stretch=stretch,
         norm_eps=real(config, "rms_norm_eps"),
         qk_norm=kind != "llama",
         qk_norm_across=kind == "olmoe",

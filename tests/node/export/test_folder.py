@@ -79,6 +79,8 @@ def change_weights(folder, change):
         ({"rope_parameters": {"rope_type": {}}}, "rope_type {}"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
         ({"rope_scaling": [1]}, "rope_scaling = [1]"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor = None"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "beta": 1}}, "rope_scaling"),
         ({"rope_interleaved": True}, "rope_interleaved = True"),
         ({"head_dim": 3}, "model.head_size must be even"),
         ({"head_dim": "wide"}, "head_dim = 'wide' is not a whole number"),

@@ -14,6 +14,7 @@ from atoll.node.model.decoder import Decoder
 from atoll.node.model.genesis import genesis
 from atoll.node.model.named import write_atoms
 from atoll.protocols.model import ExpertsSpec, ModelSpec
+from atoll.protocols.rope import RopeStretch
 
 torch.set_num_threads(1)
 DENSE = ModelSpec(
@@ -24,6 +25,9 @@ MIXED = replace(DENSE, qk_norm=True, experts=EXPERTS)
 SPECS = {
     "LlamaForCausalLM tied": DENSE,
     "LlamaForCausalLM untied": replace(DENSE, tied=False),
+    "LlamaForCausalLM stretched": replace(
+        DENSE, rope_stretch=RopeStretch(factor=8.0, low=1.0, high=4.0, original=16)
+    ),
     "Qwen3ForCausalLM tied": replace(DENSE, qk_norm=True),
     "LlamaForCausalLM narrow heads": replace(DENSE, head_size=8),
     "Qwen3ForCausalLM wide heads": replace(DENSE, qk_norm=True, head_size=32),
@@ -91,6 +95,7 @@ def test_there_and_back_is_the_same(tmp_path, name):
     "name",
     [
         "LlamaForCausalLM tied",
+        "LlamaForCausalLM stretched",
         "Qwen3ForCausalLM tied",
         "Qwen3ForCausalLM wide heads",
         "Qwen3MoeForCausalLM untied",
