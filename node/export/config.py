@@ -1,8 +1,8 @@
 """`config.json` of a Hugging Face checkpoint, made from a ModelSpec and read back into one.
 
-Dense models are Llama, with `qk_norm` Qwen3; mixtures are Qwen3-MoE, with `qk_norm_across` OLMoE. Reading is
-strict: every key is one that we understand, or one that changes nothing, or the checkpoint is refused with the
-key's name.
+Dense models are Llama, with `qk_norm` Qwen3; mixtures are Mixtral, with `qk_norm` Qwen3-MoE, with
+`qk_norm_across` OLMoE. Reading is strict: every key is one that we understand, or one that changes nothing, or the
+checkpoint is refused with the key's name.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ class Family(NamedTuple):
     head_dim: int | None = None
     """None: what width and heads give."""
     load_balance: float = 0.001
+    rope_theta: float = 10_000.0
 
 
 FAMILIES = {
@@ -33,6 +34,7 @@ FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM", head_dim=128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "moe_intermediate_size", has_experts=True),
     "olmoe": Family("OlmoeForCausalLM", has_experts=True, kv_heads=True, load_balance=0.01),
+    "mixtral": Family("MixtralForCausalLM", has_experts=True, rope_theta=1e6),
 }
 _SIZES = {
     "dim": "hidden_size",
@@ -44,10 +46,11 @@ _SIZES = {
 _IDLE = {
     "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id",
     "id2label", "initializer_range", "is_llama_config", "label2id", "max_window_layers", "output_attentions",
-    "output_hidden_states", "output_router_logits", "pad_token_id", "return_dict", "sliding_window", "torch_dtype",
-    "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+    "output_hidden_states", "output_router_logits", "pad_token_id", "return_dict", "router_jitter_noise",
+    "sliding_window", "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed",
+    "unsloth_version", "use_cache",
 }  # fmt: skip
-"""Keys that change no logits. `sliding_window` is idle because `use_sliding_window` must be false."""
+"""Keys that change no logits. `sliding_window`: for `use_sliding_window` must be false; Mixtral's must be null."""
 _ONLY: dict[str, Callable[[Any], bool]] = {
     "attention_bias": lambda value: value is False,
     "clip_qkv": lambda value: value is None,
@@ -72,12 +75,12 @@ _READ = {
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
     """The config of a model. Raises ConfigError for one that has no class in transformers."""
-    kind = _kind(model)
+    kind = family_of(model)
     config: dict[str, Any] = {
         "architectures": [FAMILIES[kind].class_name],
         "model_type": kind,
         **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
-        "intermediate_size": model.experts.ffn if model.experts and kind == "olmoe" else model.ffn,
+        "intermediate_size": model.ffn,
         "head_dim": model.head_dim,
         "max_position_embeddings": model.context,
         "rms_norm_eps": model.norm_eps,
@@ -91,7 +94,8 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    return config | (_experts(model.experts) if model.experts else {"mlp_bias": False} if kind == "llama" else {})
+    more = _experts(model.experts, kind) if model.experts else {"mlp_bias": False} if kind == "llama" else {}
+    return config | more
 
 
 def model_of(config: Mapping[str, Any]) -> ModelSpec:
@@ -116,7 +120,7 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
         config = {**config, _SIZES["kv_heads"]: config.get(_SIZES["heads"])}
     sizes = {ours: whole(config, theirs) for ours, theirs in _SIZES.items()}
     experts = _read_experts(config, family) if family.has_experts else None
-    theta, stretch = rope.rope_of(config)
+    theta, stretch = rope.rope_of(config, family.rope_theta)
     model = ModelSpec(
         **sizes,
         ffn=experts.per_token * experts.ffn if experts else whole(config, family.width),
@@ -125,7 +129,7 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
         rope_theta=theta,
         rope_stretch=stretch,
         norm_eps=real(config, "rms_norm_eps"),
-        qk_norm=kind != "llama",
+        qk_norm=kind not in ("llama", "mixtral"),
         qk_norm_across=kind == "olmoe",
         head_size=_head_size(config.get("head_dim", family.head_dim), sizes["dim"], sizes["heads"]),
         experts=experts,
@@ -133,6 +137,8 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
     model.check()
     if kind == "olmoe" and model.head_size is not None:
         raise ConfigError(f"config.json: head_dim = {model.head_size} is not supported with model_type 'olmoe'")
+    if kind == "mixtral" and config.get("sliding_window") is not None:
+        raise ConfigError(f"config.json: sliding_window = {config['sliding_window']!r} is not supported")
     return model
 
 
@@ -142,20 +148,20 @@ def _head_size(found: Any, dim: int, heads: int) -> int | None:
     return None if size is None or size * heads == dim else size
 
 
-def _experts(experts: ExpertsSpec) -> dict[str, Any]:
-    return {
+def _experts(experts: ExpertsSpec, kind: str) -> dict[str, Any]:
+    found = {
         # transformers 5 writes only the second and reads both; version 4 and others read the first.
         "num_experts": experts.count,
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.per_token,
-        "moe_intermediate_size": experts.ffn,
-        "norm_topk_prob": experts.normalise,
         "router_aux_loss_coef": experts.load_balance,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
         "output_router_logits": False,
-        "use_sliding_window": False,
+        FAMILIES[kind].width: experts.ffn,
     }
+    if kind == "mixtral":
+        return found | {"sliding_window": None}
+    own = {"norm_topk_prob": experts.normalise, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return found | own | {"use_sliding_window": False}
 
 
 def _read_experts(config: Mapping[str, Any], family: Family) -> ExpertsSpec:
@@ -164,19 +170,22 @@ def _read_experts(config: Mapping[str, Any], family: Family) -> ExpertsSpec:
         count=whole(config, count),
         per_token=whole(config, "num_experts_per_tok"),
         ffn=whole(config, family.width),
-        normalise=bool(config.get("norm_topk_prob", False)),
+        normalise=family.class_name == "MixtralForCausalLM" or bool(config.get("norm_topk_prob", False)),
         load_balance=real({"router_aux_loss_coef": family.load_balance, **config}, "router_aux_loss_coef"),
     )
 
 
-def _kind(model: ModelSpec) -> str:
+def family_of(model: ModelSpec) -> str:
+    """The `model_type` of a model. Raises ConfigError for one that has no class in transformers."""
     none = "has no class in transformers that we write"
     if model.qk_norm_across and (model.experts is None or model.head_size is not None):
         raise ConfigError(f"model.qk_norm_across without experts, or with model.head_size, {none}")
     if model.experts is None:
         return "qwen3" if model.qk_norm else "llama"
-    if not model.qk_norm:
-        raise ConfigError(f"a mixture of experts without model.qk_norm {none}")
+    if not model.qk_norm and not model.experts.normalise:
+        raise ConfigError(f"a mixture without model.qk_norm and without model.experts.normalise {none}")
     if model.experts.zero or model.experts.bias_rate:
         raise ConfigError("zero experts and a choice bias have no class in transformers that we write")
+    if not model.qk_norm:
+        return "mixtral"
     return "olmoe" if model.qk_norm_across else "qwen3_moe"

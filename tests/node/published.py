@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config
 
 torch.set_num_threads(1)
 WORDS = (
@@ -45,18 +45,18 @@ def size(tokenizer: Tokenizer) -> int:
     return tokenizer.get_vocab_size(with_added_tokens=True)
 
 
-def publish(folder: Path, **changes) -> PreTrainedModel:
-    """A Qwen3 with wide heads and a padded vocabulary, in bfloat16 as most are; the saved model, in float32."""
+def publish(folder: Path, kind: type[PretrainedConfig] = Qwen3Config, **changes) -> PreTrainedModel:
+    """A model with wide heads and a padded vocabulary, in bfloat16 as most are; the saved model, in float32."""
     tokenizer = qwen_like()
     torch.manual_seed(1)
-    config: PretrainedConfig = Qwen3Config(
+    config = kind(
         **{
             "vocab_size": size(tokenizer) + 5, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24, "max_position_embeddings": CONTEXT,
             "initializer_range": 0.2, "tie_word_embeddings": True, **changes,
         }
     )  # fmt: skip
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    found: PreTrainedModel = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.data.dataset import digest_of
@@ -135,6 +135,18 @@ def test_what_goes_out_is_what_came_in(tmp_path, hf):
         assert float((back(input_ids=tokens).logits - hf(input_ids=tokens).logits).abs().max()) <= 1e-5
     text = "The cat, 1234 of them <end> 你好"
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == qwen_like().encode(text).ids
+
+
+def test_an_upcycled_llama_goes_out_as_mixtral(tmp_path):
+    llama = publish(tmp_path / "hf", LlamaConfig, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
+    spec, home = made(tmp_path, Upcycle(4, 2, None))
+    session_of(spec, home).answer(adopt(spec, home))
+    assert export_run(spec, home, tmp_path / "out", None, "").class_name == "MixtralForCausalLM"
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    tokens = torch.randint(0, 200, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        difference = back(input_ids=tokens).logits - llama(input_ids=tokens).logits
+    assert float(difference.abs().max()) <= 1e-5, "equal experts compute what the dense model did"
 
 
 def test_an_export_becomes_a_run_of_bytes_again(tmp_path):

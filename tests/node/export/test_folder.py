@@ -229,7 +229,8 @@ def test_a_disk_that_refuses_is_a_disk_fault(tmp_path):
 @pytest.mark.parametrize(
     "model",
     [
-        replace(SPEC, qk_norm=False),
+        replace(SPEC, qk_norm=False, experts=replace(EXPERTS, normalise=False)),
+        replace(SPEC, qk_norm=False, experts=replace(EXPERTS, bias_rate=0.1)),
         replace(SPEC, qk_norm_across=True, head_size=4),
         replace(SPEC, qk_norm_across=True, experts=None),
         replace(SPEC, experts=replace(EXPERTS, bias_rate=0.1)),
@@ -247,6 +248,12 @@ def test_a_model_without_a_class_is_refused_before_anything_is_written(tmp_path,
 def test_a_config_comes_back(qk_norm, tied):
     model = replace(SPEC, experts=None, qk_norm=qk_norm, tied=tied)
     assert model_of(config_of(model)) == model
+
+
+def test_a_mixtral_with_a_window_is_refused():
+    config = config_of(replace(SPEC, qk_norm=False)) | {"sliding_window": 4096}
+    with pytest.raises(ConfigError, match="sliding_window = 4096"):
+        model_of(config)
 
 
 def test_upcycling_needs_experts_of_the_dense_width():

@@ -33,6 +33,7 @@ CONFIGS = {
     "no base at all": (DENSE, PLAIN, 1e4),
     "no base, null scaling": (DENSE, PLAIN | {"rope_scaling": None, "rope_parameters": None}, 1e4),
     "OLMoE without a base": (OLMOE, PLAIN, 1e4),
+    "Mixtral without a base": (replace(MIXED, qk_norm=False, rope_theta=1e6), PLAIN, 1e6),
     "plain scaling of version 4": (DENSE, PLAIN | {"rope_theta": 3e4, "rope_scaling": {"type": "default"}}, 3e4),
     "scaling goes first": (
         DENSE,
