@@ -16,16 +16,16 @@ TEXT = "The cat, 1234 of them!\n\n  sat  on it's\tmat. Ä é 你好 🙂\r\n" * 
 CONTEXT = 48
 
 
-def trained(pre, normalizer=None, alphabet=True) -> Tokenizer:
+def trained(pre, normalizer=None, alphabet=True, text=TEXT, vocab=400) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     letters = sorted(pre_tokenizers.ByteLevel.alphabet()) if alphabet else []
     trainer = trainers.BpeTrainer(
-        vocab_size=400, show_progress=False, special_tokens=["<end>"], initial_alphabet=letters
+        vocab_size=vocab, show_progress=False, special_tokens=["<end>"], initial_alphabet=letters
     )
-    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.train_from_iterator([text], trainer)
     return tokenizer
 
 
@@ -60,3 +60,19 @@ def publish(folder: Path, kind: type[PretrainedConfig] = Qwen3Config, **changes)
     tokenizer.save(str(folder / "tokenizer.json"))
     found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return found
+
+
+def teach(folder: Path, steps: int = 60) -> float:
+    """Train what `publish` wrote on TEXT, in place; the last loss, nats per token."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.tensor(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids)
+    windows = torch.stack([tokens[at : at + 33] for at in range(0, 32 * 16, 32)])
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(steps):
+        logits = model(input_ids=windows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    model.save_pretrained(folder)
+    return float(loss.detach())
