@@ -24,7 +24,7 @@ from atoll.protocols.ids import PeerId
 from atoll.protocols.run import RunSpec, open_run
 
 PRESET, DATA = "tiny", "builtin:shakespeare"
-FIXED = ("version", "owner", "name", "data", "admission", "start")
+FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
 """What `--set` may not touch."""
 
 

@@ -77,7 +77,8 @@ def _windows(tokens_N: NDArray[np.int32], context: int) -> NDArray[np.int64]:
     if length < 1:
         raise ConfigError("the run's text is too short: it has less than two tokens to validate with")
     at_W = np.linspace(0, len(tokens_N) - length - 1, WINDOWS).astype(np.int64)
-    return tokens_N[np.unique(at_W)[:, None] + np.arange(length + 1)].astype(np.int64)
+    found: NDArray[np.int64] = tokens_N[np.unique(at_W)[:, None] + np.arange(length + 1)].astype(np.int64)
+    return found
 
 
 def _counted(train_N: NDArray[np.int32], wanted: NDArray[np.int64], vocab: int) -> float:

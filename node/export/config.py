@@ -27,14 +27,17 @@ class Family(NamedTuple):
     """None: what width and heads give."""
     load_balance: float = 0.001
     rope_theta: float = 10_000.0
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
 
 
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", kv_heads=True),
+    "llama": Family("LlamaForCausalLM", kv_heads=True, bos=1, eos=2),
     "qwen3": Family("Qwen3ForCausalLM", head_dim=128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "moe_intermediate_size", has_experts=True),
-    "olmoe": Family("OlmoeForCausalLM", has_experts=True, kv_heads=True, load_balance=0.01),
-    "mixtral": Family("MixtralForCausalLM", has_experts=True, rope_theta=1e6),
+    "olmoe": Family("OlmoeForCausalLM", has_experts=True, kv_heads=True, load_balance=0.01, eos=50279, pad=1),
+    "mixtral": Family("MixtralForCausalLM", has_experts=True, rope_theta=1e6, bos=1, eos=2),
 }
 _SIZES = {
     "dim": "hidden_size",
@@ -74,7 +77,7 @@ _READ = {
 
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
-    """The config of a model. Raises ConfigError for one that has no class in transformers."""
+    """The config of a model, without its special tokens. Raises ConfigError for one without a class."""
     kind = family_of(model)
     config: dict[str, Any] = {
         "architectures": [FAMILIES[kind].class_name],
@@ -90,9 +93,6 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
         "attention_bias": False,
         "attention_dropout": 0.0,
         "dtype": "float32",
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
     }
     more = _experts(model.experts, kind) if model.experts else {"mlp_bias": False} if kind == "llama" else {}
     return config | more

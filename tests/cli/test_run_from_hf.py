@@ -71,6 +71,14 @@ def test_experts_are_made_and_the_context_is_set(new, tmp_path):
     assert (model.experts.count, model.experts.per_token, model.context) == (4, 2, 16)
 
 
+def test_special_tokens_stay_when_the_recipe_is_changed(new, hf, tmp_path):
+    told = {"eos_token_id": [3, 1], "temperature": 1, "do_sample": True}
+    (hf / "generation_config.json").write_text(json.dumps(told))
+    assert new("--set", "model.context=16").code == 0
+    found = open_run((tmp_path / "home/runs/given.run").read_bytes()).serving
+    assert (found.eos, found.sampling.temperature, found.sampling.do_sample) == ((3, 1), 1.0, True)
+
+
 BAD = {
     "a config": (lambda hf: config(hf, model_type="mamba"), "model_type 'mamba'"),
     "a scaled rope": (lambda hf: config(hf, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}), "'yarn'"),
@@ -88,6 +96,12 @@ BAD = {
     ),
     "no tokenizer": (lambda hf: (hf / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "a tokenizer that is none": (lambda hf: (hf / "tokenizer.json").write_text("{}"), "byte-pair"),
+    "an end that is no token": (
+        lambda hf: (hf / "generation_config.json").write_text('{"eos_token_id": 99999}'), "99999 is no token",
+    ),
+    "a large template": (
+        lambda hf: (hf / "chat_template.jinja").write_text("x" * (16 << 10) + "x"), "more than 16 KiB",
+    ),
     "a large tokenizer": (
         lambda hf: os.truncate(hf / "tokenizer.json", TOKENIZER_MAX_BYTES + 1), "more than 32 MiB",
     ),
@@ -114,6 +128,7 @@ def test_a_folder_that_cannot_be_used_leaves_nothing(new, hf, tmp_path, name):
         (("--set", "model.layers=1"), "only model.context can be set"),
         (("--set", "model.context=49"), "only model.context can be set; to at most 48"),
         (("--set", "start.state=1"), "cannot be set"),
+        (("--set", "serving.bos=1"), "cannot be set"),
         (("--upcycle", "experts=4"), "experts=E,per_token=K"),
         (("--upcycle", "experts=4,per_token=x"), "'per_token=x'"),
         (("--upcycle", "experts=4,per_token=9"), "per_token = 9"),
