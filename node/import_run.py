@@ -71,7 +71,9 @@ class Imported(NamedTuple):
         name = "bytes" if self.tokenizer is None else "file"
         data = replace(spec.data, tokenizer=name, tokenizer_blob=blob)
         model = replace(self.model, context=min(context, self.model.context))
-        return replace(spec, model=model, data=data, start=self.start, serving=self.serving)
+        # As in the presets: members of a mixture may share its experts, and such rounds are not reduced.
+        reduced = None if model.experts else spec.reduce
+        return replace(spec, model=model, data=data, start=self.start, serving=self.serving, reduce=reduced)
 
     def check(self, spec: RunSpec) -> None:
         """Raise ConfigError when a spec made from this has another model by now."""

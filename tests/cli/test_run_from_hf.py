@@ -71,6 +71,19 @@ def test_experts_are_made_and_the_context_is_set(new, tmp_path):
     assert (model.experts.count, model.experts.per_token, model.context) == (4, 2, 16)
 
 
+def test_experts_may_be_shared_among_members(new, tmp_path):
+    """The preset `tiny` reduces its large rounds, which goes with whole payloads only."""
+    ran = new("--preset", "tiny", "--upcycle", "experts=4,per_token=2", "--set", "outer.holders=1")
+    assert ran.code == 0, ran.err
+    spec = open_run((tmp_path / "home/runs/given.run").read_bytes())
+    assert (spec.outer.holders, spec.reduce) == (1, None)
+
+
+def test_a_dense_folder_keeps_the_recipe(new, tmp_path):
+    assert new("--preset", "tiny").code == 0
+    assert open_run((tmp_path / "home/runs/given.run").read_bytes()).reduce is not None
+
+
 def test_special_tokens_stay_when_the_recipe_is_changed(new, hf, tmp_path):
     told = {"eos_token_id": [3, 1], "temperature": 1, "do_sample": True}
     (hf / "generation_config.json").write_text(json.dumps(told))
