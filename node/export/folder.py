@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from atoll.node.export.config import config_of, model_of
-from atoll.node.export.serving import CONFIG, GENERATION, sampling, special_ids
+from atoll.node.export.fields import CONFIG
+from atoll.node.export.serving import GENERATION, sampling, special_ids
 from atoll.node.export.weights import load_weights, read_json, save_text, save_weights
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.model import ModelSpec

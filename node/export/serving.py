@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from atoll.node.export.config import FAMILIES
-from atoll.node.export.fields import real, whole
+from atoll.node.export.fields import CONFIG, real, whole
 from atoll.node.export.tokenizer import ABOUT, FILE, ids_of
 from atoll.node.export.weights import read_json
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.serving import TEMPLATE_MAX_BYTES, SamplingSpec, ServingSpec, TokensSpec
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
-OLDER, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
+GENERATION, OLDER, TEMPLATE = "generation_config.json", "special_tokens_map.json", "chat_template.jinja"
+_EITHER = f"{CONFIG} or {GENERATION}"
 _REALS = ("temperature", "top_p", "repetition_penalty")
 _NAMED = ("bos", "eos", "pad", "unk")
 _JSON_MAX_BYTES = 4 << 20
@@ -77,7 +77,7 @@ def _defaults(folder: Path, vocab: int) -> dict[str, Any]:
 
 def _id(value: Any, key: str) -> int | None:
     """-1 is how some configs say none."""
-    return None if value is None or value == -1 else whole({key: value}, key)
+    return None if value is None or value == -1 else whole({key: value}, key, _EITHER)
 
 
 def _ids(values: list[Any]) -> list[int]:
@@ -120,8 +120,10 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingSpec:
     chosen = generation.get("do_sample")
     if chosen is not None and not isinstance(chosen, bool):
         raise ConfigError(f"{GENERATION}: do_sample = {chosen!r} is not true or false")
-    top_k = whole(generation, "top_k") if "top_k" in generation else None
-    temperature, top_p, penalty = (real(generation, key) if key in generation else None for key in _REALS)
+    top_k = whole(generation, "top_k", GENERATION) if "top_k" in generation else None
+    temperature, top_p, penalty = (
+        real(generation, key, GENERATION) if key in generation else None for key in _REALS
+    )
     return SamplingSpec(
         do_sample=chosen, temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=penalty
     )

@@ -82,7 +82,7 @@ def test_what_a_folder_says(tmp_path, name):
         ({GENERATION: {"eos_token_id": list(range(70))}}, "at most 64 ids"),
         ({GENERATION: {"bos_token_id": True}}, "bos_token_id = True"),
         ({GENERATION: {"pad_token_id": -2}}, "-2 is no token"),
-        ({GENERATION: {"temperature": "hot"}}, "temperature = 'hot' is not a number"),
+        ({GENERATION: {"temperature": "hot"}}, "generation_config.json: temperature = 'hot' is not a number"),
         ({GENERATION: {"temperature": -1.0}}, "temperature"),
         ({GENERATION: '{"top_p": NaN}'}, "top_p"),
         ({GENERATION: {"top_k": 1.5}}, "top_k = 1.5"),
