@@ -97,13 +97,21 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     fragments: int = 1
     """Round r exchanges fragment r mod `fragments` of the model (protocols/coverage.py); 1: all of it."""
     overlap_steps: int = 0
-    """Inner steps of the next round that a member may take before the fold of this round is in; 0: none."""
+    """Inner steps of the next round that every member may take before the fold of this round is in; 0: none."""
     keep_256: int = 128
     """Share of the progress made during the overlap that stays in the local weights when the fold is in."""
     holders: int = 0
     """Members that train each expert (protocols/ownership.py); 0: all members train all. 1 is SPES."""
     merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
     """Unset: experts are not merged."""
+    overlap_most: int | msgspec.UnsetType = msgspec.UNSET
+    """Up to so many a member may take whose link needs them (node/ahead.py); unset: `overlap_steps`."""
+
+    @property
+    def overlap_bounds(self) -> tuple[int, int]:
+        """Least and most steps that a member may be ahead of a fold; nobody is where `overlap_steps` is 0."""
+        most = self.overlap_steps if self.overlap_most is msgspec.UNSET else self.overlap_most
+        return self.overlap_steps, most if self.overlap_steps else 0
 
 
 class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -303,6 +311,8 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
     _within("outer.floor_256", outer.floor_256, 0, 256)
     _within("outer.fragments", outer.fragments, 1, model.layers + 1)  # the embeddings are one
     _within("outer.overlap_steps", outer.overlap_steps, 0, 1 << 16)
+    if outer.overlap_most is not msgspec.UNSET:
+        _within("outer.overlap_most", outer.overlap_most, max(1, outer.overlap_steps), 1 << 16)
     _within("outer.keep_256", outer.keep_256, 0, 256)
     _within("outer.holders", outer.holders, 0, 1024)
     if outer.holders and model.experts is None:

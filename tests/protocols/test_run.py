@@ -35,6 +35,7 @@ ILLEGAL = [
     ("outer.stages", (Stage(1, 5),)), ("outer.stages", (Stage(0, 5), Stage(0, 6))),
     ("outer.stages", (Stage(0, 0),)), ("outer.stages", (Stage(0, 5), Stage(9, 1), Stage(3, 1))),
     ("outer.stages", tuple(Stage(at, 1) for at in range(65))),
+    ("outer.overlap_most", 0), ("outer.overlap_most", -1), ("outer.overlap_most", (1 << 16) + 1),
     ("outer.holders", -1), ("outer.holders", 1), ("outer.holders", 1025),
     ("compress.codec", "dense"), ("compress.k", 0), ("compress.k", 4097),
     ("compress.feedback", math.nan), ("compress.feedback", 1.5), ("compress.feedback", -0.1),
@@ -127,6 +128,16 @@ def test_mutations_raise_peer_faults_only(spec, owner, data):
         assert open_run(bytes(raw[:cut])) == spec  # two flips may cancel
     except PeerFault:
         return
+
+
+def test_the_bounds_of_the_overlap_are_equal_unless_the_run_says_more(changed, owner):
+    assert changed("outer.overlap_steps", 3).outer.overlap_bounds == (3, 3)
+    more = changed("outer.overlap_most", 5)
+    assert msgspec.structs.replace(more.outer, overlap_steps=2).overlap_bounds == (2, 5)
+    assert msgspec.structs.replace(more.outer, overlap_steps=0).overlap_bounds == (0, 0), "nothing overlaps"
+    assert open_run(sign_run(more, owner)) == more
+    with pytest.raises(ConfigError, match="overlap_most"):
+        msgspec.structs.replace(more, outer=msgspec.structs.replace(more.outer, overlap_steps=6)).check()
 
 
 def test_steps_follow_the_stages(spec):
