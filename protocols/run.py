@@ -16,7 +16,9 @@ from atoll.protocols.moments import file_count
 from atoll.protocols.payload import check_codec
 from atoll.protocols.slices import ReduceSpec
 
-SPEC_VERSION = 3
+SPEC_VERSION = 4
+WHOLE_VERSION = 3
+"""Still read: it differs from the newest in how several fragments are cut, and so only where there are several."""
 _DOMAIN = "run/1"
 _UNREDUCED = "set reduce to null: then every node gets every payload"
 _MAX_ROUNDS = 1 << 24
@@ -187,6 +189,10 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
+        if self.version != SPEC_VERSION and self.outer.fragments > 1:
+            raise ConfigError(
+                f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
+            )
         self.model.check()
         public_key_of(self.owner)
         _check_names(self)
@@ -246,8 +252,8 @@ def _check_version(spec: bytes) -> None:
         found = msgspec.msgpack.decode(spec, type=_Versioned).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise DecodeError(f"not a legal RunSpec: {error}") from error
-    if found != SPEC_VERSION:
-        raise DecodeError(f"RunSpec version {found}; this node speaks {SPEC_VERSION}")
+    if found not in (WHOLE_VERSION, SPEC_VERSION):
+        raise DecodeError(f"RunSpec version {found}; this node speaks {WHOLE_VERSION} and {SPEC_VERSION}")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -13,7 +13,7 @@ from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, Signatur
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.model import ExpertsSpec
-from atoll.protocols.run import SignedRun, Stage, open_run, sign_run
+from atoll.protocols.run import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
 from atoll.protocols.slices import ReduceSpec
 
 OWNER_ID = Identity(bytes(range(32))).peer_id
@@ -72,8 +72,8 @@ def test_round_trip_and_golden_id(spec, owner):
 
 @pytest.mark.parametrize(("key", "value"), [("compress.codec", "sparse1"), ("outer.fragments", 2)])
 def test_rounds_are_reduced_with_one_codec_and_whole_payloads_only(changed, key, value):
-    changed(key, value).check()
-    bad = msgspec.structs.replace(changed(key, value), reduce=ReduceSpec())
+    msgspec.structs.replace(changed(key, value), version=SPEC_VERSION).check()
+    bad = msgspec.structs.replace(changed(key, value), version=SPEC_VERSION, reduce=ReduceSpec())
     with pytest.raises(ConfigError, match="reduce needs"):
         bad.check()
 
@@ -106,14 +106,24 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
 
 
 def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 4"):
-        open_run(sign_run(changed("version", 4), owner))
+    with pytest.raises(DecodeError, match="version 5"):
+        open_run(sign_run(changed("version", 5), owner))
+
+
+def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherwise_now(changed, owner):
+    assert changed("version", 3).outer.fragments == 1
+    assert open_run(sign_run(changed("version", 3), owner)).version == 3
+    parts = changed("outer.fragments", 2)
+    assert open_run(sign_run(msgspec.structs.replace(parts, version=4), owner)).outer.fragments == 2
+    body = codec.encode(msgspec.structs.replace(parts, version=3))
+    with pytest.raises(DecodeError, match="in version 3 outer.fragments were cut otherwise"):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
     body = codec.encode({"version": version, "name": "old"})
-    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3"):
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3 and 4"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
