@@ -110,6 +110,11 @@ def largest_payload(spec: RunSpec) -> int:
     return max(payload_size(spec, number) for number in range(spec.outer.fragments))
 
 
+def exchange_bytes(spec: RunSpec) -> int:
+    """Bytes of one payload of each fragment: what a member says when the whole model is exchanged once."""
+    return sum(payload_size(spec, number) for number in range(spec.outer.fragments))
+
+
 @lru_cache(maxsize=32)
 def _sizes(model: ModelSpec, count: int) -> tuple[tuple[int, ...], ...]:
     """Chunks of each fragment: those that all members train, then those of each expert."""

@@ -66,7 +66,12 @@ def test_rounds_take_turns_and_only_their_rows_are_sent(spec):
 
 
 SHAPES = st.fixed_dictionaries(
-    {"heads": st.integers(1, 4), "ffn": st.integers(1, 300), "vocab": st.integers(1, 900), "layers": st.integers(1, 9)},
+    {
+        "heads": st.integers(1, 4),
+        "ffn": st.integers(1, 300),
+        "vocab": st.integers(1, 900),
+        "layers": st.integers(1, 9),
+    }
 )
 
 

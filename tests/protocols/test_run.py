@@ -116,7 +116,7 @@ def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherw
     parts = changed("outer.fragments", 2)
     assert open_run(sign_run(msgspec.structs.replace(parts, version=4), owner)).outer.fragments == 2
     body = codec.encode(msgspec.structs.replace(parts, version=3))
-    with pytest.raises(DecodeError, match="in version 3 outer.fragments were cut otherwise"):
+    with pytest.raises(DecodeError, match=r"in version 3 outer\.fragments were cut otherwise"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
