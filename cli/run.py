@@ -15,6 +15,7 @@ from atoll.cli.preview_lines import expert_lines, need_lines
 from atoll.cli.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.cli.show import number, print_json, print_table, size
 from atoll.node.config import NodeConfig, load_config, to_struct
+from atoll.node.fragments import fragmented
 from atoll.node.home import Home
 from atoll.node.machine import free_here
 from atoll.node.origin import Saved
@@ -24,13 +25,14 @@ from atoll.node.room import room_of
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.admission import MODES, AdmissionSpec, Mode
 from atoll.protocols.control import GetStatus, Status
-from atoll.protocols.coverage import largest_payload
+from atoll.protocols.coverage import exchange_bytes, largest_payload
 from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.ids import PeerId
 from atoll.protocols.run import RunSpec, open_run
 
 PRESET, DATA = "tiny", "builtin:shakespeare"
-FIXED = ("version", "owner", "name", "data", "admission", "start")
+FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
+FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
 """What `--set` may not touch."""
 
 
@@ -53,6 +55,7 @@ def run() -> None:
     help="Start from weights and tokenizer of a Hugging Face folder; the preset gives the recipe only.",
 )
 @click.option("--upcycle", metavar=UPCYCLE_FORM, help="Make experts of its feed-forward.")
+@click.option("--without-fit", is_flag=True, help="Start though the weights say less of the text than a count.")
 @click.option(
     "--from-checkpoint",
     "saved",
@@ -65,6 +68,7 @@ def run() -> None:
 @click.option(
     "--member", "members", multiple=True, metavar="PEERID", help="Admitted by name (see `atoll id show`)."
 )
+@click.option("--fragments", type=click.IntRange(1), metavar="P", help=FRAGMENTS_HELP)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="For example --set outer.rounds=20.")
 def new(
     name: str,
@@ -74,10 +78,12 @@ def new(
     source: str | None,
     folder: Path | None,
     upcycle: str | None,
+    without_fit: bool,
     saved: Path | None,
     seed: int | None,
     mode: Mode,
     members: tuple[PeerId, ...],
+    fragments: int | None,
     changes: tuple[str, ...],
 ) -> None:
     """Write and sign a run; print its id."""
@@ -89,9 +95,10 @@ def new(
     owner = load_or_create(home.identity)
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     admission = AdmissionSpec(mode=mode, members=tuple(sorted(set(members))))
-    if saved is not None and (size_name or folder or upcycle):
+    if saved is not None and (size_name or folder or upcycle or without_fit):
         raise ConfigError(
-            "--from-checkpoint brings model and recipe", hint="drop --preset, --from-hf and --upcycle"
+            "--from-checkpoint brings model and recipe",
+            hint="drop --preset, --from-hf, --upcycle and --without-fit",
         )
     text = source or ("" if saved else DATA)
     spec = preset(size_name or PRESET, owner.peer_id, drawn, _shared_name(text or DATA))
@@ -99,10 +106,12 @@ def new(
 
     def adjust(spec: RunSpec) -> RunSpec:
         data = spec.data if source is None else msgspec.structs.replace(spec.data, source=_shared_name(text))
-        return with_changes(msgspec.structs.replace(spec, data=data), changes)
+        changed = with_changes(msgspec.structs.replace(spec, data=data), changes)
+        return changed if fragments is None else fragmented(changed, fragments)
 
     draft = Draft(spec, adjust, text.removeprefix("file:"))
-    data = write_run(home, path, draft, owner, Saved(saved) if saved else origin_of(folder, upcycle))
+    origin = Saved(saved) if saved else origin_of(folder, upcycle, without_fit)
+    data = write_run(home, path, draft, owner, origin)
     _print_run(FoundRun(open_run(data), data, path), home, config, as_json)
     if not as_json and text.startswith("file:"):
         click.echo(f"start it with --data {text.removeprefix('file:')}; others give their own copy's path")
@@ -160,6 +169,7 @@ def summary(found: FoundRun) -> dict[str, Any]:
         "path": str(found.path),
         "parameters": spec.model.parameters,
         "payload_bytes": largest_payload(spec),
+        "exchange_bytes": exchange_bytes(spec),
         "rounds": spec.outer.rounds,
         "source": spec.data.source,
         "admission": spec.admission.mode,
@@ -215,14 +225,19 @@ def _node_in(home: Home, spec: RunSpec) -> Status | None:
 
 def _costs(costs: Preview) -> dict[str, Any]:
     """What `--json` shows of what the run costs here."""
-    fields = ("needs", "payload_bytes", "members", "experts", "room", "whole", "whole_payload_bytes")
-    return {name: getattr(costs, name) for name in fields}
+    fields = ("needs", "payload_bytes", "exchange_bytes", "members", "experts", "room")
+    whole = ("whole", "whole_payload_bytes", "whole_exchange_bytes")
+    return {name: getattr(costs, name) for name in (*fields, *whole)}
 
 
-def _upload(costs: Preview, parameters: int) -> str:
-    less = f"{number(4 * parameters / costs.payload_bytes, 0)} times less than fp32 weights"
-    whole = "" if costs.experts is None else f" (all experts: {size(costs.whole_payload_bytes)})"
-    return f"{size(costs.payload_bytes)} a round and copy, {less}{whole}"
+def _upload(spec: RunSpec, costs: Preview) -> str:
+    """What a member sends to each of the others."""
+    said, whole = costs.exchange_bytes, "" if costs.experts is None else " (all experts: {})"
+    less = f"{number(4 * spec.model.parameters / said, 0)} times less than fp32 weights"
+    if spec.outer.fragments == 1:
+        return f"{size(said)} a round and copy, {less}{whole.format(size(costs.whole_exchange_bytes))}"
+    peak = f"at most {size(costs.payload_bytes)} a round and copy{whole.format(size(costs.whole_payload_bytes))}"
+    return f"{peak}; {size(said)} in {spec.outer.fragments} rounds, one for each fragment, {less}"
 
 
 def _print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) -> None:
@@ -245,7 +260,7 @@ def _print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) -
         f"rounds     {spec.outer.rounds}, inner steps {stages}",
         *(f"experts    {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
-        f"upload     {_upload(costs, spec.model.parameters)}",
+        f"upload     {_upload(spec, costs)}",
         f"file       {found.path}",
     )
     click.echo("\n".join(lines))

@@ -13,6 +13,7 @@ import msgspec
 from atoll.node.config import NodeConfig
 from atoll.node.devices import devices_of
 from atoll.node.holding import splits
+from atoll.protocols.arena import CHUNK, arena_of
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.run import RunSpec
 
@@ -25,6 +26,10 @@ _WEIGHT_BYTES, _TAKEN_BYTES = 4, 12
 """Taken: weight and moments of what is trained, on the host while the experts change hands."""
 _CAST_BYTES = 2
 """Of a weight in bfloat16, as an accelerator multiplies it."""
+_EXCHANGE_BYTES = 8
+"""Of a value of the arena, where contributions are encoded: e and the anchor."""
+_PASSING_BYTES = 320 << 20
+"""A slab of local weights, and what an encoder's kernels work in."""
 _CPU_BASE_BYTES = 420 << 20
 _GPU_HOST_BASE_BYTES = 1 << 30
 _GPU_BASE_BYTES = 800 << 20
@@ -78,6 +83,23 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
     return Needs(len(devices) * built + folds + taken + whole, _gpu_bytes(spec, config, experts))
 
 
+def encoder_bytes(spec: RunSpec) -> int:
+    """What a device needs to encode contributions (node/exchange.py), for all experts."""
+    return _EXCHANGE_BYTES * CHUNK * arena_of(spec.model).chunks + _PASSING_BYTES
+
+
+def lack_of_room(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
+    """What a device with so much free memory lacks for e and the anchor; empty: nothing.
+
+    `spare`: as much as these and training together need (16 bytes a parameter) must be left for everything else.
+    """
+    own = encoder_bytes(spec)
+    need = 2 * (own + TRAINED_BYTES * spec.model.parameters) if spare else own
+    if need <= free_bytes:
+        return ""
+    return f"it has {free_bytes / 1e9:.1f} GB free, and {need / 1e9:.1f} GB are wanted for that"
+
+
 def activation_bytes(model: ModelSpec, sequences: int, experts: int | None = None, *, cast: bool = False) -> int:
     """What a step of so many sequences holds at most: what is saved for the backward pass, and what the pass needs
     for one layer and the logits. `cast`: products are taken in bfloat16, as on a GPU."""
@@ -109,6 +131,7 @@ def _gpu_bytes(spec: RunSpec, config: NodeConfig, experts: int | None) -> int:
     step = activation_bytes(model, -(-spec.inner.batch // devices), experts, cast=True) + _cast(
         model, config.frozen
     )
+    kept += encoder_bytes(spec) if config.exchange_on == "device" and not config.shard else 0
     return _GPU_BASE_BYTES + kept + max(step, _validation(model, 0 if config.shard else trained))
 
 

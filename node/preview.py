@@ -8,7 +8,7 @@ from atoll.node.footprint import Needs, needs_of, parts_of
 from atoll.node.room import trained_of
 from atoll.protocols.arena import arena_of
 from atoll.protocols.control import Room
-from atoll.protocols.coverage import largest_payload
+from atoll.protocols.coverage import exchange_bytes, largest_payload
 from atoll.protocols.experts import ALL, bitmap_of
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.payload import payload_bytes
@@ -40,6 +40,9 @@ class Preview(msgspec.Struct, frozen=True):
     join_bytes: int
     """Downloaded once: a snapshot of the weights, and a checkpoint's moments where the run begins with them."""
     payload_bytes: int
+    """The largest."""
+    exchange_bytes: int
+    """One payload of each fragment."""
     members: int
     members_known: bool
     """Else they are assumed."""
@@ -59,6 +62,7 @@ class Preview(msgspec.Struct, frozen=True):
     whole: Needs
     """With all experts."""
     whole_payload_bytes: int
+    whole_exchange_bytes: int
 
 
 def preview_of(spec: RunSpec, config: NodeConfig, room: Room | None, members: int | None = None) -> Preview:
@@ -71,7 +75,7 @@ def preview_of(spec: RunSpec, config: NodeConfig, room: Room | None, members: in
     payload = largest_payload(spec, _bitmap(spec.model, experts))
     round_s = round_time_s(spec, config)
     rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
-    each_way = round_bytes(spec, count, payload)
+    each_way = round_bytes(spec, count, experts)
     trained, _ = parts_of(spec.model, experts)
     moments = _MOMENT_PARAMETER_BYTES * trained if spec.start and spec.start.moments else 0
     return Preview(
@@ -80,6 +84,7 @@ def preview_of(spec: RunSpec, config: NodeConfig, room: Room | None, members: in
         disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * count * payload,
         join_bytes=4 * spec.model.parameters + moments,
         payload_bytes=payload,
+        exchange_bytes=exchange_bytes(spec, _bitmap(spec.model, experts)),
         members=count,
         members_known=members is not None,
         round_s=round_s,
@@ -92,11 +97,16 @@ def preview_of(spec: RunSpec, config: NodeConfig, room: Room | None, members: in
         room=room,
         whole=needs_of(spec, config),
         whole_payload_bytes=largest_payload(spec),
+        whole_exchange_bytes=exchange_bytes(spec),
     )
 
 
-def round_bytes(spec: RunSpec, members: int, payload: int) -> int:
-    """Payload bytes of a round, each way: everybody's, or in a reduced round one and as much again, reduced."""
+def round_bytes(spec: RunSpec, members: int, experts: int | None = None) -> int:
+    """Payload bytes of a round, each way: everybody's, or in a reduced round one and as much again, reduced.
+
+    Where rounds exchange fragments, their mean. `experts`: of each layer, that a member trains; None: all.
+    """
+    payload = exchange_bytes(spec, _bitmap(spec.model, experts)) // spec.outer.fragments
     if spec.reduce is None or members <= spec.reduce.above:
         return payload * (members - 1)
     return payload + payload_bytes(spec.compress.codec, arena_of(spec.model).chunks, spec.reduce.k)

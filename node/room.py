@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from atoll.node.config import NodeConfig
 from atoll.node.devices import devices_of
-from atoll.node.footprint import Free, Needs, needs_of
+from atoll.node.footprint import Free, Needs, encoder_bytes, lack_of_room, needs_of
 from atoll.node.holding import splits
 from atoll.protocols.control import Room
 from atoll.protocols.run import RunSpec
@@ -28,14 +28,13 @@ def room_of(spec: RunSpec, config: NodeConfig, free: Free) -> Room | None:
         return None
     if config.experts:
         return Room(experts=min(config.experts, count), of=count)
-    places = [(HOST, free.memory_bytes, attrgetter("host"))]
-    if free.gpu_bytes is not None:
-        places.insert(0, (devices_of(config.device)[0], free.gpu_bytes, attrgetter("device")))
-    rooms = [
-        Room(experts=_most(spec, config, count, size, part), of=count, free_bytes=size, place=place)
-        for place, size, part in places
-    ]
-    return min(rooms, key=attrgetter("experts"))
+    most = _most(spec, config, free.memory_bytes, attrgetter("host"))
+    host = Room(experts=most, of=count, free_bytes=free.memory_bytes, place=HOST)
+    if free.gpu_bytes is None:
+        return host
+    most = _most(spec, config, _without_encoder(spec, config, free.gpu_bytes), attrgetter("device"))
+    device = Room(experts=most, of=count, free_bytes=free.gpu_bytes, place=devices_of(config.device)[0])
+    return min(device, host, key=attrgetter("experts"))
 
 
 def share_of(spec: RunSpec, members: int) -> int:
@@ -51,10 +50,18 @@ def trained_of(spec: RunSpec, room: Room | None, members: int) -> int | None:
     return min(room.experts, share_of(spec, members)) if room.place else room.experts
 
 
-def _most(spec: RunSpec, config: NodeConfig, count: int, free: int, part: Callable[[Needs], int]) -> int:
+def _without_encoder(spec: RunSpec, config: NodeConfig, free_bytes: int) -> int:
+    """What is left of a device where the worker will keep e and the anchor there because there is plenty."""
+    auto = config.exchange_on == "auto" and not config.shard
+    return (
+        free_bytes - encoder_bytes(spec) if auto and not lack_of_room(spec, free_bytes, spare=True) else free_bytes
+    )
+
+
+def _most(spec: RunSpec, config: NodeConfig, free: int, part: Callable[[Needs], int]) -> int:
     """The needs rise with the experts; 0 also where none fits."""
 
     def too_many(experts: int) -> bool:
         return part(needs_of(spec, config, experts)) > (1 - SPARE) * free
 
-    return max(0, bisect_left(range(count + 1), True, key=too_many) - 1)
+    return max(0, bisect_left(range(splits(spec) + 1), True, key=too_many) - 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.node import footprint
 from atoll.node.config import NodeConfig
-from atoll.node.footprint import FROZEN_BYTES, activation_bytes, needs_of, parts_of, saved_bytes
+from atoll.node.footprint import FROZEN_BYTES, activation_bytes, encoder_bytes, needs_of, parts_of, saved_bytes
 from atoll.node.inner import evaluate
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.genesis import genesis_atom
@@ -19,13 +19,13 @@ from atoll.protocols.model import atoms
 
 OWNER = peer_id_of(bytes(range(32)))
 CPU = NodeConfig(device="cpu", threads=1)
-GPU = NodeConfig(device="cuda:0", threads=1)
+GPU = NodeConfig(device="cuda:0", threads=1, exchange_on="host")
 MEASURED_MIB = {
     ("tiny", 8, None, "float32"): 464,
     ("10m", 2, None, "float32"): 989,
     ("10m", 8, None, "float32"): 1281,
     ("50m", 1, None, "float32"): 3258,
-    ("50m", 4, None, "float32"): 4154,
+    ("50m", 4, None, "float32"): 3924,
     ("moe-smoke", 8, 2, "float32"): 527,
     ("moe-12m", 4, 16, "float32"): 962,
     ("moe-12m", 4, 4, "float32"): 889,
@@ -70,7 +70,7 @@ def kept_by_autograd(model, owned, cast):
             found[place.data_ptr()] = place.nbytes()
         return value
 
-    window_BT1 = torch.randint(0, model.vocab, (3, model.context + 1))
+    window_BT1 = torch.randint(0, model.vocab, (3, model.context + 1), generator=torch.Generator().manual_seed(1))
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value)
     with hooks, torch.autocast("cpu", torch.bfloat16, enabled=cast):
         loss_of(decoder, window_BT1)
@@ -85,7 +85,7 @@ def test_a_step_keeps_what_is_said(name, owned, cast):
     model = preset(name, OWNER, 1).model
     kept = kept_by_autograd(model, owned if owned is None else frozenset(range(owned)), cast)
     said = 3 * model.context * (model.layers * saved_bytes(model, owned, cast=cast) + 4 * model.vocab)
-    assert 0.9 <= kept / said <= 1.03
+    assert 0.95 <= kept / said <= 1.04
 
 
 @pytest.mark.parametrize("frozen", FROZEN_BYTES)
@@ -103,6 +103,15 @@ def test_frozen_experts_on_the_host_are_not_on_the_device():
     here, there = (needs_of(spec, msgspec.structs.replace(GPU, frozen_on_host=on), 2) for on in (False, True))
     assert here.device - there.device == 4 * parts_of(spec.model, 2)[1]
     assert here.host == there.host, "built there first"
+
+
+def test_a_device_that_encodes_holds_error_feedback_and_anchor_of_all():
+    spec = run_of()
+    on = msgspec.structs.replace(GPU, exchange_on="device")
+    more = needs_of(spec, on, 2).device - needs_of(spec, GPU, 2).device
+    assert more == encoder_bytes(spec) > 8 * spec.model.parameters
+    parts = NodeConfig(device="cuda:0,cuda:1", threads=1, shard=True)
+    assert needs_of(spec, msgspec.structs.replace(parts, exchange_on="device"), 2) == needs_of(spec, parts, 2)
 
 
 def test_a_validation_needs_what_is_trained_once_more():

@@ -15,7 +15,7 @@ from atoll.protocols.run import StartSpec
 
 OWNER = peer_id_of(bytes(range(32)))
 CPU = NodeConfig(device="cpu", threads=2)
-GPU = NodeConfig(device="cuda:0", threads=2)
+GPU = NodeConfig(device="cuda:0", threads=2, exchange_on="host")
 
 
 def shared(holders=1, **more):
@@ -57,6 +57,16 @@ def test_of_a_mixture_a_member_has_its_share_and_sends_it():
     assert costs.whole_payload_bytes == largest_payload(spec) > 3 * costs.payload_bytes
     assert costs.round_bytes == 7 * costs.payload_bytes
     assert costs.disk_bytes < costs_of(shared(holders=0)).disk_bytes
+
+
+def test_a_share_is_said_in_fragments_too():
+    spec = shared()
+    parts = msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, fragments=3))
+    costs, whole = costs_of(parts), costs_of(spec)
+    assert costs.payload_bytes < whole.payload_bytes
+    assert costs.round_bytes == 7 * (costs.exchange_bytes // 3)
+    assert 0 < costs.exchange_bytes - whole.exchange_bytes < 200, "headers"
+    assert costs.whole_exchange_bytes > 3 * costs.exchange_bytes
 
 
 def test_the_members_that_are_known_count():
@@ -106,11 +116,11 @@ def test_a_round_longer_than_a_day():
 def test_a_reduced_round_costs_the_same_however_many_they_are():
     spec = preset("50m", OWNER, 1)
     payload = largest_payload(spec)
-    each = {members: round_bytes(spec, members, payload) for members in (15, 16, 17, 64)}
+    each = {members: round_bytes(spec, members) for members in (15, 16, 17, 64)}
     assert each[16] - each[15] == payload
     assert payload < each[17] == each[64] < each[15] / 4
     whole = msgspec.structs.replace(spec, reduce=None)
-    assert round_bytes(whole, 64, payload) == 63 * payload
+    assert round_bytes(whole, 64) == 63 * payload
 
 
 def test_more_members_where_the_run_waits_for_more():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.config import NodeConfig
-from atoll.node.footprint import Free, needs_of
+from atoll.node.footprint import Free, encoder_bytes, lack_of_room, needs_of
 from atoll.node.machine import container_free_bytes, free_here, room_here
 from atoll.node.room import SPARE, room_of, share_of, trained_of
 from tests.node.test_footprint import CPU, GPU, run_of
@@ -65,6 +65,21 @@ def test_narrow_storage_and_the_host_make_room():
     assert kinds == sorted(kinds)
     assert kinds[0] == 4 < kinds[2]
     assert offered(msgspec.structs.replace(GPU, frozen_on_host=True), gpu=tight) > 4
+
+
+def test_what_a_worker_will_take_to_encode_there_is_not_free():
+    """Many sequences: plenty for the weights, and yet not for all experts."""
+    spec = run_of("moe-12m", 400)
+    bar = next(free for free in range(1 << 28, 1 << 40, 1 << 22) if not lack_of_room(spec, free, spare=True))
+    need = [needs_of(spec, GPU, count).device for count in range(17)]
+    free = max(bar, int((need[9] + 1) / (1 - SPARE)) + 1)
+    rooms = [
+        room_of(spec, msgspec.structs.replace(GPU, exchange_on=on), Free(MUCH, MUCH, free))
+        for on in ("host", "auto")
+    ]
+    host, auto = (room.experts for room in rooms if room)
+    left = (1 - SPARE) * (free - encoder_bytes(spec))
+    assert host > auto == max(0, sum(one <= left for one in need) - 1)
 
 
 @given(free=st.integers(0, 4 << 30), device=st.sampled_from(["cpu", "cuda:0"]))
