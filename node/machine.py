@@ -7,13 +7,14 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from atoll.node.config import NodeConfig
 from atoll.node.devices import devices_of
 from atoll.node.footprint import Free
 from atoll.node.holding import splits
-from atoll.node.room import room_of
+from atoll.node.room import encoding_of, room_of
 from atoll.protocols.control import Room
 from atoll.protocols.run import RunSpec
 
@@ -36,6 +37,16 @@ def free_here(folder: Path, device: str) -> Free:
 def room_here(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
     """Experts of each layer that this machine has room for now; None: in this run all members train all."""
     return room_of(spec, config, free_here(folder, config.device)) if splits(spec) else None
+
+
+def settled(spec: RunSpec, config: NodeConfig, folder: Path) -> tuple[Room | None, NodeConfig]:
+    """The room for experts, and the configuration with what follows from it. Asked once, when a node starts."""
+    if not splits(spec):
+        return None, config
+    free = free_here(folder, config.device)
+    room = room_of(spec, config, free)
+    assert room is not None, "members share the experts"
+    return room, msgspec.structs.replace(config, exchange_on=encoding_of(spec, config, free, room))
 
 
 def container_free_bytes(folder: Path) -> int | None:

@@ -8,10 +8,13 @@ validation need for a while is in the arithmetic itself (node/footprint.py).
 from bisect import bisect_left
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Literal
+
+import msgspec
 
 from atoll.node.config import NodeConfig
 from atoll.node.devices import devices_of
-from atoll.node.footprint import Free, Needs, encoder_bytes, lack_of_room, needs_of
+from atoll.node.footprint import Free, Needs, needs_of
 from atoll.node.holding import splits
 from atoll.protocols.control import Room
 from atoll.protocols.run import RunSpec
@@ -19,6 +22,7 @@ from atoll.protocols.run import RunSpec
 SPARE = 0.1
 """Share of the free memory that is left alone."""
 HOST = "memory"
+Where = Literal["auto", "host", "device"]
 
 
 def room_of(spec: RunSpec, config: NodeConfig, free: Free) -> Room | None:
@@ -32,9 +36,18 @@ def room_of(spec: RunSpec, config: NodeConfig, free: Free) -> Room | None:
     host = Room(experts=most, of=count, free_bytes=free.memory_bytes, place=HOST)
     if free.gpu_bytes is None:
         return host
-    most = _most(spec, config, _without_encoder(spec, config, free.gpu_bytes), attrgetter("device"))
+    most = _most(spec, config, free.gpu_bytes, attrgetter("device"))
     device = Room(experts=most, of=count, free_bytes=free.gpu_bytes, place=devices_of(config.device)[0])
     return min(device, host, key=attrgetter("experts"))
+
+
+def encoding_of(spec: RunSpec, config: NodeConfig, free: Free, room: Room) -> Where:
+    """`config.exchange_on`; for `auto` the host, unless what is offered fits beside e and the anchor: experts come
+    first."""
+    if config.exchange_on != "auto" or free.gpu_bytes is None:
+        return config.exchange_on
+    there = needs_of(spec, msgspec.structs.replace(config, exchange_on="device"), room.experts).device
+    return "auto" if there <= (1 - SPARE) * free.gpu_bytes else "host"
 
 
 def share_of(spec: RunSpec, members: int) -> int:
@@ -48,14 +61,6 @@ def trained_of(spec: RunSpec, room: Room | None, members: int) -> int | None:
     if room is None:
         return None
     return min(room.experts, share_of(spec, members)) if room.place else room.experts
-
-
-def _without_encoder(spec: RunSpec, config: NodeConfig, free_bytes: int) -> int:
-    """What is left of a device where the worker will keep e and the anchor there because there is plenty."""
-    auto = config.exchange_on == "auto" and not config.shard
-    return (
-        free_bytes - encoder_bytes(spec) if auto and not lack_of_room(spec, free_bytes, spare=True) else free_bytes
-    )
 
 
 def _most(spec: RunSpec, config: NodeConfig, free: int, part: Callable[[Needs], int]) -> int:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.config import NodeConfig
-from atoll.node.footprint import Free, encoder_bytes, lack_of_room, needs_of
-from atoll.node.machine import container_free_bytes, free_here, room_here
-from atoll.node.room import SPARE, room_of, share_of, trained_of
+from atoll.node.footprint import Free, needs_of
+from atoll.node.machine import container_free_bytes, free_here, room_here, settled
+from atoll.node.room import SPARE, encoding_of, room_of, share_of, trained_of
 from tests.node.test_footprint import CPU, GPU, run_of
 
 MUCH = 1 << 40
@@ -67,19 +67,27 @@ def test_narrow_storage_and_the_host_make_room():
     assert offered(msgspec.structs.replace(GPU, frozen_on_host=True), gpu=tight) > 4
 
 
-def test_what_a_worker_will_take_to_encode_there_is_not_free():
-    """Many sequences: plenty for the weights, and yet not for all experts."""
-    spec = run_of("moe-12m", 400)
-    bar = next(free for free in range(1 << 28, 1 << 40, 1 << 22) if not lack_of_room(spec, free, spare=True))
-    need = [needs_of(spec, GPU, count).device for count in range(17)]
-    free = max(bar, int((need[9] + 1) / (1 - SPARE)) + 1)
-    rooms = [
-        room_of(spec, msgspec.structs.replace(GPU, exchange_on=on), Free(MUCH, MUCH, free))
-        for on in ("host", "auto")
-    ]
-    host, auto = (room.experts for room in rooms if room)
-    left = (1 - SPARE) * (free - encoder_bytes(spec))
-    assert host > auto == max(0, sum(one <= left for one in need) - 1)
+def test_a_device_encodes_by_itself_only_where_what_is_offered_fits_beside_it():
+    auto = msgspec.structs.replace(GPU, exchange_on="auto")
+    most = needs_of(SPEC, GPU).device, needs_of(SPEC, msgspec.structs.replace(GPU, exchange_on="device")).device
+    tight, plenty = (Free(MUCH, MUCH, int(need / (1 - SPARE)) + 1) for need in most)
+    for free, where in ((tight, "host"), (plenty, "auto"), (Free(MUCH, MUCH), "auto")):
+        room = room_of(SPEC, auto, free)
+        assert room is not None
+        assert room.experts == 16, "experts come first"
+        assert encoding_of(SPEC, auto, free, room) == where
+        for said in ("host", "device"):
+            mine = msgspec.structs.replace(GPU, exchange_on=said)
+            assert encoding_of(SPEC, mine, free, room) == said
+    there = msgspec.structs.replace(GPU, exchange_on="device")
+    assert offered(there, gpu=tight.gpu_bytes) < 16, "who says so pays with experts"
+
+
+def test_what_a_node_starts_with(tmp_path):
+    dense, mine = run_of("tiny", 8, 0), msgspec.structs.replace(CPU, experts=2)
+    assert settled(dense, mine, tmp_path) == (None, mine)
+    room, config = settled(SPEC, mine, tmp_path)
+    assert (room, config) == (room_here(SPEC, mine, tmp_path), mine)
 
 
 @given(free=st.integers(0, 4 << 30), device=st.sampled_from(["cpu", "cuda:0"]))
