@@ -13,6 +13,7 @@ from atoll.protocols.records import Body, Prepare, Promise, Proposal, Vote
 
 PATIENCE_S = 10.0
 """Default patience; the driver sets about two round times."""
+_NO_ENTRIES = Book()
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -160,6 +161,18 @@ class ReportDivergence:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportNarrow:
+    """A proposed set lacks half of what this node has, or more: it gets our vote only where we are bound to it."""
+
+    round: Round
+    proposal: Digest
+    proposer: PeerId
+    named: int
+    ours: int
+    """Contributions that we have, and how many of them it names."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportEquivocation:
     """`author` signed two entries that exclude each other."""
 
@@ -170,7 +183,9 @@ class ReportEquivocation:
     reason: str
 
 
-Action: TypeAlias = Append | CheckRound | FetchMissing | Finalize | ReportDivergence | ReportEquivocation
+Action: TypeAlias = (
+    Append | CheckRound | FetchMissing | Finalize | ReportDivergence | ReportNarrow | ReportEquivocation
+)
 
 
 # --- state ----------------------------------------------------------------------------------------
@@ -212,6 +227,11 @@ class FinalityState:
     doubted: frozenset[Digest] = frozenset()
     """Reductions that are proven wrong."""
     told: frozenset[Digest] = frozenset()
-    """Proposals whose divergence was reported."""
+    """Proposals that were reported."""
     missing: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
     """The last FetchMissing of this round."""
+
+    @property
+    def book(self) -> Book:
+        """Of the round that is decided next."""
+        return self.books.get(self.last_final + 1, _NO_ENTRIES)
