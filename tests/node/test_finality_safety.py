@@ -72,7 +72,7 @@ class Node:
                 assert self.finals.setdefault(number, names) == names, "a final set changed"
                 self.feed(Finalized(number))
             case ReportDivergence():
-                raise AssertionError("honest nodes never diverge")
+                raise AssertionError("nobody says a wrong state")
 
     def write(self, body: object) -> None:
         entry = (
@@ -95,10 +95,38 @@ class Node:
         self.feed(EntrySeen(*entry))
 
 
+class Liar(Node):
+    """Says whatever a member can sign: ballots out of turn, any set, any vote; often what would serve it."""
+
+    def __init__(self, number: int, rounds: int, rng: random.Random) -> None:
+        self.rng, self.top = rng, 0
+        super().__init__(number, rounds)
+
+    def do(self, action: object) -> None:
+        if isinstance(action, Finalize):
+            super().do(action)
+
+    def lie(self) -> None:
+        number = self.state.last_final + 1
+        book, peers, rng = self.state.book, self.state.acceptors, self.rng
+        if self.peer not in peers or number >= self.rounds or len(self.ledger) > 4000:
+            return
+        mine = peers.index(self.peer)
+        ballot = Ballot(mine + len(peers) * rng.randint(0, 1 + self.state.top // len(peers)), self.peer)
+        names = sorted(book.contributions)
+        some = tuple(sorted(rng.sample(names, rng.randint(max(1, len(names) - 2), len(names))))) if names else ()
+        lies = [Prepare(Round(number), ballot)]
+        lies += [Promise(Round(number), b, ()) for b in book.prepares]
+        lies += [Vote(Round(number), p.ballot, e) for e, p in book.proposals.items()]
+        lies += 3 * [Proposal(Round(number), ballot, some, state_of(number, some))] if some else []
+        self.write(rng.choice(lies))
+
+
 class World:
-    def __init__(self, seed: int, count: int, rounds: int) -> None:
+    def __init__(self, seed: int, count: int, rounds: int, liars: int = 0) -> None:
         self.rng = random.Random(seed)
-        self.nodes = [Node(n, rounds) for n in range(count)]
+        self.nodes = [Node(n, rounds) for n in range(count - liars)]
+        self.nodes += [Liar(n, rounds, self.rng) for n in range(count - liars, count)]
         self.feeds: dict[PeerId, list[tuple[Digest, PeerId, object]]] = {n.peer: [] for n in self.nodes}
         self.down: set[int] = set()
         self.now = 0.0
@@ -183,6 +211,30 @@ def test_never_two_final_sets_and_always_one_in_the_end(block):
                 world.close(number)
         world.check()
         assert all(len(node.finals) == 4 for node in world.nodes), f"seed {seed}: stuck"
+
+
+def lie_for(seed: int) -> int:
+    """How many rounds became final somewhere."""
+    rng = random.Random(seed)
+    count = rng.choice((4, 5, 7))
+    world = World(seed, count, rounds=3, liars=1 if count < 7 else 2)
+    for number in range(3):
+        world.contribute(number)
+        world.spread(1.0)
+        world.close(number)
+        for _ in range(40):
+            for node in world.nodes:
+                if isinstance(node, Liar) and rng.random() < 0.5:
+                    node.lie()
+            world.step(rng.uniform(0.2, 0.5))
+        world.check()
+    return len(set().union(*(node.finals for node in world.nodes)))
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_a_lying_decider_never_makes_two_final_sets(block):
+    """Fewer than a third lie. The others have heard different things, and would vote for different sets."""
+    assert sum(lie_for(seed) for seed in range(block * 15, block * 15 + 15)) > 20
 
 
 def test_a_dead_proposer_is_replaced():
