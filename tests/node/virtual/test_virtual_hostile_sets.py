@@ -54,7 +54,9 @@ def final_sets(node) -> list[set]:
     return [set(rows[number].contributors) for number in sorted(rows) if rows[number].final]
 
 
-@pytest.mark.parametrize(("members", "liars", "sulk"), [(2, 1, False), (3, 1, True), (4, 1, True), (6, 2, True)])
+@pytest.mark.parametrize(
+    ("members", "liars", "sulk", "rounds"), [(2, 1, False, 8), (3, 1, True, 10), (4, 1, True, 8), (6, 2, True, 6)]
+)
 def test_members_that_propose_themselves_alone_do_not_get_the_run(world, members, liars, sulk, rounds):
     """At most a third of the members; of two, one that does not stop finality as well."""
 
