@@ -60,6 +60,10 @@ class Book:
         """Those that answered a Prepare."""
         return {peer for peer in acceptors if (peer, ballot) in self.promises}
 
+    def who_answered(self, acceptors: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+        """Those that promised a ballot, or voted in it."""
+        return {peer for peer in acceptors if (peer, ballot) in self.promises or (peer, ballot) in self.votes}
+
 
 def order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """Acceptors of a round in the order of their ballots: by BLAKE3(run, round, peer)."""

@@ -56,7 +56,7 @@ def step(state: FinalityState, event: Event) -> Out:
     if isinstance(event, NotAppended):
         return state, actions
     state, finals = _decide(state)
-    actions += finals
+    state, actions = _admit(state), actions + finals
     if state.live and state.last_final + 1 < state.rounds:
         for move in (_promise, _vote, _complain, _propose, _prepare):
             state, more = move(state)
@@ -104,31 +104,38 @@ def _entry(state: FinalityState, event: EntrySeen) -> Out:
     before = state.books.get(body.round, Book())
     book, fault = record(before, event.entry, event.author, body)
     state = replace(state, books={**state.books, body.round: book})
-    if body.round == state.last_final + 1 and isinstance(body, Prepare | Proposal):
-        state = replace(state, top=_top(book, state.acceptors))
-        said = before.prepares if isinstance(body, Prepare) else before.firsts()
-        if body.ballot not in said and body.ballot.proposer == event.author and _counts(state, body.ballot):
+    if body.round == state.last_final + 1 and isinstance(body, Proposal):
+        newest = body.ballot.attempt == state.top and _counts(state, body.ballot)
+        if newest and body.ballot.proposer == event.author and body.ballot not in before.firsts():
             state = replace(state, since=state.now)
     if not fault:
         return state, []
     return state, [ReportEquivocation(body.round, event.author, event.entry, fault)]
 
 
-def _top(book: Book, acceptors: tuple[PeerId, ...]) -> int:
-    """Highest attempt that its owner opened in turn.
+def _admit(state: FinalityState) -> FinalityState:
+    """Let later ballots count as soon as they are due: from then on older ones get no promise."""
+    later = [b for b in state.book.prepares if b.attempt > state.top]
+    later = [b for b in later if owner_of(state.acceptors, b.attempt) == b.proposer]
+    due = [ballot.attempt for ballot in later if _is_due(state, ballot)]
+    return replace(state, top=max(due), since=state.now) if due else state
 
-    Ballots of others, and leaps into the far, must not delay ours. A leap over ballots that come later counts
-    as soon as they are here: the order of arrival makes no difference.
+
+def _is_due(state: FinalityState, ballot: Ballot) -> bool:
+    """Had the owner of the attempt before this one half a turn at least, or did somebody honest find that it had?
+
+    Whoever opened its ballots as it liked would cut off those of the others for ever. More than a third that
+    answered are not all liars: so who comes late, or was cut off, need not wait again.
     """
-    top = 0
-    for ballot in sorted({*(proposal.ballot for proposal in book.proposals.values()), *book.prepares}):
-        if ballot.attempt <= top + len(acceptors) and owner_of(acceptors, ballot.attempt) == ballot.proposer:
-            top = max(top, ballot.attempt)
-    return top
+    count, ahead = len(state.acceptors), ballot.attempt - state.top
+    if ballot.proposer == state.me or 3 * len(state.book.who_answered(state.acceptors, ballot)) > count:
+        return True
+    turns = (ahead - 0.5) * (1 + state.top / count)
+    return ahead <= count and state.now - state.since >= turns * state.patience_s
 
 
 def _counts(state: FinalityState, ballot: Ballot) -> bool:
-    """Is the ballot its owner's, and not ahead of all attempts that were seen in turn?"""
+    """Is the ballot its owner's, and not ahead of all that were due?"""
     return ballot.attempt <= state.top and owner_of(state.acceptors, ballot.attempt) == ballot.proposer
 
 
@@ -179,7 +186,7 @@ def _next_round(state: FinalityState, authors: set[PeerId]) -> FinalityState:
         since=state.now,
         ripe_at=None,
     )
-    return _ripen(replace(done, top=_top(done.book, done.acceptors)))
+    return _ripen(done)
 
 
 def _promise(state: FinalityState) -> Out:

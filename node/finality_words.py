@@ -212,9 +212,9 @@ class FinalityState:
     """Since when the set of the next round is not expected to grow; None: it is."""
     now: float = 0.0
     since: float = 0.0
-    """When the newest ballot of the round was first seen, or the round came up."""
+    """When the newest ballot of the round, or its proposal, first counted, or the round came up."""
     top: int = 0
-    """Highest attempt seen in this round."""
+    """Highest attempt of this round that was due."""
     books: Mapping[int, Book] = field(default_factory=dict)
     views: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """Our own set of each closed round."""

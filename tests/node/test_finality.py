@@ -4,6 +4,7 @@ Round 1 of a run whose round 0 had four authors: four acceptors, three votes mak
 """
 
 from dataclasses import replace
+from itertools import permutations
 
 import msgspec
 import pytest
@@ -364,6 +365,8 @@ def test_the_next_owner_prepares_after_its_patience_and_the_others_later():
 
 def test_patience_grows_with_the_attempts():
     node = ripe(SECOND)
+    for peer in (THIRD, FOURTH):
+        node.hear(peer, Promise(Round(1), Ballot(4, FIRST), ()))
     node.hear(FIRST, Prepare(Round(1), Ballot(4, FIRST)))
     node.echo()
     node.feed(Tick(2 * PATIENCE_S - 0.1))
@@ -382,13 +385,14 @@ def test_an_acceptor_promises_and_names_its_vote():
     entry = node.hear(FIRST, proposal())
     node.check(ALL)
     own_vote = node.echo()
+    node.feed(Tick(PATIENCE_S / 2))
     node.hear(SECOND, Prepare(Round(1), Ballot(1, SECOND)))
     assert node.said == [Append(Promise(Round(1), Ballot(1, SECOND), (own_vote,)))]
     assert vote_for(entry, Ballot(0, FIRST)) in node.appends()
 
 
 def test_a_promise_is_kept():
-    node = Node(FOURTH)
+    node = Node(FOURTH).feed(Tick(1.5 * PATIENCE_S))
     node.hear(THIRD, Prepare(Round(1), Ballot(2, THIRD)))
     node.echo()
     node.hear(FIRST, proposal())
@@ -525,18 +529,36 @@ def test_a_ballot_of_another_never_decides():
     assert decided(book, ORDER) is None
 
 
-@pytest.mark.parametrize("late_first", [True, False])
-def test_a_ballot_that_came_before_those_it_follows_counts_once_they_are_here(late_first):
+@pytest.mark.parametrize("order_of_arrival", list(permutations(range(3))))
+def test_a_ballot_that_more_than_a_third_answered_counts_at_once(order_of_arrival):
     """Feeds of different authors arrive in any order: a lagging member must promise in the end all the same."""
-    far, between = Prepare(Round(1), Ballot(8, FIRST)), Prepare(Round(1), Ballot(5, SECOND))
-    near = Prepare(Round(1), Ballot(4, FIRST))
+    far = Ballot(8, FIRST)
+    said = [(FIRST, Prepare(Round(1), far)), *((peer, Promise(Round(1), far, ())) for peer in (FIRST, SECOND))]
     node = Node(THIRD)
-    entries = [(FIRST, near), (FIRST, far), (SECOND, between)] if late_first else [(FIRST, far), (SECOND, between)]
-    for author, body in entries if late_first else [*entries, (FIRST, near)]:
-        node.hear(author, body)
-    while isinstance(node.appends()[-1], Promise) and node.state.appending is not None:
-        node.echo()
-    assert node.appends()[-1].ballot == Ballot(8, FIRST)
+    for place in order_of_arrival:
+        assert node.appends() == []
+        node.hear(*said[place])
+    assert node.appends() == [Promise(Round(1), far, ())]
+
+
+def test_an_owner_that_opens_all_its_ballots_at_once_cuts_nobody_off():
+    """Each of them would put the others off for longer, and take their promises."""
+    nodes = [Node(me).feed(RoundClosed(Round(1), ALL)).feed(RoundClosed(Round(2), ALL)) for me in (SECOND, THIRD)]
+    for second in range(int(PATIENCE_S)):
+        for node in nodes:
+            node.feed(Tick(float(second))).hear(FIRST, Prepare(Round(1), Ballot(4 * (second + 1), FIRST)))
+    second, third = (node.feed(Tick(PATIENCE_S)) for node in nodes)
+    assert second.appends() == [Prepare(Round(1), Ballot(1, SECOND))]
+    third.hear(SECOND, second.appends()[0])
+    assert third.appends() == [Promise(Round(1), Ballot(1, SECOND), ())]
+
+
+def test_a_ballot_is_due_when_the_owner_before_had_half_a_turn():
+    for turn, owner in enumerate(ORDER[1:], start=1):
+        node = Node(FIRST)
+        node.hear(owner, Prepare(Round(1), Ballot(turn, owner)))
+        assert node.feed(Tick((turn - 0.5) * PATIENCE_S - 0.1)).appends() == []
+        assert node.feed(Tick((turn - 0.5) * PATIENCE_S)).appends() == [Promise(Round(1), Ballot(turn, owner), ())]
 
 
 def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():

@@ -177,6 +177,11 @@ class World:
         self.spread(chance)
         self.collect()
 
+    def lie(self) -> None:
+        for node in self.nodes:
+            if isinstance(node, Liar) and self.rng.random() < 0.5:
+                node.lie()
+
     def check(self) -> None:
         for number in range(self.nodes[0].rounds):
             sets = {node.finals[number] for node in self.nodes if number in node.finals}
@@ -213,28 +218,52 @@ def test_never_two_final_sets_and_always_one_in_the_end(block):
         assert all(len(node.finals) == 4 for node in world.nodes), f"seed {seed}: stuck"
 
 
+def lying(seed: int) -> World:
+    """A world where fewer than a third lie."""
+    count = random.Random(seed).choice((4, 5, 7))
+    return World(seed, count, rounds=3, liars=1 if count < 7 else 2)
+
+
 def lie_for(seed: int) -> int:
     """How many rounds became final somewhere."""
-    rng = random.Random(seed)
-    count = rng.choice((4, 5, 7))
-    world = World(seed, count, rounds=3, liars=1 if count < 7 else 2)
+    world = lying(seed)
     for number in range(3):
         world.contribute(number)
         world.spread(1.0)
         world.close(number)
         for _ in range(40):
-            for node in world.nodes:
-                if isinstance(node, Liar) and rng.random() < 0.5:
-                    node.lie()
-            world.step(rng.uniform(0.2, 0.5))
+            world.lie()
+            world.step(world.rng.uniform(0.2, 0.5))
         world.check()
     return len(set().union(*(node.finals for node in world.nodes)))
 
 
-@pytest.mark.parametrize("block", range(2))
-def test_a_lying_decider_never_makes_two_final_sets(block):
-    """Fewer than a third lie. The others have heard different things, and would vote for different sets."""
-    assert sum(lie_for(seed) for seed in range(block * 15, block * 15 + 15)) > 20
+@pytest.mark.parametrize("first", [280, 295])
+def test_a_lying_decider_never_makes_two_final_sets(first):
+    """Fewer than a third lie. The others have heard different things, and would vote for different sets.
+
+    When voters took a proposer's word that it repeats what may be final, six of these worlds had two final sets.
+    """
+    assert sum(lie_for(seed) for seed in range(first, first + 15)) > 20
+
+
+def test_deciders_that_open_ballots_all_the_time_delay_a_round_by_a_few_turns():
+    """Patience is ten steps. When ballots counted as soon as they came, some of these worlds took hundreds."""
+    for seed in range(12):
+        world = lying(seed)
+        honest = [node for node in world.nodes if not isinstance(node, Liar)]
+        for number in range(3):
+            world.contribute(number)
+            for _ in range(8):
+                world.spread(1.0)
+            world.close(number)
+            steps = 0
+            while not all(number in node.finals for node in honest):
+                world.lie()
+                world.step(0.6)
+                steps += 1
+                assert steps < 60, f"seed {seed}, round {number}"
+        world.check()
 
 
 def test_a_dead_proposer_is_replaced():
