@@ -24,7 +24,7 @@ from atoll.protocols.ids import PeerId
 from atoll.protocols.run import RunSpec, open_run
 
 PRESET, DATA = "tiny", "builtin:shakespeare"
-FIXED = ("version", "owner", "name", "data", "admission", "start")
+FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
 """What `--set` may not touch."""
 
 
@@ -47,6 +47,7 @@ def run() -> None:
     help="Start from weights and tokenizer of a Hugging Face folder; the preset gives the recipe only.",
 )
 @click.option("--upcycle", metavar=UPCYCLE_FORM, help="Make experts of its feed-forward.")
+@click.option("--without-fit", is_flag=True, help="Start though the weights say less of the text than a count.")
 @click.option(
     "--from-checkpoint",
     "saved",
@@ -68,6 +69,7 @@ def new(
     source: str | None,
     folder: Path | None,
     upcycle: str | None,
+    without_fit: bool,
     saved: Path | None,
     seed: int | None,
     mode: Mode,
@@ -82,9 +84,10 @@ def new(
     owner = load_or_create(home.identity)
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     admission = AdmissionSpec(mode=mode, members=tuple(sorted(set(members))))
-    if saved is not None and (size_name or folder or upcycle):
+    if saved is not None and (size_name or folder or upcycle or without_fit):
         raise ConfigError(
-            "--from-checkpoint brings model and recipe", hint="drop --preset, --from-hf and --upcycle"
+            "--from-checkpoint brings model and recipe",
+            hint="drop --preset, --from-hf, --upcycle and --without-fit",
         )
     text = source or ("" if saved else DATA)
     spec = preset(size_name or PRESET, owner.peer_id, drawn, _shared_name(text or DATA))
@@ -95,7 +98,8 @@ def new(
         return with_changes(msgspec.structs.replace(spec, data=data), changes)
 
     draft = Draft(spec, adjust, text.removeprefix("file:"))
-    data = write_run(home, path, draft, owner, Saved(saved) if saved else origin_of(folder, upcycle))
+    origin = Saved(saved) if saved else origin_of(folder, upcycle, without_fit)
+    data = write_run(home, path, draft, owner, origin)
     _print_run(FoundRun(open_run(data), data, path), as_json)
     if not as_json and text.startswith("file:"):
         click.echo(f"start it with --data {text.removeprefix('file:')}; others give their own copy's path")

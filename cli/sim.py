@@ -152,7 +152,9 @@ def prepare(
 
     run_file = folder / "sim.run"
     data_file = data.removeprefix("file:")
-    written = write_run(home, run_file, Draft(spec, adjust, data_file), owner, origin_of(from_hf, upcycle))
+    # A rehearsal of what the nodes do: of weights that do not fit it warns.
+    origin = origin_of(from_hf, upcycle, without_fit=from_hf is not None)
+    written = write_run(home, run_file, Draft(spec, adjust, data_file), owner, origin)
     spec = open_run(written)
     story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)
     return Swarm(spec, folder, run_file, story)

@@ -113,6 +113,8 @@ def facts(now: c.Status) -> Iterator[str]:
     yield f"reach     {now.reachability}" + (f": {now.reachability_why}" if now.reachability_why else "")
     if now.relay is not None:
         yield f"relay     {relaying(now.relay)}"
+    if now.web or now.web_trouble:
+        yield f"web       {now.web or now.web_trouble}"
     for maddr in now.addresses:
         yield f"address   {maddr}/p2p/{now.peer}"
 

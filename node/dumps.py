@@ -13,7 +13,7 @@ from atoll.node.compress.pace import sent_errors
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import open_data
 from atoll.node.model import bridge
-from atoll.node.outer.fixed import plus, to_fixed, to_float
+from atoll.node.outer.fixed import to_fixed, to_float
 from atoll.node.outer.padding import clear, padding_of
 from atoll.node.presets import preset
 from atoll.protocols.arena import Arena, arena_of
@@ -64,7 +64,7 @@ def dumps(task: Task) -> Iterator[tuple[int, Tensor]]:
             yield number, residual * spec.compress.feedback + (base - local)
             sent.append((64, codec.encode(residual, base, local, spec.compress.feedback)))
             clear(residual, padding)
-        theta = plus(theta, clear(codec.update_of(sent, arena.chunks, step), padding))
+        theta = clear(codec.onto(theta, sent, step), padding)
 
 
 def tensors_of(arena: Arena) -> list[slice]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from atoll.node.baselines import Point
 from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.covering import rows_of
+from atoll.node.compress.encoder import OnHost
 from atoll.node.compress.folding import Step
 from atoll.node.data.dataset import Dataset
 from atoll.node.data.windows import Place, windows
@@ -51,9 +52,9 @@ class Trial:
         arena = arena_of(spec.model)
         theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         covers, after = partial(cover_of, spec), partial(move_after, spec)
-        self.fold = Fold(bridge.gather(theta, arena), arena, self._update, covers, after=after)
+        self.fold = Fold(bridge.gather(theta, arena), arena, self._onto, covers, after=after)
         self._learners = [Learner(spec, "cpu") for _ in range(members)]
-        self._sendings = [Sending(spec, folder / f"member-{slot}", 1) for slot in range(members)]
+        self._sendings = [Sending(spec, folder / f"member-{slot}", OnHost()) for slot in range(members)]
         self._payloads: dict[str, bytes] = {}
         self._tokens, self._began = 0, time.monotonic()
 
@@ -96,11 +97,11 @@ class Trial:
         cover = partial(cover_of, self._spec, number)
         return Part(digest(bytes([slot])), WEIGHT_UNIT, str(slot), rows_of(cover(experts), cover()))
 
-    def _update(self, parts: Sequence[Part], chunks: int) -> Tensor:
+    def _onto(self, parts: Sequence[Part], theta_N4096: Tensor) -> Tensor:
         compress, outer = self._spec.compress, self._spec.outer
         members = [(part.weight, self._payloads[part.source], part.rows) for part in parts]
         step = Step(outer.alpha_256, outer.floor_256)
-        return codec_of(compress.codec, compress.k).update_of(members, chunks, step)
+        return codec_of(compress.codec, compress.k).onto(theta_N4096, members, step)
 
     def _point(self, number: int, losses: Sequence[float]) -> Point:
         learner = self._learners[0]

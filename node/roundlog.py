@@ -71,6 +71,8 @@ class RoundLog:
         self.rows: dict[int, RoundRow] = {}
         self.newest_payload: tuple[int, int] | None = None
         """Round and bytes of the newest payload that this daemon's worker made."""
+        self.tokens = 0
+        """That this daemon's worker trained on, in rounds that it finished."""
         self._at_hand: int | None = None
         """Round whose row the time goes to: the newest one whose training began."""
         self._moved = (0, 0, 0, 0)
@@ -125,6 +127,7 @@ class RoundLog:
         row.train_loss, row.steps, row.tokens = done.pending.loss, done.pending.steps, done.pending.tokens
         row.train_s, row.payload_bytes = done.train_s, done.payload_bytes
         self.newest_payload = (row.round, row.payload_bytes)
+        self.tokens += row.tokens
         self._save(row.round)
         self.event("trained", round=row.round, steps=row.steps)
 

@@ -1,11 +1,11 @@
 """The worker's work: one run's model, data, optimiser, error feedback and fold, composed.
 
 Holds 4 bytes per value each for Θ_final, the view, the error feedback, the local weights and their anchor, and 8
-for Adam. Everything but the view is saved in one generation (`state/`), whole or not at all, after each trained
-round; the local weights and the anchor only where they are more than the view. The next round is trained while
-the disk still works at it (`node/keeping.py`). A Finalize is saved with the next
-trained round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it
-again, and it gives the same bits.
+for Adam; where error feedback and anchor are is chosen by `node/exchange.py`. Everything but the view is saved in
+one generation (`state/`), whole or not at all, after each trained round; the local weights and the anchor only
+where they are more than the view. The next round is trained while the disk still works at it (`node/keeping.py`).
+A Finalize is saved with the next trained round, or at once if saving takes a small share of the time: were it
+lost, the daemon would ask for it again, and it gives the same bits.
 
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
@@ -31,6 +31,7 @@ from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.node.devices import devices_of
+from atoll.node.exchange import encoder_for
 from atoll.node.inner.evaluate import VAL_WINDOWS
 from atoll.node.keeping import Keeping
 from atoll.node.learner import Learner, experts_among
@@ -38,7 +39,7 @@ from atoll.node.local_weights import all_finite, carries, check_saved
 from atoll.node.model import bridge
 from atoll.node.model.genesis import genesis
 from atoll.node.model.merging import move_after
-from atoll.node.outer.fixed import state_digest
+from atoll.node.outer.fixed import plus, state_digest
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.ranks.group import check_device
 from atoll.node.ranks.lead import Ranks, end_process, threads_of
@@ -99,12 +100,14 @@ class Session:
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
         if self._ranks is not None:
             self._ranks.join()
-        self._learner = Learner(spec, devices[0], start.frozen, start.frozen_on_host, self._ranks)
+        encoder = encoder_for(spec, start)
+        frozen = start.frozen, start.frozen_on_host
+        self._learner = Learner(spec, devices[0], *frozen, self._ranks, encoder.device)
         covers, after = partial(cover_of, spec), partial(move_after, spec)
         theta, number = _first_state(spec)
         self._slices = self._slice_work()
-        self._fold = Fold(theta, self._arena, self._update, covers, number, after)
-        self._sending = Sending(spec, self._home / "spool", threads)
+        self._fold = Fold(theta, self._arena, self._onto, covers, number, after)
+        self._sending = Sending(spec, self._home / "spool", encoder)
         brought = Brought(spec, start.moments)
         self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, brought)
         self._is_training = False
@@ -366,12 +369,12 @@ class Session:
             except FileNotFoundError as error:
                 raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
 
-    def _update(self, parts: Sequence[Part], chunks: int) -> Tensor:
+    def _onto(self, parts: Sequence[Part], theta_N4096: Tensor) -> Tensor:
         if any(part.span is not None for part in parts):
-            return self._require_slices().update(parts, chunks)
+            return plus(theta_N4096, self._require_slices().update(parts, len(theta_N4096)))
         members = [(part.weight, self._map(part.source), part.rows) for part in parts]
         outer = OuterStep(self._spec.outer.alpha_256, self._spec.outer.floor_256)
-        return self._codec.update_of(members, chunks, outer, threads=max(1, self._start.threads))
+        return self._codec.onto(theta_N4096, members, outer, threads=max(1, self._start.threads))
 
     # --- the disk -------------------------------------------------------------------------------
 

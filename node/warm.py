@@ -21,9 +21,9 @@ def warm(codec: Codec) -> None:
     residual, anchor, local = torch.zeros((1, CHUNK)), torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
     payload = codec.encode(residual, anchor, local, 1.0)
     codec.check(payload, 1)
-    update = codec.update_of([(1, payload)], 1, Step(256, 256))
-    plus(update, update)
-    plus(update, update, update)
+    theta = codec.onto(torch.zeros((1, CHUNK), dtype=torch.int32), [(1, payload)], Step(256, 256))
+    plus(theta, theta)
+    plus(theta, theta, theta)
     codec.give_back(residual, payload)
 
 

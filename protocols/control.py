@@ -210,6 +210,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     seeds: dict[str, str] = {}
     """Each seed, and the DHT, with its state."""
     goodput: Goodput | None = None
+    tokens: int = 0
+    """That this node trained on since the start of the daemon."""
+    blob_bytes_up: int = 0
+    """Contents of payloads and other files, since the start of the daemon; part of `bytes_up`."""
+    blob_bytes_down: int = 0
+    web: str = ""
+    """Address of the node's web page; empty while there is none."""
+    web_trouble: str = ""
+    """Why there is none although there should be."""
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from atoll.protocols.merging import MergeSpec
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.moments import file_count
 from atoll.protocols.payload import check_codec
+from atoll.protocols.serving import ServingSpec
 from atoll.protocols.slices import ReduceSpec
 
 SPEC_VERSION = 3
@@ -152,6 +153,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """How large rounds are reduced (docs/wires/reduction.md); none: every node always gets every payload."""
     start: StartSpec | msgspec.UnsetType = msgspec.UNSET
     """Unset: Θ₀ is drawn from the seed (node/model/genesis.py)."""
+    serving: ServingSpec | msgspec.UnsetType = msgspec.UNSET
+    """Unset: nobody said how the model is to be used (docs/models.md)."""
 
     @property
     def given(self) -> tuple[Digest, ...]:
@@ -192,6 +195,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _within("pace.least_256", self.pace.least_256, 1, 256)
         _within("pace.most_256", self.pace.most_256, 256, 1024)
         self.admission.check()
+        if self.serving:
+            self.serving.check(self.model.vocab)
         _check_reduce(self)
 
 

@@ -92,6 +92,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Paths of the moments files that the run begins with, in their order; each may be absent."""
     shard: bool = False
     """Each of several devices holds a part of what is trained, not a copy."""
+    exchange_on: str = "auto"
+    """Where contributions are encoded, and error feedback and anchor lie: `auto`, `host`, `device`."""
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):

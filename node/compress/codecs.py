@@ -7,6 +7,7 @@ from torch import Tensor
 
 from atoll.node.compress import encoding, folding
 from atoll.node.compress.folding import Member, Step
+from atoll.node.kernels.large import fresh_like
 from atoll.protocols.payload import Layout, check_codec
 
 
@@ -31,9 +32,11 @@ class Codec(NamedTuple):
         """Raise DecodeError unless these bytes are a legal payload."""
         folding.check(payload, chunks, self.k, codec=self.name)
 
-    def update_of(self, members: Sequence[Member], chunks: int, step: Step, *, threads: int = 1) -> Tensor:
-        """U of (weight, payload) of one round's set."""
-        return folding.update_of(members, chunks, self.k, step, codec=self.name, threads=threads)
+    def onto(self, theta_C4096: Tensor, members: Sequence[Member], step: Step, *, threads: int = 1) -> Tensor:
+        """θ + U, a new array, of (weight, payload) of one round's set; padding is left to the caller."""
+        out = fresh_like(theta_C4096)
+        folding.fold_into(theta_C4096, members, self.k, step, out, codec=self.name, threads=threads)
+        return out
 
     def give_back(self, residual_C4096: Tensor, payload: bytes | memoryview) -> None:
         """Add a payload that missed its final set to the residual: late work is late, never lost."""

@@ -17,6 +17,7 @@ from atoll.node.compress import dense, sparse_fold
 from atoll.node.compress.covering import Rows, size_covered
 from atoll.node.compress.encoding import each_range, ranges_of
 from atoll.node.compress.reading import SPARE
+from atoll.node.kernels.streaming import ALIGN_BYTES
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.payload import Layout, check_frame
@@ -83,8 +84,11 @@ def fold_into(
 ) -> None:
     """θ + U into `out_C4096`, in the same pass and without storing U; both int32. Padding is left to the caller.
 
-    Raises DecodeError and, where a weight leaves ±128, Divergence; θ is never changed.
+    Raises DecodeError and, where a weight leaves ±128, Divergence; θ is never changed. ValueError for an array
+    that does not begin at a multiple of 64 bytes, as all of torch's own do.
     """
+    if out_C4096.data_ptr() % ALIGN_BYTES:
+        raise ValueError("the sum needs an array that is aligned to 64 bytes")
     _run(members, Layout(codec, len(theta_C4096), k), step, threads, (_nothing(), theta_C4096, out_C4096))
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from atoll.node.compress import published
+from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.encoding import encode_residual
-from atoll.node.compress.folding import Step, fold_into
+from atoll.node.compress.folding import Step
 from atoll.protocols.arena import CHUNK
 
 K, BETA, PEERS = 64, 0.95, 8
@@ -70,8 +71,8 @@ class Work:
 
     def fold(self) -> None:
         """Ours: payloads -> θ + U; every rule of the wire and the range of every weight is checked."""
-        fold_into(
-            self.base, [(64, payload) for payload in self.payloads], K, Step(256, 64), self.view, codec="sparse2"
+        self.view = codec_of("sparse2", K).onto(
+            self.base, [(64, payload) for payload in self.payloads], Step(256, 64)
         )
 
     def fold_published(self) -> None:

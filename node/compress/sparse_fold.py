@@ -12,14 +12,15 @@ from atoll.node.compress.summing import (
     add_row,
     divide,
     least_weight,
-    move,
     packed,
     spill,
+    spread,
     take,
     take_wide,
     who_covers,
 )
 from atoll.node.kernels.compiled import compiled, inlined
+from atoll.node.kernels.streaming import add_to, settle
 from atoll.protocols.arena import CHUNK
 from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, VALUE_BITS, Layout
 
@@ -63,6 +64,7 @@ def scratch_for(layout: Layout, members: int) -> tuple[npt.NDArray[Any], ...]:
         np.zeros((2, CHUNK), np.int64),
         np.empty(CHUNK + 1, np.uint32),
         np.empty((2, CHUNK + 1), np.int64),
+        np.zeros(CHUNK, np.int32),
     )
 
 
@@ -75,7 +77,7 @@ def fold_sparse(
     update, theta, view = arrays
     wanted = len(update) > 0 or len(view) > 0
     k = facts[0]
-    there, place, low, code, word, value, sums, wide, touched, total = scratch
+    there, place, low, code, word, value, sums, wide, touched, total, moves = scratch
     for c in range(span[0], span[1]):
         count, weight, spilt = np.uint64(0), 0, False
         members = who_covers(c, places, there)
@@ -103,15 +105,18 @@ def fold_sparse(
             divide(total[0], total[1], found, step[0], least_weight(weights, there, members, step[1]))
             if len(update):
                 _store(update[c], touched, total[0], found)
-            if len(view) and not move(theta[c], view[c], touched, total[0], found):
-                return LEFT_RANGE
+            if len(view):
+                spread(moves, touched, total[0], found)
+                if not add_to(view, theta, moves, c):
+                    return LEFT_RANGE
+    settle()
     return 0
 
 
 @compiled
 def add_sparse(rows: Bytes, span: tuple[int, int], facts: Any, places: Any, residual: Any, scratch: Any) -> int:
     """Add the values of one payload, which has all chunks, to `residual`; the number of a fault."""
-    there, place, low, code, word, _, _, _, _, _ = scratch
+    there, place, low, code, word, _, _, _, _, _, _ = scratch
     for c in range(span[0], span[1]):
         who_covers(c, places, there)
         fault = _read(rows, 0, 1, there, facts, places[2], word, place, low, code)

@@ -113,14 +113,7 @@ def divide(total: Ints, share: Ints, count: int, alpha: int, least: int) -> None
 
 
 @inlined
-def move(theta: Ints32, view: Ints32, touched: Marks, moves: Ints, count: int) -> bool:
-    """θ + U of one chunk into `view`; False where a weight leaves its range."""
-    for i in range(CHUNK):
-        view[i] = theta[i]
-    sound = True
+def spread(row: Ints32, touched: Marks, moves: Ints, count: int) -> None:
+    """The steps of the touched places into `row`."""
     for t in range(count):
-        at = np.uint64(touched[t])
-        after = np.int64(theta[at]) + moves[t]
-        sound &= after == np.int64(np.int32(after))
-        view[at] = np.int32(after)
-    return bool(sound)
+        row[np.uint64(touched[t])] = np.int32(moves[t])

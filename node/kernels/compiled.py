@@ -1,4 +1,4 @@
-"""The one place that knows numba: functions compiled on first use, for the worker only.
+"""How functions become machine code, by numba: on first use, for the worker only.
 
 Machine code is kept on disk, so only the first worker of a machine waits for the compiler (`make setup` runs
 `python -m atoll.node.warm`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the user's

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.node.kernels.large import fresh_like
 from atoll.node.outer.adding import add
 from atoll.protocols.coverage import Cover, size_of
 from atoll.protocols.errors import MODEL_LOST, Divergence
@@ -38,7 +39,9 @@ def plus(
     """
     cover = (Span(0, len(theta_C4096)),) if cover is None else cover
     full = size_of(cover) == len(theta_C4096)
-    out = torch.empty_like(theta_C4096) if full else theta_C4096.clone()
+    out = fresh_like(theta_C4096)
+    if not full:
+        out.copy_(theta_C4096)
     first = 0
     for span in cover:
         rows, terms = slice(span.start, span.stop), slice(first, first + span.stop - span.start)

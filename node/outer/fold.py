@@ -2,7 +2,8 @@
 
 `final` is the sum over final rounds, `view` adds the open ones. A set that changes is replaced: on the chunks that
 its round covers the view gains U(new) − U(old), exactly, so order, duplicates and lateness leave no trace. Every
-method either succeeds or leaves the state as it was.
+method either succeeds or leaves the state as it was. No U is kept: the payloads that it follows from are on the
+disk, and two hundred times smaller.
 
 After some rounds Θ moves once more, by a function of Θ alone (experts are merged): Θ_r = M_r(Θ_{r−1} + U_r), where
 the set of r is not empty. The view then is what the open rounds, taken in their order, make of `final`: still a
@@ -13,13 +14,14 @@ before such an open round, the open rounds are taken again, from `final`; else s
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from atoll.node.outer.fixed import SLAB_CHUNKS, plus, state_digest
 from atoll.node.outer.padding import clear, padding_of
 from atoll.protocols.arena import CHUNK, Arena
 from atoll.protocols.coverage import Cover, size_of, slabs
-from atoll.protocols.errors import Divergence
+from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.spans import Span
 
@@ -31,7 +33,7 @@ class Part(NamedTuple):
     """Entry id: equal ids are the same element."""
     weight: int
     source: str
-    """What `Update` needs: a path."""
+    """What `Onto` needs: a path."""
     rows: Any = None
     """Which rows of the payload belong to which chunks of the round; None: it has them all."""
     span: Span | None = None
@@ -40,17 +42,20 @@ class Part(NamedTuple):
     """It is a Reduction, and has values of its slice alone."""
 
 
-Update = Callable[[Sequence[Part], int], Tensor]
-"""U_r int32 `[chunks, 4096]` of a set and the chunks. Raises DecodeError."""
+Onto = Callable[[Sequence[Part], Tensor], Tensor]
+"""θ + U_r, a new int32 array, of a set and of θ `[N, 4096]` on the chunks of its round. Raises DecodeError,
+Divergence, CorruptFault for a payload that is not there."""
 
 After = Callable[[int], Callable[[Tensor], None] | None]
 """What moves Θ, int32 `[C, 4096]`, in place after a round that is not empty; None: nothing does."""
 
+_REPLAYED = 2
+"""With so many open rounds, to take them all again costs no more than U(new) − U(old)."""
 
-class _Open(NamedTuple):
+
+class _Set(NamedTuple):
     names: frozenset[tuple[bytes, int, Span | None]]
-    update_N4096: Tensor
-    """Rows of the round's cover."""
+    parts: tuple[Part, ...]
 
 
 class _Theta:
@@ -70,13 +75,13 @@ class _Theta:
 
 
 class Fold:
-    """Θ_final, the view and the open rounds. Keeps 4 bytes per value (of its cover) for each of them."""
+    """Θ_final, the view and the sets of the open rounds. Keeps 4 bytes per value for each of the first two."""
 
     def __init__(
         self,
         theta_C4096: Tensor,
         arena: Arena,
-        update: Update,
+        onto: Onto,
         cover_of: Callable[[int], Cover],
         number: int = -1,
         after: After = lambda _: None,
@@ -84,10 +89,10 @@ class Fold:
         """`theta_C4096`: int32 Θ_final(number), −1 for Θ₀. `cover_of`: the chunks of a round's payloads."""
         self._padding = padding_of(arena)
         self._chunks = arena.chunks
-        self._update = update
+        self._onto = onto
         self._cover_of = cover_of
         self._after = after
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _Set] = {}
         self._heard: set[int] = set()
         self.final_round = number
         self._final = self._view = self._checked(theta_C4096)
@@ -131,7 +136,7 @@ class Fold:
         """
         if number <= self.final_round:
             raise Divergence(f"round {number} is final and cannot change")
-        before, fresh = self._view, self._step(number, parts)
+        before, fresh = self._view, self._set_of(number, parts)
         view = self._view_with(number, fresh)
         digest = view.digest
 
@@ -149,7 +154,7 @@ class Fold:
     def check(self, number: int, parts: Iterable[Part]) -> Digest:
         """Digest that Θ_final(number) would have; nothing is kept. Raises DecodeError, Divergence."""
         self._follows(number)
-        return state_digest(self._next(self.final_C4096, number, self._step(number, parts)))
+        return self._final_with(number, self._set_of(number, parts)).digest
 
     def finalize(self, number: int, parts: Iterable[Part]) -> Digest:
         """S_number is final: Θ_final moves on. Returns its digest. Raises DecodeError, Divergence."""
@@ -158,10 +163,9 @@ class Fold:
     def prepare_final(self, number: int, parts: Iterable[Part]) -> Callable[[], Digest]:
         """The work of `finalize`, as `prepare_round` is that of `set_round`. Raises DecodeError, Divergence."""
         self._follows(number)
-        before, step = self._view, self._step(number, parts)
-        final = _Theta(self._next(self.final_C4096, number, step))
-        # Without other open rounds the view is the final state: both are that function of the sets.
-        view = self._view_with(number, step) if self._open.keys() - {number} else final
+        before, fresh = self._view, self._set_of(number, parts)
+        final = self._final_with(number, fresh)
+        view = self._view_with(number, fresh) if self._open.keys() - {number} else final
         digest = final.digest
 
         def commit() -> Digest:
@@ -182,41 +186,72 @@ class Fold:
         self._final = self._view = theta
         self.final_round = number
 
-    def _step(self, number: int, parts: Iterable[Part]) -> _Open:
+    def _set_of(self, number: int, parts: Iterable[Part]) -> _Set:
+        """The one that the round has, if it is that."""
         unique = {(part.entry, part.span): part for part in parts}
         names = frozenset((part.entry, part.weight, part.span) for part in unique.values())
         known = self._open.get(number)
-        if known is not None and known.names == names:
-            return known
-        cover = self._cover_of(number)
-        update = self._update(tuple(unique.values()), size_of(cover))
-        for at, span in slabs(cover, SLAB_CHUNKS):
-            clear(update[at : at + span.stop - span.start], self._padding, span.start)
-        return _Open(names, update)
+        return known if known is not None and known.names == names else _Set(names, tuple(unique.values()))
 
-    def _view_with(self, number: int, fresh: _Open) -> _Theta:
-        """The view with this set in place of the one that the round has in it."""
-        known, cover = self._open.get(number), self._cover_of(number)
-        if known is fresh:
+    def _final_with(self, number: int, fresh: _Set) -> _Theta:
+        """Θ_final(number). Without other open rounds that is the view: both are that function of the sets."""
+        if fresh is self._open.get(number) and len(self._open) == 1:
             return self._view
-        if any(self._after(at) is not None for at in self._open.keys() | {number} if at >= number):
-            return _Theta(self._replayed({**self._open, number: fresh}))
-        loss_N4096 = None if known is None else known.update_N4096
-        return _Theta(plus(self.view_C4096, fresh.update_N4096, loss_N4096, cover=cover))
+        if not fresh.names:
+            return self._final
+        return _Theta(self._next(self.final_C4096, number, fresh))
 
-    def _replayed(self, rounds: Mapping[int, _Open]) -> Tensor:
+    def _view_with(self, number: int, fresh: _Set) -> _Theta:
+        """The view with this set in place of the one that the round has in it."""
+        known = self._open.get(number)
+        if known is fresh or (known is None and not fresh.names):
+            return self._view
+        if known is None and not self._moves_from(number):
+            return _Theta(self._next(self.view_C4096, number, fresh))
+        if known is None or self._moves_from(number) or len(self._open) <= _REPLAYED:
+            return _Theta(self._replayed({**self._open, number: fresh}))
+        return _Theta(self._exchanged(number, known, fresh))
+
+    def _moves_from(self, number: int) -> bool:
+        """Whether some open round from this one on is followed by a move."""
+        return any(self._after(at) is not None for at in self._open.keys() | {number} if at >= number)
+
+    def _exchanged(self, number: int, known: _Set, fresh: _Set) -> Tensor:
+        """The view + U(fresh) − U(known)."""
+        gain_N4096 = self._update(number, fresh)
+        try:
+            loss_N4096 = self._update(number, known)
+        except (CorruptFault, DecodeError):  # nobody keeps a payload that is in no set any more
+            return self._replayed({**self._open, number: fresh})
+        return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(number))
+
+    def _replayed(self, rounds: Mapping[int, _Set]) -> Tensor:
         theta_C4096 = self.final_C4096
         for number in sorted(rounds):
             theta_C4096 = self._next(theta_C4096, number, rounds[number])
         return theta_C4096
 
-    def _next(self, theta_C4096: Tensor, number: int, step: _Open) -> Tensor:
-        """What a round makes of the state before it: a new array."""
-        out = plus(theta_C4096, step.update_N4096, cover=self._cover_of(number))
-        move = self._after(number) if step.names else None
+    def _next(self, theta_C4096: Tensor, number: int, fresh: _Set) -> Tensor:
+        """What a round makes of the state before it: a new array, or that state if the set is empty."""
+        if not fresh.names:
+            return theta_C4096
+        cover = self._cover_of(number)
+        if size_of(cover) == self._chunks:
+            out = clear(self._onto(fresh.parts, theta_C4096), self._padding)
+        else:
+            out = plus(theta_C4096, self._update(number, fresh), cover=cover)
+        move = self._after(number)
         if move is not None:
             move(out)
         return out
+
+    def _update(self, number: int, fresh: _Set) -> Tensor:
+        """U int32 `[N, 4096]`, rows of the round's cover."""
+        cover = self._cover_of(number)
+        update = self._onto(fresh.parts, torch.zeros((size_of(cover), CHUNK), dtype=torch.int32))
+        for at, span in slabs(cover, SLAB_CHUNKS):
+            clear(update[at : at + span.stop - span.start], self._padding, span.start)
+        return update
 
     def _follows(self, number: int) -> None:
         if number != self.final_round + 1:

@@ -61,8 +61,8 @@ class FakeOperator:
     async def peers(self) -> Sequence[c.PeerRow]:
         return [PEER_ROW]
 
-    def rounds(self) -> Sequence[c.RoundRow]:
-        return self.rows
+    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+        return self.rows[-last:]
 
     async def stop(self, *, finish: bool) -> str:
         return self._order(f"stop finish={finish}")

@@ -43,9 +43,11 @@ OVERLAPPING = msgspec.structs.replace(SPEC, outer=msgspec.structs.replace(SPEC.o
 class Home:
     """One node's disk, and the session on it."""
 
-    def __init__(self, path: Path, peer: str = ME, spec: RunSpec = SPEC, device: str = "cpu") -> None:
+    def __init__(
+        self, path: Path, peer: str = ME, spec: RunSpec = SPEC, device: str = "cpu", exchange_on: str = "auto"
+    ) -> None:
         self.path, self.spec = path, spec
-        self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, device)
+        self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, device, exchange_on=exchange_on)
         self.lost: list[str] = []
         """What was said of the processes of other devices."""
         self.restart()

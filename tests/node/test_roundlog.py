@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from atoll.node import roundlog
 from atoll.node.goodput import Shares
-from atoll.node.roundlog import RoundLog
+from atoll.node.roundlog import RoundLog, RoundRow
+from atoll.protocols import control
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.worker import Pending, Trained
@@ -38,6 +40,20 @@ def trained(number: int) -> Trained:
 
 def events(folder: Path) -> list[str]:
     return [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_tokens_are_counted_since_the_start(opened, tmp_path):
+    log = opened(tmp_path)
+    for number in (0, 1, 1):  # the worker died after the second round, and trained it again
+        log.training(Round(number))
+        log.trained(trained(number))
+    assert log.tokens == 3 * 640
+    log.close()
+    assert opened(tmp_path).tokens == 0
+
+
+def test_rows_are_what_the_control_socket_shows():
+    assert {field.name for field in fields(RoundRow)} == set(control.RoundRow.__struct_fields__)
 
 
 def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):

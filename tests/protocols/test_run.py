@@ -13,7 +13,9 @@ from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, Signatur
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.model import ExpertsSpec
+from atoll.protocols.rope import RopeStretch
 from atoll.protocols.run import SignedRun, Stage, open_run, sign_run
+from atoll.protocols.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.slices import ReduceSpec
 
 OWNER_ID = Identity(bytes(range(32))).peer_id
@@ -42,6 +44,10 @@ ILLEGAL = [
     ("pace.min_members", 0), ("pace.min_members", 1025),
     ("reduce", ReduceSpec(gap=1)), ("reduce", ReduceSpec(above=0)), ("reduce", ReduceSpec(k=4097)),
     ("reduce", ReduceSpec(sample_256=-1)),
+    ("serving", ServingSpec(eos=(1 << 22,))), ("serving", ServingSpec(chat_template="\ud800")),
+    ("serving", ServingSpec(chat_template="x" * 16385)), ("serving", ServingSpec(tokens=TokensSpec(unk=-1))),
+    ("serving", ServingSpec(sampling=SamplingSpec(top_p=math.nan))),
+    ("model.rope_stretch", RopeStretch(factor=math.nan, low=1.0, high=4.0, original=64)),
     ("admission.members", (OWNER_ID,)), ("admission", AdmissionSpec(mode="invite", members=(OWNER_ID, OWNER_ID))),
     ("admission", AdmissionSpec(mode="allowlist", members=("b" * 52,))),
     ("admission", AdmissionSpec(mode="allowlist", members=CROWD)),

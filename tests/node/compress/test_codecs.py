@@ -30,6 +30,7 @@ from tests.plain.codecs import Refused, decode
 torch.set_num_threads(1)
 GOLDEN = Path(__file__).parents[2] / "golden" / "codecs.json"
 CHUNKS = 3
+NOTHING = torch.zeros((CHUNKS, 4096), dtype=torch.int32)
 ALL = [("sparse2", 64), ("sparse1", 64), ("sparse1", 3), ("sparse1", 1000), ("int8", 4096), ("e3m0", 4096)]
 DENSE = [("int8", 4096), ("e3m0", 4096)]
 
@@ -81,7 +82,7 @@ def test_the_fold_equals_the_definition(name, k, step):
     members = [(w, payload(name, k, w, scale)) for w, scale in ((1, 1e-3), (7, 9.0), (255, 1e-6))]
     expected = plain_update(name, k, members, step)
     for threads in (1, 3):
-        assert torch.equal(codec.update_of(members, CHUNKS, step, threads=threads), expected)
+        assert torch.equal(codec.onto(NOTHING, members, step, threads=threads), expected)
     theta = torch.randint(-(2**30), 2**30, (CHUNKS, 4096), dtype=torch.int32)
     view = torch.empty_like(theta)
     fold_into(theta, members, k, step, view, codec=name)
@@ -97,7 +98,7 @@ def test_the_extremes_do_not_overflow(name, k):
     members = [(255, said_of(name, k, torch.full((CHUNKS, 4096), 1e9))[0])] * 1024
     codec = codec_of(name, k)
     for step in (Step(1024, 0), Step(1024, 256)):
-        assert torch.equal(codec.update_of(members, CHUNKS, step), plain_update(name, k, members, step))
+        assert torch.equal(codec.onto(NOTHING, members, step), plain_update(name, k, members, step))
 
 
 @pytest.mark.parametrize(

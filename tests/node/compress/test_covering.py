@@ -46,6 +46,10 @@ def plain(codec, members, step):
     return update
 
 
+def nothing(chunks):
+    return torch.zeros((chunks, 4096), dtype=torch.int32)
+
+
 MEMBER = st.tuples(st.integers(1, 255), st.integers(0, 20), st.sets(st.integers(0, CHUNKS - 1), min_size=1))
 
 
@@ -58,7 +62,7 @@ def test_each_chunk_is_the_step_of_those_who_cover_it_in_any_order(name, k, draw
     given = [(weight, data, rows_of(cover_of(rows), WHOLE)) for weight, data, rows in members]
     expected = plain(codec, members, step)
     luck.shuffle(given)
-    assert torch.equal(codec.update_of(given, CHUNKS, step, threads=threads), expected)
+    assert torch.equal(codec.onto(nothing(CHUNKS), given, step, threads=threads), expected)
 
 
 @pytest.mark.parametrize(("name", "k"), CODECS)
@@ -66,7 +70,7 @@ def test_who_covers_everything_changes_nothing_by_saying_so(name, k):
     codec, step = codec_of(name, k), Step(256, 64)
     members = [(weight, payload(codec, weight, CHUNKS)) for weight in (3, 64, 255)]
     said = [(weight, data, rows_of(WHOLE, WHOLE)) for weight, data in members]
-    assert torch.equal(codec.update_of(said, CHUNKS, step), codec.update_of(members, CHUNKS, step))
+    assert torch.equal(codec.onto(nothing(CHUNKS), said, step), codec.onto(nothing(CHUNKS), members, step))
 
 
 def test_the_floor_is_a_share_of_the_weight_that_covers_the_chunk():
@@ -75,14 +79,14 @@ def test_the_floor_is_a_share_of_the_weight_that_covers_the_chunk():
     alone = payload(codec, 5, 1)
     others = [(200, payload(codec, seed, 5), rows_of(cover_of(range(1, 6)), WHOLE)) for seed in (6, 7)]
     mine = (10, alone, rows_of(cover_of([0]), WHOLE))
-    found = codec.update_of([mine, *others], CHUNKS, step)
-    assert torch.equal(found[:1], codec.update_of([(10, alone)], 1, step))
+    found = codec.onto(nothing(CHUNKS), [mine, *others], step)
+    assert torch.equal(found[:1], codec.onto(nothing(1), [(10, alone)], step))
 
 
 def test_a_payload_of_another_cover_is_refused():
     codec = codec_of("sparse2", 64)
     with pytest.raises(DecodeError):
-        codec.update_of([(1, payload(codec, 1, 3), rows_of(cover_of([0, 1]), WHOLE))], CHUNKS, Step(256, 64))
+        codec.onto(nothing(CHUNKS), [(1, payload(codec, 1, 3), rows_of(cover_of([0, 1]), WHOLE))], Step(256, 64))
 
 
 @given(st.sets(st.integers(0, CHUNKS - 1), min_size=1))

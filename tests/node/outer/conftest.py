@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll.node.aggregate.mean import outer_update
 from atoll.node.compress.sparse2 import decode, encode
-from atoll.node.outer.fixed import to_fixed
+from atoll.node.outer.fixed import plus, to_fixed
 from atoll.node.outer.fold import Fold, Part
 from atoll.protocols.arena import Arena, arena_of
 from atoll.protocols.coverage import Cover
@@ -56,8 +56,11 @@ class World:
     def update(self, parts: Sequence[Part], chunks: int) -> torch.Tensor:
         return self.mean([(part.weight, *self.load(part.source)) for part in parts], chunks)
 
+    def onto(self, parts: Sequence[Part], theta_N4096: torch.Tensor) -> torch.Tensor:
+        return plus(theta_N4096, self.update(parts, len(theta_N4096)))
+
     def fold(self, **more: Any) -> Fold:
-        return Fold(self.theta, self.arena, self.update, lambda _: self.cover, **more)
+        return Fold(self.theta, self.arena, self.onto, lambda _: self.cover, **more)
 
 
 @pytest.fixture(scope="session")

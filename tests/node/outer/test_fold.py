@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.outer.fixed import state_digest
+from atoll.node.outer.fixed import plus, state_digest
 from atoll.node.outer.fold import Fold, Part
 from atoll.node.outer.padding import clear, padding_of
-from atoll.protocols.errors import DecodeError, Divergence
+from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.spans import Span
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trajectory.json"
@@ -178,7 +178,7 @@ def test_overflow_is_divergence_and_leaves_the_state_alone(world):
     top = torch.full_like(world.theta, 2**31 - 1)
     for sign in (1, -1):
         start = top if sign > 0 else -1 - top
-        fold = Fold(start, world.arena, world.update, lambda _: world.cover)
+        fold = Fold(start, world.arena, world.onto, lambda _: world.cover)
         final, view = fold.state_digest(), fold.view_digest()
         for ask in (fold.set_round, fold.check, fold.finalize):
             with pytest.raises(Divergence):
@@ -193,7 +193,7 @@ def test_nobody_moves_the_padding(world):
     assert inside.any()
     everywhere = Fold(
         *(world.theta, world.arena),
-        *(lambda _, chunks: torch.ones((chunks, 4096), dtype=torch.int32), lambda _: world.cover),
+        *(lambda _, theta: theta + 1, lambda _: world.cover),
     )
     before = everywhere.view_C4096.clone()
     everywhere.set_round(0, parts(world, [0]))
@@ -257,6 +257,49 @@ def test_the_trajectory_does_not_depend_on_threads_or_vector_units():
     assert json.loads(done.stdout) == json.loads(GOLDEN.read_text())
 
 
+class Shelf:
+    """`world.onto` that can lose payloads, and counts."""
+
+    def __init__(self, world):
+        self.world, self.gone, self.asked = world, set(), 0
+
+    def onto(self, members, theta):
+        self.asked += 1
+        if any(part.source in self.gone for part in members):
+            raise CorruptFault("gone")
+        return self.world.onto(members, theta)
+
+    def fold(self):
+        return Fold(self.world.theta, self.world.arena, self.onto, lambda _: self.world.cover)
+
+
+def test_a_set_is_replaced_when_payloads_of_the_older_one_are_gone(world):
+    shelf = Shelf(world)
+    fold = shelf.fold()
+    sets = {0: [0, 1], 1: [2, 3], 2: [4], 3: [5, 0]}
+    for number, salts in sets.items():
+        fold.set_round(number, parts(world, salts))
+    shelf.gone = {world.part(3).source}
+    fold.set_round(1, parts(world, [2, 5]))
+    assert fold.view_digest() == reference(world, sets | {1: [2, 5]})
+    before = fold.view_digest()
+    with pytest.raises(CorruptFault):
+        fold.set_round(2, parts(world, [3]))
+    assert fold.view_digest() == before
+
+
+def test_a_round_that_becomes_final_as_the_view_has_it_is_not_folded_again(world):
+    shelf = Shelf(world)
+    fold = shelf.fold()
+    for number in range(3):
+        fold.set_round(number, parts(world, [number, number + 1]))
+        asked = shelf.asked
+        digest = fold.check(number, parts(world, [number + 1, number]))
+        assert fold.finalize(number, parts(world, [number, number + 1])) == digest == fold.view_digest()
+        assert shelf.asked == asked
+    assert fold.state_digest() == reference(world, {number: [number, number + 1] for number in range(3)})
+
+
 def fragment_world(world):
     """A fold of rounds that take turns with two halves of the arena, and the same sums taken plainly."""
     chunks = world.arena.chunks
@@ -267,7 +310,10 @@ def fragment_world(world):
         steps = [3 + 2 * at + len(members) if members else 0 for at in range(size)]
         return torch.tensor(steps, dtype=torch.int32)[:, None].repeat(1, 4096)
 
-    fold = Fold(world.theta, world.arena, update, lambda number: covers[number % 2])
+    def onto(members, theta):
+        return plus(theta, update(members, len(theta)))
+
+    fold = Fold(world.theta, world.arena, onto, lambda number: covers[number % 2])
     return fold, covers, update
 
 
