@@ -5,11 +5,12 @@ entries for messages: a promise or a vote is durable before anybody can see it, 
 replays its own feed first (`Live` ends the replay). Rules in words: docs/rounds.md.
 
 1. The owner of attempt 0 proposes its view of the set.      Proposal
-2. Members that fold it to the same state vote for it.       Vote; ⌈2n/3⌉ of them make it final
+2. Members that fold it to the same state vote for it, if    Vote; ⌈2n/3⌉ of them make it final
+   it names more than half of what they have (breadth.py).
 3. When nothing becomes final, the next owner asks first.    Prepare, Promise, then 1 with a higher ballot
 
-A proposer that was promised by a quorum proposes what the highest vote among the promises was for, so
-two different sets can never both become final.
+Who was promised by a quorum proposes what a quorum may have voted for before (`bound_to`), and voters count that
+themselves: two different sets can never both become final.
 """
 
 from collections import Counter
