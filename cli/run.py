@@ -13,17 +13,19 @@ from atoll.cli.options import home_option, json_option
 from atoll.cli.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.cli.show import number, print_json, print_table, size
 from atoll.node.config import to_struct
+from atoll.node.fragments import fragmented
 from atoll.node.home import Home
 from atoll.node.origin import Saved
 from atoll.node.presets import NAMES, preset
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.admission import MODES, AdmissionSpec, Mode
-from atoll.protocols.coverage import largest_payload
+from atoll.protocols.coverage import exchange_bytes, largest_payload
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId
 from atoll.protocols.run import RunSpec, open_run
 
 PRESET, DATA = "tiny", "builtin:shakespeare"
+FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
 FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
 """What `--set` may not touch."""
 
@@ -60,6 +62,7 @@ def run() -> None:
 @click.option(
     "--member", "members", multiple=True, metavar="PEERID", help="Admitted by name (see `atoll id show`)."
 )
+@click.option("--fragments", type=click.IntRange(1), metavar="P", help=FRAGMENTS_HELP)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="For example --set outer.rounds=20.")
 def new(
     name: str,
@@ -74,6 +77,7 @@ def new(
     seed: int | None,
     mode: Mode,
     members: tuple[PeerId, ...],
+    fragments: int | None,
     changes: tuple[str, ...],
 ) -> None:
     """Write and sign a run; print its id."""
@@ -95,7 +99,8 @@ def new(
 
     def adjust(spec: RunSpec) -> RunSpec:
         data = spec.data if source is None else msgspec.structs.replace(spec.data, source=_shared_name(text))
-        return with_changes(msgspec.structs.replace(spec, data=data), changes)
+        changed = with_changes(msgspec.structs.replace(spec, data=data), changes)
+        return changed if fragments is None else fragmented(changed, fragments)
 
     draft = Draft(spec, adjust, text.removeprefix("file:"))
     origin = Saved(saved) if saved else origin_of(folder, upcycle, without_fit)
@@ -157,6 +162,7 @@ def summary(found: FoundRun) -> dict[str, Any]:
         "path": str(found.path),
         "parameters": spec.model.parameters,
         "payload_bytes": largest_payload(spec),
+        "exchange_bytes": exchange_bytes(spec),
         "rounds": spec.outer.rounds,
         "source": spec.data.source,
         "admission": spec.admission.mode,
@@ -192,6 +198,16 @@ def _value(text: str) -> Any:
         return text
 
 
+def _upload(spec: RunSpec) -> str:
+    """What a member sends to each of the others."""
+    whole = exchange_bytes(spec)
+    less = f"{number(4 * spec.model.parameters / whole, 0)} times less than fp32 weights"
+    if spec.outer.fragments == 1:
+        return f"{size(whole)} a round and copy, {less}"
+    peak = f"at most {size(largest_payload(spec))} a round and copy"
+    return f"{peak}; {size(whole)} in {spec.outer.fragments} rounds, one for each fragment, {less}"
+
+
 def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
         inner = tree.get(key)
@@ -206,7 +222,6 @@ def _print_run(found: FoundRun, as_json: bool) -> None:
     if as_json:
         print_json(about | {"spec": spec})
         return
-    fp32 = 4 * about["parameters"]
     stages = ", ".join(f"{stage.steps} from round {stage.first}" for stage in spec.outer.stages)
     lines = (
         f"run       {spec.name}  {about['run']}",
@@ -216,8 +231,7 @@ def _print_run(found: FoundRun, as_json: bool) -> None:
         f"data      {spec.data.source}",
         f"admission {_who(spec.admission)}",
         f"rounds    {spec.outer.rounds}, inner steps {stages}",
-        f"upload    {size(about['payload_bytes'])} a round and copy, "
-        f"{number(fp32 / about['payload_bytes'], 0)} times less than fp32 weights",
+        f"upload    {_upload(spec)}",
         f"file      {found.path}",
     )
     click.echo("\n".join(lines))

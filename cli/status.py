@@ -66,6 +66,7 @@ def rounds(home: Home, as_json: bool, last: int) -> None:
         "down",
         "train",
         "wait",
+        "ahead",
         "goodput",
     )
     print_table(head, map(_round_cells, answer.rounds))
@@ -104,6 +105,8 @@ def facts(now: c.Status) -> Iterator[str]:
         yield f"experts   {', '.join(map(str, now.experts)) or 'none'}"
     yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
     yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
+    if now.overlap_allowed:
+        yield f"overlap   {overlap(now)}"
     yield f"goodput   {goodput.line(now.goodput)}"
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
@@ -117,6 +120,14 @@ def facts(now: c.Status) -> Iterator[str]:
         yield f"web       {now.web or now.web_trouble}"
     for maddr in now.addresses:
         yield f"address   {maddr}/p2p/{now.peer}"
+
+
+def overlap(now: c.Status) -> str:
+    """How far the node runs ahead of the fold of the round before."""
+    may = f"up to {now.overlap_allowed} steps before a fold is in"
+    if now.overlapped is None:
+        return may
+    return f"{may}; {now.overlapped} in the newest round, then held {span(now.held_s)}"
 
 
 def limits(use: c.LimitUse) -> str:
@@ -164,5 +175,6 @@ def _round_cells(row: c.RoundRow) -> tuple[str, ...]:
         size(row.bytes_down),
         span(row.train_s),
         span(row.wait_s + row.transfer_s),
+        f"{row.overlapped} of {row.overlap_allowed}" if row.overlap_allowed else "–",
         goodput.of_round(row),
     )

@@ -16,7 +16,7 @@ import psutil
 
 from atoll.node.devices import devices_of
 from atoll.protocols.arena import arena_of
-from atoll.protocols.coverage import largest_payload
+from atoll.protocols.coverage import exchange_bytes, largest_payload
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.payload import payload_bytes
 from atoll.protocols.run import RunSpec
@@ -112,8 +112,11 @@ def preview_of(spec: RunSpec, machine: Machine) -> Preview:
 
 
 def round_bytes(spec: RunSpec, members: int) -> int:
-    """Payload bytes of a round, each way: everybody's, or in a reduced round one and as much again, reduced."""
-    payload = largest_payload(spec)
+    """Payload bytes of a round, each way: everybody's, or in a reduced round one and as much again, reduced.
+
+    Where rounds exchange fragments, their mean.
+    """
+    payload = exchange_bytes(spec) // spec.outer.fragments
     if spec.reduce is None or members <= spec.reduce.above:
         return payload * (members - 1)
     return payload + payload_bytes(spec.compress.codec, arena_of(spec.model).chunks, spec.reduce.k)

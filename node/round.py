@@ -10,6 +10,7 @@ state; then `_settle` moves the phases as far as the facts allow.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from atoll.node import ahead
 from atoll.node.membership import chosen, enough, known_of, slot_of, walked
 from atoll.node.round_facts import (
     all_known,
@@ -84,7 +85,7 @@ Out = tuple[RoundState, list[Action]]
 
 def begin(config: RoundConfig) -> RoundState:
     """The state of a node that has just started."""
-    return RoundState(config)
+    return RoundState(config, ahead.begin(config.overlap_steps, max(config.overlap_steps, config.overlap_most)))
 
 
 def step(state: RoundState, event: Event) -> Out:
@@ -189,6 +190,8 @@ def _trained(state: RoundState, event: Trained) -> Out:
     """The node goes on; what it said is announced when it is safe."""
     at_hand = state.phase is Phase.TRAIN and event.round == state.round
     state = replace(state, train_s=event.train_s, step_s=event.train_s / max(1, event.pending.steps))
+    if event.lag is not None:
+        state = replace(state, ahead=ahead.measured(state.ahead, event.lag))
     if event.round <= state.final:
         return (_enter(state, Phase.FOLD, state.round) if at_hand else state), []
     state = replace(state, saving=state.saving | {event.round})

@@ -31,7 +31,7 @@ def idle_at(state: RoundState) -> float:
     """
     if state.phase is Phase.COLLECT and in_flight(state):
         return state.since
-    return state.since + min(state.config.overlap_steps * state.step_s, state.train_s)
+    return state.since + min(state.ahead.chosen * state.step_s, state.train_s)
 
 
 def must_wait(state: RoundState) -> bool:

@@ -189,6 +189,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """From the first inner step to the last."""
     wait_s: float | None
     """Of the newest round of ours."""
+    overlap_allowed: int = 0
+    """Inner steps that may be taken now before the fold of the round before is in; 0: rounds do not overlap."""
+    overlapped: int | None = None
+    """Steps that were, and how long the worker then waited for that fold: in the newest round of ours."""
+    held_s: float | None = None
     device: str
     worker_pid: int
     worker_restarts: int
@@ -280,6 +285,12 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     recompute_s: float = 0.0
     start_s: float = 0.0
     down_s: float = 0.0
+    overlap_allowed: int = 0
+    """Inner steps that might be taken before the fold of the round before was in (τ of this node)."""
+    overlapped: int = 0
+    """Those that were."""
+    held_s: float = 0.0
+    """How long the worker then waited for that fold; a part of `wait_s` and `transfer_s`."""
 
 
 class Rounds(msgspec.Struct, frozen=True, tag="rounds"):

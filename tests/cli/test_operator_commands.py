@@ -45,6 +45,16 @@ def test_a_node_that_does_not_know_where_its_time_goes_says_so(daemon, window_s)
     assert "goodput –" in one_line(now)
 
 
+def test_status_and_rounds_show_how_far_the_node_ran_ahead_of_a_fold(atoll, daemon):
+    line = "overlap   up to 4 steps before a fold is in; 2 in the newest round, then held 100 ms\n"
+    assert line in atoll("status").out
+    assert "2 of 4" in atoll("rounds").out
+    now = msgspec.structs.replace(daemon.operator.state, overlapped=None, held_s=None)
+    assert "overlap   up to 4 steps before a fold is in" in facts(now)
+    alone = msgspec.structs.replace(now, overlap_allowed=0)
+    assert not [fact for fact in facts(alone) if fact.startswith("overlap")]
+
+
 def test_status_json_is_the_status(atoll, daemon):
     shown = json.loads(atoll("status", "--json").out)
     assert msgspec.convert(shown, c.Status) == daemon.operator.state

@@ -55,6 +55,30 @@ def test_set_refuses_what_no_run_has(atoll, tmp_path, change, said):
     assert not (tmp_path / "home/runs/t.run").exists()
 
 
+def test_fragments_lower_the_peak_and_leave_the_bytes(atoll):
+    whole, parts = made(atoll, "whole"), made(atoll, "parts", "--fragments", "4")
+    assert (parts["spec"]["outer"]["fragments"], parts["spec"]["reduce"]) == (4, None)
+    assert parts["spec"]["outer"]["stages"] == [[0, 1], [16, 2]]
+    assert parts["payload_bytes"] < 0.4 * whole["payload_bytes"]
+    assert whole["payload_bytes"] == whole["exchange_bytes"]
+    assert 0 <= parts["exchange_bytes"] - whole["exchange_bytes"] < 100
+    assert "in 4 rounds, one for each fragment" in atoll("run", "show", "parts").out
+    assert "a round and copy, 1" in atoll("run", "show", "whole").out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--fragments", "5"), "outer.fragments = 5 is outside 1 … 4"),
+        (("--fragments", "2", "--set", "outer.fragments=2", "--set", "reduce=null"), "2 fragments already"),
+    ],
+)
+def test_fragments_that_no_run_has_are_refused(atoll, args, said):
+    ran = atoll("run", "new", "t", *MARKOV, *args)
+    assert ran.code == 78
+    assert said in ran.err
+
+
 def test_a_name_is_taken_once(atoll, tmp_path):
     first = made(atoll)
     ran = atoll("run", "new", "tiny", *MARKOV)

@@ -58,7 +58,8 @@ class Home:
 
     def train_ask(self, number: int, after: int = -1) -> w.Train:
         slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
-        return w.Train(Round(number), slot, slots, self.spec.steps(number), after)
+        ahead = self.spec.outer.overlap_steps
+        return w.Train(Round(number), slot, slots, self.spec.steps(number), after, ahead=ahead)
 
     def train(self, number: int) -> w.Trained:
         *progress, trained = self.events(number)
