@@ -338,6 +338,8 @@ class Driver:
                 self.finals.add(action)
             case fin.ReportDivergence(number, _, proposer, ours, theirs):
                 self.log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
+            case fin.ReportNarrow(number, _, proposer, named, ours):
+                self.log.event("narrow_set", round=number, peer=proposer, named=named, ours=ours)
             case fin.ReportEquivocation(number, author, entry, reason):
                 self.log.event("equivocation", round=number, peer=author, entry=entry.hex(), reason=reason)
 
