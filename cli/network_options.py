@@ -18,6 +18,7 @@ _OPTIONS = (
     click.option("--up", metavar="RATE", help="Cap of what is sent, all protocols together: 20mbit, 2.5MB/s."),
     click.option("--down", metavar="RATE", help="Cap of what is received."),
     click.option("--relay-only/--no-relay-only", default=None, help="Through relays only; hide the address."),
+    click.option("--web", metavar="IP:PORT", help="Serve a page and metrics here, to read: 127.0.0.1:0."),
     click.option("--dht/--no-dht", default=None, help="Look for peers in the DHT too."),
 )
 

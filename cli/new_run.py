@@ -37,26 +37,33 @@ def write_run(home: Home, path: Path, draft: Draft, owner: Identity, origin: Ori
         data = sign_run(_complete(draft.adjust(draft.spec), draft.text, None), owner)
         write_whole(path, data)
         return data
-    from atoll.node.import_run import imported, keep  # torch takes a second: only where weights are read
+    from atoll.node.fit import fit_of  # torch takes a second: only where weights are read
+    from atoll.node.import_run import imported, keep
 
     with imported(origin, home.runs, draft.spec.seed) as found:
         spec = draft.adjust(found.applied(draft.spec, draft.spec.model.context))
         found.check(spec)
         spec = _complete(spec, draft.text, found.tokenizer)
+        warnings = [found.warning]
+        if isinstance(origin, Origin):
+            fit = fit_of(spec, found.weights, found.tokenizer, draft.text)
+            warnings.append(fit.judged(origin.without_fit))
         data = sign_run(spec, owner)
         keep(found, home.run(spec.id), lambda: write_whole(path, data))
-        if found.warning:
-            click.echo(f"warning: {found.warning}", err=True)
+    for warning in filter(None, warnings):
+        click.echo(f"warning: {warning}", err=True)
     return data
 
 
-def origin_of(folder: Path | None, upcycle: str | None) -> Origin | None:
-    """From `--from-hf` and `--upcycle`. Raises ConfigError."""
+def origin_of(folder: Path | None, upcycle: str | None, without_fit: bool) -> Origin | None:
+    """From `--from-hf`, `--upcycle` and `--without-fit`. Raises ConfigError."""
     if folder is None:
         if upcycle is not None:
             raise ConfigError("--upcycle makes experts of given weights", hint="give --from-hf DIR too")
+        if without_fit:
+            raise ConfigError("--without-fit is about given weights", hint="give --from-hf DIR too")
         return None
-    return Origin(folder, None if upcycle is None else _upcycle(upcycle))
+    return Origin(folder, None if upcycle is None else _upcycle(upcycle), without_fit)
 
 
 def _complete(spec: RunSpec, text: str, tokenizer: bytes | None) -> RunSpec:

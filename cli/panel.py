@@ -107,6 +107,8 @@ def _rows(now: c.Status) -> Iterator[tuple[str, str]]:
     yield "swarm", f"{now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield "agreed", f"final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
     yield "traffic", f"up {size(now.bytes_up)}, down {size(now.bytes_down)}"
+    if now.web or now.web_trouble:
+        yield "web", now.web or now.web_trouble
 
 
 def _statuses(home: Home, ended: threading.Event) -> Iterator[c.Status]:

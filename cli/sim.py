@@ -14,10 +14,11 @@ import click
 import msgspec
 
 from atoll.cli.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
-from atoll.cli.run import with_changes
+from atoll.cli.run import FRAGMENTS_HELP, with_changes
 from atoll.cli.sim_nodes import SimNode
 from atoll.cli.sim_report import as_json, members_of_rounds, print_report
 from atoll.cli.sim_story import Story, plan
+from atoll.node.fragments import fragmented
 from atoll.node.home import Home
 from atoll.node.presets import NAMES, preset
 from atoll.p2p.files import write_whole
@@ -69,6 +70,7 @@ class Swarm:
 @click.option(
     "--holders", default=0, show_default=True, help="Nodes that train each expert of a mixture; 0: all nodes."
 )
+@click.option("--fragments", default=1, type=click.IntRange(1), metavar="P", help=FRAGMENTS_HELP)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="As of `run new`; the last word.")
 @click.option("--data", default="builtin:shakespeare", show_default=True, help="Data source of the run.")
 @click.option(
@@ -130,6 +132,7 @@ def prepare(
     seed: int,
     preset_name: str,
     holders: int,
+    fragments: int,
     changes: tuple[str, ...],
     data: str,
     from_hf: Path | None,
@@ -145,14 +148,16 @@ def prepare(
     spec = preset(preset_name, owner.peer_id, seed, data)
 
     def adjust(spec: RunSpec) -> RunSpec:
-        told = _told(_shared(spec, holders), nodes, rounds, steps, f"sim-{seed}")
+        told = fragmented(_told(_shared(spec, holders), nodes, rounds, steps, f"sim-{seed}"), fragments)
         if reduce_above is not None:
             told = msgspec.structs.replace(told, reduce=ReduceSpec(above=reduce_above, k=2 * told.compress.k))
         return with_changes(told, changes)
 
     run_file = folder / "sim.run"
     data_file = data.removeprefix("file:")
-    written = write_run(home, run_file, Draft(spec, adjust, data_file), owner, origin_of(from_hf, upcycle))
+    # A rehearsal of what the nodes do: of weights that do not fit it warns.
+    origin = origin_of(from_hf, upcycle, without_fit=from_hf is not None)
+    written = write_run(home, run_file, Draft(spec, adjust, data_file), owner, origin)
     spec = open_run(written)
     story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)
     return Swarm(spec, folder, run_file, story)

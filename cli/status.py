@@ -7,7 +7,7 @@ import click
 from atoll.cli import goodput
 from atoll.cli.client import call, stream
 from atoll.cli.options import home_option, json_option
-from atoll.cli.show import number, print_json, print_table, size, span, tail
+from atoll.cli.show import number, print_json, print_table, room_text, size, span, tail
 from atoll.node.home import Home
 from atoll.protocols import control as c
 
@@ -66,6 +66,7 @@ def rounds(home: Home, as_json: bool, last: int) -> None:
         "down",
         "train",
         "wait",
+        "ahead",
         "goodput",
     )
     print_table(head, map(_round_cells, answer.rounds))
@@ -102,8 +103,12 @@ def facts(now: c.Status) -> Iterator[str]:
     yield f"agreed    final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
     if now.experts is not None:
         yield f"experts   {', '.join(map(str, now.experts)) or 'none'}"
+    if now.room is not None:
+        yield f"          {room_text(now.room)}"
     yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
     yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
+    if now.overlap_allowed:
+        yield f"overlap   {overlap(now)}"
     yield f"goodput   {goodput.line(now.goodput)}"
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
@@ -113,8 +118,18 @@ def facts(now: c.Status) -> Iterator[str]:
     yield f"reach     {now.reachability}" + (f": {now.reachability_why}" if now.reachability_why else "")
     if now.relay is not None:
         yield f"relay     {relaying(now.relay)}"
+    if now.web or now.web_trouble:
+        yield f"web       {now.web or now.web_trouble}"
     for maddr in now.addresses:
         yield f"address   {maddr}/p2p/{now.peer}"
+
+
+def overlap(now: c.Status) -> str:
+    """How far the node runs ahead of the fold of the round before."""
+    may = f"up to {now.overlap_allowed} steps before a fold is in"
+    if now.overlapped is None:
+        return may
+    return f"{may}; {now.overlapped} in the newest round, then held {span(now.held_s)}"
 
 
 def limits(use: c.LimitUse) -> str:
@@ -162,5 +177,6 @@ def _round_cells(row: c.RoundRow) -> tuple[str, ...]:
         size(row.bytes_down),
         span(row.train_s),
         span(row.wait_s + row.transfer_s),
+        f"{row.overlapped} of {row.overlap_allowed}" if row.overlap_allowed else "–",
         goodput.of_round(row),
     )

@@ -2,6 +2,7 @@
 # Fills the image's virtual environment. Runs while the image is built, in the folder that has pyproject.toml.
 #
 #     install.sh packages cpu|cuda TORCH [INDEX]     torch, from INDEX or pip's own, then all other packages
+#     install.sh compiler                            gcc, in an image that needs it when it runs
 #     install.sh code FOLDER                         atoll and the text of builtin:shakespeare, below FOLDER
 #
 # With wheels in /wheelhouse nothing is asked of the network.
@@ -22,7 +23,7 @@ if offline; then
     export PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheelhouse
 fi
 
-# fastecdsa, which libp2p wants, comes as source. This stage's compiler stays in this stage.
+# fastecdsa, which libp2p wants, comes as source. The packages' stage keeps its compiler to itself.
 compiler() {
     offline && return
     apt-get update -qq && apt-get install -qq --no-install-recommends gcc libc6-dev libgmp-dev >/dev/null

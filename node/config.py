@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from atoll.node.devices import check_devices, devices_of
+from atoll.node.web.place import read_place
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.peers import parse_seed
 from atoll.protocols.errors import ConfigError
@@ -65,16 +66,24 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """`auto`, `cpu`, `cuda`, `cuda:1`; several that take each step together: `cuda:0,cuda:1`, or `cpu,cpu`."""
     shard: bool = False
     """Of several devices each holds a part of what is trained: less memory of each, more between them."""
+    exchange_on: Literal["auto", "host", "device"] = "auto"
+    """Where contributions are encoded; on a GPU for 8 bytes of its memory a parameter. `auto`: if it has them."""
     threads: int = 0
     """CPU threads of the worker; 0: one per core."""
     experts: int = 0
-    """Experts of each layer that this node may train, where members train some only; 0: its share."""
+    """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
+    has room for."""
     frozen: Literal["float32", "bfloat16", "int8"] = "float32"
     """How the other experts are stored."""
     frozen_on_host: bool = False
     """They stay in the host's memory."""
     dht: bool = False
     """Look for peers in the DHT too, in a child process of its own."""
+    web: str = ""
+    """`IP:PORT` where a web page and metrics are served, for example `127.0.0.1:4780`; port 0: any free one.
+
+    Empty: nowhere. Whoever reaches the address may read, so other users of this machine too.
+    """
     eval_every: int = 0
     """Rounds from one validation to the next; 0: as often as it takes at most 1 % of the time."""
     log: LogLevel = "info"
@@ -93,6 +102,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if not 0 <= self.eval_every <= 1 << 20:
             raise ConfigError(f"eval_every = {self.eval_every} is outside 0 … {1 << 20}")
         self._check_places()
+        read_place(self.web)
         read_limits(self.limits)
         if len(self.seeds) > MAX_SEEDS:
             raise ConfigError(f"seeds: more than {MAX_SEEDS}")

@@ -41,8 +41,8 @@ class Operator(Protocol):
     async def peers(self) -> Sequence[c.PeerRow]:
         """All known peers."""
 
-    def rounds(self) -> Sequence[c.RoundRow]:
-        """All rows, oldest first."""
+    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+        """The newest `last` rows, oldest first."""
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop and return at once, with what happens next."""
@@ -132,7 +132,7 @@ class ControlServer:
             case c.GetPeers():
                 return c.Peers(tuple(await self._operator.peers()))
             case c.GetRounds():
-                return c.Rounds(tuple(self._operator.rounds())[-ask.last :])
+                return c.Rounds(tuple(self._operator.rounds(ask.last)))
             case c.StopNode():
                 return c.Done(await self._operator.stop(finish=ask.finish))
             case c.PauseNode():

@@ -17,6 +17,7 @@ from atoll.node.driver import Driver
 from atoll.node.holding import splits
 from atoll.node.home import Home
 from atoll.node.invites import kept_invite, opening_entry
+from atoll.node.machine import settled
 from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
 from atoll.node.restored_feed import marked
@@ -27,6 +28,9 @@ from atoll.node.run_tokenizer import bring_tokenizer
 from atoll.node.timekeeper import Timekeeper
 from atoll.node.trainer import Trainer
 from atoll.node.transport import base_host, route_host
+from atoll.node.web.place import read_place
+from atoll.node.web.server import WebServer
+from atoll.node.web.site import Site
 from atoll.p2p.dht import Dht
 from atoll.p2p.dht_pipe import ChildOptions
 from atoll.p2p.files import make_folder
@@ -80,10 +84,11 @@ class Daemon:
         self.log = RoundLog(folder, me, time.time)
         opening = opening_entry(self.spec, me, kept_invite(home, self.spec.id))
         self.net = SwarmNetwork(self.swarm, self.host, me, opening=opening, folder=folder)
+        self.room, config = settled(self.spec, config, folder)
         self.driver = Driver(
             *(self.spec, me, self.net, self.log, folder / "spool", time.monotonic),
             eval_every=config.eval_every,
-            experts=config.experts,
+            room=self.room.experts if self.room else None,
         )
         start = Start(
             *(codec.encode(self.spec), me, str(folder), config.data),
@@ -91,6 +96,7 @@ class Daemon:
             self._place(self.spec.data.tokenizer_blob),
             tuple(map(self._place, self.spec.start.moment_blobs if self.spec.start else ())),
             config.shard,
+            config.exchange_on,
         )
         self.timekeeper = Timekeeper(
             *(self.log, time.monotonic, lambda: self.driver.round, lambda: self.net.bytes_moved()[3])
@@ -102,6 +108,7 @@ class Daemon:
         )
         self.driver.trainer = self.trainer
         self.operator = DaemonOperator(self)
+        self.web = WebServer(read_place(config.web), Site(self.operator).answer, time.monotonic)
         self.addresses: tuple[str, ...] = ()
         self._stop = asyncio.Event()
         self._finish_round = False
@@ -149,6 +156,7 @@ class Daemon:
         control = ControlServer(self.home.control_socket, self.home.log, self.operator)
         group.create_task(control.serve(answering.set), name="control")
         await answering.wait()
+        group.create_task(self.web.serve(), name="web")
         group.create_task(self._watch_addresses(), name="addresses")
         group.create_task(self.driver.serve(), name="driver")
         await asyncio.sleep(0)

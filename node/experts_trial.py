@@ -16,6 +16,7 @@ from torch import Tensor
 from atoll.node.baselines import Point
 from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.covering import rows_of
+from atoll.node.compress.encoder import OnHost
 from atoll.node.compress.folding import Step
 from atoll.node.data.dataset import Dataset
 from atoll.node.data.windows import Place, windows
@@ -53,7 +54,7 @@ class Trial:
         covers, after = partial(cover_of, spec), partial(move_after, spec)
         self.fold = Fold(bridge.gather(theta, arena), arena, self._onto, covers, after=after)
         self._learners = [Learner(spec, "cpu") for _ in range(members)]
-        self._sendings = [Sending(spec, folder / f"member-{slot}", 1) for slot in range(members)]
+        self._sendings = [Sending(spec, folder / f"member-{slot}", OnHost()) for slot in range(members)]
         self._payloads: dict[str, bytes] = {}
         self._tokens, self._began = 0, time.monotonic()
 

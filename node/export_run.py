@@ -45,8 +45,9 @@ def export_run(spec: RunSpec, run_folder: Path, to: Path, snapshot: Path | None,
     arena = arena_of(spec.model)
     found = _saved(spec, run_folder) if snapshot is None else read_own_snapshot(snapshot, arena, state_digest)
     places = {place.name: place for place in arena.placements}
-    files = tokenizer_files(tokenizer_of(spec.data, data, run_folder / BLOBS), spec.model.context)
-    named = save_folder(to, spec.model, lambda name: read_atom(found.theta_C4096, places[name]), files)
+    serving = spec.serving or None
+    files = tokenizer_files(tokenizer_of(spec.data, data, run_folder / BLOBS), spec.model.context, serving)
+    named = save_folder(to, spec.model, lambda name: read_atom(found.theta_C4096, places[name]), files, serving)
     return Exported(named, found.round, found.state)
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.checkpointing import opened
 from atoll.node.data.given import open_tokenizer
 from atoll.node.export.folder import Checkpoint, load_folder
+from atoll.node.export.serving import serving_of
 from atoll.node.export.tokenizer import FILE, byte_tokenizer, is_same
 from atoll.node.export.upcycle import upcycled
 from atoll.node.export_run import BLOBS
@@ -35,6 +37,7 @@ from atoll.protocols.ids import Digest
 from atoll.protocols.model import ExpertsSpec, ModelSpec
 from atoll.protocols.moments import file_count
 from atoll.protocols.run import TOKENIZER_MAX_BYTES, RunSpec, StartSpec
+from atoll.protocols.serving import ServingSpec
 
 _WEIGHTS, _MOMENTS = "start.safetensors", "moments-{}.safetensors"
 
@@ -54,6 +57,7 @@ class Imported(NamedTuple):
     """The run that goes on; None: the caller's."""
     warning: str = ""
     """What the user must know of it."""
+    serving: ServingSpec | UnsetType = UNSET
 
     def applied(self, spec: RunSpec, context: int) -> RunSpec:
         """The spec with this model and start; sequences of `context` tokens, or fewer if it has no more.
@@ -67,7 +71,9 @@ class Imported(NamedTuple):
         name = "bytes" if self.tokenizer is None else "file"
         data = replace(spec.data, tokenizer=name, tokenizer_blob=blob)
         model = replace(self.model, context=min(context, self.model.context))
-        return replace(spec, model=model, data=data, start=self.start)
+        # As in the presets: members of a mixture may share its experts, and such rounds are not reduced.
+        reduced = None if model.experts else spec.reduce
+        return replace(spec, model=model, data=data, start=self.start, serving=self.serving, reduce=reduced)
 
     def check(self, spec: RunSpec) -> None:
         """Raise ConfigError when a spec made from this has another model by now."""
@@ -120,7 +126,10 @@ def _published(origin: Origin, part: Path, seed: int) -> Imported:
         found = Checkpoint(*upcycled(*found, experts, seed, upcycle.noise_shift))
     arena = arena_of(found.model)
     start = _write(part / _WEIGHTS, bridge.gather(found.theta, arena), arena)
-    return Imported(found.model, start, part / _WEIGHTS, _tokenizer(origin.folder, found.model.vocab))
+    tokenizer = _tokenizer(origin.folder, found.model.vocab)
+    serving = serving_of(origin.folder, found.model.vocab)
+    said = UNSET if serving == ServingSpec() else serving
+    return Imported(found.model, start, part / _WEIGHTS, tokenizer, serving=said)
 
 
 def _goes_on(origin: Saved, part: Path) -> Imported:

@@ -39,13 +39,14 @@ class Learner:
         frozen_dtype: str = "float32",
         frozen_on_host: bool = False,
         ranks: Ranks | None = None,
+        anchor_on: torch.device | str = "cpu",
     ) -> None:
         """Values are undefined until `weights.start` or `weights.load`. `ranks`: joined, of the other devices."""
         self._spec, self._device, self._ranks = spec, device, ranks
         self._storage = getattr(torch, frozen_dtype), frozen_on_host
         experts = nothing(spec)
         self._build(experts)
-        self._weights = LocalWeights(self._replica.module, spec, experts)
+        self._weights = LocalWeights(self._replica.module, spec, experts, anchor_on)
         self.parted: dict[int, bytes] = {}
         """Moments of experts that were given up (protocols/moments.py), until somebody takes them from here."""
 

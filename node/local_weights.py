@@ -33,18 +33,26 @@ from atoll.protocols.spans import Span
 
 SLAB_CHUNKS = 128
 """2 MiB of float32."""
+DEVICE_SLAB_CHUNKS = 1 << 11
+"""32 MiB, where the anchor is on a device: a merge has five of that at hand."""
 _LOCAL = "local/"
 _ANCHOR = "anchor"
 
 
 class LocalWeights:
-    """A module's atoms and their anchor. The module may be on any device, the anchor is on the CPU."""
+    """A module's atoms and their anchor, float32 `[C, 4096]`; all sums are done where the anchor is."""
 
-    def __init__(self, module: nn.Module, spec: RunSpec, experts: bytes = b"") -> None:
-        """The values are undefined until `start` or `load`. `experts`: bitmap of those that `module` trains."""
+    def __init__(
+        self, module: nn.Module, spec: RunSpec, experts: bytes = b"", device: torch.device | str = "cpu"
+    ) -> None:
+        """The values are undefined until `start` or `load`. `experts`: bitmap of those that `module` trains.
+
+        `device`: of the anchor; the module may be on another one.
+        """
         self._spec, self._arena = spec, arena_of(spec.model)
         self._keep = spec.outer.keep_256 / 256
-        self.anchor_C4096 = torch.empty((self._arena.chunks, CHUNK))
+        self.anchor_C4096 = torch.empty((self._arena.chunks, CHUNK), device=device)
+        self._slab_chunks = DEVICE_SLAB_CHUNKS if self.anchor_C4096.is_cuda else SLAB_CHUNKS
         self.sent = -1
         """Round whose cover is in flight: sent, and not merged with its fold. −1: none."""
         self.sent_experts = b""
@@ -82,7 +90,7 @@ class LocalWeights:
         """L ← V, A ← V: what was trained and not sent is dropped, nothing is in flight."""
         self.changes += 1
         for span in self._slabs_of((Span(0, self._arena.chunks),)):
-            self.anchor_C4096[span.start : span.stop] = to_float(view_C4096[span.start : span.stop])
+            self.anchor_C4096[span.start : span.stop] = self._fresh(view_C4096, span)
         for span in self._slabs_of(self._trained):
             bridge.write_rows(self._named, self._arena, span.start, self.anchor_C4096[span.start : span.stop])
         self._freeze(self._frozen)
@@ -101,9 +109,9 @@ class LocalWeights:
         self._freeze([place for place in self._frozen if self._renewed(place, view_C4096)])
 
     def rows(self, span: Span, into_M4096: Tensor | None = None) -> Tensor:
-        """L of chunks that are trained here, a float32 copy `[N, 4096]` on the CPU; in `into` if given."""
+        """L of chunks that are trained here, a float32 copy `[N, 4096]` beside the anchor; in `into` if given."""
         size = span.stop - span.start
-        rows_N4096 = torch.empty((size, CHUNK)) if into_M4096 is None else into_M4096[:size]
+        rows_N4096 = self.anchor_C4096.new_empty((size, CHUNK)) if into_M4096 is None else into_M4096[:size]
         bridge.read_rows(self._named, self._arena, span.start, rows_N4096)
         return rows_N4096
 
@@ -118,8 +126,7 @@ class LocalWeights:
         self.changes += 1
         try:
             for span in self._slabs_of(self._trained):
-                rows = to_float(view_C4096[span.start : span.stop])
-                bridge.write_rows(self._named, self._arena, span.start, rows)
+                bridge.write_rows(self._named, self._arena, span.start, self._fresh(view_C4096, span))
             write_atoms(self._module, ((p.name, to_float(read_atom(view_C4096, p))) for p in self._frozen))
             yield
         finally:
@@ -149,8 +156,8 @@ class LocalWeights:
 
     def _renewed(self, place: Placement, view_C4096: Tensor) -> bool:
         """A ← V for a frozen atom; whether that changed it."""
-        rows = slice(place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1])
-        fresh = to_float(view_C4096[rows])
+        span = Span(place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1])
+        rows, fresh = slice(span.start, span.stop), self._fresh(view_C4096, span)
         changed = not torch.equal(fresh, self.anchor_C4096[rows])
         if changed:
             self.anchor_C4096[rows] = fresh
@@ -163,7 +170,7 @@ class LocalWeights:
     def _follow(self, view_C4096: Tensor, span: Span) -> None:
         """Nothing in flight: where the view moved, L moves with it."""
         rows = slice(span.start, span.stop)
-        fresh, anchor = to_float(view_C4096[rows]), self.anchor_C4096[rows]
+        fresh, anchor = self._fresh(view_C4096, span), self.anchor_C4096[rows]
         moved = (fresh != anchor).any(1)
         if bool(moved.any()):
             local = self.rows(span)
@@ -173,16 +180,20 @@ class LocalWeights:
     def _land(self, view_C4096: Tensor, span: Span) -> None:
         """What was in flight is in the view: L keeps a share of what was trained since."""
         rows = slice(span.start, span.stop)
-        fresh = to_float(view_C4096[rows])
+        fresh = self._fresh(view_C4096, span)
         local = self.rows(span).sub_(self.anchor_C4096[rows]).mul_(self._keep).add_(fresh)
         self._settle(span, local, fresh)
+
+    def _fresh(self, view_C4096: Tensor, span: Span) -> Tensor:
+        """V of some chunks, float32, where the anchor is."""
+        return to_float(view_C4096[span.start : span.stop].to(self.anchor_C4096.device))
 
     def _settle(self, span: Span, local_N4096: Tensor, fresh_N4096: Tensor) -> None:
         bridge.write_rows(self._named, self._arena, span.start, local_N4096)
         self.anchor_C4096[span.start : span.stop] = fresh_N4096
 
     def _slabs_of(self, cover: Cover) -> Iterator[Span]:
-        return (span for _, span in slabs(cover, SLAB_CHUNKS))
+        return (span for _, span in slabs(cover, self._slab_chunks))
 
 
 def check_saved(tensors: Mapping[str, Tensor], spec: RunSpec) -> None:

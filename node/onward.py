@@ -4,7 +4,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.protocols.merging import MergeSpec
-from atoll.protocols.run import RunSpec, Stage
+from atoll.protocols.run import SPEC_VERSION, RunSpec, Stage
 
 
 def onward(recipe: RunSpec, done: int) -> RunSpec:
@@ -19,6 +19,7 @@ def onward(recipe: RunSpec, done: int) -> RunSpec:
     stages = (Stage(0, recipe.steps(done)), *later)
     return replace(
         recipe,
+        version=SPEC_VERSION,
         outer=replace(outer, rounds=rounds, stages=stages, merge=_merging(outer.merge, done)),
         inner=replace(inner, first_step=first_step),
     )

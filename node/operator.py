@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from atoll.node import round
 from atoll.node.round_facts import untrained
 from atoll.node.round_words import Phase
-from atoll.node.roundlog import RoundRow
 from atoll.p2p.swarm import PeerRow
 from atoll.protocols import control as c
 from atoll.protocols import worker as w
@@ -34,7 +35,7 @@ class DaemonOperator:
         d, driver = self._daemon, self._daemon.driver
         row = d.log.newest_closed()
         paths = Counter(peer.path for peer in d.swarm.peers() if peer.connected and peer.path)
-        moved, progress = d.host.statistics(), driver.progress
+        moved, blobs, progress = d.host.statistics(), d.swarm.blobs.statistics(), driver.progress
         training = driver.round.phase is Phase.TRAIN
         own = d.log.newest_trained()
         return c.Status(
@@ -70,12 +71,22 @@ class DaemonOperator:
             bytes_down=moved.bytes_down,
             train_s=own.train_s if own else None,
             wait_s=own.wait_s if own else None,
+            overlap_allowed=driver.round.ahead.chosen,
+            overlapped=own.overlapped if own else None,
+            held_s=own.held_s if own else None,
             device=d.config.device,
             worker_pid=d.trainer.statistics().pid,
             worker_restarts=d.trainer.statistics().restarts,
             host_restarts=moved.restarts,
             trouble=self._trouble(),
             goodput=d.timekeeper.report(),
+            room=d.room,
+            shortage=driver.round.shortage,
+            tokens=d.log.tokens,
+            blob_bytes_up=blobs.bytes_up,
+            blob_bytes_down=blobs.bytes_down,
+            web=d.web.url,
+            web_trouble=d.web.trouble,
             **self._network(),
         )
 
@@ -99,9 +110,11 @@ class DaemonOperator:
         leases = self._daemon.net.leases()
         return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self._daemon.swarm.peers()]
 
-    def rounds(self) -> Sequence[c.RoundRow]:
-        """All rows, oldest first."""
-        return [_control_row(row) for _, row in sorted(self._daemon.log.rows.items())]
+    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+        """The newest `last` rows, oldest first."""
+        rows = self._daemon.log.rows
+        newest = [rows[number] for number in sorted(rows)[-last:]]
+        return msgspec.convert(newest, list[c.RoundRow], from_attributes=True)
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""
@@ -155,12 +168,6 @@ class DaemonOperator:
             heard_s=max(0.0, self._daemon.spec.pace.lease_s - left_s) if lease else None,
             faults=row.faults,
         )
-
-
-def _control_row(row: RoundRow) -> c.RoundRow:
-    fields = asdict(row)
-    fields["contributors"] = tuple(fields["contributors"])
-    return c.RoundRow(**fields)
 
 
 def _eta_s(progress: Progress | None, step_s: float) -> float | None:

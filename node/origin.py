@@ -23,3 +23,5 @@ class Origin(NamedTuple):
 
     folder: Path
     upcycle: Upcycle | None
+    without_fit: bool = False
+    """Start although the weights say less of the run's text than a count of its tokens (`node/fit.py`)."""

@@ -116,7 +116,8 @@ _LARGE = {
 def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
     """H grows to 15 (about 10M) or 30; k = 64, β = 0.95, α = 1; divisor floor of a quarter of all weight.
 
-    A fold may come up to five steps late, as Streaming DiLoCo advises (arXiv 2501.18512 §3.3.2).
+    A fold may come two steps late on every link and five on one that needs them, the most that Streaming DiLoCo
+    advises (arXiv 2501.18512 §3.3.2).
     """
     lr, batch, rounds = _LARGE[name]
     last = 15 if name in ("10m", "moe-12m") else 30
@@ -126,5 +127,7 @@ def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
         lr=lr, lr_min=0.1, warmup_steps=min(500, steps // 20), total_steps=steps,
         beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=batch,
     )  # fmt: skip
-    outer = OuterSpec(rounds=rounds, stages=stages, alpha_256=256, floor_256=64, overlap_steps=5)
+    outer = OuterSpec(
+        rounds=rounds, stages=stages, alpha_256=256, floor_256=64, overlap_steps=2, overlap_most=5
+    )  # fmt: skip
     return inner, outer, CompressSpec(codec="sparse2", k=64, feedback=0.95)

@@ -11,6 +11,7 @@ from atoll.node.checkpoint import shards as sh
 from atoll.node.checkpoint.atoms import read_atom
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.checkpointing import Checkpoint
+from atoll.node.compress.encoder import OnHost
 from atoll.node.export_run import BLOBS
 from atoll.node.learner import Learner
 from atoll.node.model.named import named_atoms
@@ -29,7 +30,7 @@ def differing(checkpoint: Checkpoint, spec: RunSpec, run_folder: Path, experts: 
     theta_C4096 = read_snapshot(
         blobs / f"{spec.start.weights.hex()}.blob", checkpoint.arena, state_digest
     ).theta_C4096
-    learner, sending = Learner(spec, "cpu"), Sending(spec, run_folder / "spool", 1)
+    learner, sending = Learner(spec, "cpu"), Sending(spec, run_folder / "spool", OnHost())
     learner.own(experts)
     paths = tuple(str(blobs / f"{blob.hex()}.blob") for blob in spec.start.moment_blobs)
     Brought(spec, paths).give(learner, sending)

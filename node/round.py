@@ -10,8 +10,10 @@ state; then `_settle` moves the phases as far as the facts allow.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from atoll.node import ahead
 from atoll.node.membership import chosen, enough, known_of, slot_of, walked
 from atoll.node.round_facts import (
+    MORE_ROOM,
     all_known,
     attendance,
     came_late,
@@ -84,7 +86,7 @@ Out = tuple[RoundState, list[Action]]
 
 def begin(config: RoundConfig) -> RoundState:
     """The state of a node that has just started."""
-    return RoundState(config)
+    return RoundState(config, ahead.begin(config.overlap_steps, max(config.overlap_steps, config.overlap_most)))
 
 
 def step(state: RoundState, event: Event) -> Out:
@@ -189,6 +191,8 @@ def _trained(state: RoundState, event: Trained) -> Out:
     """The node goes on; what it said is announced when it is safe."""
     at_hand = state.phase is Phase.TRAIN and event.round == state.round
     state = replace(state, train_s=event.train_s, step_s=event.train_s / max(1, event.pending.steps))
+    if event.lag is not None:
+        state = replace(state, ahead=ahead.measured(state.ahead, event.lag))
     if event.round <= state.final:
         return (_enter(state, Phase.FOLD, state.round) if at_hand else state), []
     state = replace(state, saving=state.saving | {event.round})
@@ -427,7 +431,7 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
             return state.syncing or f"fetching {sum(not k.held for k in all_known(state))} payloads of open rounds"
         case Phase.GATHER:
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
-            return f"waiting for members: {here if few_members(state) else state.shortage}"
+            return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
         case Phase.COLLECT:
             return _collect_reason(state, name)
         case Phase.TRAIN if must_wait(state):

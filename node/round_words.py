@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from atoll.node.ahead import Ahead, lag_of
 from atoll.node.membership import Known, MemberView
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.records import Contribution
 from atoll.protocols.registers import Activity
 from atoll.protocols.run import RunSpec
 from atoll.protocols.worker import Pending
+from atoll.protocols.worker import Trained as WorkDone
 
 MAX_OPEN_ROUNDS = 64
 """A node trains no further ahead of the newest final round than this; then it waits and says so."""
@@ -103,6 +105,8 @@ class Trained:
     train_s: float
     """Without the time that the worker waited for the fold of the round before."""
     now: float
+    lag: float | None = None
+    """Steps that this fold was late (node/ahead.py); None: there was none to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +296,14 @@ class RoundConfig:
     max_open_rounds: int = MAX_OPEN_ROUNDS
     overlap_steps: int = 0
     """Steps of a round that may be trained before the round before it is folded; 0: none."""
+    overlap_most: int = 0
+    """Steps that may be where the node's link needs them; below `overlap_steps`: no more than these."""
 
 
 def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
     """What the machine needs of a RunSpec."""
     pace, outer = spec.pace, spec.outer
+    overlap_steps, overlap_most = outer.overlap_bounds
     return RoundConfig(
         me=me,
         rounds=outer.rounds,
@@ -304,8 +311,16 @@ def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
         grace_256=pace.grace_256,
         lease_s=pace.lease_s,
         min_members=pace.min_members,
-        overlap_steps=outer.overlap_steps,
+        overlap_steps=overlap_steps,
+        overlap_most=overlap_most,
     )
+
+
+def trained_of(done: WorkDone, after: int, now: float) -> Trained:
+    """What the worker's answer says to the machine; `after`: round that was in flight, −1: none."""
+    steps = done.pending.steps
+    lag = lag_of(done.overlapped, done.held_s, done.train_s, steps) if after >= 0 else None
+    return Trained(done.pending.round, done.pending, done.train_s, now, lag)
 
 
 Book: TypeAlias = Mapping[Digest, Known]
@@ -317,6 +332,7 @@ class RoundState:
     """Everything the round machine knows. Make the first one with `begin`."""
 
     config: RoundConfig
+    ahead: Ahead
     phase: Phase = Phase.SYNC
     round: int = 0
     """The round at hand (TRAIN, COLLECT, FOLD), else the round that would be next."""

@@ -49,6 +49,12 @@ class RoundRow:
     blob_payload_up: int = 0
     train_s: float = 0.0
     """From the first of our inner steps to the last, folds between them included."""
+    overlap_allowed: int = 0
+    """Steps that might be taken before the fold of the round before was in."""
+    overlapped: int = 0
+    """Steps that were."""
+    held_s: float = 0.0
+    """How long the worker then waited for that fold; a part of `wait_s` and `transfer_s`."""
     steps_s: float = 0.0
     """This and what follows: shares of the time from the start of this round's training to the next one's."""
     wait_s: float = 0.0
@@ -71,6 +77,8 @@ class RoundLog:
         self.rows: dict[int, RoundRow] = {}
         self.newest_payload: tuple[int, int] | None = None
         """Round and bytes of the newest payload that this daemon's worker made."""
+        self.tokens = 0
+        """That this daemon's worker trained on, in rounds that it finished."""
         self._at_hand: int | None = None
         """Round whose row the time goes to: the newest one whose training began."""
         self._moved = (0, 0, 0, 0)
@@ -119,12 +127,14 @@ class RoundLog:
         if lost_s > 0.0:
             take_back((self.rows[at] for at in sorted(self.rows, reverse=True) if at <= self._at_hand), lost_s)
 
-    def trained(self, done: Trained) -> None:
+    def trained(self, done: Trained, overlap_allowed: int) -> None:
         """Our own work of a round is encoded, and being saved."""
         row = self._row(done.pending.round)
         row.train_loss, row.steps, row.tokens = done.pending.loss, done.pending.steps, done.pending.tokens
         row.train_s, row.payload_bytes = done.train_s, done.payload_bytes
+        row.overlap_allowed, row.overlapped, row.held_s = overlap_allowed, done.overlapped, done.held_s
         self.newest_payload = (row.round, row.payload_bytes)
+        self.tokens += row.tokens
         self._save(row.round)
         self.event("trained", round=row.round, steps=row.steps)
 

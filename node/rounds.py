@@ -83,7 +83,7 @@ class Rounds:
             weights.merge(self._fold.view_C4096, arrived=due < 0 or weights.sent != due)
         else:
             weights.start(self._fold.view_C4096)
-        return Overlap(due, min(self._spec.outer.overlap_steps, ask.steps))
+        return Overlap(due, min(ask.ahead, ask.steps))
 
     def _meet(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:
         """Wait for the fold that is due, if no more steps may be taken before it; whether it came now."""

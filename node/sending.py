@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import TEMPORARY, disk, map_file, write_file
-from atoll.node.compress import encoding
 from atoll.node.compress.codecs import codec_of
+from atoll.node.compress.encoder import Encoder
 from atoll.node.local_weights import SLAB_CHUNKS, LocalWeights
 from atoll.node.outer.padding import clear, padding_of
 from atoll.protocols import worker as w
@@ -39,14 +39,15 @@ class Missed(NamedTuple):
 
 
 class Sending:
-    """The error feedback e, float32 `[C, 4096]`, and the folder of payloads that left it."""
+    """The error feedback e, float32 `[C, 4096]`, where the encoder has it, and the payloads that left it."""
 
-    def __init__(self, spec: RunSpec, spool: Path, threads: int) -> None:
-        self._spec, self._spool, self._threads = spec, spool, threads
+    def __init__(self, spec: RunSpec, spool: Path, encoder: Encoder) -> None:
+        """`encode` takes weights whose anchor is on the encoder's device."""
+        self._spec, self._spool, self._encoder = spec, spool, encoder
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
         arena = arena_of(spec.model)
         self._padding = padding_of(arena)
-        self.residual_C4096 = torch.zeros((arena.chunks, CHUNK))
+        self.residual_C4096 = torch.zeros((arena.chunks, CHUNK), device=encoder.device)
         self.pending: tuple[w.Pending, ...] = ()
         self._parted: tuple[w.Parted, ...] = ()
         self._newest: int = -1
@@ -61,21 +62,20 @@ class Sending:
         NaN or from 2⁶⁴ on, with everything as it was.
         """
         cover = cover_of(self._spec, number, weights.experts)
-        if not all(self._each_slab(weights, cover, lambda _, span, local: encoding.is_sound(local))):
+        if not all(self._each_slab(weights, cover, lambda _, span, local: self._encoder.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
-        layout = self.layout(number, weights.experts)
-        payload = encoding.blank_payload(layout)
+        payload = self._encoder.begin(self.layout(number, weights.experts))
 
         def say(at: int, span: Span, local: Tensor) -> None:
             rows = slice(span.start, span.stop)
             before = self.residual_C4096[rows], weights.anchor_C4096[rows], local
-            encoding.encode_rows(payload, layout, at, *before, self._spec.compress.feedback)
+            payload.fill(at, *before, self._spec.compress.feedback)
             clear(self.residual_C4096[rows], self._padding, span.start)
             weights.mark_sent(span, local)
 
         self._each_slab(weights, cover, say)
         weights.sent, weights.sent_experts = number, weights.experts
-        return payload
+        return payload.whole()
 
     def layout(self, number: int, experts: bytes) -> Layout:
         """Of a payload of this round that covers these experts; empty: all."""
@@ -136,7 +136,8 @@ class Sending:
         for counted in rest_of(missed.rows, size):
             said_N4096[counted.start : counted.stop] = 0
         for at, span in slabs(missed.cover, SLAB_CHUNKS):
-            self.residual_C4096[span.start : span.stop] += said_N4096[at : at + span.stop - span.start]
+            rows = self.residual_C4096[span.start : span.stop]
+            rows += said_N4096[at : at + span.stop - span.start].to(rows.device)
 
     def load(self, residual_C4096: Tensor, pending: tuple[w.Pending, ...], final: int) -> None:
         """Take over what was saved when round `final` was. A payload that is not whole any more is not pending."""
@@ -171,17 +172,18 @@ class Sending:
 
     def _each_slab(self, weights: LocalWeights, cover: Cover, work: Work) -> list[object]:
         """What `work` gives for every slab, by all threads together. Each thread has one buffer for its slabs."""
-        most = max(1, SLAB_CHUNKS // self._threads)
+        threads, device = self._encoder.threads, self._encoder.device
+        most = max(1, min(self._encoder.slab_chunks, size_of(cover)))
 
         def share(first: int) -> list[object]:
-            into_M4096 = torch.empty((most, CHUNK))
-            mine = islice(slabs(cover, most), first, None, self._threads)
+            into_M4096 = torch.empty((most, CHUNK), device=device)
+            mine = islice(slabs(cover, most), first, None, threads)
             return [work(at, span, weights.rows(span, into_M4096)) for at, span in mine]
 
-        if self._threads == 1:
+        if threads == 1:
             return share(0)
-        with ThreadPoolExecutor(max_workers=self._threads) as pool:
-            return [found for each in pool.map(share, range(self._threads)) for found in each]
+        with ThreadPoolExecutor(max_workers=threads) as pool:
+            return [found for each in pool.map(share, range(threads)) for found in each]
 
 
 def _is_whole(pending: w.Pending) -> bool:

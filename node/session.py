@@ -1,11 +1,11 @@
 """The worker's work: one run's model, data, optimiser, error feedback and fold, composed.
 
 Holds 4 bytes per value each for Θ_final, the view, the error feedback, the local weights and their anchor, and 8
-for Adam. Everything but the view is saved in one generation (`state/`), whole or not at all, after each trained
-round; the local weights and the anchor only where they are more than the view. The next round is trained while
-the disk still works at it (`node/keeping.py`). A Finalize is saved with the next
-trained round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it
-again, and it gives the same bits.
+for Adam; where error feedback and anchor are is chosen by `node/exchange.py`. Everything but the view is saved in
+one generation (`state/`), whole or not at all, after each trained round; the local weights and the anchor only
+where they are more than the view. The next round is trained while the disk still works at it (`node/keeping.py`).
+A Finalize is saved with the next trained round, or at once if saving takes a small share of the time: were it
+lost, the daemon would ask for it again, and it gives the same bits.
 
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
@@ -31,6 +31,7 @@ from atoll.node.compress.folding import Step as OuterStep
 from atoll.node.data.cache import default_cache
 from atoll.node.data.dataset import GivenTokenizer, open_data
 from atoll.node.devices import devices_of
+from atoll.node.exchange import encoder_for
 from atoll.node.inner.evaluate import VAL_WINDOWS
 from atoll.node.keeping import Keeping
 from atoll.node.learner import Learner, experts_among
@@ -99,12 +100,14 @@ class Session:
         self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
         if self._ranks is not None:
             self._ranks.join()
-        self._learner = Learner(spec, devices[0], start.frozen, start.frozen_on_host, self._ranks)
+        encoder = encoder_for(spec, start)
+        frozen = start.frozen, start.frozen_on_host
+        self._learner = Learner(spec, devices[0], *frozen, self._ranks, encoder.device)
         covers, after = partial(cover_of, spec), partial(move_after, spec)
         theta, number = _first_state(spec)
         self._slices = self._slice_work()
         self._fold = Fold(theta, self._arena, self._onto, covers, number, after)
-        self._sending = Sending(spec, self._home / "spool", threads)
+        self._sending = Sending(spec, self._home / "spool", encoder)
         brought = Brought(spec, start.moments)
         self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, brought)
         self._is_training = False

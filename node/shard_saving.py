@@ -13,6 +13,7 @@ from atoll.node.checkpoint.local import LocalState, load_local
 from atoll.node.checkpoint.tensorfile import file_pieces
 from atoll.node.checkpoint.universal import SHARED, VERSION, Shard, signed, to_json
 from atoll.node.checkpointing import RUN, TOKENIZER, VOTES, part_of
+from atoll.node.compress.encoder import OnHost
 from atoll.node.export_run import BLOBS, STATE, tokenizer_of
 from atoll.node.final_proof import PROOF_MAX_BYTES, gather, read_proof
 from atoll.node.outer.fixed import state_digest
@@ -143,7 +144,7 @@ def _unsaid(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
 
     The weights are those of the final round, so whatever is not in them was not said.
     """
-    sending = Sending(spec, run_folder / "spool", 1)
+    sending = Sending(spec, run_folder / "spool", OnHost())
     sending.load(found.tensors["residual"], found.body.pending, found.body.final)
     sending.settle(_FAR, sending.missed(_FAR, {}, {}))
     for body in found.body.kept:

@@ -89,6 +89,17 @@ class RelayUse(msgspec.Struct, frozen=True, kw_only=True):
     """Circuits that a cap or an absent target refused."""
 
 
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """How many experts of each layer a node offers to train."""
+
+    experts: int
+    of: int
+    free_bytes: int | None = None
+    """Of the memory that it was counted from, once, when the node started; null: the user said it."""
+    place: str = ""
+    """Which memory that is: `memory`, `cuda:0`, …; empty: the user said it."""
+
+
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     """What the user's `[limits]` say now, and what the month has used. Null: no limit."""
 
@@ -189,6 +200,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """From the first inner step to the last."""
     wait_s: float | None
     """Of the newest round of ours."""
+    overlap_allowed: int = 0
+    """Inner steps that may be taken now before the fold of the round before is in; 0: rounds do not overlap."""
+    overlapped: int | None = None
+    """Steps that were, and how long the worker then waited for that fold: in the newest round of ours."""
+    held_s: float | None = None
     device: str
     worker_pid: int
     worker_restarts: int
@@ -210,6 +226,19 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     seeds: dict[str, str] = {}
     """Each seed, and the DHT, with its state."""
     goodput: Goodput | None = None
+    room: Room | None = None
+    """How many experts this node could train; null in runs whose members train all."""
+    shortage: str = ""
+    """Why the members together cannot train all experts; empty where they can."""
+    tokens: int = 0
+    """That this node trained on since the start of the daemon."""
+    blob_bytes_up: int = 0
+    """Contents of payloads and other files, since the start of the daemon; part of `bytes_up`."""
+    blob_bytes_down: int = 0
+    web: str = ""
+    """Address of the node's web page; empty while there is none."""
+    web_trouble: str = ""
+    """Why there is none although there should be."""
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,6 +300,12 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     recompute_s: float = 0.0
     start_s: float = 0.0
     down_s: float = 0.0
+    overlap_allowed: int = 0
+    """Inner steps that might be taken before the fold of the round before was in (τ of this node)."""
+    overlapped: int = 0
+    """Those that were."""
+    held_s: float = 0.0
+    """How long the worker then waited for that fold; a part of `wait_s` and `transfer_s`."""
 
 
 class Rounds(msgspec.Struct, frozen=True, tag="rounds"):

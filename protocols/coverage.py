@@ -2,14 +2,17 @@
 
 With P fragments, round r exchanges fragment r mod P, so that each fragment is exchanged every P rounds
 (Streaming DiLoCo, arXiv 2501.18512 §2.2). Embeddings, the output head and all vectors are fragment 0; the
-layers go to the others in strided order (§3.3.1: a fragment then holds early and late layers).
+layers go to the others in strided order (§3.3.1: a fragment then holds early and late layers), equally many to
+each. The matrices of the last layers, where they do not divide, are shared out so that payloads are about equal:
+each, the largest first, goes to the fragment that has fewest bytes.
 
 Where members train some of the experts only (`outer.holders`), a contribution covers less: of the round's chunks
 those that all members train, and those of the experts that it names (protocols/experts.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from heapq import heapreplace
 
 from atoll.protocols.arena import Arena, Placement, arena_of
 from atoll.protocols.experts import experts_in
@@ -59,12 +62,10 @@ def slabs(cover: Cover, most: int) -> Iterator[tuple[int, Span]]:
 @lru_cache(maxsize=32)
 def fragments(model: ModelSpec, count: int) -> tuple[Cover, ...]:
     """The covers of `count` fragments: together the whole arena, no chunk twice. Pure."""
-    arena = arena_of(model)
-    if count == 1:
-        return ((Span(0, arena.chunks),),)
     owned: list[list[Span]] = [[] for _ in range(count)]
-    for place, span in _spans(arena):
-        owned[_fragment(place, count)].append(span)
+    homes = _homes(model, count)
+    for place, span in _spans(arena_of(model)):
+        owned[homes.get(place.name, 0) if place else 0].append(span)
     return tuple(_joined(spans) for spans in owned)
 
 
@@ -104,9 +105,17 @@ def payload_size(spec: RunSpec, number: int, experts: bytes = b"") -> int:
     return payload_bytes(spec.compress.codec, chunks, spec.compress.k)
 
 
-def largest_payload(spec: RunSpec) -> int:
-    """Bytes of the run's largest payload."""
-    return max(payload_size(spec, number) for number in range(spec.outer.fragments))
+def largest_payload(spec: RunSpec, experts: bytes = b"") -> int:
+    """Bytes of the largest payload that covers these experts; empty: of the run's largest."""
+    return max(payload_size(spec, number, experts) for number in range(spec.outer.fragments))
+
+
+def exchange_bytes(spec: RunSpec, experts: bytes = b"") -> int:
+    """Bytes of one payload of each fragment: what a member says when the whole model is exchanged once.
+
+    `experts`: that the payloads cover; empty: all.
+    """
+    return sum(payload_size(spec, number, experts) for number in range(spec.outer.fragments))
 
 
 @lru_cache(maxsize=32)
@@ -114,9 +123,10 @@ def _sizes(model: ModelSpec, count: int) -> tuple[tuple[int, ...], ...]:
     """Chunks of each fragment: those that all members train, then those of each expert."""
     experts = model.expert_count
     found = [[0] * (1 + experts) for _ in range(count)]
+    homes = _homes(model, count)
     for place, span in _spans(arena_of(model)):
         expert = expert_of(place.name) if place else None
-        at = _fragment(place, count) if count > 1 else 0
+        at = homes.get(place.name, 0) if place else 0
         found[at][0 if expert is None else 1 + expert] += span.stop - span.start
     return tuple(map(tuple, found))
 
@@ -134,11 +144,38 @@ def _spans(arena: Arena) -> Iterator[tuple[Placement | None, Span]]:
         yield None, Span(vectors, arena.chunks)
 
 
-def _fragment(place: Placement | None, count: int) -> int:
+def _homes(model: ModelSpec, count: int) -> Mapping[str, int]:
+    """The fragment of each matrix of a layer by name; what is not named is in fragment 0."""
+    if count == 1:
+        return {}
+    whole = model.layers - model.layers % (count - 1)
+    homes: dict[str, int] = {}
+    rest: list[tuple[int, str]] = []
+    for place, span in _spans(arena_of(model)):
+        layer = _layer_of(place)
+        if place is None or layer is None:
+            continue
+        if layer < whole:
+            homes[place.name] = 1 + layer % (count - 1)
+        else:
+            rest.append((span.stop - span.start, place.name))
+    return homes | _shared_out(rest, count)
+
+
+def _shared_out(sizes: list[tuple[int, str]], count: int) -> dict[str, int]:
+    """Each name, the largest first, with the fragment of 1 … count − 1 that has got least so far."""
+    loads = [(0, fragment) for fragment in range(1, count)]
+    homes: dict[str, int] = {}
+    for chunks, name in sorted(sizes, key=lambda one: -one[0]):  # stable: the arena's order among equals
+        load, homes[name] = loads[0]
+        heapreplace(loads, (load + chunks, homes[name]))
+    return homes
+
+
+def _layer_of(place: Placement | None) -> int | None:
     if place is None or not place.name.startswith("model.layers."):
-        return 0
-    layer = int(place.name.split(".")[2])
-    return 1 + layer % (count - 1)
+        return None
+    return int(place.name.split(".")[2])
 
 
 def _joined(spans: list[Span]) -> Cover:

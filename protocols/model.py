@@ -9,6 +9,7 @@ import math
 import msgspec
 
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.rope import RopeStretch
 
 MAX_PARAMETERS = 1 << 37
 MAX_EXPERTS = 4096
@@ -89,6 +90,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     head_size: int | None = None
     """Width of one attention head; None: `dim / heads`."""
     experts: ExpertsSpec | None = None
+    rope_stretch: RopeStretch | None = None
+    """None: all pairs turn as `rope_theta` says."""
 
     def check(self) -> None:
         """Raise ConfigError for dimensions that no decoder can have."""
@@ -99,6 +102,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         self._check_heads()
         if not (math.isfinite(self.rope_theta) and self.rope_theta > 1 and 0 < self.norm_eps < 1):
             raise ConfigError("model.rope_theta must be finite and above 1, model.norm_eps within 0 … 1")
+        if self.rope_stretch is not None:
+            self.rope_stretch.check()
         if self.experts is not None:
             self._check_experts(self.experts)
         if self.parameters > MAX_PARAMETERS:

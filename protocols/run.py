@@ -14,9 +14,12 @@ from atoll.protocols.merging import MergeSpec
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.moments import file_count
 from atoll.protocols.payload import check_codec
+from atoll.protocols.serving import ServingSpec
 from atoll.protocols.slices import ReduceSpec
 
-SPEC_VERSION = 3
+SPEC_VERSION = 4
+WHOLE_VERSION = 3
+"""Still read: it differs from the newest in how several fragments are cut, and so only where there are several."""
 _DOMAIN = "run/1"
 _UNREDUCED = "set reduce to null: then every node gets every payload"
 _MAX_ROUNDS = 1 << 24
@@ -99,13 +102,21 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     fragments: int = 1
     """Round r exchanges fragment r mod `fragments` of the model (protocols/coverage.py); 1: all of it."""
     overlap_steps: int = 0
-    """Inner steps of the next round that a member may take before the fold of this round is in; 0: none."""
+    """Inner steps of the next round that every member may take before the fold of this round is in; 0: none."""
     keep_256: int = 128
     """Share of the progress made during the overlap that stays in the local weights when the fold is in."""
     holders: int = 0
     """Members that train each expert (protocols/ownership.py); 0: all members train all. 1 is SPES."""
     merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
     """Unset: experts are not merged."""
+    overlap_most: int | msgspec.UnsetType = msgspec.UNSET
+    """Up to so many a member may take whose link needs them (node/ahead.py); unset: `overlap_steps`."""
+
+    @property
+    def overlap_bounds(self) -> tuple[int, int]:
+        """Least and most steps that a member may be ahead of a fold; nobody is where `overlap_steps` is 0."""
+        most = self.overlap_steps if self.overlap_most is msgspec.UNSET else self.overlap_most
+        return self.overlap_steps, most if self.overlap_steps else 0
 
 
 class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -154,6 +165,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """How large rounds are reduced (docs/wires/reduction.md); none: every node always gets every payload."""
     start: StartSpec | msgspec.UnsetType = msgspec.UNSET
     """Unset: Θ₀ is drawn from the seed (node/model/genesis.py)."""
+    serving: ServingSpec | msgspec.UnsetType = msgspec.UNSET
+    """Unset: nobody said how the model is to be used (docs/models.md)."""
 
     @property
     def given(self) -> tuple[Digest, ...]:
@@ -181,6 +194,10 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
+        if self.version != SPEC_VERSION and self.outer.fragments > 1:
+            raise ConfigError(
+                f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
+            )
         self.model.check()
         public_key_of(self.owner)
         _check_names(self)
@@ -194,6 +211,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _within("pace.least_256", self.pace.least_256, 1, 256)
         _within("pace.most_256", self.pace.most_256, 256, 1024)
         self.admission.check()
+        if self.serving:
+            self.serving.check(self.model.vocab)
         _check_reduce(self)
 
 
@@ -240,8 +259,8 @@ def _check_version(spec: bytes) -> None:
         found = msgspec.msgpack.decode(spec, type=_Versioned).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise DecodeError(f"not a legal RunSpec: {error}") from error
-    if found != SPEC_VERSION:
-        raise DecodeError(f"RunSpec version {found}; this node speaks {SPEC_VERSION}")
+    if found not in (WHOLE_VERSION, SPEC_VERSION):
+        raise DecodeError(f"RunSpec version {found}; this node speaks {WHOLE_VERSION} and {SPEC_VERSION}")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -308,6 +327,8 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
     _within("outer.floor_256", outer.floor_256, 0, 256)
     _within("outer.fragments", outer.fragments, 1, model.layers + 1)  # the embeddings are one
     _within("outer.overlap_steps", outer.overlap_steps, 0, 1 << 16)
+    if outer.overlap_most is not msgspec.UNSET:
+        _within("outer.overlap_most", outer.overlap_most, max(1, outer.overlap_steps), 1 << 16)
     _within("outer.keep_256", outer.keep_256, 0, 256)
     _within("outer.holders", outer.holders, 0, 1024)
     if outer.holders and model.experts is None:

@@ -92,13 +92,15 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Paths of the moments files that the run begins with, in their order; each may be absent."""
     shard: bool = False
     """Each of several devices holds a part of what is trained, not a copy."""
+    exchange_on: str = "auto"
+    """Where contributions are encoded, and error feedback and anchor lie: `auto`, `host`, `device`."""
 
 
 class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Take the round's inner steps from the local weights, then encode what the round covers.
 
     Without overlap and fragments the local weights are the view when a round begins. While `after` is not folded
-    in this worker, at most `overlap_steps` are taken; then the worker waits for its Fold or Finalize, and the
+    in this worker, at most `ahead` are taken; then the worker waits for its Fold or Finalize, and the
     round does not end before it. A Train that names another `after` than the round sent last gives that one up.
     A Train that is still at work is given up for the next one, and answered with Failed(Superseded).
     """
@@ -110,11 +112,13 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     steps: int
     """Inner steps to take: what the RunSpec names for the round, or our share of it."""
     after: int
-    """Round whose Fold may come while this one is trained, up to `overlap_steps` later; -1: none is due."""
+    """Round whose Fold may come while this one is trained, up to `ahead` steps later; -1: none is due."""
     experts: bytes = b""
     """Bitmap of the experts to train; empty: all."""
     said: tuple[Round, ...] = ()
     """Rounds above the worker's final one that our own feed has a contribution to."""
+    ahead: int = 0
+    """Steps that may be taken before that Fold is in."""
 
 
 class Keep(msgspec.Struct, frozen=True, array_like=True, tag="keep"):

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK = {"protocols": 0, "p2p": 1, "node": 2, "cli": 3}
-LEAVES = {"model", "data", "inner", "outer", "compress", "aggregate", "checkpoint", "reduce", "export"}
+LEAVES = {"model", "data", "inner", "outer", "compress", "aggregate", "checkpoint", "reduce", "export", "web"}
 KERNELS = "atoll.node.kernels"
 """What every leaf may know: how a function becomes machine code."""
 BANNED = {
@@ -21,7 +21,7 @@ BANNED = {
     "p2p": {"torch"},
 }
 TORCH_SIDE = {
-    "worker", "session", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
+    "worker", "session", "exchange", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
     "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "logits",
     "checkpointing", "resumed", "brought", "shard_saving", "import_run", "experts_trial", "restoring",
     "group", "large", "lead", "rank", "replica", "shards",
@@ -34,6 +34,7 @@ BROUGHT = {"triton": ("node/compress/gpu/", "node/kernels/on_gpu.py")}
 HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
+    ("node/exchange.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/ranks/modes.py", "group_of"): "a second of torch that only parts need",
     ("cli/new_run.py", "write_run"): "torch takes a second: only where weights are read",
@@ -47,6 +48,7 @@ SWALLOWING_HANDLERS = {
     ("node/control.py", "_answers"): "a bug in a report must not end the training",
     ("node/data/given.py", "_carry"): "the list carries the error to who waits for the thread",
     ("node/doctor.py", "guarded"): "a bug in one check must not hide the others",
+    ("node/web/server.py", "_session"): "a bug in a report must not end the training",
     ("p2p/calls_answers.py", "_answer"): "a bug in one handler must not end the node",
     ("p2p/dht_child.py", "_join_often"): "hivemind raises anything; the child tries again",
     ("p2p/transports/handling.py", "run_handler"): "a bug in one handler must not end the host",
@@ -282,7 +284,12 @@ def test_package_list_equals_the_tree():
     assert len(listed) == len(set(listed))
 
 
-IMPORT_NAMES = {"protobuf": "google", "dnspython": "dns", "pyopenssl": "OpenSSL"}
+IMPORT_NAMES = {
+    "protobuf": "google",
+    "dnspython": "dns",
+    "pyopenssl": "OpenSSL",
+    "prometheus-client": "prometheus_client",
+}
 
 
 def test_what_is_imported_is_declared_and_the_other_way_round():

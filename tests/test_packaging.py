@@ -59,7 +59,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_every_source_file(wheel: Path):
     inside = set(zipfile.ZipFile(wheel).namelist())
     files = [path for area in AREAS for path in (ROOT / area).rglob("*.py")]
-    files += [ROOT / area / "py.typed" for area in AREAS]
+    files += [ROOT / area / "py.typed" for area in AREAS] + [ROOT / "node/web/page.html"]
     missing = {f"atoll/{path.relative_to(ROOT).as_posix()}" for path in files} - inside
     assert not missing
     flat = {name for name in inside if name.split("/")[0] in AREAS or name.startswith("tests/")}

@@ -46,7 +46,7 @@ class Plan:
 
 def planned(quick: bool, nodes: int, preset_name: str, rounds: int | None, overlap: int | None) -> Plan:
     """The overlap is the preset's own; a slow preset gets few rounds."""
-    steps = preset(preset_name, Identity(bytes(32)).peer_id, 1).outer.overlap_steps
+    steps = preset(preset_name, Identity(bytes(32)).peer_id, 1).outer.overlap_bounds[1]
     usual = 2 if quick else 24 if preset_name == "tiny" else 3
     turns = 1 if quick else 8 if preset_name == "tiny" else 3
     shown = COMPRESSIONS[:1] if quick else COMPRESSIONS
@@ -101,7 +101,7 @@ def rows_of(plan: Plan, ours: dict[str, Trained], rivals: dict[str, Averaged]) -
 def rows_of_arm(plan: Plan, name: str, arm: Trained, times: Sequence[Exchange]) -> list[Row]:
     """Goodput and exchange of an arm of ours."""
     label, overlaps = f"{plan.nodes} nodes, {plan.preset}, {name}", name == OVERLAPPED
-    steps = f"{plan.overlap_steps} of H steps; " if overlaps else ""
+    steps = f"up to {plan.overlap_steps} of H steps; " if overlaps else ""
     note = f"{steps}else {elsewhere(arm.traces, *plan.rounds_measured)} %"
     share = mean_goodput(arm.traces, *plan.rounds_measured)
     own, last = median([one.own_s for one in times]), median([one.last_s for one in times])

@@ -38,10 +38,15 @@ class Trained:
 
 
 def spec_of(name: str, owner: Identity, nodes: int, rounds: int, overlap_steps: int) -> RunSpec:
-    """The preset's run, at the H of its last stage from the start, for nodes that begin together."""
+    """The preset's run, at the H of its last stage from the start, for nodes that begin together.
+
+    Its own overlap where `overlap_steps` is the most that it allows; else these steps on every link.
+    """
     spec = preset(name, owner.peer_id, SEED, "synthetic:markov")
     stages = (Stage(0, spec.outer.stages[-1].steps),)
-    outer = msgspec.structs.replace(spec.outer, rounds=rounds, stages=stages, overlap_steps=overlap_steps)
+    outer = msgspec.structs.replace(spec.outer, rounds=rounds, stages=stages)
+    if overlap_steps != outer.overlap_bounds[1]:
+        outer = msgspec.structs.replace(outer, overlap_steps=overlap_steps, overlap_most=msgspec.UNSET)
     pace = msgspec.structs.replace(spec.pace, min_members=nodes)
     spec = msgspec.structs.replace(spec, outer=outer, pace=pace)
     spec.check()

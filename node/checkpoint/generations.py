@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import msgspec
+import torch
 from blake3 import blake3
 from torch import Tensor
 
@@ -34,6 +35,8 @@ KEPT = 2
 MANIFEST_MAX_BYTES = 64 << 20
 _TENSORS, _MANIFEST, _BAD = "tensors.safetensors", "manifest", ".bad"
 PARTS = "parts"
+_FETCHED = 1 << 24
+"""Values that are fetched from another device at a time."""
 _NAME = re.compile(r"\d{10}")
 _DAMAGE = {errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 """Errors of a read that mean this generation is lost; others mean that we cannot use the disk at all."""
@@ -160,8 +163,9 @@ class Unfinished:
 
 def _write_at(file: FileIO, at: int, tensor: Tensor) -> None:
     file.seek(at)
-    for piece in safefile.pieces_of(tensor.contiguous().cpu()):
-        write_piece(file, piece)
+    for part in torch.split(tensor.contiguous().reshape(-1), _FETCHED):
+        for piece in safefile.pieces_of(part.cpu()):
+            write_piece(file, piece)
 
 
 def _hash_of(file: FileIO) -> Digest:

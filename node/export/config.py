@@ -1,23 +1,44 @@
 """`config.json` of a Hugging Face checkpoint, made from a ModelSpec and read back into one.
 
-Dense models are Llama, with `qk_norm` Qwen3; mixtures are Qwen3-MoE, with `qk_norm_across` OLMoE. Reading is
-strict: every key is one that we understand, or one that changes nothing, or the checkpoint is refused with the
-key's name.
+Dense models are Llama, with `qk_norm` Qwen3; mixtures are Mixtral, with `qk_norm` Qwen3-MoE, with
+`qk_norm_across` OLMoE. Reading is strict: every key is one that we understand, or one that changes nothing, or the
+checkpoint is refused with the key's name.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from atoll.node.export import rope
+from atoll.node.export.fields import real, whole
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.model import ExpertsSpec, ModelSpec
 
-CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
+
+class Family(NamedTuple):
+    """What transformers has for one `model_type`, and what it takes where a config says nothing."""
+
+    class_name: str
+    width: str = "intermediate_size"
+    """Key of the width of the feed-forward, or of one expert."""
+    has_experts: bool = False
+    kv_heads: bool = False
+    """As many as heads, where they are not said. Otherwise they must be."""
+    head_dim: int | None = None
+    """None: what width and heads give."""
+    load_balance: float = 0.001
+    rope_theta: float = 10_000.0
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", kv_heads=True, bos=1, eos=2),
+    "qwen3": Family("Qwen3ForCausalLM", head_dim=128),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "moe_intermediate_size", has_experts=True),
+    "olmoe": Family("OlmoeForCausalLM", has_experts=True, kv_heads=True, load_balance=0.01, eos=50279, pad=1),
+    "mixtral": Family("MixtralForCausalLM", has_experts=True, rope_theta=1e6, bos=1, eos=2),
 }
-"""`model_type` -> class in transformers."""
 _SIZES = {
     "dim": "hidden_size",
     "layers": "num_hidden_layers",
@@ -27,10 +48,12 @@ _SIZES = {
 }
 _IDLE = {
     "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id",
-    "id2label", "initializer_range", "label2id", "max_window_layers", "output_router_logits", "pad_token_id",
-    "sliding_window", "torch_dtype", "transformers_version", "use_cache",
+    "id2label", "initializer_range", "is_llama_config", "label2id", "max_window_layers", "output_attentions",
+    "output_hidden_states", "output_router_logits", "pad_token_id", "return_dict", "router_jitter_noise",
+    "sliding_window", "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed",
+    "unsloth_version", "use_cache",
 }  # fmt: skip
-"""Keys that change no logits. `sliding_window` is idle because `use_sliding_window` must be false."""
+"""Keys that change no logits. `sliding_window`: for `use_sliding_window` must be false; Mixtral's must be null."""
 _ONLY: dict[str, Callable[[Any], bool]] = {
     "attention_bias": lambda value: value is False,
     "clip_qkv": lambda value: value is None,
@@ -42,44 +65,37 @@ _ONLY: dict[str, Callable[[Any], bool]] = {
     "mlp_bias": lambda value: value is False,
     "mlp_only_layers": lambda value: value in (None, []),
     "pretraining_tp": lambda value: value == 1,
-    "rope_scaling": lambda value: value is None,
+    "rope_interleaved": lambda value: value is False,
     "use_sliding_window": lambda value: value is False,
 }
 """Keys whose other values are a model that we do not have."""
 _READ = {
     *_SIZES.values(), "head_dim", "intermediate_size", "max_position_embeddings", "model_type",
     "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok", "num_local_experts",
-    "rms_norm_eps", "rope_parameters", "rope_theta", "router_aux_loss_coef", "tie_word_embeddings",
+    "rms_norm_eps", "router_aux_loss_coef", "tie_word_embeddings", *rope.KEYS,
 }  # fmt: skip
 
 
-_WIDTH_OF_EXPERT = {"qwen3_moe": "moe_intermediate_size", "olmoe": "intermediate_size"}
-
-
 def config_of(model: ModelSpec) -> dict[str, Any]:
-    """The config of a model. Raises ConfigError for one that has no class in transformers."""
-    kind = _kind(model)
+    """The config of a model, without its special tokens. Raises ConfigError for one without a class."""
+    kind = family_of(model)
     config: dict[str, Any] = {
-        "architectures": [CLASSES[kind]],
+        "architectures": [FAMILIES[kind].class_name],
         "model_type": kind,
         **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
-        "intermediate_size": model.experts.ffn if model.experts and kind == "olmoe" else model.ffn,
+        "intermediate_size": model.ffn,
         "head_dim": model.head_dim,
         "max_position_embeddings": model.context,
         "rms_norm_eps": model.norm_eps,
-        # Version 5 of transformers reads the first, version 4 the second.
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-        "rope_theta": model.rope_theta,
+        **rope.rope_config(model),
         "tie_word_embeddings": model.tied,
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
         "dtype": "float32",
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
     }
-    return config | (_experts(model.experts) if model.experts else {"mlp_bias": False} if kind == "llama" else {})
+    more = _experts(model.experts, kind) if model.experts else {"mlp_bias": False} if kind == "llama" else {}
+    return config | more
 
 
 def model_of(config: Mapping[str, Any]) -> ModelSpec:
@@ -88,8 +104,8 @@ def model_of(config: Mapping[str, Any]) -> ModelSpec:
     Raises ConfigError, with the key's name, for anything that our decoder does not compute.
     """
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in CLASSES:
-        raise ConfigError(f"config.json: model_type {kind!r} is none of {', '.join(CLASSES)}")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ConfigError(f"config.json: model_type {kind!r} is none of {', '.join(FAMILIES)}")
     for key, value in config.items():
         if key in _ONLY and not _ONLY[key](value):
             raise ConfigError(f"config.json: {key} = {value!r} is not supported")
@@ -99,97 +115,77 @@ def model_of(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
-    sizes = {ours: _whole(config, theirs) for ours, theirs in _SIZES.items()}
-    experts = _read_experts(config, kind) if kind in _WIDTH_OF_EXPERT else None
+    family = FAMILIES[kind]
+    if family.kv_heads and config.get(_SIZES["kv_heads"]) is None:
+        config = {**config, _SIZES["kv_heads"]: config.get(_SIZES["heads"])}
+    sizes = {ours: whole(config, theirs) for ours, theirs in _SIZES.items()}
+    experts = _read_experts(config, family) if family.has_experts else None
+    theta, stretch = rope.rope_of(config, family.rope_theta)
     model = ModelSpec(
         **sizes,
-        ffn=experts.per_token * experts.ffn if experts else _whole(config, "intermediate_size"),
-        context=_whole(config, "max_position_embeddings"),
+        ffn=experts.per_token * experts.ffn if experts else whole(config, family.width),
+        context=whole(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
-        rope_theta=_rope_theta(config),
-        norm_eps=_real(config, "rms_norm_eps"),
-        qk_norm=kind != "llama",
+        rope_theta=theta,
+        rope_stretch=stretch,
+        norm_eps=real(config, "rms_norm_eps"),
+        qk_norm=kind not in ("llama", "mixtral"),
         qk_norm_across=kind == "olmoe",
-        head_size=_head_size(config, sizes["dim"], sizes["heads"]),
+        head_size=_head_size(config.get("head_dim", family.head_dim), sizes["dim"], sizes["heads"]),
         experts=experts,
     )
     model.check()
     if kind == "olmoe" and model.head_size is not None:
         raise ConfigError(f"config.json: head_dim = {model.head_size} is not supported with model_type 'olmoe'")
+    if kind == "mixtral" and config.get("sliding_window") is not None:
+        raise ConfigError(f"config.json: sliding_window = {config['sliding_window']!r} is not supported")
     return model
 
 
-def _head_size(config: Mapping[str, Any], dim: int, heads: int) -> int | None:
+def _head_size(found: Any, dim: int, heads: int) -> int | None:
     """None where it is what `dim` and `heads` give."""
-    if config.get("head_dim") is None:
-        return None
-    size = _whole(config, "head_dim")
-    return None if size * heads == dim else size
+    size = None if found is None else whole({"head_dim": found}, "head_dim")
+    return None if size is None or size * heads == dim else size
 
 
-def _experts(experts: ExpertsSpec) -> dict[str, Any]:
-    return {
+def _experts(experts: ExpertsSpec, kind: str) -> dict[str, Any]:
+    found = {
         # transformers 5 writes only the second and reads both; version 4 and others read the first.
         "num_experts": experts.count,
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.per_token,
-        "moe_intermediate_size": experts.ffn,
-        "norm_topk_prob": experts.normalise,
         "router_aux_loss_coef": experts.load_balance,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
         "output_router_logits": False,
-        "use_sliding_window": False,
+        FAMILIES[kind].width: experts.ffn,
     }
+    if kind == "mixtral":
+        return found | {"sliding_window": None}
+    own = {"norm_topk_prob": experts.normalise, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return found | own | {"use_sliding_window": False}
 
 
-def _read_experts(config: Mapping[str, Any], kind: str) -> ExpertsSpec:
+def _read_experts(config: Mapping[str, Any], family: Family) -> ExpertsSpec:
     count = "num_experts" if "num_experts" in config else "num_local_experts"
     return ExpertsSpec(
-        count=_whole(config, count),
-        per_token=_whole(config, "num_experts_per_tok"),
-        ffn=_whole(config, _WIDTH_OF_EXPERT[kind]),
-        normalise=bool(config.get("norm_topk_prob", False)),
-        load_balance=_real(config, "router_aux_loss_coef") if "router_aux_loss_coef" in config else 0.001,
+        count=whole(config, count),
+        per_token=whole(config, "num_experts_per_tok"),
+        ffn=whole(config, family.width),
+        normalise=family.class_name == "MixtralForCausalLM" or bool(config.get("norm_topk_prob", False)),
+        load_balance=real({"router_aux_loss_coef": family.load_balance, **config}, "router_aux_loss_coef"),
     )
 
 
-def _kind(model: ModelSpec) -> str:
+def family_of(model: ModelSpec) -> str:
+    """The `model_type` of a model. Raises ConfigError for one that has no class in transformers."""
     none = "has no class in transformers that we write"
     if model.qk_norm_across and (model.experts is None or model.head_size is not None):
         raise ConfigError(f"model.qk_norm_across without experts, or with model.head_size, {none}")
     if model.experts is None:
         return "qwen3" if model.qk_norm else "llama"
-    if not model.qk_norm:
-        raise ConfigError(f"a mixture of experts without model.qk_norm {none}")
+    if not model.qk_norm and not model.experts.normalise:
+        raise ConfigError(f"a mixture without model.qk_norm and without model.experts.normalise {none}")
     if model.experts.zero or model.experts.bias_rate:
         raise ConfigError("zero experts and a choice bias have no class in transformers that we write")
+    if not model.qk_norm:
+        return "mixtral"
     return "olmoe" if model.qk_norm_across else "qwen3_moe"
-
-
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    found = config.get("rope_parameters")
-    if found is None:
-        return _real(config, "rope_theta")
-    if not isinstance(found, Mapping) or set(found) - {"rope_type", "rope_theta"}:
-        raise ConfigError(f"config.json: rope_parameters = {found!r} is not supported")
-    if found.get("rope_type", "default") != "default":
-        raise ConfigError(f"config.json: rope_type {found['rope_type']!r} is not supported")
-    return _real(found, "rope_theta")
-
-
-def _whole(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"config.json: {key} = {value!r} is not a whole number")
-    return value
-
-
-def _real(config: Mapping[str, Any], key: str) -> float:
-    value = config.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ConfigError(f"config.json: {key} = {value!r} is not a number")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ConfigError(f"config.json: {key} is too large") from error

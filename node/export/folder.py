@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from atoll.node.export.config import config_of, model_of
+from atoll.node.export.fields import CONFIG
+from atoll.node.export.serving import GENERATION, sampling, special_ids
 from atoll.node.export.weights import load_weights, read_json, save_text, save_weights
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.model import ModelSpec
-
-CONFIG, GENERATION = "config.json", "generation_config.json"
+from atoll.protocols.serving import ServingSpec
 
 
 class Checkpoint(NamedTuple):
@@ -26,20 +27,27 @@ class Checkpoint(NamedTuple):
 
 
 def save_folder(
-    folder: Path, model: ModelSpec, read: Callable[[str], Tensor], tokenizer: Mapping[str, str]
+    folder: Path,
+    model: ModelSpec,
+    read: Callable[[str], Tensor],
+    tokenizer: Mapping[str, str],
+    serving: ServingSpec | None = None,
 ) -> str:
     """Write the folder; the name of its class in transformers.
 
-    `read` gives an atom as int32 in its shape; `tokenizer` is file names and texts. Raises ConfigError where
-    something is already there or the model has no such class, DiskFault; then nothing was written.
+    `read` gives an atom as int32 in its shape; `tokenizer` is file names and texts; `serving` what the configs
+    say of special tokens and sampling. Raises ConfigError where something is already there or the model has no
+    such class, DiskFault; then nothing was written.
     """
-    config = config_of(model)
+    config = config_of(model) | special_ids(serving)
+    generation = {"max_length": model.context, **special_ids(serving), **sampling(serving)}
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is already there", hint="choose a folder that is not")
     part = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.part")
     try:
         part.mkdir()
-        _fill(part, config, model, read, tokenizer)
+        save_weights(part, model, read)
+        _fill(part, {GENERATION: _text(generation), **tokenizer, CONFIG: _text(config)})
         part.rename(folder)
         _sync(folder.absolute().parent)
     except OSError as error:
@@ -58,19 +66,13 @@ def load_folder(folder: Path) -> Checkpoint:
     return Checkpoint(model, load_weights(folder, model))
 
 
-def _fill(
-    part: Path,
-    config: dict[str, Any],
-    model: ModelSpec,
-    read: Callable[[str], Tensor],
-    tokenizer: Mapping[str, str],
-) -> None:
-    save_weights(part, model, read)
-    generation = {"max_length": model.context, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    save_text(part / GENERATION, json.dumps(generation, indent=2))
-    for name, text in tokenizer.items():
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2)
+
+
+def _fill(part: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
         save_text(part / name, text)
-    save_text(part / CONFIG, json.dumps(config, indent=2))
     _sync(part)
 
 

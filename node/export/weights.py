@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from atoll.node.export.names import published
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence
 from atoll.protocols.model import Atom, ModelSpec, atoms
 
@@ -31,13 +32,13 @@ def save_weights(
     folder: Path, model: ModelSpec, read: Callable[[str], Tensor], shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Write all atoms; `read` gives one as int32 in its shape. At most a shard is in memory. Raises DiskFault."""
-    shards = _shards(atoms(model), shard_bytes)
+    shards, called = _shards(atoms(model), shard_bytes), published(model)
     names = [_shard_name(at, len(shards)) for at in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
-        tensors = {atom.name: read(atom.name).to(torch.float32) / UNIT for atom in shard}
+        tensors = {called[atom.name]: read(atom.name).to(torch.float32) / UNIT for atom in shard}
         _save(folder / name, tensors)
     if len(shards) > 1:
-        table = {atom.name: name for name, shard in zip(names, shards, strict=True) for atom in shard}
+        table = {called[atom.name]: name for name, shard in zip(names, shards, strict=True) for atom in shard}
         index = {"metadata": {"total_size": 4 * model.parameters}, "weight_map": table}
         save_text(folder / INDEX, json.dumps(index, indent=2))
 
@@ -47,7 +48,8 @@ def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
 
     Raises ConfigError for missing, extra or mis-shaped ones, Divergence for a value that is not within ±128.
     """
-    wanted = {atom.name: atom.shape for atom in atoms(model)}
+    called = published(model)
+    wanted = {called[atom.name]: atom.shape for atom in atoms(model)}
     found: dict[str, Tensor] = {}
     for path in _files(folder):
         for name, value in _load(path, wanted, model.tied):
@@ -58,7 +60,7 @@ def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
         raise ConfigError(f"{folder}: the checkpoint lacks {name}")
     if model.tied and _HEAD in found and not torch.equal(found.pop(_HEAD), found[_EMBEDDING]):
         raise ConfigError(f"{folder}: {_HEAD} is not the embedding, but the config says that they are tied")
-    return {name: found[name] for name in wanted}
+    return {ours: found[theirs] for ours, theirs in called.items()}
 
 
 def fixed(values: Tensor, name: str) -> Tensor:

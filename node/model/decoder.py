@@ -35,6 +35,8 @@ def rope_tables(model: ModelSpec) -> tuple[Tensor, Tensor]:
     """Cosines and sines `[context, head_dim]`, float32, in the half-rotated layout of Hugging Face Llama."""
     even = np.arange(0, model.head_dim, 2, dtype=np.float64)
     frequency_E2 = model.rope_theta ** (-even / model.head_dim)
+    if model.rope_stretch is not None:
+        frequency_E2 = np.array(model.rope_stretch.stretched(frequency_E2.tolist()))
     angle_TE2 = np.outer(np.arange(model.context, dtype=np.float64), frequency_E2)
     angle_TE = np.concatenate([angle_TE2, angle_TE2], axis=1)
     return torch.from_numpy(np.cos(angle_TE)).float(), torch.from_numpy(np.sin(angle_TE)).float()

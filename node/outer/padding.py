@@ -30,9 +30,9 @@ def padding_of(arena: Arena) -> Padding:
 
 
 def clear(values_N4096: Tensor, padding: Padding, first: int = 0) -> Tensor:
-    """Set the padding of the rows of chunks `first …` to zero, in place; returns the array."""
+    """Set the padding of the rows of chunks `first …` to zero, in place, on any device; returns the array."""
     ends = torch.tensor([first, first + len(values_N4096)])
     low, high = torch.searchsorted(padding.chunk_P, ends).tolist()
-    at = padding.chunk_P[low:high] - first
-    values_N4096[at] = torch.where(padding.real_P4096[low:high], values_N4096[at], 0)
+    at, real = (each[low:high].to(values_N4096.device) for each in padding)
+    values_N4096[at - first] = torch.where(real, values_N4096[at - first], 0)
     return values_N4096

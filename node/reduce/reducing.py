@@ -78,7 +78,7 @@ def minus(kept: Kept, other: Kept) -> Kept:
 def hand_back(residual_C4096: Tensor, rest: Kept) -> None:
     """Add what a reducer no longer keeps to its own error feedback, float32: late, not lost."""
     rows = residual_C4096[rest.span.start : rest.span.stop]
-    rows.add_(rest.values_C4096.to(torch.float32), alpha=2.0**-VALUE_BITS)
+    rows.add_(rest.values_C4096.to(rows.device, torch.float32), alpha=2.0**-VALUE_BITS)
 
 
 def kept_bytes(values_4096: Tensor) -> bytes:

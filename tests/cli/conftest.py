@@ -21,7 +21,8 @@ STATUS = c.Status(
     run="ab" * 32, run_name="tiny", activity="collecting", reason="waiting for 1 of 4", eta_s=2.5, round=7,
     rounds=54, step=0, steps=8, final=5, digest="cd" * 32, contributors=(PEER,), experts=None, members=4, peers=3,
     paths={"direct": 3}, train_loss=2.5, val_bpb=3.25, tokens_per_s=7164.6, payload_bytes=19722,
-    bytes_up=1_500_000, bytes_down=900, train_s=0.28, wait_s=1.5, device="cpu", worker_pid=4712,
+    bytes_up=1_500_000, bytes_down=900, train_s=0.28, wait_s=1.5,
+    overlap_allowed=4, overlapped=2, held_s=0.1, device="cpu", worker_pid=4712,
     worker_restarts=0, host_restarts=0,
     goodput=c.Goodput(
         window_s=600.0,
@@ -43,6 +44,7 @@ ROUND_ROW = c.RoundRow(
     round=6, peer=PEER, digest="cd" * 32, set="ef" * 32, final=False, contributors=(PEER,), train_loss=2.5,
     val_bpb=None, steps=8, tokens=8192, payload_bytes=19722, bytes_up=59166, bytes_down=59166, blob_bytes_up=59200,
     blob_payload_up=59166, train_s=0.28, encode_s=0.05, wait_s=1.5, steps_s=0.25, transfer_s=0.2,
+    overlap_allowed=4, overlapped=2, held_s=0.1,
 )  # fmt: skip
 
 
@@ -61,8 +63,8 @@ class FakeOperator:
     async def peers(self) -> Sequence[c.PeerRow]:
         return [PEER_ROW]
 
-    def rounds(self) -> Sequence[c.RoundRow]:
-        return self.rows
+    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+        return self.rows[-last:]
 
     async def stop(self, *, finish: bool) -> str:
         return self._order(f"stop finish={finish}")

@@ -116,7 +116,10 @@ def test_averages_that_differ_are_no_averages():
 
 def test_the_run_is_the_presets_but_for_its_length_and_company():
     spec = spec_of("10m", Identity(bytes(32)), 3, 7, 5)
-    assert (spec.steps(0), spec.outer.overlap_steps, spec.outer.rounds, spec.pace.min_members) == (15, 5, 7, 3)
+    assert (spec.steps(0), spec.outer.rounds, spec.pace.min_members) == (15, 7, 3)
+    assert spec.outer.overlap_bounds == (2, 5)
+    assert spec_of("10m", Identity(bytes(32)), 3, 7, 3).outer.overlap_bounds == (3, 3)
+    assert spec_of("10m", Identity(bytes(32)), 3, 7, 0).outer.overlap_bounds == (0, 0)
     assert spec.inner.batch == 16
 
 

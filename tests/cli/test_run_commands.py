@@ -2,8 +2,10 @@
 
 import json
 
+import msgspec
 import pytest
 
+from atoll.protocols import control as c
 from atoll.protocols.run import open_run
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
@@ -53,6 +55,30 @@ def test_set_refuses_what_no_run_has(atoll, tmp_path, change, said):
     assert said in ran.err
     assert ran.err.count("\n") == 1
     assert not (tmp_path / "home/runs/t.run").exists()
+
+
+def test_fragments_lower_the_peak_and_leave_the_bytes(atoll):
+    whole, parts = made(atoll, "whole"), made(atoll, "parts", "--fragments", "4")
+    assert (parts["spec"]["outer"]["fragments"], parts["spec"]["reduce"]) == (4, None)
+    assert parts["spec"]["outer"]["stages"] == [[0, 1], [16, 2]]
+    assert parts["payload_bytes"] < 0.4 * whole["payload_bytes"]
+    assert whole["payload_bytes"] == whole["exchange_bytes"]
+    assert 0 <= parts["exchange_bytes"] - whole["exchange_bytes"] < 100
+    assert "in 4 rounds, one for each fragment" in atoll("run", "show", "parts").out
+    assert "a round and copy, 1" in atoll("run", "show", "whole").out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--fragments", "5"), "outer.fragments = 5 is outside 1 … 4"),
+        (("--fragments", "2", "--set", "outer.fragments=2", "--set", "reduce=null"), "2 fragments already"),
+    ],
+)
+def test_fragments_that_no_run_has_are_refused(atoll, args, said):
+    ran = atoll("run", "new", "t", *MARKOV, *args)
+    assert ran.code == 78
+    assert said in ran.err
 
 
 def test_a_name_is_taken_once(atoll, tmp_path):
@@ -105,6 +131,40 @@ def test_a_run_over_a_file_names_only_the_file(atoll, tmp_path):
     assert ran.code == 0, ran.err
     assert f"start it with --data {text}" in ran.out
     assert json.loads(atoll("run", "show", "--json").out)["source"] == "file:book.txt"
+
+
+def test_show_says_what_a_share_costs_and_what_all_experts_would(atoll, tmp_path):
+    shared = ("--preset", "moe-smoke", "--set", "outer.holders=1")
+    about = made(atoll, "moe", *shared)["costs"]
+    assert (about["experts"], about["members"]) == (1, 8)
+    assert about["payload_bytes"] < about["whole_payload_bytes"] / 3
+    assert about["needs"]["host"] < about["whole"]["host"]
+    assert about["room"]["of"] == 8
+    shown = atoll("run", "show").out
+    assert "your share is 1 of 8 in each layer: 8 members assumed, 1 holder each" in shown
+    assert "(all experts: 67.9 kB)" in shown
+    (tmp_path / "home/config.toml").write_text('experts = 5\ndevice = "cpu"\n')
+    shown = atoll("run", "show").out
+    assert "your share is 5 of 8 in each layer: at most, as `experts` in config.toml allows" in shown
+    (tmp_path / "home/config.toml").write_text("expert = 5\n")
+    assert atoll("run", "new", "other", *MARKOV).code == 78, "before anything is written"
+    assert not (tmp_path / "home/runs/other.run").exists()
+
+
+def test_show_counts_the_members_that_the_node_knows(atoll, daemon):
+    about = made(atoll, "moe", "--preset", "moe-smoke", "--set", "outer.holders=1")
+    room = c.Room(experts=3, of=8, free_bytes=1, place="memory")
+    daemon.operator.state = msgspec.structs.replace(daemon.operator.state, run=about["run"], members=4, room=room)
+    assert json.loads(atoll("run", "show", "--json").out)["costs"]["experts"] == 2
+    shown = atoll("run", "show").out
+    assert "2 of 8 in each layer: 4 members, 1 holder each" in shown
+    assert "TOO LITTLE" not in shown, "its worker has some of what is free"
+
+
+def test_a_run_whose_members_train_all_says_nothing_of_shares(atoll):
+    about = made(atoll)["costs"]
+    assert (about["experts"], about["room"], about["needs"]) == (None, None, about["whole"])
+    assert "experts" not in atoll("run", "show").out
 
 
 def test_missing_data_is_one_line(atoll, tmp_path):

@@ -43,7 +43,7 @@ def test_two_nodes_begin_where_the_folder_ended(nodes, until, tmp_path):
     model = publish(hf)
     owner, member = nodes("owner"), nodes("member")
     run = owner.new_run(
-        "--data", "synthetic:markov", "--from-hf", str(hf),
+        "--data", "synthetic:markov", "--from-hf", str(hf), "--without-fit",
         "--set", "pace.min_members=2", "--set", "inner.lr=0.0001",
     )  # fmt: skip
     owner.start().up()
@@ -65,7 +65,7 @@ def test_two_nodes_begin_where_the_folder_ended(nodes, until, tmp_path):
 def test_a_member_alone_says_what_it_waits_for(nodes, until, tmp_path):
     publish(tmp_path / "hf")
     owner, member = nodes("owner"), nodes("member")
-    run = owner.new_run("--data", "synthetic:markov", "--from-hf", str(tmp_path / "hf"))
+    run = owner.new_run("--data", "synthetic:markov", "--from-hf", str(tmp_path / "hf"), "--without-fit")
     member.start("--run", str(run))
     waits = "waiting for the tokenizer: nobody reachable has it yet"
     until("it waits for the tokenizer", lambda: (s := member.status()) and s["reason"] == waits)

@@ -1,13 +1,42 @@
 """Two libp2p implementations in one swarm, started as users start them: they train to one digest."""
 
+import urllib.request
+
+import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from atoll.node.web.data import Data
+from atoll.node.web.metrics import SHARES
+
+
+def shown(url: str) -> None:
+    """What a node that trains with another one shows to a browser and to a scraper."""
+    with urllib.request.urlopen(f"{url}metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+    assert {key[1] for key in found if key[0] == "atoll_time_seconds_total"} == {
+        s.removesuffix("_s") for s in SHARES
+    }
+    assert found["atoll_time_seconds_total", "steps"] > 0
+    assert found["atoll_peers", "direct"] == 1
+    assert found["atoll_tokens_total",] > 0
+    assert found["atoll_network_bytes_total", "up", "file"] > 0
+    with urllib.request.urlopen(f"{url}v1/data.json", timeout=10) as answer:
+        data = msgspec.json.decode(answer.read(), type=Data)
+    assert data.status.web == url
+    assert len(data.rounds) >= 3
+    assert data.rounds[-1].peer == data.status.peer
+    assert [peer.maddr for peer in data.peers if peer.path] == [""]
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert b"v1/data.json" in answer.read()
 
 
 @pytest.mark.swarm
 def test_go_and_python_nodes_agree(nodes, until):
     go, python = nodes("go"), nodes("python")
     go.new_run()
-    go.start().up()
+    go.start("--web", "127.0.0.1:0").up()
     python.start(
         *("--run", str(go.home.run_file("tiny")), "--transport", "pylibp2p", "--seed", go.seed()),
     ).up()
@@ -26,6 +55,7 @@ def test_go_and_python_nodes_agree(nodes, until):
         return len(common) >= 3
 
     until("three rounds of both have one digest on both", agreed)
+    shown(go.status()["web"])
     assert python.process is not None
     python.stop()
     go.stop()

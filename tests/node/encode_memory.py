@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from atoll.node.compress.encoder import OnHost
 from atoll.node.local_weights import LocalWeights
 from atoll.node.model.decoder import Decoder
 from atoll.node.sending import Sending
@@ -44,7 +45,7 @@ def main(spec: RunSpec, threads: int) -> dict[str, object]:
     for parameter in module.parameters():
         parameter.data.normal_(0, 1e-3)
     with tempfile.TemporaryDirectory() as folder:
-        sending = Sending(spec, Path(folder), threads)
+        sending = Sending(spec, Path(folder), OnHost(threads))
         sending.residual_C4096.fill_(0)  # from here on every page of it is there
         sending.encode(0, weights)  # compiles
         extra = sorted(extra_bytes(lambda: sending.encode(0, weights)) for _ in range(TURNS))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PretrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config
 
 torch.set_num_threads(1)
 WORDS = (
@@ -16,16 +16,16 @@ TEXT = "The cat, 1234 of them!\n\n  sat  on it's\tmat. Ä é 你好 🙂\r\n" * 
 CONTEXT = 48
 
 
-def trained(pre, normalizer=None, alphabet=True) -> Tokenizer:
+def trained(pre, normalizer=None, alphabet=True, text=TEXT, vocab=400) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     letters = sorted(pre_tokenizers.ByteLevel.alphabet()) if alphabet else []
     trainer = trainers.BpeTrainer(
-        vocab_size=400, show_progress=False, special_tokens=["<end>"], initial_alphabet=letters
+        vocab_size=vocab, show_progress=False, special_tokens=["<end>"], initial_alphabet=letters
     )
-    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.train_from_iterator([text], trainer)
     return tokenizer
 
 
@@ -45,18 +45,34 @@ def size(tokenizer: Tokenizer) -> int:
     return tokenizer.get_vocab_size(with_added_tokens=True)
 
 
-def publish(folder: Path, **changes) -> PreTrainedModel:
-    """A Qwen3 with wide heads and a padded vocabulary, in bfloat16 as most are; the saved model, in float32."""
+def publish(folder: Path, kind: type[PretrainedConfig] = Qwen3Config, **changes) -> PreTrainedModel:
+    """A model with wide heads and a padded vocabulary, in bfloat16 as most are; the saved model, in float32."""
     tokenizer = qwen_like()
     torch.manual_seed(1)
-    config: PretrainedConfig = Qwen3Config(
+    config = kind(
         **{
             "vocab_size": size(tokenizer) + 5, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24, "max_position_embeddings": CONTEXT,
             "initializer_range": 0.2, "tie_word_embeddings": True, **changes,
         }
     )  # fmt: skip
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    found: PreTrainedModel = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return found
+
+
+def teach(folder: Path, steps: int = 60) -> float:
+    """Train what `publish` wrote on TEXT, in place; the last loss, nats per token."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.tensor(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids)
+    windows = torch.stack([tokens[at : at + 33] for at in range(0, 32 * 16, 32)])
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(steps):
+        logits = model(input_ids=windows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    model.save_pretrained(folder)
+    return float(loss.detach())

@@ -43,9 +43,11 @@ OVERLAPPING = msgspec.structs.replace(SPEC, outer=msgspec.structs.replace(SPEC.o
 class Home:
     """One node's disk, and the session on it."""
 
-    def __init__(self, path: Path, peer: str = ME, spec: RunSpec = SPEC, device: str = "cpu") -> None:
+    def __init__(
+        self, path: Path, peer: str = ME, spec: RunSpec = SPEC, device: str = "cpu", exchange_on: str = "auto"
+    ) -> None:
         self.path, self.spec = path, spec
-        self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, device)
+        self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, device, exchange_on=exchange_on)
         self.lost: list[str] = []
         """What was said of the processes of other devices."""
         self.restart()
@@ -56,7 +58,8 @@ class Home:
 
     def train_ask(self, number: int, after: int = -1) -> w.Train:
         slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
-        return w.Train(Round(number), slot, slots, self.spec.steps(number), after)
+        ahead = self.spec.outer.overlap_steps
+        return w.Train(Round(number), slot, slots, self.spec.steps(number), after, ahead=ahead)
 
     def train(self, number: int) -> w.Trained:
         *progress, trained = self.events(number)

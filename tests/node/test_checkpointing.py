@@ -25,6 +25,7 @@ from atoll.node.checkpoint.universal import (
 )
 from atoll.node.checkpointing import MANIFEST, VOTES, join, opened, part_of
 from atoll.node.compress.codecs import codec_of
+from atoll.node.compress.encoder import OnHost
 from atoll.node.final_proof import PROOF_MAX_BYTES, FinalProof
 from atoll.node.import_run import imported, keep
 from atoll.node.learner import Learner
@@ -184,7 +185,7 @@ def test_they_go_on_at_the_loss_where_the_others_were(four, folder, tmp_path):
 def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folder, tmp_path):
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
-    learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", 1)
+    learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", OnHost())
     brought = Brought(spec, paths_of(spec, home))
     learner.own(bitmap_of({1, 2}, E))
     brought.give(learner, sending)
@@ -432,7 +433,7 @@ def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_pat
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
     paths = paths_of(spec, home)
-    learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", 1)
+    learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", OnHost())
     learner.own(bitmap_of({1, 2}, E))
     Brought(spec, [f"{path}.absent" for path in paths]).give(learner, sending)
     assert learner.inner.state() == {}

@@ -28,7 +28,7 @@ class Operator:
     async def peers(self) -> Sequence[c.PeerRow]:
         return ()
 
-    def rounds(self) -> Sequence[c.RoundRow]:
+    def rounds(self, last: int) -> Sequence[c.RoundRow]:
         return ()
 
     async def stop(self, *, finish: bool) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from atoll.node.goodput import SLICE_S, WINDOW_S, Books, Shares, add, take_back, total_s
 from atoll.node.idle import Sending, idle_as
 from atoll.node.membership import Known, MemberView
+from atoll.node.round import begin
 from atoll.node.round_words import Phase, RoundConfig, RoundState
 from atoll.protocols.control import TimeShares
 from atoll.protocols.ids import PeerId, Round, digest
@@ -185,7 +186,7 @@ def state(phase: Phase, *, missing: int | None = None, alone: bool = False) -> R
     books = {at: {digest(b"e"): known(at, held=at != missing)} for at in (3, 5)}
     members = {} if alone else {YOU: MemberView("training", Round(5), 0.0)}
     return replace(
-        RoundState(RoundConfig(ME, 50, 128, 256, 20.0)),
+        begin(RoundConfig(ME, 50, 128, 256, 20.0)),
         phase=phase, round=5, closed=4, books=books, members=members,
     )  # fmt: skip
 

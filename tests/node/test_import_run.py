@@ -1,12 +1,15 @@
 """A run that starts from a published folder: its first loss is that of the folder, and failures leave nothing."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.data.dataset import digest_of
@@ -24,9 +27,13 @@ from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault
+from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round
+from atoll.protocols.run import open_run, sign_run
 from tests.node.published import CONTEXT, publish, qwen_like
 from tests.node.session_home import ME, SPEC
+
+OWNER = Identity(bytes(32))
 
 
 @pytest.fixture
@@ -135,6 +142,63 @@ def test_what_goes_out_is_what_came_in(tmp_path, hf):
         assert float((back(input_ids=tokens).logits - hf(input_ids=tokens).logits).abs().max()) <= 1e-5
     text = "The cat, 1234 of them <end> 你好"
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == qwen_like().encode(text).ids
+
+
+def test_an_upcycled_llama_goes_out_as_mixtral(tmp_path):
+    llama = publish(tmp_path / "hf", LlamaConfig, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
+    spec, home = made(tmp_path, Upcycle(4, 2, None))
+    session_of(spec, home).answer(adopt(spec, home))
+    assert export_run(spec, home, tmp_path / "out", None, "").class_name == "MixtralForCausalLM"
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    tokens = torch.randint(0, 200, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        difference = back(input_ids=tokens).logits - llama(input_ids=tokens).logits
+    assert float(difference.abs().max()) <= 1e-5, "equal experts compute what the dense model did"
+
+
+CHAT = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}<end>{% endfor %}"
+
+
+def chatty(folder, model):
+    """Make the folder one of a model that is spoken to: it ends where greedy words go on after four tokens."""
+    start = torch.tensor([[5, 6, 7]])
+    how = {"do_sample": False, "repetition_penalty": 1.3}
+    said = model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=4, **how)[0, 3:]
+    ids = {"bos_token_id": 0, "eos_token_id": [int(said[3]), 0], "pad_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(ids | how))
+    words = {"bos_token": "<end>", "eos_token": "<end>", "chat_template": CHAT}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(words | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def answer(folder):
+    """What a program that loads a folder writes, and how it writes a conversation."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    start = torch.tensor([[5, 6, 7]])
+    said = model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=20)[0, 3:].tolist()
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "The cat"}], tokenize=False)
+    named = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
+    drawn = {
+        key: getattr(model.generation_config, key) for key in ("do_sample", "repetition_penalty", "eos_token_id")
+    }
+    return said, chat, named, tokenizer("The cat")["input_ids"], drawn
+
+
+def test_the_model_that_goes_out_stops_and_chats_like_the_one_that_came_in(tmp_path, hf):
+    chatty(tmp_path / "hf", hf)
+    spec, home = made(tmp_path)
+    session_of(spec, home).answer(adopt(spec, home))
+    export_run(spec, home, tmp_path / "out", None, "")
+    said, chat, named, ids, drawn = answer(tmp_path / "hf")
+    assert len(said) <= 4, "it stops"
+    assert chat == "<end>The cat<end>"
+    assert answer(tmp_path / "out") == (said, chat, named, ids, drawn)
+    assert open_run(sign_run(replace(spec, owner=OWNER.peer_id), OWNER)).serving == spec.serving
 
 
 def test_an_export_becomes_a_run_of_bytes_again(tmp_path):

@@ -43,7 +43,7 @@ def spec_of(holders=1, overlap_steps=0, fragments=1, experts=MODEL.experts):
 class Node(Home):
     def train_some(self, number, experts, after=-1):
         slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
-        *_, trained = self.session.train(w.Train(Round(number), slot, slots, STEPS, after, experts))
+        *_, trained = self.session.train(w.Train(Round(number), slot, slots, STEPS, after, experts, ahead=2))
         self.keep(number)
         return trained.pending
 

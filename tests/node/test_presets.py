@@ -54,3 +54,9 @@ def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ConfigError) as caught:
         presets.preset("huge", OWNER, 1)
     assert "tiny" in caught.value.line()
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_no_fold_comes_more_than_five_steps_late(name):
+    least, most = presets.preset(name, OWNER, 3).outer.overlap_bounds
+    assert 1 <= least <= most <= 5

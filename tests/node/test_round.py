@@ -508,6 +508,23 @@ def test_the_grace_begins_when_waiting_costs_time():
     assert node.tick(0.1).find(FoldRound)
 
 
+def test_the_grace_follows_what_the_link_was_seen_to_need():
+    """Bounds of two and eight of ten steps: it begins with eight; with three after lags of two."""
+    node = overlapping(2, overlap_most=8, quorum_256=128, rounds=20).leases(a=0, b=0)
+    assert node.state.ahead.chosen == 8
+    for number in range(8):
+        node.now += TRAIN_S
+        lag = 2.0 if number else None
+        node.feed(Trained(Round(number), pending_of(number), TRAIN_S, node.now, lag))
+        node.kept(number).seen(ME, number).seen(A, number).seen(B, number)
+        node.leases(a=number + 1, b=number + 1).fold()
+    assert node.state.ahead.chosen == 3
+    node.train(8).leases(a=9, b=8).seen(A, 8)
+    node.tick(0.3 * TRAIN_S + TRAIN_S / 2 - 0.1)
+    assert not [fold for fold in node.find(FoldRound) if fold.round == 8]
+    assert [fold.round for fold in node.tick(0.1).find(FoldRound)] == [8]
+
+
 def test_the_grace_of_a_long_overlap_begins_when_the_next_round_is_trained():
     node = overlapping(10 * STEPS, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0).train(1)
     node.tick(TRAIN_S / 2 - 0.1)

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from atoll.node import roundlog
 from atoll.node.goodput import Shares
-from atoll.node.roundlog import RoundLog
+from atoll.node.roundlog import RoundLog, RoundRow
+from atoll.protocols import control
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.worker import Pending, Trained
@@ -33,17 +35,31 @@ def opened() -> Iterator[Callable[[Path], RoundLog]]:
 
 def trained(number: int) -> Trained:
     pending = Pending(Round(number), digest(b"b"), digest(b"p"), "/p", 5, 640, 64, 2.5)
-    return Trained(pending, 996, 12.0)
+    return Trained(pending, 996, 12.0, 3, 0.5)
 
 
 def events(folder: Path) -> list[str]:
     return [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
+def test_tokens_are_counted_since_the_start(opened, tmp_path):
+    log = opened(tmp_path)
+    for number in (0, 1, 1):  # the worker died after the second round, and trained it again
+        log.training(Round(number))
+        log.trained(trained(number))
+    assert log.tokens == 3 * 640
+    log.close()
+    assert opened(tmp_path).tokens == 0
+
+
+def test_rows_are_what_the_control_socket_shows():
+    assert {field.name for field in fields(RoundRow)} == set(control.RoundRow.__struct_fields__)
+
+
 def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     log = opened(tmp_path)
     log.training(Round(0))
-    log.trained(trained(0))
+    log.trained(trained(0), 5)
     log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], (100, 200, 30, 20))
     log.evaluated(Round(0), 3.25)
     log.spend(Shares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
@@ -54,6 +70,7 @@ def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     row = opened(tmp_path).rows[0]
     assert (row.train_loss, row.steps, row.tokens, row.payload_bytes) == (2.5, 5, 640, 996)
     assert (row.train_s, row.steps_s, row.wait_s, row.fold_s, row.val_bpb) == (12.0, 11.0, 3.0, 1.0, 3.25)
+    assert (row.overlap_allowed, row.overlapped, row.held_s) == (5, 3, 0.5)
     assert (row.bytes_up, row.bytes_down, row.blob_bytes_up, row.blob_payload_up) == (100, 200, 30, 20)
     assert (row.final, row.digest, row.contributors) == (True, digest(b"final").hex(), ["me"])
     assert events(tmp_path) == ["training", "trained", "closed", "evaluated", "training", "final"]
@@ -90,7 +107,7 @@ def test_steps_before_a_restart_of_the_same_round_were_in_vain(opened, tmp_path)
     again = opened(tmp_path)
     again.training(Round(0))
     again.spend(Shares(steps_s=12.0), 0.0)
-    again.trained(trained(0))
+    again.trained(trained(0), 5)
     assert (again.rows[0].steps_s, again.rows[0].recompute_s) == (12.0, 6.0)
     assert again.newest_payload == (0, 996)
 

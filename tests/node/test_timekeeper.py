@@ -9,7 +9,8 @@ import pytest
 
 from atoll.node import timekeeper as module
 from atoll.node.membership import MemberView
-from atoll.node.round_words import Phase, RoundConfig, RoundState
+from atoll.node.round import begin
+from atoll.node.round_words import Phase, RoundConfig
 from atoll.node.roundlog import RoundLog
 from atoll.node.timekeeper import Timekeeper
 from atoll.protocols.ids import PeerId, Round, digest
@@ -25,7 +26,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.now, self.up_bytes = 50.0, 0
         members = {YOU: MemberView("training", Round(0), 0.0)}
-        self.state = replace(RoundState(RoundConfig(ME, 50, 128, 256, 20.0)), members=members)
+        self.state = replace(begin(RoundConfig(ME, 50, 128, 256, 20.0)), members=members)
         self.log = RoundLog(folder, ME, lambda: 0.0)
         self.keeper = Timekeeper(self.log, lambda: self.now, lambda: self.state, lambda: self.up_bytes)
 
@@ -49,7 +50,7 @@ def test_a_round_from_its_training_to_the_next_ones(rig):
     rig.now = 63.0
     rig.keeper.on_spent(Spent(start_ns=2 * S, steps_ns=9 * S, encode_ns=1 * S))
     pending = Pending(Round(0), digest(b"b"), digest(b"p"), "/p", 5, 640, 64, 2.5)
-    rig.log.trained(Trained(pending, 1000, 9.0))
+    rig.log.trained(Trained(pending, 1000, 9.0), 0)
     rig.enter(Phase.COLLECT)
     rig.now, rig.up_bytes = 66.0, 1000
     rig.keeper.look()

@@ -30,7 +30,7 @@ class Daemon:
         yield w.Train(Round(0), 0, 1, 2, -1)
         first = self.said[-1]
         assert isinstance(first, w.Trained)
-        yield w.Train(Round(1), 0, 1, 2, 0)
+        yield w.Train(Round(1), 0, 1, 2, 0, ahead=1)
         assert self.said[-1] is first, "the round waits"
         yield w.Keep(Round(0))
         assert isinstance(self.said[-1], w.Kept)
@@ -40,7 +40,7 @@ class Daemon:
         second = self.said[-1]
         assert isinstance(second, w.Trained)
         assert second.overlapped == 1
-        yield w.Train(Round(2), 0, 1, 2, 1)
+        yield w.Train(Round(2), 0, 1, 2, 1, ahead=1)
         yield w.Train(Round(3), 0, 1, 2, -1)
         yield w.Stop()
 

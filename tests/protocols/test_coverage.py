@@ -21,7 +21,7 @@ from atoll.protocols.coverage import (
     trained_cover,
 )
 from atoll.protocols.experts import bitmap_of
-from atoll.protocols.model import ExpertsSpec
+from atoll.protocols.model import ExpertsSpec, ModelSpec
 from atoll.protocols.payload import payload_bytes
 
 
@@ -63,6 +63,57 @@ def test_rounds_take_turns_and_only_their_rows_are_sent(spec):
     assert cover_of(whole, 7) == (Span(0, arena_of(spec.model).chunks),)
     assert cover_of(parts, 4) == cover_of(parts, 0) != cover_of(parts, 1)
     assert largest_payload(parts) == max(payload_size(parts, 0), payload_size(parts, 1)) < payload_size(whole, 0)
+
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "heads": st.integers(1, 4),
+        "ffn": st.integers(1, 300),
+        "vocab": st.integers(1, 900),
+        "layers": st.integers(1, 9),
+    }
+)
+
+
+@settings(deadline=None)
+@given(SHAPES, st.booleans(), st.none() | st.integers(1, 7), st.data())
+def test_fragments_of_layers_differ_by_one_matrix_at_most(shape, tied, experts, data):
+    """So by less than a layer. Layers that divide are whole and strided; no matrix is in two fragments."""
+    mixture = None if experts is None else ExpertsSpec(count=experts, per_token=1, ffn=shape["ffn"])
+    model = ModelSpec(
+        dim=32 * shape["heads"], kv_heads=1, context=16, tied=tied, rope_theta=1e4, norm_eps=1e-5, experts=mixture,
+        **shape,
+    )  # fmt: skip
+    count = data.draw(st.integers(2, model.layers + 1))
+    covers = fragments(model, count)
+    fragments.cache_clear()
+    assert fragments(model, count) == covers, "the same everywhere"
+    chunks = [chunk for cover in covers for span in cover for chunk in range(*span)]
+    assert sorted(chunks) == list(range(arena_of(model).chunks))
+    homes = {chunk: at for at, cover in enumerate(covers) for span in cover for chunk in range(*span)}
+    largest, others = 0, count - 1
+    for place in arena_of(model).placements:
+        if len(place.shape) == 1:
+            assert homes[place.first_chunk] == 0
+            continue
+        size = place.blocks[0] * place.blocks[1]
+        found = {homes[chunk] for chunk in range(place.first_chunk, place.first_chunk + size)}
+        assert len(found) == 1
+        if not place.name.startswith("model.layers."):
+            assert found == {0}
+            continue
+        largest = max(largest, size)
+        layer = int(place.name.split(".")[2])
+        if layer < model.layers // others * others:
+            assert found == {1 + layer % others}
+    sizes = [size_of(cover) for cover in covers[1:]]
+    assert max(sizes) - min(sizes) <= largest
+
+
+def test_fragments_of_models_whose_layers_do_not_divide():
+    """By layers alone these were 4200/3150/3150 and 942/942/471/471."""
+    assert [size_of(cover) for cover in fragments(model_of("50m"), 4)] == [1284, 3520, 3520, 3460]
+    assert [size_of(cover) for cover in fragments(model_of("moe-12m"), 5)] == [13, 708, 708, 705, 705]
 
 
 COVERS = st.lists(st.integers(0, 60), max_size=12, unique=True).map(

@@ -13,7 +13,9 @@ from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, Signatur
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.model import ExpertsSpec
-from atoll.protocols.run import SignedRun, Stage, open_run, sign_run
+from atoll.protocols.rope import RopeStretch
+from atoll.protocols.run import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
+from atoll.protocols.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.slices import ReduceSpec
 
 OWNER_ID = Identity(bytes(range(32))).peer_id
@@ -36,6 +38,7 @@ ILLEGAL = [
     ("outer.stages", (Stage(1, 5),)), ("outer.stages", (Stage(0, 5), Stage(0, 6))),
     ("outer.stages", (Stage(0, 0),)), ("outer.stages", (Stage(0, 5), Stage(9, 1), Stage(3, 1))),
     ("outer.stages", tuple(Stage(at, 1) for at in range(65))),
+    ("outer.overlap_most", 0), ("outer.overlap_most", -1), ("outer.overlap_most", (1 << 16) + 1),
     ("outer.holders", -1), ("outer.holders", 1), ("outer.holders", 1025),
     ("compress.codec", "dense"), ("compress.k", 0), ("compress.k", 4097),
     ("compress.feedback", math.nan), ("compress.feedback", 1.5), ("compress.feedback", -0.1),
@@ -43,6 +46,10 @@ ILLEGAL = [
     ("pace.min_members", 0), ("pace.min_members", 1025),
     ("reduce", ReduceSpec(gap=1)), ("reduce", ReduceSpec(above=0)), ("reduce", ReduceSpec(k=4097)),
     ("reduce", ReduceSpec(sample_256=-1)),
+    ("serving", ServingSpec(eos=(1 << 22,))), ("serving", ServingSpec(chat_template="\ud800")),
+    ("serving", ServingSpec(chat_template="x" * 16385)), ("serving", ServingSpec(tokens=TokensSpec(unk=-1))),
+    ("serving", ServingSpec(sampling=SamplingSpec(top_p=math.nan))),
+    ("model.rope_stretch", RopeStretch(factor=math.nan, low=1.0, high=4.0, original=64)),
     ("admission.members", (OWNER_ID,)), ("admission", AdmissionSpec(mode="invite", members=(OWNER_ID, OWNER_ID))),
     ("admission", AdmissionSpec(mode="allowlist", members=("b" * 52,))),
     ("admission", AdmissionSpec(mode="allowlist", members=CROWD)),
@@ -72,8 +79,8 @@ def test_round_trip_and_golden_id(spec, owner):
 
 @pytest.mark.parametrize(("key", "value"), [("compress.codec", "sparse1"), ("outer.fragments", 2)])
 def test_rounds_are_reduced_with_one_codec_and_whole_payloads_only(changed, key, value):
-    changed(key, value).check()
-    bad = msgspec.structs.replace(changed(key, value), reduce=ReduceSpec())
+    msgspec.structs.replace(changed(key, value), version=SPEC_VERSION).check()
+    bad = msgspec.structs.replace(changed(key, value), version=SPEC_VERSION, reduce=ReduceSpec())
     with pytest.raises(ConfigError, match="reduce needs"):
         bad.check()
 
@@ -106,14 +113,24 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
 
 
 def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 4"):
-        open_run(sign_run(changed("version", 4), owner))
+    with pytest.raises(DecodeError, match="version 5"):
+        open_run(sign_run(changed("version", 5), owner))
+
+
+def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherwise_now(changed, owner):
+    assert changed("version", 3).outer.fragments == 1
+    assert open_run(sign_run(changed("version", 3), owner)).version == 3
+    parts = changed("outer.fragments", 2)
+    assert open_run(sign_run(msgspec.structs.replace(parts, version=4), owner)).outer.fragments == 2
+    body = codec.encode(msgspec.structs.replace(parts, version=3))
+    with pytest.raises(DecodeError, match=r"in version 3 outer\.fragments were cut otherwise"):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
     body = codec.encode({"version": version, "name": "old"})
-    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3"):
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3 and 4"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
@@ -128,6 +145,16 @@ def test_mutations_raise_peer_faults_only(spec, owner, data):
         assert open_run(bytes(raw[:cut])) == spec  # two flips may cancel
     except PeerFault:
         return
+
+
+def test_the_bounds_of_the_overlap_are_equal_unless_the_run_says_more(changed, owner):
+    assert changed("outer.overlap_steps", 3).outer.overlap_bounds == (3, 3)
+    more = changed("outer.overlap_most", 5)
+    assert msgspec.structs.replace(more.outer, overlap_steps=2).overlap_bounds == (2, 5)
+    assert msgspec.structs.replace(more.outer, overlap_steps=0).overlap_bounds == (0, 0), "nothing overlaps"
+    assert open_run(sign_run(more, owner)) == more
+    with pytest.raises(ConfigError, match="overlap_most"):
+        msgspec.structs.replace(more, outer=msgspec.structs.replace(more.outer, overlap_steps=6)).check()
 
 
 def test_steps_follow_the_stages(spec):

@@ -8,7 +8,7 @@ equal ones 31. Those few are written out, and a second kernel ranks them exactly
 import triton.language as tl
 
 from atoll.node.compress.selecting import NOT_FINITE
-from atoll.node.kernels.on_gpu import kernel
+from atoll.node.kernels.on_gpu import kernel, kernel_for_any
 
 _NOT_FINITE: tl.constexpr = tl.constexpr(NOT_FINITE)
 _LARGEST: tl.constexpr = tl.constexpr(0x5F800000)
@@ -24,7 +24,7 @@ def magnitudes(values: tl.tensor) -> tl.tensor:
     return values.to(tl.int32, bitcast=True) & _MAGNITUDE
 
 
-@kernel
+@kernel_for_any("first")
 def choose(
     anchor: tl.tensor, local: tl.tensor, residual: tl.tensor, out: tl.tensor, held: tl.tensor, place: tl.tensor,
     value: tl.tensor, faults: tl.tensor, beta: tl.tensor, first: tl.tensor,
@@ -90,7 +90,7 @@ def _keep(
     tl.store(value + at, a, mask=kept)
 
 
-@kernel
+@kernel_for_any("chunks")
 def keep_best(
     held: tl.tensor, some_place: tl.tensor, some_value: tl.tensor, place: tl.tensor, value: tl.tensor,
     order: tl.tensor, chunks: tl.tensor, k: tl.constexpr, most: tl.constexpr, group: tl.constexpr,

@@ -1,7 +1,7 @@
 """On a GPU: β·e + (anchor − local) -> payload and new e in one pass over the three arrays; codec `sparse2`.
 
-The bytes and the e of `atoll.node.compress.encoding`. The pass writes the new e to another array than e, so that
-e is as it was where it ends in Divergence; what the arrays say is not read twice.
+The bytes and the e of `atoll.node.compress.encoding`. Where the new e goes to another array than e, a Divergence
+leaves e as it was and nothing is read twice. A worker saves the room for that array: it asks `is_sound` before.
 """
 
 from typing import NamedTuple
@@ -21,6 +21,7 @@ MOST_K = 512
 """Above it ranks by counting are the longer way, and the CPU encodes."""
 SLAB_CHUNKS = 1 << 16
 """What is launched at once: its scratch is 2.6 % of a model of a billion values at k = 64."""
+_LARGEST = 2.0**64
 _LANES, _BLOCK, _GROUP = 128, 1024, 16
 
 
@@ -45,6 +46,50 @@ def can_encode(layout: Layout) -> bool:
     return layout.codec == "sparse2" and layout.k <= MOST_K
 
 
+def blank_payload(layout: Layout, device: torch.device) -> Tensor:
+    """A payload, uint8 on the device, that `encode_rows` has yet to fill."""
+    payload = torch.empty(layout.size_bytes, dtype=torch.uint8, device=device)
+    payload[: len(layout.header)] = torch.tensor(list(layout.header), dtype=torch.uint8, device=device)
+    return payload
+
+
+def is_sound(values_N4096: Tensor) -> bool:
+    """Whether float32 rows are weights (or a residual) that can be encoded: no NaN, nothing from 2⁶⁴ on."""
+    low, high = torch.stack(torch.aminmax(values_N4096)).tolist()
+    return bool(low > -_LARGEST and high < _LARGEST)
+
+
+def encode_rows(
+    payload: Tensor,
+    layout: Layout,
+    at: int,
+    out_N4096: Tensor,
+    residual_N4096: Tensor,
+    anchor_N4096: Tensor,
+    local_N4096: Tensor,
+    beta: float,
+) -> None:
+    """Fill the payload's chunks from `at` on with β·e + (anchor − local); what it does not say is new e, in `out`.
+
+    All are float32, contiguous, of one device. `out` may be `local`, or `residual` if its loss at a Divergence is
+    no loss. Raises Divergence for weights that are NaN or from 2⁶⁴ on, and for a residual that is not finite.
+    """
+    arrays = anchor_N4096, local_N4096, residual_N4096, out_N4096
+    check_together(payload, *arrays)
+    faults = torch.zeros(2, dtype=torch.int32, device=payload.device)
+    scratch = _scratch_for(layout, min(len(out_N4096), SLAB_CHUNKS), payload.device)
+    with torch.cuda.device(payload.get_device()):
+        for first in range(0, len(out_N4096), SLAB_CHUNKS):
+            chunks = min(SLAB_CHUNKS, len(out_N4096) - first)
+            _choose_and_fit(arrays, scratch, faults, beta, first, chunks, layout.k)
+            _say(out_N4096, payload, scratch, layout, (at, first, chunks))
+    unsound, infinite = faults.tolist()
+    if unsound:
+        raise Divergence("the pseudo-gradient holds NaN or infinity", hint=TRAIN_AGAIN)
+    if infinite:
+        raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
+
+
 def encode_into(
     out_C4096: Tensor,
     residual_C4096: Tensor,
@@ -53,28 +98,9 @@ def encode_into(
     beta: float,
     layout: Layout,
 ) -> Tensor:
-    """Payload (uint8, on the device) of β·e + (anchor − local); what it does not say is the new e, in `out`.
-
-    All are float32, contiguous, of one device. `out` may be `local`, or `residual` if its loss at a Divergence is
-    no loss. Raises Divergence for weights that are NaN or from 2⁶⁴ on, and for a residual that is not finite.
-    """
-    check_together(out_C4096, residual_C4096, anchor_C4096, local_C4096)
-    device = residual_C4096.device
-    payload = torch.empty(layout.size_bytes, dtype=torch.uint8, device=device)
-    payload[: len(layout.header)] = torch.tensor(list(layout.header), dtype=torch.uint8, device=device)
-    faults = torch.zeros(2, dtype=torch.int32, device=device)
-    scratch = _scratch_for(layout, min(layout.chunks, SLAB_CHUNKS), device)
-    arrays = anchor_C4096, local_C4096, residual_C4096, out_C4096
-    with torch.cuda.device(payload.get_device()):
-        for first in range(0, layout.chunks, SLAB_CHUNKS):
-            chunks = min(SLAB_CHUNKS, layout.chunks - first)
-            _choose_and_fit(arrays, scratch, faults, beta, first, chunks, layout.k)
-            _say(out_C4096, payload, scratch, layout, first, chunks)
-    unsound, infinite = faults.tolist()
-    if unsound:
-        raise Divergence("the pseudo-gradient holds NaN or infinity", hint=TRAIN_AGAIN)
-    if infinite:
-        raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
+    """Payload (uint8, on the device) of β·e + (anchor − local) of whole arrays, as `encode_rows`."""
+    payload = blank_payload(layout, residual_C4096.device)
+    encode_rows(payload, layout, 0, out_C4096, residual_C4096, anchor_C4096, local_C4096, beta)
     return payload
 
 
@@ -112,8 +138,9 @@ def _choose_and_fit(
     )
 
 
-def _say(out: Tensor, payload: Tensor, own: _Chosen, layout: Layout, first: int, chunks: int) -> None:
-    """Codes of a slab, and its rows of all sections."""
+def _say(out: Tensor, payload: Tensor, own: _Chosen, layout: Layout, where: tuple[int, int, int]) -> None:
+    """Codes of a slab, and its rows of all sections. `where`: `out` in the payload, the slab in `out`, size."""
+    at, first, chunks = where
     k, low_bits, high_bits = layout.k, layout.low_bits, layout.high_bits
     own.unary_Nb.zero_()
     say[grid_of(chunks * k, _BLOCK)](
@@ -122,7 +149,7 @@ def _say(out: Tensor, payload: Tensor, own: _Chosen, layout: Layout, first: int,
     )  # fmt: skip
     shapes = ((own.word_N, 1, 16), (own.place_Nk, k, low_bits), (own.unary_Nb, high_bits, 1), (own.code_Nk, k, 2))
     for (source, fields, width), start, row in zip(shapes, layout.offsets, layout.row_bytes, strict=True):
-        section = payload[start + first * row : start + (first + chunks) * row]
+        section = payload[start + (at + first) * row : start + (at + first + chunks) * row]
         pack[grid_of(len(section), _BLOCK)](
             source, section, chunks, fields=fields, width=width, row_bytes=row, block=_BLOCK, **EXACT
         )

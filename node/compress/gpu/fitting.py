@@ -6,7 +6,7 @@ lane takes one chunk and adds them one after the other.
 
 import triton.language as tl
 
-from atoll.node.kernels.on_gpu import kernel
+from atoll.node.kernels.on_gpu import kernel, kernel_for_any
 from atoll.protocols.payload import HIGH_LEVELS, LOW_LEVEL, SHAPE_SHIFT
 
 _LOW: tl.constexpr = tl.constexpr(LOW_LEVEL)
@@ -18,7 +18,7 @@ _HIGH_3: tl.constexpr = tl.constexpr(HIGH_LEVELS[3])
 _SHAPE_SHIFT: tl.constexpr = tl.constexpr(SHAPE_SHIFT)
 
 
-@kernel
+@kernel_for_any("chunks")
 def fit(
     order: tl.tensor, word: tl.tensor, bar: tl.tensor, chunks: tl.tensor, k: tl.constexpr, lanes: tl.constexpr
 ) -> None:

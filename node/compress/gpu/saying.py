@@ -4,7 +4,7 @@ import triton.language as tl
 
 from atoll.node.compress.gpu.choosing import magnitudes
 from atoll.node.compress.gpu.fitting import high_level, units_of
-from atoll.node.kernels.on_gpu import kernel
+from atoll.node.kernels.on_gpu import kernel_for_any
 from atoll.protocols.payload import LOW_LEVEL, SCALE_MASK, SHAPE_SHIFT, VALUE_BITS
 
 _LOW: tl.constexpr = tl.constexpr(LOW_LEVEL)
@@ -13,7 +13,7 @@ _SHAPE_SHIFT: tl.constexpr = tl.constexpr(SHAPE_SHIFT)
 _UNIT: tl.constexpr = tl.constexpr(2.0**-VALUE_BITS)
 
 
-@kernel
+@kernel_for_any("first", "chunks")
 def say(
     out: tl.tensor, place: tl.tensor, value: tl.tensor, word: tl.tensor, bar: tl.tensor, code: tl.tensor,
     unary: tl.tensor, first: tl.tensor, chunks: tl.tensor,
@@ -40,7 +40,7 @@ def say(
     tl.store(unary + row * high_bits + (at >> low_bits) + i, tl.full((block,), 1, tl.uint8), mask=here)
 
 
-@kernel
+@kernel_for_any("rows", anywhere=("out",))
 def pack(
     source: tl.tensor, out: tl.tensor, rows: tl.tensor,
     fields: tl.constexpr, width: tl.constexpr, row_bytes: tl.constexpr, block: tl.constexpr,

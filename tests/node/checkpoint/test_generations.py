@@ -56,6 +56,25 @@ def test_strided_tensors_are_saved_by_value(tmp_path):
     assert torch.equal(generations.load(tmp_path).tensors["grid"], grid)
 
 
+def test_large_tensors_are_fetched_in_parts(tmp_path, monkeypatch):
+    whole = generations_of(tmp_path / "whole")
+    monkeypatch.setattr(generations, "_FETCHED", 5)
+    assert generations_of(tmp_path / "parts") == whole
+
+
+def generations_of(folder):
+    """The bytes of one, of tensors of every dimension."""
+    saved = {
+        "a": torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).t(),
+        "b": torch.zeros(0),
+        "c": torch.ones(()),
+    }
+    generations.begin(folder, saved, b"").finish()
+    loaded = generations.load(folder)
+    assert all(torch.equal(loaded.tensors[name], value) for name, value in saved.items())
+    return (folder / "0000000001" / "tensors.safetensors").read_bytes()
+
+
 def test_what_may_change_is_saved_as_it_was_and_what_is_steady_with_the_rest(tmp_path):
     before = tensors(1)
     generations.begin(tmp_path / "plain", before, b"words").finish()

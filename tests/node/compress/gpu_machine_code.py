@@ -1,7 +1,7 @@
 """Machine code of every launch, made without a GPU; `test_gpu.py` runs this in a process of its own.
 
 Prints a line for each: its name, how many operations are fused, flush subnormals or divide inexactly, and how many
-quotients of float64 are rounded to the nearest.
+quotients of float64 are rounded to the nearest. Fails where an encoding of another size needs other machine code.
 """
 
 import re
@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from atoll.node.compress.folding import Step
-from atoll.node.compress.gpu.encoding import encode_into
+from atoll.node.compress.gpu.encoding import blank_payload, encode_into, encode_rows
 from atoll.node.compress.gpu.folding import fold_into, update_of
 from atoll.node.compress.sparse2 import encode
 from atoll.protocols.payload import Layout
@@ -36,6 +36,16 @@ class Nowhere:
         return 0
 
 
+def in_parts(k):
+    """As a worker encodes, e in place; slabs of many sizes, at many places of the payload."""
+    layout, arrays = Layout("sparse2", 70, k), [torch.zeros((70, 4096)) for _ in range(3)]
+    payload, at = blank_payload(layout, torch.device("cpu")), 0
+    for size in (1, 16, 2, 32, 19):
+        rows = [each[at : at + size] for each in arrays]
+        encode_rows(payload, layout, at, rows[0], *rows, 0.5)
+        at += size
+
+
 def main():
     made = []
     launch = JITFunction.run
@@ -49,10 +59,13 @@ def main():
         triton.runtime.driver.set_active(Nowhere(capability))
         arrays = [torch.zeros((chunks, 4096)) for _ in range(3)]
         encode_into(arrays[2], *arrays, 0.95, Layout("sparse2", chunks, k))
+        known = {id(found) for _, found in made}
+        in_parts(k)
+        assert {id(found) for _, found in made} == known, "a worker would compile in the middle of a round"
         members, theta = [(1, encode(arrays[0], k))] * chunks, torch.zeros((chunks, 4096), dtype=torch.int32)
         update_of(members, chunks, k, Step(256, 64), codec="sparse2", device=torch.device("cpu"))
         fold_into(theta, members, k, Step(256, 64), theta.clone(), codec="sparse2")
-    for name, found in made:
+    for name, found in {id(found): (name, found) for name, found in made}.values():
         code = found.asm["ptx"]
         inexact = re.findall(INEXACT, code)
         print(name, len(inexact), len(re.findall(r"div\.rn\.f64", code)))

@@ -70,10 +70,18 @@ def change_weights(folder, change):
         ({"mlp_only_layers": [0]}, "mlp_only_layers"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
         ({"quantization_config": {"bits": 4}}, "key 'quantization_config'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}}, "rope_type 'yarn'"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "rope_type 'linear'"),
-        ({"rope_parameters": None, "rope_theta": "gone"}, "rope_theta = None"),
-        ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
+        ({"rope_parameters": None, "rope_theta": "wide"}, "rope_theta = 'wide' is not a number"),
+        ({"rope_parameters": {"rope_theta": 0}}, "model.rope_theta must be"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": {}}}, "rope_type {}"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
+        ({"rope_scaling": [1]}, "rope_scaling = [1]"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor = None"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "beta": 1}}, "rope_scaling"),
+        ({"rope_interleaved": True}, "rope_interleaved = True"),
         ({"head_dim": 3}, "model.head_size must be even"),
         ({"head_dim": "wide"}, "head_dim = 'wide' is not a whole number"),
         ({"head_dim": 0}, "model.head_size = 0"),
@@ -221,7 +229,8 @@ def test_a_disk_that_refuses_is_a_disk_fault(tmp_path):
 @pytest.mark.parametrize(
     "model",
     [
-        replace(SPEC, qk_norm=False),
+        replace(SPEC, qk_norm=False, experts=replace(EXPERTS, normalise=False)),
+        replace(SPEC, qk_norm=False, experts=replace(EXPERTS, bias_rate=0.1)),
         replace(SPEC, qk_norm_across=True, head_size=4),
         replace(SPEC, qk_norm_across=True, experts=None),
         replace(SPEC, experts=replace(EXPERTS, bias_rate=0.1)),
@@ -239,6 +248,12 @@ def test_a_model_without_a_class_is_refused_before_anything_is_written(tmp_path,
 def test_a_config_comes_back(qk_norm, tied):
     model = replace(SPEC, experts=None, qk_norm=qk_norm, tied=tied)
     assert model_of(config_of(model)) == model
+
+
+def test_a_mixtral_with_a_window_is_refused():
+    config = config_of(replace(SPEC, qk_norm=False)) | {"sliding_window": 4096}
+    with pytest.raises(ConfigError, match="sliding_window = 4096"):
+        model_of(config)
 
 
 def test_upcycling_needs_experts_of_the_dense_width():

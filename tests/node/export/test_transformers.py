@@ -14,6 +14,7 @@ from atoll.node.model.decoder import Decoder
 from atoll.node.model.genesis import genesis
 from atoll.node.model.named import write_atoms
 from atoll.protocols.model import ExpertsSpec, ModelSpec
+from atoll.protocols.rope import RopeStretch
 
 torch.set_num_threads(1)
 DENSE = ModelSpec(
@@ -24,6 +25,9 @@ MIXED = replace(DENSE, qk_norm=True, experts=EXPERTS)
 SPECS = {
     "LlamaForCausalLM tied": DENSE,
     "LlamaForCausalLM untied": replace(DENSE, tied=False),
+    "LlamaForCausalLM stretched": replace(
+        DENSE, rope_stretch=RopeStretch(factor=8.0, low=1.0, high=4.0, original=16)
+    ),
     "Qwen3ForCausalLM tied": replace(DENSE, qk_norm=True),
     "LlamaForCausalLM narrow heads": replace(DENSE, head_size=8),
     "Qwen3ForCausalLM wide heads": replace(DENSE, qk_norm=True, head_size=32),
@@ -32,6 +36,8 @@ SPECS = {
     "OlmoeForCausalLM untied": replace(
         MIXED, qk_norm_across=True, tied=False, experts=replace(EXPERTS, normalise=False)
     ),
+    "MixtralForCausalLM tied": replace(MIXED, qk_norm=False),
+    "MixtralForCausalLM untied": replace(MIXED, qk_norm=False, tied=False, head_size=8),
     "Qwen3MoeForCausalLM tied": MIXED,
     "Qwen3MoeForCausalLM untied": replace(MIXED, tied=False, experts=replace(EXPERTS, normalise=False)),
 }
@@ -91,10 +97,12 @@ def test_there_and_back_is_the_same(tmp_path, name):
     "name",
     [
         "LlamaForCausalLM tied",
+        "LlamaForCausalLM stretched",
         "Qwen3ForCausalLM tied",
         "Qwen3ForCausalLM wide heads",
         "Qwen3MoeForCausalLM untied",
         "OlmoeForCausalLM untied",
+        "MixtralForCausalLM untied",
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -138,16 +146,17 @@ def test_both_keys_for_the_number_of_experts(tmp_path):
     assert config["num_experts"] == config["num_local_experts"] == 6
 
 
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("noise", [None, 4])
-def test_upcycling_starts_where_the_dense_model_ended(tmp_path, noise):
-    dense = replace(DENSE, qk_norm=True)
+def test_upcycling_starts_where_the_dense_model_ended(tmp_path, noise, qk_norm):
+    dense = replace(DENSE, qk_norm=qk_norm)
     theta = theta_of(dense)
     experts = ExpertsSpec(count=4, per_token=2, ffn=96)
     model, found = upcycled(dense, theta, experts, 7, noise)
     difference = (logits_of(model, found) - logits_of(dense, theta)).abs().max()
     assert float(difference) <= 1e-5 if noise is None else 1e-5 < float(difference) < 0.2
     assert all(torch.equal(found[n], v) for n, v in upcycled(dense, theta, experts, 7, noise)[1].items())
-    saved(tmp_path / "out", model, found)
+    assert saved(tmp_path / "out", model, found) == ("Qwen3MoeForCausalLM" if qk_norm else "MixtralForCausalLM")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
         assert float((loaded(input_ids=TOKENS).logits - logits_of(model, found)).abs().max()) <= 1e-5

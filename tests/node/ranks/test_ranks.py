@@ -57,7 +57,8 @@ class Node(Home):
 
     def round(self, number: int, experts: bytes, late: w.Trained | None = None) -> w.Trained:
         """`late`: of the round before, folded when this one cannot go on without it."""
-        ask = w.Train(Round(number), 0, 1, STEPS, -1 if late is None else number - 1, experts)
+        after, ahead = (-1 if late is None else number - 1), self.spec.outer.overlap_steps
+        ask = w.Train(Round(number), 0, 1, STEPS, after, experts, ahead=ahead)
         for event in self.session.train(ask):
             if event is None:
                 assert late is not None

@@ -6,6 +6,7 @@ the final sets, so that equal states mean equal sets.
 """
 
 import asyncio
+import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -115,7 +116,8 @@ class FakeWorker:
 
     def __init__(self, folder: Path, me: PeerId, train_s: float, spec: RunSpec) -> None:
         self.folder, self.me, self.train_s, self.spec = folder, me, train_s, spec
-        self.overlap_steps = spec.outer.overlap_steps
+        self.arrived_s: dict[int, float] = {}
+        """When each round was first folded in this life, or became final."""
         self.experts = nothing(spec)
         self.owned: dict[int, bytes] = {}
         """Bitmap of the experts that were trained, by round."""
@@ -161,13 +163,17 @@ class FakeWorker:
         return Layout("sparse2", arena_of(self.spec.model).chunks, self.spec.compress.k)
 
     def started(self) -> w.Started:
-        self.open, self.unsafe = {}, ()
+        self.open, self.unsafe, self.arrived_s = {}, (), {}
         self.renew_slices()
         return w.Started(self.final, self.state, self.pending, 1, "cpu", self.experts)
 
     def wake(self) -> None:
         """Whoever waits for a fold looks again."""
         self._moved.set()
+
+    def arrived(self, number: int) -> None:
+        self.arrived_s.setdefault(number, asyncio.get_running_loop().time())
+        self.wake()
 
     def view(self) -> Digest:
         return digest(self.state, *(set_state(b"", self.open[n]) for n in sorted(self.open)))
@@ -215,7 +221,7 @@ class FakeWorker:
             case w.Fold(number):
                 if number > self.final:
                     self.open[number] = ask
-                    self.wake()
+                    self.arrived(number)
                 return w.Folded(number, self.view())
             case w.Check(number, _) if number <= self.final:
                 raise Superseded(f"round {number} is final already")
@@ -231,7 +237,7 @@ class FakeWorker:
                     counted = {m.payload for each in ask.slices for m in each.reduced}
                     self.slices.settle(number, counted, self.residual)
                 self.pending = tuple(p for p in self.pending if p.round > number)
-                self.wake()
+                self.arrived(number)
                 return w.Finalized(number, self.state)
             case w.Snapshot(path):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -242,7 +248,7 @@ class FakeWorker:
                 if data != snapshot_file(number, state):
                     raise DecodeError("another snapshot")
                 self.final, self.state, self.open = number, state, {}
-                self.wake()
+                self.arrived(number)
                 return w.Adopted(number, state)
             case w.Evaluate():
                 return w.Evaluated(self.view(), 1.0, 1.0, 0.0)
@@ -253,8 +259,8 @@ class FakeWorker:
         self._check_flight(ask)
         self._trains += 1
         self.wake()
-        ahead = min(ask.steps, self.overlap_steps) if ask.after >= 0 else ask.steps
-        now = (self.lives, self._trains)
+        ahead = min(ask.steps, ask.ahead) if ask.after >= 0 else ask.steps
+        now, began_s = (self.lives, self._trains), asyncio.get_running_loop().time()
         await self._steps(ahead, now)
         while ask.after > self.final and ask.after not in self.open:
             self._moved.clear()
@@ -273,7 +279,9 @@ class FakeWorker:
         self.unsafe = (*self.unsafe, pending)
         self.trained.append(ask.round)
         self.said[ask.round] = ask.said
-        return w.Trained(pending, len(data), step_s * ask.steps)
+        late_s = max(0.0, self.arrived_s.get(ask.after, began_s) - began_s)
+        overlapped = min(ahead, math.ceil(late_s / step_s))
+        return w.Trained(pending, len(data), step_s * ask.steps, overlapped, max(0.0, late_s - ahead * step_s))
 
     def _payload(self, ask: w.Train) -> bytes:
         luck = random.Random(f"{self.me} {ask.round}")
@@ -318,7 +326,7 @@ class FakeWorker:
 
     def _check_flight(self, ask: w.Train) -> None:
         """One round at most may be in flight; all before it that we worked in are in the view."""
-        assert ask.after == -1 or (self.overlap_steps > 0 and ask.after == ask.round - 1)
+        assert ask.after == -1 or (self.spec.outer.overlap_steps > 0 and ask.after == ask.round - 1)
         ours = {
             pending.round for pending in (*self.pending, *self.unsafe) if self.final < pending.round < ask.round
         }
@@ -363,7 +371,7 @@ class Node:
         net = SwarmNetwork(swarm, host, self.peer, loop.time, folder=self.home)
         facts = (self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
         luck = random.Random(f"samples {self.number}")
-        driver = Driver(*facts, experts=self.world.room, luck=luck)
+        driver = Driver(*facts, room=self.world.room, luck=luck)
         driver.trainer = self.worker  # type: ignore[assignment]
         self.driver, self.swarm = driver, swarm
         try:
@@ -384,7 +392,8 @@ class World:
 
     def __init__(
         self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0,
-        room: int = 0, target: int = 8, worker: Callable[[Path, PeerId, float, RunSpec], Any] = FakeWorker,
+        room: int | None = None, target: int = 8,
+        worker: Callable[[Path, PeerId, float, RunSpec], Any] = FakeWorker,
         adjust: Callable[[RunSpec], RunSpec] = lambda spec: spec, **more: Any,
     ) -> None:  # fmt: skip
         """`room`: experts that a node may train; `target`: connections that a node wants to have.

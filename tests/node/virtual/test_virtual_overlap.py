@@ -1,12 +1,17 @@
 """Whole nodes that train a round while the one before is sent, collected and folded, and that share out steps."""
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import msgspec
 import pytest
 
+from atoll.node.roundlog import RoundRow
+from atoll.p2p.transports.memory import Quality
 from atoll.p2p.transports.virtual_time import run_virtual
 
 Worlds = Callable[..., object]
@@ -151,3 +156,49 @@ def test_a_fast_member_takes_more_steps_while_the_others_finish(world):
     assert more.idle[0] < plain.idle[0] - 0.25
     assert more.took_s < 1.05 * plain.took_s
     assert more.included == [ROUNDS] * 4
+
+
+def test_a_node_whose_link_is_slow_runs_further_ahead_and_waits_for_no_fold(world):
+    """Packets to node 3 take a second longer, two of its steps: it gets all payloads late, nobody else does."""
+    seen: dict[int, list[RoundRow]] = {}
+    bounds = lambda spec: msgspec.structs.replace(  # noqa: E731
+        spec, outer=msgspec.structs.replace(spec.outer, overlap_steps=2, overlap_most=15)
+    )
+
+    async def story() -> None:
+        async with world(16, 4, adjust=bounds) as w:
+            peers = [w.start(number).peer for number in range(4)]
+            for peer in peers[:3]:
+                w.network.way(peer, peers[3]).quality = Quality(1.0, math.inf, 0.0)
+            await w.until(w.all_final)
+            w.check_agreement()
+            for number, node in w.nodes.items():
+                seen[number] = [row for _, row in sorted(node.driver.log.rows.items())]
+
+    run_virtual(story())
+    late = {number: rows[8:] for number, rows in seen.items()}
+    fast = max(row.overlap_allowed for number in range(3) for row in late[number])
+    assert fast <= 5, "a request to node 3 is slow too, its answer is not"
+    assert all(fast < row.overlap_allowed < 15 for row in late[3]), [row.overlap_allowed for row in seen[3]]
+    assert all(row.overlapped > fast for row in late[3]), "it would have waited"
+    assert sum(row.held_s for rows in late.values() for row in rows) == 0.0
+    for rows in late.values():
+        allowed = [row.overlap_allowed for row in rows]
+        assert sum(a != b for a, b in pairwise(allowed)) <= 2, allowed
+    assert all(len(row.contributors) == 4 for row in late[0]), "and it is in time for the others"
+
+
+def test_without_more_room_the_same_node_waits(world):
+    """What the test above is about: two steps are too few for its link. Only node 3 is behind it."""
+    held: list[float] = []
+
+    async def story() -> None:
+        async with world(10, 4, overlap_steps=2) as w:
+            peers = [w.start(number).peer for number in range(4)]
+            for peer in peers[:3]:
+                w.network.way(peer, peers[3]).quality = Quality(1.0, math.inf, 0.0)
+            await w.until(w.all_final)
+            held.extend(row.held_s for row in w.nodes[3].driver.log.rows.values() if row.round >= 4)
+
+    run_virtual(story())
+    assert sum(held) / len(held) > 1.0
