@@ -84,8 +84,9 @@ class Task(NamedTuple):
         model = Decoder(self.spec.model).to(self.device)
         bridge.fill(model, self.genesis_C4096(), arena_of(self.spec.model))
         inner = self.spec.inner
-        whole = 1.0 if self.spec.outer.holders else inner.expert_lr  # the factor is for few holders: here all train all
-        scaled = msgspec.structs.replace(inner, lr=inner.lr * lr_scale, expert_lr=whole)
+        # The factor of a run with few holders would do harm here, where all train all experts.
+        expert_lr = 1.0 if self.spec.outer.holders else inner.expert_lr
+        scaled = msgspec.structs.replace(inner, lr=inner.lr * lr_scale, expert_lr=expert_lr)
         return Inner(model, loss_of, scaled, after_step=follower(model, self.spec.model))
 
     def batch(self, number: int, slot: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
