@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atoll.cli.benches.child import started
-from atoll.cli.benches.experts_loss import loss_rows
+from atoll.cli.benches.experts_loss import loss_rows, unmeasured_rows
 from atoll.cli.benches.experts_members import MEMBERS, shares_of, spec_of
 from atoll.cli.benches.report import Bar, Row, median, paired_ratio, row
 from atoll.node.held import FROZEN, Held
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 async def measure(quick: bool, say: Say, loss: bool = False) -> list[Row]:
-    """All rows. `loss`: also train whole runs, which takes hours."""
+    """All rows. `loss`: also train whole runs, which takes hours; without it their rows say so."""
     preset = QUICK_PRESET if quick else PRESET
     say("memory: a process for each measurement")
     rows = await memory_rows(preset, 1 if quick else PROCESSES)
@@ -39,7 +39,9 @@ async def measure(quick: bool, say: Say, loss: bool = False) -> list[Row]:
         rows += await story_rows(folder, preset, say)
     say("time: a share and all experts in turns")
     rows += await time_rows(preset, *((1, 1) if quick else (SEQUENCES, TURNS)))
-    return [*rows, *await loss_rows(preset, *(QUICK_LOSS if quick else LOSS_ROUNDS), say)] if loss else rows
+    if not loss:
+        return [*rows, *unmeasured_rows()]
+    return [*rows, *await loss_rows(preset, *(QUICK_LOSS if quick else LOSS_ROUNDS), say)]
 
 
 async def memory_rows(preset: str, processes: int) -> list[Row]:
