@@ -242,6 +242,10 @@ def test_quick_experts(atoll, tmp_path):
     assert [rows[f"resume 4 -> {count}: values that differ"]["value"] for count in (1, 2, 3, 8)] == [0] * 4
     assert rows["export: largest difference of a logit in transformers"]["value"] < 1e-4
     assert rows["time of a mixture's forward and backward, share / all"]["bar"] == "<= 0.85"
+    dying = [made for metric, made in rows.items() if metric.startswith("an owner dies")]
+    assert [(made["value"], made["bar"]) for made in dying] == [(None, "<= 0")] * 8
+    assert rows["GPU: a share trains inside the cap and all experts do not"]["value"] is None
+    assert rows["GPU: cap"]["note"] == "not measured: no GPU here (--device cuda)"
     losses = {metric: made for metric, made in rows.items() if metric.startswith("loss")}
     assert len(losses) == 4
     assert {made["note"] for made in losses.values()} == {"not measured: --loss takes an hour"}
