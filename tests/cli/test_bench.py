@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cli.benches import calls, connections, experts_loss
+from atoll.cli.benches import calls, compress, connections, experts_loss
 from atoll.cli.benches.blobs_node import LyingStore
 from atoll.cli.benches.calls_bare import take_messages, varint
 from atoll.cli.benches.child import started
@@ -21,6 +21,7 @@ from atoll.cli.benches.experts_plans import plan_of
 from atoll.cli.benches.report import Bar, all_reached, paired_ratio, row, unjudged
 from atoll.cli.benches.space import Plug, can_shape, command, empty_space, plug_in, space_of
 from atoll.node.baselines import Point
+from atoll.node.compress import pace
 from atoll.p2p.blobs.store import BlobStore
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.experts import ALL, experts_in
@@ -211,7 +212,21 @@ def test_quick_compress(atoll, tmp_path):
     assert rows["wire: published"]["value"] == pytest.approx(0.0391, rel=1e-2)
     assert rows["encode: ours / memcpy"]["bar"] == "<= 3.5"
     assert rows["decode + fold of 8: published / ours"]["value"] > 0.5
-    assert rows["encode and fold on a GPU"]["note"].startswith("not measured")
+    gpu = {metric: made for metric, made in rows.items() if metric.startswith("GPU")}
+    assert [made["bar"] for made in gpu.values()] == ["<= 0", "<= 2.8", ">= 5"]
+    assert all(made["value"] is None and made["note"].startswith("not measured: no GPU") for made in gpu.values())
+
+
+def test_rows_of_a_gpu_are_judged_where_there_is_one_and_not_reached_where_there_is_none():
+    seconds = {"encode": [2.0], "encode published": [20.0], "encode: memcpy": [1.0], "fold": [2.0]}
+    rows = compress.gpu_rows_of(pace.Paces(seconds=seconds), 4096, 4096)
+    judged = {made.metric: made.passed for made in rows if made.bar}
+    assert judged == dict.fromkeys(judged, True)
+    missing = compress.unmeasured_gpu_rows()
+    assert [made.metric for made in missing] == list(judged)
+    assert not all_reached(missing)
+    other = compress.gpu_rows_of(pace.Paces(seconds=seconds, differs=["payload"]), 4096, 4096)
+    assert not all_reached(other)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -225,6 +240,9 @@ def test_quick_topology(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "topology")
     assert rows["all-gather, R = 8"]["value"] > 2 * rows["all-gather, R = 4"]["value"]
     assert rows["reduce-scatter, R = 8"]["value"] < 0.6 * rows["all-gather, R = 8"]["value"]
+    spread = rows["reduce-scatter: largest / smallest over R"]
+    assert spread["value"] >= 1 + rows["reduce-scatter: furthest from its mean over R"]["value"]
+    assert spread["bar"] is None
     assert rows["digests after each round, most"]["value"] == 1
     assert rows["R = 8, a reducer dies: slices folded raw"]["value"] == 1
     assert rows["R = 8, a reducer lies: members with a checked proof"]["bar"] == ">= 1"
