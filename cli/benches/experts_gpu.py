@@ -1,21 +1,25 @@
-"""The part of `bench experts` for a GPU: a mixture whose training state exceeds a cap of memory, a share of it not.
+"""The part of `bench experts` for a GPU: all experts need more memory than a cap allows, a share of them less.
 
 Three processes take the same steps of a worker session on the device: a share under the cap, all experts under the
 cap (they must run out of memory), and all experts without one. The cap lies between what both need by arithmetic.
 """
 
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from msgspec.structs import replace
 
 from atoll.cli.benches.child import started
-from atoll.cli.benches.experts_members import MEMBERS, shares_of, spec_of
+from atoll.cli.benches.experts_members import MEMBERS, Members, shares_of, spec_of
 from atoll.cli.benches.report import Bar, Row, row
+from atoll.node.capped import Outcome, gpu_bytes, train
 from atoll.node.held import arithmetic_bytes
+from atoll.protocols import worker as w
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.experts import ALL
+from atoll.protocols.ids import Round
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.run import RunSpec, Stage
 
@@ -32,16 +36,6 @@ INSIDE = Bar(">=", 1)
 NOT_ASKED = "not measured: no GPU here (--device cuda)"
 NO_CUDA = "not measured: torch finds no CUDA device here"
 VERDICT = "GPU: a share trains inside the cap and all experts do not"
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What became of a process that was to take some steps."""
-
-    steps: int
-    """Those that it took."""
-    out_of_memory: bool
-    peak_bytes: int
-    """Of tensors on the device, at most."""
 
 
 def spec_on_gpu(steps: int) -> RunSpec:
@@ -80,12 +74,12 @@ async def gpu_rows(quick: bool, device: str) -> list[Row]:
     """The rows of a GPU; without one, and without `--device cuda`, not measured."""
     if device == "cpu":
         return unmeasured_rows(NOT_ASKED)
-    if not torch.cuda.is_available():
+    total = gpu_bytes()
+    if not total:
         return unmeasured_rows(NO_CUDA)
     steps = QUICK_STEPS if quick else STEPS
     spec = spec_on_gpu(steps)
     cap = cap_bytes(spec.model, shares_of(spec, MEMBERS)[0], FROZEN)
-    total = torch.cuda.get_device_properties(0).total_memory
     if cap >= total:
         return unmeasured_rows(f"not measured: the GPU has {total:,} bytes, and the cap is {cap:,}")
     share, everything, free = [
@@ -113,6 +107,13 @@ def unmeasured_rows(why: str) -> list[Row]:
 
 def _words(found: Outcome) -> str:
     return f"{found.steps} steps" + (", then out of memory" if found.out_of_memory else "")
+
+
+def trained_under(folder: Path, spec: RunSpec, trained: str, device: str, cap: int) -> Outcome:
+    """A round of the first member, which trains its share or `all`; in a process of its own."""
+    members = Members(folder, spec, MEMBERS, device, FROZEN)
+    experts = ALL if trained == "all" else members.shares[0]
+    return train(members.start(0), w.Train(Round(0), 0, MEMBERS, spec.steps(0), -1, experts), cap)
 
 
 async def _outcome(trained: str, steps: int, cap: int) -> Outcome:

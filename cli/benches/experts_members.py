@@ -88,12 +88,15 @@ class Members:
         """Who they are, and where they keep the run."""
         return [Peer(identity_of(number), self.home(number)) for number in range(self.count)]
 
+    def start(self, number: int) -> w.Start:
+        """What a member's worker is told first."""
+        peer, home = identity_of(number).peer_id, str(self.home(number))
+        return w.Start(codec.encode(self.spec), peer, home, "", 1, self._device, self._frozen, exchange_on="host")
+
     @contextmanager
     def session(self, number: int) -> Iterator[Session]:
         """A member's worker, as it comes back from its disk; saved at the end."""
-        peer, home = identity_of(number).peer_id, str(self.home(number))
-        start = w.Start(codec.encode(self.spec), peer, home, "", 1, self._device, self._frozen, exchange_on="host")
-        session = Session(start)
+        session = Session(self.start(number))
         yield session
         session.close()
 

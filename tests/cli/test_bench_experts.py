@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from atoll.cli.benches import experts_gpu as gpu
 from atoll.cli.benches import experts_owner as owner
-from atoll.cli.benches.experts_capped import train
 from atoll.cli.benches.experts_members import MEMBERS, shares_of, spec_of
 from atoll.cli.benches.experts_story import BEGIN, PHASES, Moment, Seen, Told, move, step
 from atoll.cli.benches.report import all_reached
@@ -109,7 +108,7 @@ def test_a_share_must_train_inside_the_cap_and_all_must_not(steps, short, peak, 
 
 
 def test_without_a_gpu_the_rows_say_why_and_the_bar_is_not_reached(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "gpu_bytes", lambda: 0)
     for device, why in (("cpu", gpu.NOT_ASKED), ("cuda", gpu.NO_CUDA)):
         rows = asyncio.run(gpu.gpu_rows(False, device))
         assert [(made.value, made.note) for made in rows] == [(None, why)] * 4
@@ -121,7 +120,7 @@ def test_without_a_gpu_the_rows_say_why_and_the_bar_is_not_reached(monkeypatch):
 def test_the_steps_are_those_of_a_worker_session(tmp_path, trained):
     spec = spec_of("moe-smoke")
     spec = replace(spec, outer=replace(spec.outer, stages=(Stage(0, 2),)))
-    assert train(tmp_path, spec, trained, "cpu", 0) == gpu.Outcome(2, False, 0)
+    assert gpu.trained_under(tmp_path, spec, trained, "cpu", 0) == gpu.Outcome(2, False, 0)
 
 
 def test_only_out_of_memory_is_an_outcome(tmp_path, monkeypatch):
@@ -132,7 +131,7 @@ def test_only_out_of_memory_is_an_outcome(tmp_path, monkeypatch):
         monkeypatch.setattr("atoll.node.learner.Learner.step", step)
 
     refuse(torch.OutOfMemoryError("no room"))
-    assert train(tmp_path / "a", spec_of("moe-smoke"), "all", "cpu", 0) == gpu.Outcome(0, True, 0)
+    assert gpu.trained_under(tmp_path / "a", spec_of("moe-smoke"), "all", "cpu", 0) == gpu.Outcome(0, True, 0)
     refuse(RuntimeError("something else"))
     with pytest.raises(RuntimeError, match="something else"):
-        train(tmp_path / "b", spec_of("moe-smoke"), "all", "cpu", 0)
+        gpu.trained_under(tmp_path / "b", spec_of("moe-smoke"), "all", "cpu", 0)
