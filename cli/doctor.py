@@ -14,14 +14,14 @@ from atoll.cli.client import ask
 from atoll.cli.options import home_option, json_option
 from atoll.cli.run_files import find_run, runs_of
 from atoll.cli.show import print_json
-from atoll.node import doctor_machine, doctor_net, doctor_node
+from atoll.node import doctor_experts, doctor_machine, doctor_net, doctor_node
 from atoll.node.config import NodeConfig, load_config
 from atoll.node.doctor import Patient, Row, examine, is_well
 from atoll.node.home import Home
 from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.run import RunSpec
 
-CHECKS = (*doctor_machine.CHECKS, *doctor_net.CHECKS, *doctor_node.CHECKS)
+CHECKS = (*doctor_machine.CHECKS, *doctor_experts.CHECKS, *doctor_net.CHECKS, *doctor_node.CHECKS)
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 _WIDTH = 10
 

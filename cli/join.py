@@ -17,7 +17,9 @@ from atoll.cli.run_files import FoundRun, check_room, keep_run, run_of, with_id
 from atoll.node.config import MAX_SEEDS, NodeConfig
 from atoll.node.home import Home
 from atoll.node.invites import check_admission, keep_invite, kept_invite
-from atoll.node.preview import preview_of, this_machine
+from atoll.node.machine import free_here
+from atoll.node.preview import preview_of
+from atoll.node.room import room_of
 from atoll.node.run_source import run_from_seeds
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.errors import ConfigError, DecodeError
@@ -56,8 +58,9 @@ def invited_run(home: Home, config: NodeConfig, link: str, unix_s: float, *, yes
     found = _get_run(home, invite)
     me = load_or_create(home.identity).peer_id if home.identity.exists() else None
     check_admission(found.spec, me, invite, unix_s)
-    machine = this_machine(home.root, config.device, config.threads, shard=config.shard)
-    lines = preview_lines(found.spec, invite, preview_of(found.spec, machine), machine, config, unix_s)
+    free = free_here(home.root, config.device)
+    costs = preview_of(found.spec, config, room_of(found.spec, config, free))
+    lines = preview_lines(found.spec, invite, costs, free, config, unix_s)
     click.echo("\n".join(lines), err=True)
     _agree(yes)
     return found

@@ -1,52 +1,77 @@
-"""The preview as people read it."""
+"""What a run costs, as people read it."""
 
-from atoll.cli.show import number, size, span
+from atoll.cli.show import number, room_text, size, span
 from atoll.node.config import NodeConfig
 from atoll.node.devices import devices_of
-from atoll.node.preview import Machine, Preview
+from atoll.node.footprint import Free
+from atoll.node.preview import Preview
 from atoll.protocols.ids import short
 from atoll.protocols.invite import Invite
 from atoll.protocols.run import RunSpec
 
 
 def preview_lines(
-    spec: RunSpec, invite: Invite, costs: Preview, machine: Machine, config: NodeConfig, unix_s: float
+    spec: RunSpec, invite: Invite, costs: Preview, free: Free, config: NodeConfig, unix_s: float
 ) -> list[str]:
     """What the user agrees to, a line a subject."""
     return [
         f"run        {spec.name}  {short(spec.id)}  by {spec.owner}",
         f"invite     signed by {_signer(spec, invite)}, valid {span(invite.expires - unix_s)}",
         f"model      {costs.parameters:,} parameters, context {spec.model.context}, {spec.outer.rounds} rounds",
-        f"memory     {_fit(costs.memory_bytes, machine.memory_free_bytes, 'free')}",
-        *_gpu(costs, machine),
-        f"disk       up to {_fit(costs.disk_bytes, machine.disk_free_bytes, 'free')}",
-        *_traffic(costs, machine),
+        *(f"experts    {line}" for line in expert_lines(spec, costs)),
+        *need_lines(costs, free, config),
+        f"disk       up to {_fit(costs.disk_bytes, free.disk_bytes)}",
+        *_traffic(costs),
         f"data       {_data(spec, costs, config)}",
         f"admission  {_admission(spec, invite)}",
         "safety     the run sends no code; peers that you connect to see your address",
     ]
 
 
+def expert_lines(spec: RunSpec, costs: Preview) -> list[str]:
+    """Which part of the experts the costs are of; nothing where all members train all."""
+    if costs.experts is None or costs.room is None:
+        return []
+    share = f"your share is {costs.experts} of {costs.room.of} in each layer:"
+    if not costs.room.place:
+        return [f"{share} at most, as `experts` in config.toml allows"]
+    members = f"{costs.members} member{'s' * (costs.members != 1)}{'' if costs.members_known else ' assumed'}"
+    holders = f"{spec.outer.holders} holder{'s' * (spec.outer.holders != 1)} each"
+    return [f"{share} {members}, {holders}", room_text(costs.room)]
+
+
+def need_lines(costs: Preview, free: Free | None, config: NodeConfig) -> list[str]:
+    """Memory of the host and of the device; where a share is trained, beside that of all experts.
+
+    `free`: None where the run's own worker has some of it.
+    """
+    devices = devices_of(config.device)
+    host = _fit(costs.needs.host, free.memory_bytes) if free else f"{size(costs.needs.host)} needed"
+    memory = f"memory     {host}{_with_all(costs, costs.whole.host)}"
+    if devices[0] == "cpu":
+        ranks = f" in {len(devices)} processes" if len(devices) > 1 else ""
+        return [memory, f"device     CPU, {config.threads} thread{'s' * (config.threads != 1)}{ranks}"]
+    fit = f"{size(costs.needs.device)} needed"
+    if free is not None:
+        unknown = f"{fit}; how much is free is unknown here"
+        fit = unknown if free.gpu_bytes is None else _fit(costs.needs.device, free.gpu_bytes)
+    return [memory, f"device     {config.device}: {fit}{_with_all(costs, costs.whole.device)}"]
+
+
 def _signer(spec: RunSpec, invite: Invite) -> str:
     return "the run's owner" if invite.signer == spec.owner else f"{invite.signer} (not the run's owner)"
 
 
-def _fit(needed: int, free: int, word: str) -> str:
+def _fit(needed: int, free: int) -> str:
     verdict = "ok" if needed <= free else "TOO LITTLE"
-    return f"{size(needed)} needed, {size(free)} {word}: {verdict}"
+    return f"{size(needed)} needed, {size(free)} free: {verdict}"
 
 
-def _gpu(costs: Preview, machine: Machine) -> list[str]:
-    devices = devices_of(machine.device)
-    if devices[0] == "cpu":
-        ranks = f" in {len(devices)} processes" if len(devices) > 1 else ""
-        return [f"device     CPU, {machine.threads} thread{'s' * (machine.threads != 1)}{ranks}"]
-    if machine.gpu_free_bytes is None:
-        return [f"device     {machine.device}: {size(costs.gpu_bytes)} needed; how much is free is unknown here"]
-    return [f"device     {machine.device}: {_fit(costs.gpu_bytes, machine.gpu_free_bytes, 'free')}"]
+def _with_all(costs: Preview, whole_bytes: int) -> str:
+    return "" if costs.experts is None else f" (all experts: {size(whole_bytes)})"
 
 
-def _traffic(costs: Preview, machine: Machine) -> list[str]:
+def _traffic(costs: Preview) -> list[str]:
     rate = number(costs.rounds_day, 0 if costs.rounds_day >= 10 else 1)
     return [
         f"traffic    about {size(costs.day_up_bytes)} up and {size(costs.day_down_bytes)} down a day, "

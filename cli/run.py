@@ -8,19 +8,25 @@ from typing import Any
 import click
 import msgspec
 
+from atoll.cli.client import call
 from atoll.cli.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
 from atoll.cli.options import home_option, json_option
+from atoll.cli.preview_lines import expert_lines, need_lines
 from atoll.cli.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.cli.show import number, print_json, print_table, size
-from atoll.node.config import to_struct
+from atoll.node.config import NodeConfig, load_config, to_struct
 from atoll.node.fragments import fragmented
 from atoll.node.home import Home
+from atoll.node.machine import free_here
 from atoll.node.origin import Saved
 from atoll.node.presets import NAMES, preset
+from atoll.node.preview import Preview, preview_of
+from atoll.node.room import room_of
 from atoll.p2p.key_file import load_or_create
 from atoll.protocols.admission import MODES, AdmissionSpec, Mode
+from atoll.protocols.control import GetStatus, Status
 from atoll.protocols.coverage import exchange_bytes, largest_payload
-from atoll.protocols.errors import ConfigError
+from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.ids import PeerId
 from atoll.protocols.run import RunSpec, open_run
 
@@ -82,6 +88,7 @@ def new(
 ) -> None:
     """Write and sign a run; print its id."""
     home.make()
+    config = load_config(home.config_toml)
     path = home.run_file(file_name(name))
     if path.exists():
         raise ConfigError(f"there is a run called {name!r} here", hint=f"choose another name, or move {path} away")
@@ -105,7 +112,7 @@ def new(
     draft = Draft(spec, adjust, text.removeprefix("file:"))
     origin = Saved(saved) if saved else origin_of(folder, upcycle, without_fit)
     data = write_run(home, path, draft, owner, origin)
-    _print_run(FoundRun(open_run(data), data, path), as_json)
+    _print_run(FoundRun(open_run(data), data, path), home, config, as_json)
     if not as_json and text.startswith("file:"):
         click.echo(f"start it with --data {text.removeprefix('file:')}; others give their own copy's path")
 
@@ -130,8 +137,8 @@ def list_runs(home: Home, as_json: bool) -> None:
 @home_option
 @json_option
 def show(wanted: str | None, home: Home, as_json: bool) -> None:
-    """What a run trains, who signed it, and what it costs."""
-    _print_run(find_run(home, wanted), as_json)
+    """What a run trains, who signed it, and what it costs here."""
+    _print_run(find_run(home, wanted), home, load_config(home.config_toml), as_json)
 
 
 def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
@@ -198,16 +205,6 @@ def _value(text: str) -> Any:
         return text
 
 
-def _upload(spec: RunSpec) -> str:
-    """What a member sends to each of the others."""
-    whole = exchange_bytes(spec)
-    less = f"{number(4 * spec.model.parameters / whole, 0)} times less than fp32 weights"
-    if spec.outer.fragments == 1:
-        return f"{size(whole)} a round and copy, {less}"
-    peak = f"at most {size(largest_payload(spec))} a round and copy"
-    return f"{peak}; {size(whole)} in {spec.outer.fragments} rounds, one for each fragment, {less}"
-
-
 def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
         inner = tree.get(key)
@@ -217,21 +214,53 @@ def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
     tree[keys[-1]] = value
 
 
-def _print_run(found: FoundRun, as_json: bool) -> None:
+def _node_in(home: Home, spec: RunSpec) -> Status | None:
+    """What the node of this home says, if it takes part in the run now."""
+    try:
+        now = call(home, GetStatus(), Status)
+    except AtollError:
+        return None
+    return now if now.run == spec.id.hex() else None
+
+
+def _costs(costs: Preview) -> dict[str, Any]:
+    """What `--json` shows of what the run costs here."""
+    fields = ("needs", "payload_bytes", "exchange_bytes", "members", "experts", "room")
+    whole = ("whole", "whole_payload_bytes", "whole_exchange_bytes")
+    return {name: getattr(costs, name) for name in (*fields, *whole)}
+
+
+def _upload(spec: RunSpec, costs: Preview) -> str:
+    """What a member sends to each of the others."""
+    said, whole = costs.exchange_bytes, "" if costs.experts is None else " (all experts: {})"
+    less = f"{number(4 * spec.model.parameters / said, 0)} times less than fp32 weights"
+    if spec.outer.fragments == 1:
+        return f"{size(said)} a round and copy, {less}{whole.format(size(costs.whole_exchange_bytes))}"
+    peak = f"at most {size(costs.payload_bytes)} a round and copy{whole.format(size(costs.whole_payload_bytes))}"
+    return f"{peak}; {size(said)} in {spec.outer.fragments} rounds, one for each fragment, {less}"
+
+
+def _print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) -> None:
     about, spec = summary(found), found.spec
+    now = _node_in(home, spec)
+    free = None if now else free_here(home.root, config.device)
+    room = room_of(spec, config, free) if free else now.room if now else None
+    costs = preview_of(spec, config, room, now.members if now else None)
     if as_json:
-        print_json(about | {"spec": spec})
+        print_json(about | {"costs": _costs(costs), "spec": spec})
         return
     stages = ", ".join(f"{stage.steps} from round {stage.first}" for stage in spec.outer.stages)
     lines = (
-        f"run       {spec.name}  {about['run']}",
-        f"signed by {spec.owner}",
-        f"model     {about['parameters']:,} parameters, context {spec.model.context}, {spec.data.tokenizer}",
-        f"weights   {_start(spec)}",
-        f"data      {spec.data.source}",
-        f"admission {_who(spec.admission)}",
-        f"rounds    {spec.outer.rounds}, inner steps {stages}",
-        f"upload    {_upload(spec)}",
-        f"file      {found.path}",
+        f"run        {spec.name}  {about['run']}",
+        f"signed by  {spec.owner}",
+        f"model      {about['parameters']:,} parameters, context {spec.model.context}, {spec.data.tokenizer}",
+        f"weights    {_start(spec)}",
+        f"data       {spec.data.source}",
+        f"admission  {_who(spec.admission)}",
+        f"rounds     {spec.outer.rounds}, inner steps {stages}",
+        *(f"experts    {line}" for line in expert_lines(spec, costs)),
+        *need_lines(costs, free, config),
+        f"upload     {_upload(spec, costs)}",
+        f"file       {found.path}",
     )
     click.echo("\n".join(lines))

@@ -7,6 +7,8 @@ from typing import Any
 import click
 import msgspec
 
+from atoll.protocols.control import Room
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -68,3 +70,10 @@ def _hexed(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_hexed(item) for item in value]
     return value
+
+
+def room_text(room: Room) -> str:
+    """How many experts a node offers to train, and why so many."""
+    where = "of free memory" if room.place == "memory" else f"free on {room.place}"
+    why = f"from {size(room.free_bytes)} {where}" if room.place else "`experts` in config.toml"
+    return f"room for {room.experts} of {room.of} experts ({why})"

@@ -7,7 +7,7 @@ import click
 from atoll.cli import goodput
 from atoll.cli.client import call, stream
 from atoll.cli.options import home_option, json_option
-from atoll.cli.show import number, print_json, print_table, size, span, tail
+from atoll.cli.show import number, print_json, print_table, room_text, size, span, tail
 from atoll.node.home import Home
 from atoll.protocols import control as c
 
@@ -103,6 +103,8 @@ def facts(now: c.Status) -> Iterator[str]:
     yield f"agreed    final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
     if now.experts is not None:
         yield f"experts   {', '.join(map(str, now.experts)) or 'none'}"
+    if now.room is not None:
+        yield f"          {room_text(now.room)}"
     yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
     yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
     if now.overlap_allowed:

@@ -4,6 +4,7 @@ Pure facts, in the order-independent form: a Book is the same whatever the order
 different authors arrive.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -38,10 +39,6 @@ class Book:
         """Does it name Reductions alone? Nobody would decide the next round, so it is never decided itself."""
         return not self.unknown(proposal.contributions) and not self.authors_of(proposal.contributions)
 
-    def vote_of(self, entry: Digest) -> Vote | None:
-        """The vote with this entry id."""
-        return next((vote for name, vote in self.votes.values() if name == entry), None)
-
     def highest_vote(self, author: PeerId) -> tuple[Digest, Vote] | None:
         """An author's vote in its highest ballot."""
         own = [(ballot, found) for (who, ballot), found in self.votes.items() if who == author]
@@ -52,10 +49,20 @@ class Book:
         ballots = [b for who, b in self.promises if who == author] + [b for who, b in self.votes if who == author]
         return max(ballots, default=None)
 
-    def proposal_in(self, ballot: Ballot) -> tuple[Digest, Proposal] | None:
-        """The proposal of a ballot; of two (equivocation) the one with the lower entry id."""
-        found = [(name, proposal) for name, proposal in self.proposals.items() if proposal.ballot == ballot]
-        return min(found, default=None, key=lambda item: item[0])
+    def firsts(self) -> dict[Ballot, tuple[Digest, Proposal]]:
+        """The proposal of each ballot; of two (equivocation) the one with the lower entry id."""
+        found: dict[Ballot, tuple[Digest, Proposal]] = {}
+        for name, proposal in sorted(self.proposals.items()):
+            found.setdefault(proposal.ballot, (name, proposal))
+        return found
+
+    def who_promised(self, acceptors: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+        """Those that answered a Prepare."""
+        return {peer for peer in acceptors if (peer, ballot) in self.promises}
+
+    def who_answered(self, acceptors: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+        """Those that promised a ballot, or voted in it."""
+        return {peer for peer in acceptors if (peer, ballot) in self.promises or (peer, ballot) in self.votes}
 
 
 def order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, ...]:
@@ -119,10 +126,42 @@ def _vote(book: Book, entry: Digest, author: PeerId, body: Vote) -> tuple[Book, 
     return replace(book, votes={**book.votes, (author, body.ballot): (entry, body)}), ""
 
 
+def bound_to(book: Book, acceptors: tuple[PeerId, ...], ballot: Ballot) -> tuple[Digest, ...] | None:
+    """The proposals before `ballot` that a quorum may have voted for, of the newest ballot with any. Sorted.
+
+    Empty: none can ever become final, and any set may be proposed. None: fewer than a quorum promised `ballot`, so
+    that nothing is known. Whoever promised votes in no ballot before its promise any more, and what it voted
+    stands before the promise in its feed: so votes that are not here can only come from who is silent.
+    """
+    needed, count = quorum(len(acceptors)), len(acceptors)
+    if len(book.who_promised(acceptors, ballot)) < needed:
+        return None
+    found: dict[Ballot, list[Digest]] = {}
+    votes = [vote for (peer, _), (_, vote) in book.votes.items() if peer in acceptors and vote.ballot < ballot]
+    for (before, name), here in Counter((vote.ballot, vote.proposal) for vote in votes).items():
+        if here < 2 * needed - count:
+            continue  # the silent ones are fewer than a quorum lacks
+        proposal = book.proposals.get(name)
+        lawful = proposal is None or (proposal.ballot == before and _can_win(book, acceptors, proposal))
+        if lawful and here + len(_silent(book, acceptors, before)) >= needed:
+            found.setdefault(before, []).append(name)
+    return tuple(sorted(found[max(found)])) if found else ()
+
+
+def _silent(book: Book, acceptors: tuple[PeerId, ...], ballot: Ballot) -> set[PeerId]:
+    """Those that may still vote in a ballot."""
+    gone = {peer for peer, later in book.promises if later > ballot}
+    return {peer for peer in acceptors if peer not in gone and (peer, ballot) not in book.votes}
+
+
+def _can_win(book: Book, acceptors: tuple[PeerId, ...], proposal: Proposal) -> bool:
+    return owner_of(acceptors, proposal.ballot.attempt) == proposal.ballot.proposer and not book.is_void(proposal)
+
+
 def decided(book: Book, acceptors: tuple[PeerId, ...]) -> tuple[Digest, Proposal] | None:
     """The proposal that a quorum of acceptors voted for in its ballot; None while there is none."""
     for entry, proposal in sorted(book.proposals.items()):
-        if owner_of(acceptors, proposal.ballot.attempt) != proposal.ballot.proposer or book.is_void(proposal):
+        if not _can_win(book, acceptors, proposal):
             continue
         votes = [book.votes.get((peer, proposal.ballot)) for peer in acceptors]
         if sum(vote is not None and vote[1].proposal == entry for vote in votes) >= quorum(len(acceptors)):

@@ -71,7 +71,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     threads: int = 0
     """CPU threads of the worker; 0: one per core."""
     experts: int = 0
-    """Experts of each layer that this node may train, where members train some only; 0: its share."""
+    """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
+    has room for."""
     frozen: Literal["float32", "bfloat16", "int8"] = "float32"
     """How the other experts are stored."""
     frozen_on_host: bool = False

@@ -17,6 +17,7 @@ from atoll.node.driver import Driver
 from atoll.node.holding import splits
 from atoll.node.home import Home
 from atoll.node.invites import kept_invite, opening_entry
+from atoll.node.machine import settled
 from atoll.node.network import SwarmNetwork
 from atoll.node.operator import DaemonOperator
 from atoll.node.restored_feed import marked
@@ -83,10 +84,11 @@ class Daemon:
         self.log = RoundLog(folder, me, time.time)
         opening = opening_entry(self.spec, me, kept_invite(home, self.spec.id))
         self.net = SwarmNetwork(self.swarm, self.host, me, opening=opening, folder=folder)
+        self.room, config = settled(self.spec, config, folder)
         self.driver = Driver(
             *(self.spec, me, self.net, self.log, folder / "spool", time.monotonic),
             eval_every=config.eval_every,
-            experts=config.experts,
+            room=self.room.experts if self.room else None,
         )
         start = Start(
             *(codec.encode(self.spec), me, str(folder), config.data),

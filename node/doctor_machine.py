@@ -18,8 +18,9 @@ import psutil
 
 from atoll.node.devices import devices_of
 from atoll.node.doctor import Check, Patient, Row, State
+from atoll.node.doctor_experts import config_of, trained_found
+from atoll.node.footprint import needs_of
 from atoll.node.needs import snapshot_max_bytes
-from atoll.node.preview import TRAINED_BYTES
 from atoll.p2p.files import disk
 from atoll.p2p.key_file import load_or_create
 from atoll.p2p.peers import parse_seed
@@ -30,10 +31,6 @@ DISK_FAIL_BYTES = 200e6
 DISK_WARN_BYTES = 2e9
 SNAPSHOTS_KEPT = 8
 """Weights, checkpoints and payloads at hand, in sizes of one snapshot: rough, on the safe side."""
-BYTES_PER_PARAMETER = 32
-"""Weights, gradients, two moments, error feedback, outer momentum, the view and its copy, 4 bytes each."""
-WORKER_BYTES = 0.7e9
-"""A worker with torch and no model."""
 EARLIEST_S = 1_767_225_600.0
 """2026-01-01: this program is not older."""
 LATEST_S = 4_102_444_800.0
@@ -143,7 +140,7 @@ def memory(patient: Patient) -> Iterator[Row]:
     if patient.run is None:
         yield Row("memory", "pass", text)
         return
-    need = memory_needed(patient.run.model.parameters, patient.config.device if patient.config else "auto")
+    need = needs_of(patient.run, config_of(patient), trained_found(patient)).host
     text += f", about {need / GB:.1f} GB needed"
     if need > found.total:
         yield Row("memory", "fail", text, "choose a run with a smaller model, or another machine")
@@ -151,13 +148,6 @@ def memory(patient: Patient) -> Iterator[Row]:
         yield Row("memory", "warn", text, "close other programs before you start")
     else:
         yield Row("memory", "pass", text)
-
-
-def memory_needed(parameters: int, device: str) -> float:
-    """Bytes of the worker and of the processes of further devices, which on a CPU hold what is trained."""
-    more = len(devices_of(device)) - 1
-    each = WORKER_BYTES + (TRAINED_BYTES * parameters if device.startswith("cpu") else 0)
-    return WORKER_BYTES + BYTES_PER_PARAMETER * parameters + more * each
 
 
 def software(patient: Patient) -> Iterator[Row]:

@@ -63,10 +63,10 @@ class Driver:
         now: Callable[[], float],
         *,
         eval_every: int = 0,
-        experts: int = 0,
+        room: int | None = None,
         luck: random.Random | None = None,
     ) -> None:
-        """`experts`: how many of each layer this node may train, where members train some only; 0: its share.
+        """`room`: experts of each layer that this node may train, where members train some only; None: any number.
 
         `luck`: decides what is checked of others; by default nobody can foresee it.
         """
@@ -78,7 +78,7 @@ class Driver:
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self.round = round.begin(rnd.config_of(spec, me))
-        self.share = Share(spec, me, net, experts)
+        self.share = Share(spec, me, net, room)
         self.tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         self.finals = Finals(self, net, spool)
@@ -338,6 +338,8 @@ class Driver:
                 self.finals.add(action)
             case fin.ReportDivergence(number, _, proposer, ours, theirs):
                 self.log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
+            case fin.ReportNarrow(number, _, proposer, named, ours):
+                self.log.event("narrow_set", round=number, peer=proposer, named=named, ours=ours)
             case fin.ReportEquivocation(number, author, entry, reason):
                 self.log.event("equivocation", round=number, peer=author, entry=entry.hex(), reason=reason)
 

@@ -10,15 +10,9 @@ import torch
 from atoll.node.compress.codecs import codec_of
 from atoll.node.compress.encoder import Encoder, OnHost
 from atoll.node.devices import devices_of
-from atoll.node.preview import TRAINED_BYTES
-from atoll.protocols.arena import CHUNK, arena_of
+from atoll.node.footprint import lack_of_room
 from atoll.protocols.run import RunSpec
 from atoll.protocols.worker import Start
-
-_HELD_BYTES = 8
-"""Of a value of the arena: e and the anchor."""
-_PASSING_BYTES = 320 << 20
-"""A slab of local weights, and what the kernels work in."""
 
 
 def encoder_for(spec: RunSpec, start: Start) -> Encoder:
@@ -36,18 +30,6 @@ def encoder_for(spec: RunSpec, start: Start) -> Encoder:
         return host
     print(f"contributions are encoded on {device}", flush=True)  # noqa: T201 - stdout is the worker's log
     return found
-
-
-def lack_of_room(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
-    """What a device with so much free memory lacks for e and the anchor; empty: nothing.
-
-    `spare`: as much as these and training together need (16 bytes a parameter) must be left for everything else.
-    """
-    own = _HELD_BYTES * CHUNK * arena_of(spec.model).chunks + _PASSING_BYTES
-    need = 2 * (own + TRAINED_BYTES * spec.model.parameters) if spare else own
-    if need <= free_bytes:
-        return ""
-    return f"it has {free_bytes / 1e9:.1f} GB free, and {need / 1e9:.1f} GB are wanted for that"
 
 
 def _why_not(spec: RunSpec, start: Start, device: torch.device) -> str:

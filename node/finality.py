@@ -5,16 +5,19 @@ entries for messages: a promise or a vote is durable before anybody can see it, 
 replays its own feed first (`Live` ends the replay). Rules in words: docs/rounds.md.
 
 1. The owner of attempt 0 proposes its view of the set.      Proposal
-2. Members that fold it to the same state vote for it.       Vote; ⌈2n/3⌉ of them make it final
+2. Members that fold it to the same state vote for it, if    Vote; ⌈2n/3⌉ of them make it final
+   it names more than half of what they have (breadth.py).
 3. When nothing becomes final, the next owner asks first.    Prepare, Promise, then 1 with a higher ballot
 
-A proposer that was promised by a quorum proposes what the highest vote among the promises was for, so
-two different sets can never both become final.
+Who was promised by a quorum proposes what a quorum may have voted for before (`bound_to`), and voters count that
+themselves: two different sets can never both become final.
 """
 
+from collections import Counter
 from dataclasses import replace
 
-from atoll.node.ballots import Book, decided, order, owner_of, quorum, record
+from atoll.node.ballots import Book, bound_to, decided, order, owner_of, quorum, record
+from atoll.node.breadth import is_narrow, may_get_votes, share_of_ours
 from atoll.node.finality_words import (
     Action,
     Append,
@@ -33,6 +36,7 @@ from atoll.node.finality_words import (
     PayloadHeld,
     ReportDivergence,
     ReportEquivocation,
+    ReportNarrow,
     RoundClosed,
     Tick,
 )
@@ -53,9 +57,9 @@ def step(state: FinalityState, event: Event) -> Out:
     if isinstance(event, NotAppended):
         return state, actions
     state, finals = _decide(state)
-    actions += finals
+    state, actions = _admit(state), actions + finals
     if state.live and state.last_final + 1 < state.rounds:
-        for move in (_promise, _vote, _propose, _prepare):
+        for move in (_promise, _vote, _complain, _propose, _prepare):
             state, more = move(state)
             actions += more
     return state, actions
@@ -98,32 +102,41 @@ def _entry(state: FinalityState, event: EntrySeen) -> Out:
         state = replace(state, appending=None)
     if isinstance(body, Leave) or not state.last_final < body.round < state.rounds:
         return state, []
-    book, fault = record(state.books.get(body.round, Book()), event.entry, event.author, body)
+    before = state.books.get(body.round, Book())
+    book, fault = record(before, event.entry, event.author, body)
     state = replace(state, books={**state.books, body.round: book})
-    if body.round == state.last_final + 1 and isinstance(body, Prepare | Proposal):
-        state = replace(state, top=_top(book, state.acceptors))
-        if body.ballot.proposer == event.author and _counts(state, body.ballot):
+    if body.round == state.last_final + 1 and isinstance(body, Proposal):
+        newest = body.ballot.attempt == state.top and _counts(state, body.ballot)
+        if newest and body.ballot.proposer == event.author and body.ballot not in before.firsts():
             state = replace(state, since=state.now)
     if not fault:
         return state, []
     return state, [ReportEquivocation(body.round, event.author, event.entry, fault)]
 
 
-def _top(book: Book, acceptors: tuple[PeerId, ...]) -> int:
-    """Highest attempt that its owner opened in turn.
+def _admit(state: FinalityState) -> FinalityState:
+    """Let later ballots count as soon as they are due: from then on older ones get no promise."""
+    later = [b for b in state.book.prepares if b.attempt > state.top]
+    later = [b for b in later if owner_of(state.acceptors, b.attempt) == b.proposer]
+    due = [ballot.attempt for ballot in later if _is_due(state, ballot)]
+    return replace(state, top=max(due), since=state.now) if due else state
 
-    Ballots of others, and leaps into the far, must not delay ours. A leap over ballots that come later counts
-    as soon as they are here: the order of arrival makes no difference.
+
+def _is_due(state: FinalityState, ballot: Ballot) -> bool:
+    """Had the owner of the attempt before this one half a turn at least, or did somebody honest find that it had?
+
+    Whoever opened its ballots as it liked would cut off those of the others for ever. More than a third that
+    answered are not all liars: so who comes late, or was cut off, need not wait again.
     """
-    top = 0
-    for ballot in sorted({*(proposal.ballot for proposal in book.proposals.values()), *book.prepares}):
-        if ballot.attempt <= top + len(acceptors) and owner_of(acceptors, ballot.attempt) == ballot.proposer:
-            top = max(top, ballot.attempt)
-    return top
+    count, ahead = len(state.acceptors), ballot.attempt - state.top
+    if ballot.proposer == state.me or 3 * len(state.book.who_answered(state.acceptors, ballot)) > count:
+        return True
+    turns = (ahead - 0.5) * (1 + state.top / count)
+    return ahead <= count and state.now - state.since >= turns * state.patience_s
 
 
 def _counts(state: FinalityState, ballot: Ballot) -> bool:
-    """Is the ballot its owner's, and not ahead of all attempts that were seen in turn?"""
+    """Is the ballot its owner's, and not ahead of all that were due?"""
     return ballot.attempt <= state.top and owner_of(state.acceptors, ballot.attempt) == ballot.proposer
 
 
@@ -142,7 +155,7 @@ def _decide(state: FinalityState) -> Out:
     """Move over every round that the ledger proves final."""
     actions: list[Action] = []
     while state.last_final + 1 < state.rounds:
-        book = _book(state)
+        book = state.book
         found = decided(book, state.acceptors)
         if found is None:
             break
@@ -174,12 +187,12 @@ def _next_round(state: FinalityState, authors: set[PeerId]) -> FinalityState:
         since=state.now,
         ripe_at=None,
     )
-    return _ripen(replace(done, top=_top(_book(done), done.acceptors)))
+    return _ripen(done)
 
 
 def _promise(state: FinalityState) -> Out:
     """Promise the highest ballot that somebody prepared."""
-    book = _book(state)
+    book = state.book
     asked = [b for b in book.prepares if _counts(state, b)]
     if not asked or not _may_append(state):
         return state, []
@@ -209,22 +222,33 @@ def _vote(state: FinalityState) -> Out:
 
 
 def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
-    book = _book(state)
+    """The highest ballot's, of those that we may vote for."""
+    book = state.book
     if not _may_append(state):
         return None
-    counted = [p for p in book.proposals.values() if _counts(state, p.ballot) and not book.is_void(p)]
-    legal = [p.ballot for p in counted if not _is_doubted(state, p)]
-    if not legal:
-        return None
-    ballot, bound = max(legal), book.promised(state.me)
-    if (state.me, ballot) in book.votes or (bound is not None and bound > ballot):
-        return None
-    return book.proposal_in(ballot)
+    bound = book.promised(state.me)
+    free = [one for at, one in book.firsts().items() if (bound is None or at >= bound) and _counts(state, at)]
+    free = [(name, p) for name, p in free if (state.me, p.ballot) not in book.votes]
+    legal = [(name, p) for name, p in free if not book.is_void(p) and not _is_doubted(state, p)]
+    broad = [(name, p) for name, p in legal if may_get_votes(state, p.ballot, p.contributions)]
+    return max(broad, default=None, key=lambda item: item[1].ballot)
 
 
 def _is_doubted(state: FinalityState, proposal: Proposal) -> bool:
     """Does it name a Reduction that is proven wrong? Later ballots may be bound to it, and must be able to end."""
     return proposal.ballot.attempt == 0 and not state.doubted.isdisjoint(proposal.contributions)
+
+
+def _complain(state: FinalityState) -> Out:
+    """Report narrow sets, once each."""
+    fresh = [(n, p) for n, p in state.book.proposals.items() if n not in state.told and _counts(state, p.ballot)]
+    narrow = [(name, proposal) for name, proposal in fresh if is_narrow(state, proposal.contributions)]
+    if not narrow:
+        return state, []
+    return replace(state, told=state.told.union(name for name, _ in narrow)), [
+        ReportNarrow(p.round, name, p.ballot.proposer, *share_of_ours(state, p.contributions))
+        for name, p in narrow
+    ]
 
 
 def _propose(state: FinalityState) -> Out:
@@ -242,7 +266,7 @@ def _propose(state: FinalityState) -> Out:
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:
-    book = _book(state)
+    book = state.book
     if state.top == 0 and owner_of(state.acceptors, 0) == state.me:
         ballot = Ballot(0, state.me)
     else:
@@ -251,33 +275,25 @@ def _own_ballot(state: FinalityState) -> Ballot | None:
             return None
         ballot = ours[0]
     bound = book.promised(state.me)
-    if book.proposal_in(ballot) is not None or (bound is not None and bound > ballot):
+    if ballot in book.firsts() or (bound is not None and bound > ballot):
         return None
     return ballot
 
 
 def _value(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
     """What to propose in a ballot of ours; None while it is too early."""
-    book, view = _book(state), state.views.get(state.last_final + 1)
+    book, view = state.book, state.views.get(state.last_final + 1)
     if view and not state.doubted.isdisjoint(view):
         view = None  # it is being folded again
     if ballot.attempt == 0:
         return view if view and _is_time(state, view) else None
-    promises = [book.promises.get((peer, ballot)) for peer in state.acceptors]
-    given = [promise for promise in promises if promise is not None and _is_readable(book, promise)]
-    if len(given) < quorum(len(state.acceptors)):
-        return None
-    votes = [vote for promise in given for entry in promise.voted if (vote := book.vote_of(entry)) is not None]
-    votes = [vote for vote in votes if not book.is_void(book.proposals[vote.proposal])]
-    if votes:
-        return book.proposals[max(votes, key=lambda vote: vote.ballot).proposal].contributions
-    return view or None
-
-
-def _is_readable(book: Book, promise: Promise) -> bool:
-    """Are the vote that it names and that vote's proposal here? Without them it must not count: it may bind us."""
-    votes = [book.vote_of(entry) for entry in promise.voted]
-    return all(vote is not None and vote.proposal in book.proposals for vote in votes)
+    bound = bound_to(book, state.acceptors, ballot)
+    if not bound:
+        return view or None if bound is not None else None
+    if bound[0] not in book.proposals:
+        return None  # not heard of yet
+    names = book.proposals[bound[0]].contributions
+    return names if may_get_votes(state, ballot, names) else None
 
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
@@ -285,8 +301,8 @@ def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
 
     A set with Reductions is never proposed early: there must be time to open them, and to tell of a wrong one.
     """
-    name, acks = set_digest(list(view)), _book(state).acks
-    early = _book(state).reductions.keys().isdisjoint(view)
+    name, acks = set_digest(list(view)), state.book.acks
+    early = state.book.reductions.keys().isdisjoint(view)
     if early and sum(acks.get(peer) == name for peer in state.acceptors) >= quorum(len(state.acceptors)):
         return True
     if state.closed > state.last_final + 1:
@@ -314,14 +330,14 @@ def _prepare(state: FinalityState) -> Out:
 def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Action]]:
     """Would we have what a ballot of ours needs? Our own view we have; a set that others voted for perhaps not.
 
-    As long as a quorum may promise without a vote, our view is free to be proposed. Otherwise the set of the
-    highest vote must be folded here first: members that voted for it hold its payloads.
+    As long as a quorum may promise without a vote for a set, it may bind nobody. Otherwise it must be folded here
+    first: members that voted for it hold its payloads.
     """
-    book = _book(state)
-    votes = [(peer, vote) for (peer, _), (_, vote) in book.votes.items() if peer in state.acceptors]
-    if len(state.acceptors) - len({peer for peer, _ in votes}) >= quorum(len(state.acceptors)):
-        return state, True, []
-    for _, name in sorted(((vote.ballot, vote.proposal) for _, vote in votes), reverse=True):
+    book, count = state.book, len(state.acceptors)
+    votes = Counter((v.ballot, v.proposal) for (who, _), (_, v) in book.votes.items() if who in state.acceptors)
+    for (_, name), here in sorted(votes.items(), reverse=True):
+        if here <= count - quorum(count):
+            continue
         if name not in book.proposals:
             return state, False, []
         if not book.is_void(book.proposals[name]):
@@ -336,7 +352,7 @@ def _folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Final
     """Is the state of this set known? If not: ask for what is missing, or for the check."""
     if names in state.checked:
         return state, True, []
-    book = _book(state)
+    book = state.book
     known = [(e, *book.contributions[e]) for e in names if e in book.contributions]
     if len({author for _, author, _ in known}) != len(known):
         return state, False, []
@@ -362,10 +378,6 @@ def _append(state: FinalityState, body: Proposal | Vote | Prepare | Promise) -> 
 
 def _may_append(state: FinalityState) -> bool:
     return state.appending is None and state.me in state.acceptors
-
-
-def _book(state: FinalityState) -> Book:
-    return state.books.get(state.last_final + 1, Book())
 
 
 def _round(state: FinalityState) -> Round:

@@ -13,6 +13,7 @@ from atoll.protocols.records import Body, Prepare, Promise, Proposal, Vote
 
 PATIENCE_S = 10.0
 """Default patience; the driver sets about two round times."""
+_NO_ENTRIES = Book()
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -160,6 +161,18 @@ class ReportDivergence:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportNarrow:
+    """A proposed set lacks half of what this node has, or more: it gets our vote only where we are bound to it."""
+
+    round: Round
+    proposal: Digest
+    proposer: PeerId
+    named: int
+    ours: int
+    """Contributions that we have, and how many of them it names."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportEquivocation:
     """`author` signed two entries that exclude each other."""
 
@@ -170,7 +183,9 @@ class ReportEquivocation:
     reason: str
 
 
-Action: TypeAlias = Append | CheckRound | FetchMissing | Finalize | ReportDivergence | ReportEquivocation
+Action: TypeAlias = (
+    Append | CheckRound | FetchMissing | Finalize | ReportDivergence | ReportNarrow | ReportEquivocation
+)
 
 
 # --- state ----------------------------------------------------------------------------------------
@@ -197,9 +212,9 @@ class FinalityState:
     """Since when the set of the next round is not expected to grow; None: it is."""
     now: float = 0.0
     since: float = 0.0
-    """When the newest ballot of the round was first seen, or the round came up."""
+    """When the newest ballot of the round, or its proposal, first counted, or the round came up."""
     top: int = 0
-    """Highest attempt seen in this round."""
+    """Highest attempt of this round that was due."""
     books: Mapping[int, Book] = field(default_factory=dict)
     views: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """Our own set of each closed round."""
@@ -212,6 +227,11 @@ class FinalityState:
     doubted: frozenset[Digest] = frozenset()
     """Reductions that are proven wrong."""
     told: frozenset[Digest] = frozenset()
-    """Proposals whose divergence was reported."""
+    """Proposals that were reported."""
     missing: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
     """The last FetchMissing of this round."""
+
+    @property
+    def book(self) -> Book:
+        """Of the round that is decided next."""
+        return self.books.get(self.last_final + 1, _NO_ENTRIES)

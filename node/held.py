@@ -12,15 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from atoll.node.footprint import FROZEN_BYTES, TRAINED_BYTES, parts_of
 from atoll.node.inner.loop import Inner
 from atoll.node.model.decoder import Decoder, loss_of
 from atoll.node.model.genesis import genesis_atom
 from atoll.node.model.named import write_atoms
 from atoll.protocols.model import ModelSpec, atoms
 from atoll.protocols.run import InnerSpec
-
-TRAINED_BYTES = 16
-FROZEN = ("float32", "bfloat16", "int8")
 
 
 class Held(NamedTuple):
@@ -37,11 +35,8 @@ class Held(NamedTuple):
 
 def arithmetic_bytes(model: ModelSpec, owned: frozenset[int], frozen: str) -> int:
     """16·T + b·F."""
-    assert model.experts is not None
-    one = 3 * model.dim * model.experts.ffn * model.layers
-    shelved = (model.experts.count - len(owned)) * one
-    width: int = getattr(torch, frozen).itemsize
-    return TRAINED_BYTES * (model.parameters - shelved) + width * shelved
+    trained, shelved = parts_of(model, len(owned))
+    return TRAINED_BYTES * trained + FROZEN_BYTES[frozen] * shelved
 
 
 def held_by(model: ModelSpec, inner: InnerSpec, owned: frozenset[int], frozen: str) -> Held:

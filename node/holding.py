@@ -50,10 +50,10 @@ def announced(spec: RunSpec, holding: Holding | None) -> Announced:
 class Share:
     """This node's part: what it says that it trains, and what it should train. Nothing, where all train all."""
 
-    def __init__(self, spec: RunSpec, me: PeerId, net: Registers, most: int) -> None:
-        """`most`: experts of each layer that this node may train; 0: any number."""
+    def __init__(self, spec: RunSpec, me: PeerId, net: Registers, room: int | None) -> None:
+        """`room`: experts of each layer that this node may train; None: any number."""
         self._spec, self._me, self._net, self._count = spec, me, net, splits(spec)
-        self._room = min(most, self._count) if most else self._count
+        self._room = self._count if room is None else min(room, self._count)
         self.experts = nothing(spec)
         self.moments: tuple[tuple[int, bytes], ...] = ()
         """What is offered of experts that were given up (node/handover.py)."""

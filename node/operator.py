@@ -80,6 +80,8 @@ class DaemonOperator:
             host_restarts=moved.restarts,
             trouble=self._trouble(),
             goodput=d.timekeeper.report(),
+            room=d.room,
+            shortage=driver.round.shortage,
             tokens=d.log.tokens,
             blob_bytes_up=blobs.bytes_up,
             blob_bytes_down=blobs.bytes_down,

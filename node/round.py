@@ -13,6 +13,7 @@ from dataclasses import replace
 from atoll.node import ahead
 from atoll.node.membership import chosen, enough, known_of, slot_of, walked
 from atoll.node.round_facts import (
+    MORE_ROOM,
     all_known,
     attendance,
     came_late,
@@ -430,7 +431,7 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
             return state.syncing or f"fetching {sum(not k.held for k in all_known(state))} payloads of open rounds"
         case Phase.GATHER:
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
-            return f"waiting for members: {here if few_members(state) else state.shortage}"
+            return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
         case Phase.COLLECT:
             return _collect_reason(state, name)
         case Phase.TRAIN if must_wait(state):

@@ -7,6 +7,9 @@ from atoll.node.membership import Known, MemberView, expected, frontier
 from atoll.node.round_words import STALL_ROUNDS, Phase, RoundState
 from atoll.protocols.ids import PeerId
 
+MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
+"""What helps where the members have no room for all experts."""
+
 
 def attendance(state: RoundState) -> tuple[set[PeerId], set[PeerId]]:
     """(expected, those of them whose contribution is held) of the collected round."""
@@ -97,7 +100,9 @@ def present(state: RoundState) -> list[MemberView]:
 
 def untrained(state: RoundState) -> str:
     """While rounds are trained: why some experts have fewer holders than the run wants; or empty."""
-    return f"some experts lack holders: {state.shortage}" if state.shortage and state.round > 0 else ""
+    return (
+        f"some experts lack holders: {state.shortage}; {MORE_ROOM}" if state.shortage and state.round > 0 else ""
+    )
 
 
 def few_members(state: RoundState) -> bool:

@@ -89,6 +89,17 @@ class RelayUse(msgspec.Struct, frozen=True, kw_only=True):
     """Circuits that a cap or an absent target refused."""
 
 
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """How many experts of each layer a node offers to train."""
+
+    experts: int
+    of: int
+    free_bytes: int | None = None
+    """Of the memory that it was counted from, once, when the node started; null: the user said it."""
+    place: str = ""
+    """Which memory that is: `memory`, `cuda:0`, …; empty: the user said it."""
+
+
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     """What the user's `[limits]` say now, and what the month has used. Null: no limit."""
 
@@ -215,6 +226,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     seeds: dict[str, str] = {}
     """Each seed, and the DHT, with its state."""
     goodput: Goodput | None = None
+    room: Room | None = None
+    """How many experts this node could train; null in runs whose members train all."""
+    shortage: str = ""
+    """Why the members together cannot train all experts; empty where they can."""
     tokens: int = 0
     """That this node trained on since the start of the daemon."""
     blob_bytes_up: int = 0

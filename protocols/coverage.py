@@ -105,14 +105,17 @@ def payload_size(spec: RunSpec, number: int, experts: bytes = b"") -> int:
     return payload_bytes(spec.compress.codec, chunks, spec.compress.k)
 
 
-def largest_payload(spec: RunSpec) -> int:
-    """Bytes of the run's largest payload."""
-    return max(payload_size(spec, number) for number in range(spec.outer.fragments))
+def largest_payload(spec: RunSpec, experts: bytes = b"") -> int:
+    """Bytes of the largest payload that covers these experts; empty: of the run's largest."""
+    return max(payload_size(spec, number, experts) for number in range(spec.outer.fragments))
 
 
-def exchange_bytes(spec: RunSpec) -> int:
-    """Bytes of one payload of each fragment: what a member says when the whole model is exchanged once."""
-    return sum(payload_size(spec, number) for number in range(spec.outer.fragments))
+def exchange_bytes(spec: RunSpec, experts: bytes = b"") -> int:
+    """Bytes of one payload of each fragment: what a member says when the whole model is exchanged once.
+
+    `experts`: that the payloads cover; empty: all.
+    """
+    return sum(payload_size(spec, number, experts) for number in range(spec.outer.fragments))
 
 
 @lru_cache(maxsize=32)

@@ -13,7 +13,7 @@ different announcements, an expert has one holder more or less for a round, and 
 The function is a fixed point of itself: announced and applied again it changes nothing.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -39,23 +39,21 @@ def assigned(
     Where the members have not that much room, every expert gets one holder before any gets two. Pure.
     """
     wanted = min(holders, len(members))
-    order = [peer for _, peer in _best_first(run, ((count, peer) for peer in members))]
-    order.sort(key=lambda peer: -len(members[peer].experts))
+    ranks = _Ranks(run, members)
+    order = sorted(ranks[count], key=lambda peer: -len(members[peer].experts))
     caps = shares(count * wanted, {peer: min(count, one.room) for peer, one in members.items()}, order)
     held: Held = {peer: set() for peer in members}
     many = [0] * count
-    claims = ((expert, peer) for peer, one in members.items() for expert in one.experts if expert < count)
-    for expert, peer in _best_first(run, claims):
+    for expert, peer in _claims(run, count, members):
         if many[expert] < wanted and len(held[peer]) < caps[peer]:
             held[peer].add(expert)
             many[expert] += 1
-    room = sum(caps.values())
+    left = sum(caps.values()) - sum(many)
     for level in range(wanted):
         for expert in (expert for expert in range(count) if many[expert] <= level):
-            if sum(many) == room:
-                break
-            order = [peer for _, peer in _best_first(run, ((expert, peer) for peer in members))]
-            many[expert] += _place(expert, order, held, caps, set())
+            if left and _place(expert, ranks[expert], held, caps, set()):
+                many[expert] += 1
+                left -= 1
     return {peer: frozenset(experts) for peer, experts in held.items()}
 
 
@@ -87,12 +85,11 @@ def shortage(count: int, holders: int, rooms: Collection[int]) -> str:
 
 def _place(expert: int, order: list[PeerId], held: Held, caps: Mapping[PeerId, int], seen: set[PeerId]) -> bool:
     """Give an expert one more holder: the best with room, else one where a move of another expert makes room."""
-    free = [peer for peer in order if expert not in held[peer] and peer not in seen]
-    for peer in free:
-        if len(held[peer]) < caps[peer]:
+    for peer in order:
+        if len(held[peer]) < caps[peer] and expert not in held[peer] and peer not in seen:
             held[peer].add(expert)
             return True
-    for peer in free:
+    for peer in [peer for peer in order if expert not in held[peer] and peer not in seen]:
         seen.add(peer)
         for other in sorted(held[peer]):
             if _place(other, order, held, caps, seen):
@@ -102,11 +99,25 @@ def _place(expert: int, order: list[PeerId], held: Held, caps: Mapping[PeerId, i
     return False
 
 
-def _best_first(run: RunId, pairs: Iterable[tuple[int, PeerId]]) -> Iterator[tuple[int, PeerId]]:
-    """Pairs of expert and member, highest hash first."""
-    scored = [(_score(run, expert, peer), expert, peer) for expert, peer in pairs]
-    return ((expert, peer) for _, expert, peer in sorted(scored, reverse=True))
+def _claims(run: RunId, count: int, members: Mapping[PeerId, Announced]) -> list[tuple[int, PeerId]]:
+    """Pairs of expert and member that trains it, highest hash first."""
+    pairs = [(expert, peer) for peer, one in members.items() for expert in one.experts if expert < count]
+    return sorted(pairs, key=lambda pair: digest(_prefix(run, pair[0]), peer_bytes(pair[1])), reverse=True)
 
 
-def _score(run: RunId, expert: int, peer: PeerId) -> bytes:
-    return digest(b"atoll expert\0", run, expert.to_bytes(4, "big"), peer_bytes(peer))
+class _Ranks(dict[int, list[PeerId]]):
+    """Members for an expert, highest hash first; made when first asked for, once."""
+
+    def __init__(self, run: RunId, members: Iterable[PeerId]) -> None:
+        super().__init__()
+        self._run, self._raw = run, {peer: peer_bytes(peer) for peer in members}
+
+    def __missing__(self, expert: int) -> list[PeerId]:
+        start = _prefix(self._run, expert)
+        scores = {peer: digest(start + raw) for peer, raw in self._raw.items()}
+        self[expert] = sorted(scores, key=scores.__getitem__, reverse=True)
+        return self[expert]
+
+
+def _prefix(run: RunId, expert: int) -> bytes:
+    return b"atoll expert\0" + run + expert.to_bytes(4, "big")

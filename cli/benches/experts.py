@@ -9,7 +9,8 @@ from atoll.cli.benches.child import started
 from atoll.cli.benches.experts_gpu import gpu_rows
 from atoll.cli.benches.experts_members import MEMBERS, shares_of, spec_of
 from atoll.cli.benches.report import Bar, Row, median, paired_ratio, row
-from atoll.node.held import FROZEN, Held
+from atoll.node.footprint import FROZEN_BYTES
+from atoll.node.held import Held
 from atoll.node.logits import RIVAL, is_installed
 from atoll.node.model.pace import expected_ratio
 from atoll.protocols.model import ModelSpec
@@ -57,7 +58,7 @@ async def memory_rows(preset: str, processes: int) -> list[Row]:
     for _ in range(processes):
         for kind in (("share", "float32"), ("all", "float32")):
             found.setdefault(kind, []).append(await _asked("hold", preset=preset, trained=kind[0], frozen=kind[1]))
-    for frozen in FROZEN[1:]:
+    for frozen in tuple(FROZEN_BYTES)[1:]:
         found["share", frozen] = [await _asked("hold", preset=preset, trained="share", frozen=frozen)]
     said = {kind: each[0]["arithmetic"] for kind, each in found.items()}
     held = {kind: Held(*each[0]["held"]) for kind, each in found.items()}
@@ -72,7 +73,7 @@ async def memory_rows(preset: str, processes: int) -> list[Row]:
         for trained, frozen in found
     ]
     whole = sum(held["all", "float32"])
-    rows += [row(f"memory, share / all, frozen {f}", sum(held["share", f]) / whole, "x") for f in FROZEN]
+    rows += [row(f"memory, share / all, frozen {f}", sum(held["share", f]) / whole, "x") for f in FROZEN_BYTES]
     return [*rows, peak_row(found["share", "float32"], found["all", "float32"])]
 
 

@@ -36,6 +36,21 @@ def test_status_says_where_the_time_goes(atoll, daemon):
     assert sum(total.values()) == 1000.0
 
 
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [
+        (c.Room(experts=6, of=16, free_bytes=11_200_000_000, place="cuda:0"), "(from 11.2 GB free on cuda:0)"),
+        (c.Room(experts=6, of=16, free_bytes=3_200_000_000, place="memory"), "(from 3.2 GB of free memory)"),
+        (c.Room(experts=6, of=16), "(`experts` in config.toml)"),
+    ],
+)
+def test_status_says_how_many_experts_there_is_room_for(daemon, room, said):
+    assert not [line for line in facts(daemon.operator.state) if "room" in line]
+    now = msgspec.structs.replace(daemon.operator.state, experts=(3, 5), room=room)
+    assert "experts   3, 5" in facts(now)
+    assert f"          room for 6 of 16 experts {said}" in facts(now)
+
+
 @pytest.mark.parametrize("window_s", [None, 0.0])
 def test_a_node_that_does_not_know_where_its_time_goes_says_so(daemon, window_s):
     nothing = c.TimeShares(**dict.fromkeys(c.TimeShares.__struct_fields__, 0.0))

@@ -2,8 +2,10 @@
 
 import json
 
+import msgspec
 import pytest
 
+from atoll.protocols import control as c
 from atoll.protocols.run import open_run
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
@@ -129,6 +131,40 @@ def test_a_run_over_a_file_names_only_the_file(atoll, tmp_path):
     assert ran.code == 0, ran.err
     assert f"start it with --data {text}" in ran.out
     assert json.loads(atoll("run", "show", "--json").out)["source"] == "file:book.txt"
+
+
+def test_show_says_what_a_share_costs_and_what_all_experts_would(atoll, tmp_path):
+    shared = ("--preset", "moe-smoke", "--set", "outer.holders=1")
+    about = made(atoll, "moe", *shared)["costs"]
+    assert (about["experts"], about["members"]) == (1, 8)
+    assert about["payload_bytes"] < about["whole_payload_bytes"] / 3
+    assert about["needs"]["host"] < about["whole"]["host"]
+    assert about["room"]["of"] == 8
+    shown = atoll("run", "show").out
+    assert "your share is 1 of 8 in each layer: 8 members assumed, 1 holder each" in shown
+    assert "(all experts: 67.9 kB)" in shown
+    (tmp_path / "home/config.toml").write_text('experts = 5\ndevice = "cpu"\n')
+    shown = atoll("run", "show").out
+    assert "your share is 5 of 8 in each layer: at most, as `experts` in config.toml allows" in shown
+    (tmp_path / "home/config.toml").write_text("expert = 5\n")
+    assert atoll("run", "new", "other", *MARKOV).code == 78, "before anything is written"
+    assert not (tmp_path / "home/runs/other.run").exists()
+
+
+def test_show_counts_the_members_that_the_node_knows(atoll, daemon):
+    about = made(atoll, "moe", "--preset", "moe-smoke", "--set", "outer.holders=1")
+    room = c.Room(experts=3, of=8, free_bytes=1, place="memory")
+    daemon.operator.state = msgspec.structs.replace(daemon.operator.state, run=about["run"], members=4, room=room)
+    assert json.loads(atoll("run", "show", "--json").out)["costs"]["experts"] == 2
+    shown = atoll("run", "show").out
+    assert "2 of 8 in each layer: 4 members, 1 holder each" in shown
+    assert "TOO LITTLE" not in shown, "its worker has some of what is free"
+
+
+def test_a_run_whose_members_train_all_says_nothing_of_shares(atoll):
+    about = made(atoll)["costs"]
+    assert (about["experts"], about["room"], about["needs"]) == (None, None, about["whole"])
+    assert "experts" not in atoll("run", "show").out
 
 
 def test_missing_data_is_one_line(atoll, tmp_path):

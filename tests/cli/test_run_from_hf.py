@@ -61,7 +61,7 @@ def test_a_run_and_its_two_files_are_there(new, atoll, tmp_path):
     assert spec.data.tokenizer == "file"
     assert (spec.model.head_dim, spec.model.context) == (24, 48)
     shown = atoll("run", "show", "given")
-    assert f"weights   given: blob {spec.start.weights.hex()[:16]}" in shown.out
+    assert f"weights    given: blob {spec.start.weights.hex()[:16]}" in shown.out
 
 
 def test_experts_are_made_and_the_context_is_set(new, tmp_path):

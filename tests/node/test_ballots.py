@@ -112,8 +112,8 @@ def test_of_two_proposals_in_one_ballot_everybody_takes_the_same():
     forward, faults = book_of(first, second)
     backward, _ = book_of(second, first)
     assert faults == ["two proposals in one ballot"]
-    assert forward.proposal_in(ballot(0)) == backward.proposal_in(ballot(0))
-    assert forward.proposal_in(ballot(1)) is None
+    assert forward.firsts()[ballot(0)] == backward.firsts()[ballot(0)]
+    assert ballot(1) not in forward.firsts()
 
 
 def test_the_newest_acknowledgement_of_an_author_counts():

@@ -10,15 +10,18 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
-from atoll.node import doctor_machine, doctor_net, doctor_node
+from atoll.node import doctor_experts, doctor_machine, doctor_net, doctor_node
 from atoll.node.config import NodeConfig
 from atoll.node.doctor import Check, Patient, Row, examine, is_well
 from atoll.node.doctor_net import Tried, judge_seeds, try_seeds
 from atoll.node.doctor_probes import banner, speaks_quic
+from atoll.node.footprint import needs_of
 from atoll.node.home import Home
 from atoll.node.presets import preset
+from atoll.node.round_facts import MORE_ROOM
 from atoll.p2p.host import PeerAddress
 from atoll.p2p.key_file import load_or_create
 from atoll.p2p.peers import AddressBook, parse_seed
@@ -349,6 +352,42 @@ def test_a_relay_shows_its_cap(tmp_path: Path) -> None:
     assert (row.state, row.found) == ("pass", "relays for others: 3 circuits now, 1.2 of 20.0 GB today")
     spent = rows_of(tmp_path, relaying=True, relay=use | {"bytes_today": 20_000_000_000})["relay"]
     assert spent.state == "warn"
+
+
+def test_room_for_experts_before_and_while_a_node_runs(tmp_path: Path) -> None:
+    def rows(**about) -> list[Row]:
+        return list(doctor_experts.experts(patient(tmp_path, **about)))
+
+    spec = preset("moe-smoke", A.peer_id, 1)
+    shared = msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, holders=1))
+    assert rows(run=spec) == rows(run=spec, status=UP) == [], "all train all"
+    mine = rows(run=shared, experts=3, device="cpu")
+    assert [(row.state, row.found) for row in mine] == [("pass", "room for 3 of 8 experts (as config.toml says)")]
+    room = {"experts": 6, "of": 16, "free_bytes": 11_200_000_000, "place": "cuda:0"}
+    (row,) = rows(status=UP | {"room": room})
+    assert (row.state, row.found) == ("pass", "room for 6 of 16 experts (from 11.2 GB free)")
+    (row,) = rows(status=UP | {"room": room, "shortage": "they have room for 6 experts; 16 … need 16"})
+    assert (row.state, row.remedy) == ("warn", MORE_ROOM)
+    assert "room for 6 experts; 16" in row.found
+    (row,) = rows(status=UP | {"room": room | {"experts": 0}})
+    assert row.state == "warn"
+    assert "int8" in row.remedy
+
+
+def test_memory_is_measured_by_the_share_of_a_mixture(tmp_path: Path, monkeypatch) -> None:
+    """A host that has too little for all experts is well with its share."""
+    spec = preset("moe-12m", A.peer_id, 1)
+    model = msgspec.structs.replace(
+        spec.model, ffn=8192, experts=msgspec.structs.replace(spec.model.experts, count=64, ffn=4096)
+    )
+    shared = msgspec.structs.replace(spec, model=model, outer=msgspec.structs.replace(spec.outer, holders=1))
+    whole = msgspec.structs.replace(shared, outer=spec.outer)
+    config = NodeConfig(device="cpu", threads=1)
+    between = (needs_of(whole, config).host + needs_of(shared, config, 8).host) // 2
+    found = psutil.virtual_memory()._replace(total=between, available=between)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: found)
+    assert only(doctor_machine.memory(patient(tmp_path, run=whole, device="cpu"))).state == "fail"
+    assert only(doctor_machine.memory(patient(tmp_path, run=shared, device="cpu"))).state == "pass"
 
 
 def test_no_node(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from atoll.node.compress.encoder import OnHost
-from atoll.node.exchange import encoder_for, lack_of_room
+from atoll.node.exchange import encoder_for
+from atoll.node.footprint import lack_of_room
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of

@@ -4,6 +4,7 @@ Round 1 of a run whose round 0 had four authors: four acceptors, three votes mak
 """
 
 from dataclasses import replace
+from itertools import permutations
 
 import msgspec
 import pytest
@@ -110,6 +111,11 @@ class Node:
         return [action for action in self.said if isinstance(action, kind)]
 
 
+def voter(me: PeerId, *, knows: tuple[PeerId, ...] = ORDER, **more) -> Node:
+    """A node that closed round 1 with all that it knows."""
+    return Node(me, knows=knows, **more).feed(RoundClosed(Round(1), names(*knows)))
+
+
 def proposal(owner: PeerId = FIRST, attempt: int = 0, contributions: tuple[Digest, ...] = ALL) -> Proposal:
     return Proposal(Round(1), Ballot(attempt, owner), contributions, state_of(contributions))
 
@@ -165,7 +171,7 @@ def test_nobody_else_proposes_in_the_first_ballot(me):
 
 
 def test_an_acceptor_votes_for_what_it_checked():
-    node = Node(SECOND)
+    node = voter(SECOND)
     entry = node.hear(FIRST, proposal())
     assert node.said == [CheckRound(Round(1), ALL)]
     node.check(ALL)
@@ -175,7 +181,7 @@ def test_an_acceptor_votes_for_what_it_checked():
 
 
 def test_missing_entries_and_payloads_are_fetched_before_the_check():
-    node = Node(SECOND, knows=ORDER[:2]).learn(THIRD, held=False)
+    node = voter(SECOND, knows=ORDER[:2]).learn(THIRD, held=False)
     node.hear(FIRST, proposal())
     lost, late = contribution(FOURTH)[0], contribution(THIRD)[0]
     assert node.said == [FetchMissing(Round(1), (lost,), (late,))]
@@ -185,7 +191,7 @@ def test_missing_entries_and_payloads_are_fetched_before_the_check():
 
 def test_a_payload_that_another_says_covers_other_experts_is_not_held_as_theirs():
     """A fold would refuse it, and what "the disk damaged" would be fetched again for ever."""
-    node = Node(SECOND, knows=ORDER[:3])
+    node = voter(SECOND, knows=ORDER[:3])
     body = contribution(THIRD)[1]
     thief = PartContribution(*msgspec.structs.astuple(body), b"\x01")
     entry = digest(b"thief")
@@ -198,7 +204,7 @@ def test_a_payload_that_another_says_covers_other_experts_is_not_held_as_theirs(
 
 
 def test_another_state_is_reported_and_never_voted_for():
-    node = Node(SECOND)
+    node = voter(SECOND)
     entry = node.hear(FIRST, proposal())
     node.feed(Checked(Round(1), ALL, digest(b"ours")))
     assert node.said == [ReportDivergence(Round(1), entry, FIRST, digest(b"ours"), state_of(ALL))]
@@ -208,7 +214,7 @@ def test_another_state_is_reported_and_never_voted_for():
 
 
 def test_the_check_waits_until_the_worker_made_the_round_before_final():
-    node = Node(SECOND)
+    node = voter(SECOND)
     node.state = replace(node.state, applied=-1)
     node.hear(FIRST, proposal())
     assert node.said == []
@@ -255,7 +261,7 @@ def test_a_stranger_does_not_vote():
 
 
 def test_one_append_at_a_time_and_again_when_the_disk_refused():
-    node = Node(SECOND)
+    node = voter(SECOND)
     entry = node.hear(FIRST, proposal())
     node.check(ALL).hear(THIRD, Prepare(Round(1), Ballot(2, THIRD)))
     assert len(node.appends()) == 1
@@ -331,11 +337,11 @@ def test_nothing_is_decided_after_the_last_round():
 
 def test_a_vote_that_becomes_final_before_its_echo_does_not_block_the_next_one():
     """Our vote is on its way to the ledger while the votes of the others decide."""
-    node = Node(SECOND)
+    node = voter(SECOND)
     entry = node.hear(FIRST, proposal())
     node.check(ALL)
-    for voter in (FIRST, THIRD, FOURTH):
-        node.hear(voter, vote_for(entry, Ballot(0, FIRST)))
+    for peer in (FIRST, THIRD, FOURTH):
+        node.hear(peer, vote_for(entry, Ballot(0, FIRST)))
     assert node.state.last_final == 1
     node.echo()
     assert node.state.appending is None
@@ -359,6 +365,8 @@ def test_the_next_owner_prepares_after_its_patience_and_the_others_later():
 
 def test_patience_grows_with_the_attempts():
     node = ripe(SECOND)
+    for peer in (THIRD, FOURTH):
+        node.hear(peer, Promise(Round(1), Ballot(4, FIRST), ()))
     node.hear(FIRST, Prepare(Round(1), Ballot(4, FIRST)))
     node.echo()
     node.feed(Tick(2 * PATIENCE_S - 0.1))
@@ -373,17 +381,18 @@ def test_who_still_waits_for_its_round_does_not_prepare():
 
 
 def test_an_acceptor_promises_and_names_its_vote():
-    node = Node(FOURTH)
+    node = voter(FOURTH)
     entry = node.hear(FIRST, proposal())
     node.check(ALL)
     own_vote = node.echo()
+    node.feed(Tick(PATIENCE_S / 2))
     node.hear(SECOND, Prepare(Round(1), Ballot(1, SECOND)))
     assert node.said == [Append(Promise(Round(1), Ballot(1, SECOND), (own_vote,)))]
     assert vote_for(entry, Ballot(0, FIRST)) in node.appends()
 
 
 def test_a_promise_is_kept():
-    node = Node(FOURTH)
+    node = Node(FOURTH).feed(Tick(1.5 * PATIENCE_S))
     node.hear(THIRD, Prepare(Round(1), Ballot(2, THIRD)))
     node.echo()
     node.hear(FIRST, proposal())
@@ -392,9 +401,9 @@ def test_a_promise_is_kept():
     assert node.appends() == [Promise(Round(1), Ballot(2, THIRD), ())]
 
 
-def promise_all(node: Node, ballot: Ballot, voted: dict[PeerId, Digest]) -> None:
+def promise_all(node: Node, ballot: Ballot, voted: dict[PeerId, Digest], but: tuple[PeerId, ...] = ()) -> None:
     for peer in ORDER:
-        if peer != node.me:
+        if peer != node.me and peer not in but:
             node.hear(peer, Promise(Round(1), ballot, (voted[peer],) if peer in voted else ()))
 
 
@@ -408,6 +417,7 @@ def test_without_votes_the_new_owner_proposes_its_own_view():
 
 
 def test_with_a_vote_the_new_owner_repeats_its_set():
+    """FIRST, which is silent, may have been the third to vote for it."""
     three = names(*ORDER[:3])
     node = ripe(SECOND)
     entry = node.hear(FIRST, proposal(contributions=three))
@@ -417,7 +427,7 @@ def test_with_a_vote_the_new_owner_repeats_its_set():
     node.feed(Tick(PATIENCE_S))
     node.echo()
     node.echo()
-    promise_all(node, Ballot(1, SECOND), voted)
+    promise_all(node, Ballot(1, SECOND), voted, but=(FIRST,))
     assert node.appends()[-1] == proposal(SECOND, 1, three)
 
 
@@ -429,7 +439,7 @@ def test_a_promise_with_an_unknown_proposal_behind_it_does_not_free_the_owner():
     three = names(*ORDER[:3])
     unheard = digest(b"heard", FIRST.encode(), repr(proposal(contributions=three)).encode())
     voted = {peer: node.hear(peer, vote_for(unheard, Ballot(0, FIRST))) for peer in (THIRD, FOURTH)}
-    promise_all(node, Ballot(1, SECOND), voted)
+    promise_all(node, Ballot(1, SECOND), voted, but=(FIRST,))
     assert not any(isinstance(body, Proposal) for body in node.appends())
     node.hear(FIRST, proposal(contributions=three))
     node.check(three)
@@ -471,7 +481,7 @@ def test_a_vote_below_its_authors_promise_is_reported_and_does_not_count():
 
 
 def test_two_proposals_in_a_ballot_are_reported_and_one_vote_is_cast():
-    node = Node(SECOND)
+    node = voter(SECOND).feed(RoundClosed(Round(2), ALL))
     node.hear(FIRST, proposal())
     node.hear(FIRST, proposal(contributions=names(*ORDER[:3])))
     assert [report.author for report in node.find(ReportEquivocation)] == [FIRST]
@@ -519,18 +529,36 @@ def test_a_ballot_of_another_never_decides():
     assert decided(book, ORDER) is None
 
 
-@pytest.mark.parametrize("late_first", [True, False])
-def test_a_ballot_that_came_before_those_it_follows_counts_once_they_are_here(late_first):
+@pytest.mark.parametrize("order_of_arrival", list(permutations(range(3))))
+def test_a_ballot_that_more_than_a_third_answered_counts_at_once(order_of_arrival):
     """Feeds of different authors arrive in any order: a lagging member must promise in the end all the same."""
-    far, between = Prepare(Round(1), Ballot(8, FIRST)), Prepare(Round(1), Ballot(5, SECOND))
-    near = Prepare(Round(1), Ballot(4, FIRST))
+    far = Ballot(8, FIRST)
+    said = [(FIRST, Prepare(Round(1), far)), *((peer, Promise(Round(1), far, ())) for peer in (FIRST, SECOND))]
     node = Node(THIRD)
-    entries = [(FIRST, near), (FIRST, far), (SECOND, between)] if late_first else [(FIRST, far), (SECOND, between)]
-    for author, body in entries if late_first else [*entries, (FIRST, near)]:
-        node.hear(author, body)
-    while isinstance(node.appends()[-1], Promise) and node.state.appending is not None:
-        node.echo()
-    assert node.appends()[-1].ballot == Ballot(8, FIRST)
+    for place in order_of_arrival:
+        assert node.appends() == []
+        node.hear(*said[place])
+    assert node.appends() == [Promise(Round(1), far, ())]
+
+
+def test_an_owner_that_opens_all_its_ballots_at_once_cuts_nobody_off():
+    """Each of them would put the others off for longer, and take their promises."""
+    nodes = [Node(me).feed(RoundClosed(Round(1), ALL)).feed(RoundClosed(Round(2), ALL)) for me in (SECOND, THIRD)]
+    for second in range(int(PATIENCE_S)):
+        for node in nodes:
+            node.feed(Tick(float(second))).hear(FIRST, Prepare(Round(1), Ballot(4 * (second + 1), FIRST)))
+    second, third = (node.feed(Tick(PATIENCE_S)) for node in nodes)
+    assert second.appends() == [Prepare(Round(1), Ballot(1, SECOND))]
+    third.hear(SECOND, second.appends()[0])
+    assert third.appends() == [Promise(Round(1), Ballot(1, SECOND), ())]
+
+
+def test_a_ballot_is_due_when_the_owner_before_had_half_a_turn():
+    for turn, owner in enumerate(ORDER[1:], start=1):
+        node = Node(FIRST)
+        node.hear(owner, Prepare(Round(1), Ballot(turn, owner)))
+        assert node.feed(Tick((turn - 0.5) * PATIENCE_S - 0.1)).appends() == []
+        assert node.feed(Tick((turn - 0.5) * PATIENCE_S)).appends() == [Promise(Round(1), Ballot(turn, owner), ())]
 
 
 def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():

@@ -18,7 +18,7 @@ import atoll.node.round_words as rnd
 from atoll.node import finality, round
 from atoll.node.membership import MemberView
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
-from atoll.protocols.records import Ack, Contribution
+from atoll.protocols.records import Ack, Contribution, Prepare
 from atoll.protocols.worker import Pending
 
 RUN = RunId(digest(b"round swarm"))
@@ -373,6 +373,19 @@ def test_four_nodes_through_random_deaths(seed, overlap):
             world.until(lambda at=back_at: world.clock.now >= at)
             victim.boot()
     world.check(world.nodes)
+
+
+@pytest.mark.parametrize("overlap", [BLOCKING, SOME, ALL])
+@pytest.mark.parametrize("count", [2, 4])
+def test_where_nobody_dies_or_lies_every_round_is_final_in_its_first_ballot(count, overlap):
+    """Members differ in what they hold when a round closes, but not for long, and no vote is withheld for ever."""
+    world = World(200 + count, count, count, overlap)
+    for node in world.nodes:
+        node.boot()
+    world.until(lambda: all(node.finished for node in world.nodes))
+    world.check(world.nodes)
+    said = [body for feed in world.nodes[0].feeds.values() for _, _, body in feed]
+    assert not [body for body in said if isinstance(body, Prepare)]
 
 
 @pytest.mark.parametrize("overlap", [BLOCKING, SOME, ALL])

@@ -371,7 +371,7 @@ class Node:
         net = SwarmNetwork(swarm, host, self.peer, loop.time, folder=self.home)
         facts = (self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
         luck = random.Random(f"samples {self.number}")
-        driver = Driver(*facts, experts=self.world.room, luck=luck)
+        driver = Driver(*facts, room=self.world.room, luck=luck)
         driver.trainer = self.worker  # type: ignore[assignment]
         self.driver, self.swarm = driver, swarm
         try:
@@ -392,7 +392,8 @@ class World:
 
     def __init__(
         self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0,
-        room: int = 0, target: int = 8, worker: Callable[[Path, PeerId, float, RunSpec], Any] = FakeWorker,
+        room: int | None = None, target: int = 8,
+        worker: Callable[[Path, PeerId, float, RunSpec], Any] = FakeWorker,
         adjust: Callable[[RunSpec], RunSpec] = lambda spec: spec, **more: Any,
     ) -> None:  # fmt: skip
         """`room`: experts that a node may train; `target`: connections that a node wants to have.

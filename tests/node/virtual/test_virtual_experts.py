@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from atoll.node.round import reason
+from atoll.node.round_facts import MORE_ROOM
 from atoll.node.round_words import Phase
 from atoll.p2p.transports.virtual_time import run_virtual
 from atoll.protocols.experts import experts_in
@@ -127,9 +128,28 @@ def test_members_without_room_for_the_model_wait_and_say_so_until_one_more_comes
                 driver = w.nodes[number].driver
                 assert driver.round.phase is Phase.GATHER
                 assert "room for 6 experts; 8 with 1 holders" in reason(driver.round)
+                assert reason(driver.round).endswith(MORE_ROOM), "and what helps"
             w.start(2)
             await w.until(w.all_final)
             assert is_partition([owned(w, number, 2) for number in range(3)])
+
+    run_virtual(story())
+
+
+def test_who_has_room_for_no_expert_trains_what_all_train(world):
+    async def story() -> None:
+        async with world(4, 3, holders=1, room=0) as w:
+            w.start(0)
+            await w.until(lambda: w.nodes[0].driver is not None)
+            w.room = None
+            w.start(1)
+            w.start(2)
+            await w.until(w.all_final)
+            w.check_agreement()
+            sets = [owned(w, number, 3) for number in range(3)]
+            assert sorted(map(len, sets)) == [0, 4, 4]
+            assert not sets[0]
+            assert is_partition(sets)
 
     run_virtual(story())
 

@@ -220,7 +220,7 @@ def test_who_proposes_reductions_alone_stops_nobody(world, monkeypatch):
 
             def value(state, ballot):
                 found = real(state, ballot)
-                book = finality._book(state)
+                book = state.book
                 if found is None or state.me != liar or book.reductions.keys().isdisjoint(found):
                     return found
                 tried.add(state.last_final + 1)

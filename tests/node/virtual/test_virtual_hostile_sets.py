@@ -1,0 +1,76 @@
+"""Whole nodes beside members that want every round's final set to be their own contributions alone."""
+
+import pytest
+
+import atoll.node.finality_words as fin
+from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.protocols.ids import Digest
+from atoll.protocols.records import Body, Contribution, Vote
+
+
+class Gang:
+    """Members whose sets are their own contributions, proposed as soon as one of them may."""
+
+    def __init__(self, nodes, *, sulk: bool) -> None:
+        """`sulk`: they vote for no other sets."""
+        self.peers, self.sulk = {node.peer for node in nodes}, sulk
+        self.sets: dict[int, set[Digest]] = {}
+        for node in nodes:
+            self._take_over(node.driver)
+
+    def _take_over(self, driver) -> None:
+        feed, publish = driver.feed_finality, driver.publish
+
+        def greedy(event: fin.Event) -> None:
+            if isinstance(event, fin.RoundClosed):
+                return
+            feed(event)
+            if isinstance(event, fin.EntrySeen | fin.PayloadHeld):
+                body = driver.contributions._found.get(event.entry, (None, None))[1]
+                ours = self._note(driver, event.entry) if body is not None else ()
+                if ours:
+                    feed(fin.RoundClosed(body.round, ours))
+                    feed(fin.RoundClosed(body.round + 1, ()))  # "more will not come"
+
+        def say(body: Body):
+            if self.sulk and isinstance(body, Vote):
+                named = driver.finality.books[body.round].proposals[body.proposal].contributions
+                if not self.sets[body.round].issuperset(named):
+                    return None
+            return publish(body)
+
+        driver.feed_finality, driver.publish = greedy, say
+
+    def _note(self, driver, entry: Digest) -> tuple[Digest, ...]:
+        author, body = driver.contributions._found[entry]
+        assert isinstance(body, Contribution)
+        if author in self.peers:
+            self.sets.setdefault(body.round, set()).add(entry)
+        return tuple(sorted(e for e in self.sets.get(body.round, ()) if driver.contributions.held(e)))
+
+
+def final_sets(node) -> list[set]:
+    rows = node.driver.log.rows
+    return [set(rows[number].contributors) for number in sorted(rows) if rows[number].final]
+
+
+@pytest.mark.parametrize(
+    ("members", "liars", "sulk", "rounds"), [(2, 1, False, 8), (3, 1, True, 10), (4, 1, True, 8), (6, 2, True, 6)]
+)
+def test_members_that_propose_themselves_alone_do_not_get_the_run(world, members, liars, sulk, rounds):
+    """At most a third of the members; of two, one that does not stop finality as well."""
+
+    async def story() -> None:
+        async with world(rounds, members) as w:
+            nodes = [w.start(number) for number in range(members)]
+            await w.until(lambda: w.newest() >= 2)
+            honest, bad = nodes[:-liars], nodes[-liars:]
+            gang = Gang(bad, sulk=sulk)
+            await w.until(lambda: all(n.worker.final >= rounds - 1 for n in honest), 600.0)
+            w.check_agreement()
+            for one in final_sets(honest[0]):
+                assert len(one - gang.peers) == members - liars
+            told = (honest[0].home / "events.jsonl").read_text()
+            assert '"narrow_set"' in told
+
+    run_virtual(story())
