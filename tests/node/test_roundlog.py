@@ -46,7 +46,7 @@ def test_tokens_are_counted_since_the_start(opened, tmp_path):
     log = opened(tmp_path)
     for number in (0, 1, 1):  # the worker died after the second round, and trained it again
         log.training(Round(number))
-        log.trained(trained(number))
+        log.trained(trained(number), 0)
     assert log.tokens == 3 * 640
     log.close()
     assert opened(tmp_path).tokens == 0
