@@ -83,7 +83,10 @@ class Task(NamedTuple):
         """A fresh member with the values Θ₀."""
         model = Decoder(self.spec.model).to(self.device)
         bridge.fill(model, self.genesis_C4096(), arena_of(self.spec.model))
-        scaled = msgspec.structs.replace(self.spec.inner, lr=self.spec.inner.lr * lr_scale)
+        inner = self.spec.inner
+        # The factor of a run with few holders would do harm here, where all train all experts.
+        expert_lr = 1.0 if self.spec.outer.holders else inner.expert_lr
+        scaled = msgspec.structs.replace(inner, lr=inner.lr * lr_scale, expert_lr=expert_lr)
         return Inner(model, loss_of, scaled, after_step=follower(model, self.spec.model))
 
     def batch(self, number: int, slot: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -15,6 +15,7 @@ MAX_PARAMETERS = 1 << 37
 MAX_EXPERTS = 4096
 MAX_EXPERT_LAYERS = 1 << 16
 """Experts times layers: each pair is three atoms, and a table of atoms is made from what a peer sent."""
+_EXPERTS = ".mlp.experts."
 BIAS = "mlp.gate.e_score_correction_bias"
 """The one atom that no gradient moves: a controller does (`node.model.balance`)."""
 
@@ -186,9 +187,14 @@ def atoms(model: ModelSpec) -> tuple[Atom, ...]:
     return tuple(found)
 
 
+def is_experts(name: str) -> bool:
+    """Whether these are weights of an expert, or of experts that are stacked in memory."""
+    return _EXPERTS in name
+
+
 def expert_of(name: str) -> int | None:
     """The expert that an atom belongs to; None for atoms that every member trains."""
-    _, found, rest = name.partition(".mlp.experts.")
+    _, found, rest = name.partition(_EXPERTS)
     return int(rest.split(".", 1)[0]) if found else None
 
 

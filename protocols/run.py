@@ -73,6 +73,8 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Gradient norm bound."""
     batch: int
     """Sequences of one inner step of one member."""
+    expert_lr: float = 1.0
+    """Rate of the experts' weights, in units of `lr`: above 1 where each has few holders (docs/models.md)."""
     first_step: int = 0
     """Where in the learning rate's schedule round 0 begins: not at 0 where a run goes on from a checkpoint."""
 
@@ -199,7 +201,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         self.model.check()
         public_key_of(self.owner)
         _check_names(self)
-        _check_inner(self.inner)
+        _check_inner(self.inner, self.model)
         _check_outer(self.outer, self.model)
         _within("compress.feedback", self.compress.feedback, 0, 1)
         _within("pace.quorum_256", self.pace.quorum_256, 1, 256)
@@ -302,7 +304,7 @@ def _check_given(spec: RunSpec) -> None:
         raise ConfigError(f"start.moments must have 32 bytes for each of {files} files, or none")
 
 
-def _check_inner(inner: InnerSpec) -> None:
+def _check_inner(inner: InnerSpec, model: ModelSpec) -> None:
     _within("inner.lr", inner.lr, 1e-9, 1)
     _within("inner.lr_min", inner.lr_min, 0, 1)
     _within("inner.warmup_steps", inner.warmup_steps, 0, 1 << 31)
@@ -313,7 +315,10 @@ def _check_inner(inner: InnerSpec) -> None:
     _within("inner.weight_decay", inner.weight_decay, 0, 1)
     _within("inner.clip", inner.clip, 1e-6, 1e6)
     _within("inner.batch", inner.batch, 1, 1 << 20)
+    _within("inner.expert_lr", inner.expert_lr, 1 / 64, 64)
     _within("inner.first_step", inner.first_step, 0, 1 << 31)
+    if inner.expert_lr != 1 and model.experts is None:
+        raise ConfigError("inner.expert_lr is for runs whose model has experts")
 
 
 def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:

@@ -23,12 +23,14 @@ from atoll.protocols.run import RunSpec, Stage
 SOURCE = "builtin:shakespeare"
 WARMUP = 20
 """One step in so many warms the rate up."""
+EXPERT_LR = 2.0
+"""Of experts with one of four holders: √(N / r). Trained whole they lose by it (docs/log.md)."""
 ALPHA_4096, MERGES = 205, 8
 """SPES's α of 0.05 (arXiv 2602.11543), falling to 0 at two thirds of the run; merges until then."""
 
 
 def spec_of(arm: str, preset_name: str, rounds: int, steps: int, seed: int) -> RunSpec:
-    """The preset's recipe in a run of so many equal rounds, without overlap."""
+    """The preset's recipe in so many equal rounds without overlap; each arm with its better rate of experts."""
     spec = preset(preset_name, identity_of(0).peer_id, seed, SOURCE)
     until = max(1, 2 * rounds // 3)
     merge = MergeSpec(every=max(1, until // MERGES), until=until, alpha_4096=ALPHA_4096)
@@ -40,7 +42,12 @@ def spec_of(arm: str, preset_name: str, rounds: int, steps: int, seed: int) -> R
         holders=0 if arm == "whole" else 1,
         merge=merge if arm == "merged" else msgspec.UNSET,
     )
-    inner = replace(spec.inner, total_steps=rounds * steps, warmup_steps=rounds * steps // WARMUP)
+    inner = replace(
+        spec.inner,
+        total_steps=rounds * steps,
+        warmup_steps=rounds * steps // WARMUP,
+        expert_lr=1.0 if arm == "whole" else EXPERT_LR,
+    )
     spec = replace(spec, name="bench", outer=outer, inner=inner)
     spec.check()
     return spec

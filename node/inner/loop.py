@@ -15,6 +15,7 @@ from torch.optim.adamw import adamw
 from atoll.node.inner.schedule import learning_rate
 from atoll.node.inner.share import ALONE, Share
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
+from atoll.protocols.model import is_experts
 from atoll.protocols.moments import KINDS, MAX_STEPS
 from atoll.protocols.run import InnerSpec
 
@@ -152,8 +153,12 @@ class Inner:
             self._state[name] = self._taken(name, {})
         matrices = [name for name in gradients if self._atoms[name].dim() > 1]
         vectors = [name for name in gradients if self._atoms[name].dim() <= 1]
+        experts = [name for name in matrices if is_experts(name)]
+        common = [name for name in matrices if not is_experts(name)]
+        decay = self._spec.weight_decay
         with torch.no_grad():
-            self._adamw(matrices, gradients, rate, self._spec.weight_decay)
+            self._adamw(common, gradients, rate, decay)
+            self._adamw(experts, gradients, rate * self._spec.expert_lr, decay)
             self._adamw(vectors, gradients, rate, 0.0)
 
     def _adamw(self, names: Sequence[str], gradients: Mapping[str, Tensor], rate: float, decay: float) -> None:

@@ -10,6 +10,7 @@ from atoll.node import presets
 from atoll.node.baselines import AVERAGE, DILOCO, OuterRule, Task, data_parallel, dense_diloco
 from atoll.node.data.dataset import open_data
 from atoll.protocols.ids import peer_id_of
+from atoll.protocols.model import ExpertsSpec
 from atoll.protocols.run import Stage
 
 
@@ -80,3 +81,16 @@ def test_members_that_are_away_are_missed_in_both_arms(spec, tmp_path):
         assert [p.tokens for p in arm(fewer)] == [32 * count for count in (2, 3, 6, 12)]
         assert curve(arm(fewer))[0] == curve(arm(steady))[0]
         assert curve(arm(fewer))[1:] != curve(arm(steady))[1:]
+
+
+def test_a_factor_for_few_holders_is_not_for_arms_that_train_all_experts(spec, tmp_path):
+    replace = msgspec.structs.replace
+    experts = ExpertsSpec(count=4, per_token=2, ffn=16)
+    mixture = replace(spec, model=replace(spec.model, experts=experts), reduce=None)
+
+    def found(holders, expert_lr):
+        outer, inner = replace(mixture.outer, holders=holders), replace(mixture.inner, expert_lr=expert_lr)
+        task = task_of(replace(mixture, outer=outer, inner=inner), 1, tmp_path)
+        return curve(data_parallel(task))
+
+    assert found(1, 2.0) == found(0, 1.0) != found(0, 2.0)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 
@@ -156,6 +157,27 @@ def test_an_atom_that_comes_late_moves_like_one_in_its_first_step(beta2):
     assert moved.min() >= 1e-4 * 0.98
     assert inner.state()["step/table"].tolist() == [1.0]
     assert inner.state()["step/gain"].tolist() == [501.0]
+
+
+def test_experts_move_by_their_own_rate():
+    """In the first step every weight with a gradient moves by its rate."""
+    spec = inner_spec(weight_decay=0.0, lr=1e-4, lr_min=1.0, warmup_steps=0)
+    names = {"table": "model.layers.0.mlp.experts.3.up_proj.weight", "gain": "model.norm.weight"}
+
+    def by_atom(tensors):
+        return {names[name]: tensor for name, tensor in tensors.items()}
+
+    quick, same = (
+        Inner(Toy(), loss_of, changed, by_atom=by_atom) for changed in (replace(spec, expert_lr=2.0), spec)
+    )
+    for inner, rate in ((quick, 2e-4), (same, 1e-4)):
+        before = inner.module.table.detach().clone()
+        inner.step(batch_of(0), 0)
+        used = inner.module.table.grad.abs() > 1e-6
+        moved = (inner.module.table.detach() - before).abs()[used]
+        assert used.any()
+        assert rate * 0.98 <= moved.min() <= moved.max() <= rate * 1.001
+    assert torch.equal(quick.module.gain, same.module.gain)
 
 
 def test_a_step_leaves_no_second_hold_on_the_gradients():
