@@ -51,7 +51,7 @@ rig: $(STAMP)  ## Nodes behind home routers: punched, relayed, rebound (Linux na
 compose-test: $(STAMP)  ## The container image: built, four trainers, one killed and back; all removed again (Docker, or root)
 	$(BIN)/python -m tests.compose
 
-bench: $(STAMP)  ## The published figures, against rivals; exit 1 where a bar is missed (docs/bench.md; wan: root, nftables)
+bench: $(STAMP)  ## The published figures, against rivals; exit 1 where a bar is missed or not measured (docs/bench.md; wan: root, nftables)
 	failed=0; for name in calls connections blobs compress topology experts wan; do $(BIN)/atoll bench $$name || failed=1; done; exit $$failed
 
 clean:  ## Remove what set-up and the tools made; runs and identities stay

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import click
+
 from atoll.node.home import Home
 from atoll.p2p.files import read_whole, write_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -50,8 +52,14 @@ def with_id(home: Home, run: RunId) -> FoundRun | None:
 
 
 def runs_of(home: Home) -> list[FoundRun]:
-    """All runs of this home, by name. Raises ConfigError for a file that is none."""
-    return [read_run(path) for path in sorted(home.runs.glob("*.run"))]
+    """All runs of this home that can be read, by name; of the others one line each goes to stderr."""
+    found = []
+    for path in sorted(home.runs.glob("*.run")):
+        try:
+            found.append(read_run(path))
+        except ConfigError as error:
+            click.echo(f"left out: {error.line()}", err=True)
+    return found
 
 
 def find_run(home: Home, wanted: str | None) -> FoundRun:

@@ -14,6 +14,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.devices import devices_of
 from atoll.node.holding import splits
 from atoll.protocols.arena import CHUNK, arena_of
+from atoll.protocols.coverage import largest_payload
 from atoll.protocols.model import ModelSpec
 from atoll.protocols.run import RunSpec
 
@@ -28,8 +29,8 @@ _CAST_BYTES = 2
 """Of a weight in bfloat16, as an accelerator multiplies it."""
 _EXCHANGE_BYTES = 8
 """Of a value of the arena, where contributions are encoded: e and the anchor."""
-_PASSING_BYTES = 320 << 20
-"""A slab of local weights, and what an encoder's kernels work in."""
+_SLAB_CHUNKS = 1 << 14
+"""Of local weights, which an encoder on a device takes at once."""
 _CPU_BASE_BYTES = 420 << 20
 _GPU_HOST_BASE_BYTES = 1 << 30
 _GPU_BASE_BYTES = 800 << 20
@@ -85,7 +86,11 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
 
 def encoder_bytes(spec: RunSpec) -> int:
     """What a device needs to encode contributions (node/exchange.py), for all experts."""
-    return _EXCHANGE_BYTES * CHUNK * arena_of(spec.model).chunks + _PASSING_BYTES
+    chunks, k = arena_of(spec.model).chunks, spec.compress.k
+    # Of each chunk: twice as many candidates as a power of two above k, with their values; places, values, order
+    # and codes of k; unary bits.
+    each = 4 * CHUNK + 16 * (1 << (k - 1).bit_length()) + 13 * k + CHUNK // 16
+    return _EXCHANGE_BYTES * CHUNK * chunks + each * min(chunks, _SLAB_CHUNKS) + largest_payload(spec)
 
 
 def lack_of_room(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:

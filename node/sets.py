@@ -1,5 +1,6 @@
 """Sets of contributions and Reductions: whether they are here, getting them, the worker's work on them."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import atoll.node.round_words as rnd
 from atoll.node.contributions import Contributions
 from atoll.node.membership import Known, member_of
 from atoll.node.needs import Network
-from atoll.node.payloads import Named, Payloads, legal_size
+from atoll.node.payloads import Named, Payloads, legal_size, pause_s
 from atoll.node.trainer import WorkerDied
 from atoll.protocols import worker as w
 from atoll.protocols.coverage import cover_of, size_of
@@ -36,6 +37,8 @@ class Sets:
         self.payloads = Payloads(net, partial(legal_size, driver.spec), self._verify, *hear)
         self.contributions = Contributions(driver.me, self.payloads)
         self._counted: dict[int, tuple[w.Counted, ...]] = {}
+        self._asked: dict[int, tuple[Digest, ...]] = {}
+        """The newest set of each round that the worker was asked about, until the round is final."""
 
     def is_here(self, number: Round, names: tuple[Digest, ...]) -> bool:
         """Whether everything that a set needs is on disk."""
@@ -90,19 +93,28 @@ class Sets:
                 driver.delete_blob(payload)
 
     async def ask(self, number: Round, names: tuple[Digest, ...], ask_of: AskOf, kind: type[A]) -> A:
-        """Ask for work on a set; payloads that the disk has lost or damaged are fetched again first."""
+        """Ask for work on a set; payloads that the disk has lost or damaged are fetched again first.
+
+        The worker may need those of the other open rounds too, because it takes these again where experts are
+        merged: they are looked at when it did not help that the set itself is whole.
+        """
         slices = self._slices(number, names)
         if slices is not None:
             return await slices.ask(number, names, ask_of, kind)
         known, life = self.contributions.known(names), self._driver.lives
-        payloads = self.contributions.named(names)
+        attempt = 0
+        self._asked = {at: named for at, named in self._asked.items() if at > self._driver.finals.applied}
+        self._asked[number] = names
         while True:
             if all(self._net.has_blob(one.payload) for one in known):
                 try:
                     return await self._driver.ask_until_saved(ask_of(self._members(known), ()), kind)
                 except (DecodeError, CorruptFault) as error:
                     self._driver.log.event("payload_damaged", error=error.line())
-            for author, named in payloads:
+                    await asyncio.sleep(pause_s(attempt) if attempt else 0)
+                    attempt += 1
+            others = self._asked.values() if attempt > 1 else ()
+            for author, named in self.contributions.named(_joined(names, *others)):
                 await self.payloads.mend(named, author)
             if life != self._driver.lives:
                 raise WorkerDied("the worker that was asked is gone")
@@ -133,3 +145,8 @@ class Sets:
 
     def _members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
         return tuple(member_of(one, self._net.blob_path(one.payload)) for one in known)
+
+
+def _joined(*sets: tuple[Digest, ...]) -> tuple[Digest, ...]:
+    """Each name once, in its first place."""
+    return tuple(dict.fromkeys(name for names in sets for name in names))

@@ -119,11 +119,30 @@ def payload_bytes(codec: str, chunks: int, k: int) -> int:
 
 
 def check_frame(payload: bytes | memoryview, layout: Layout) -> None:
-    """Raise DecodeError unless length and header are the ones that the run prescribes."""
+    """Raise DecodeError unless header and length are the ones that the run prescribes.
+
+    The header is looked at first: what another version says is likely to have another length, too.
+    """
+    said = bytes(payload[:HEADER_BYTES])
+    if len(said) == HEADER_BYTES and said != layout.header:
+        raise DecodeError(f"payload {_difference(said, layout)}")
     if len(payload) != layout.size_bytes:
         raise DecodeError(f"payload of {len(payload)} bytes where {layout.size_bytes} are legal")
-    if bytes(payload[:HEADER_BYTES]) != layout.header:
-        raise DecodeError("payload: another magic, version, codec, chunk count or k")
+
+
+def _difference(said: bytes, layout: Layout) -> str:
+    """The first field of the header that is not the run's, and both values."""
+    magic, version, number, k, chunks = _HEADER.unpack(said)
+    if magic != MAGIC:
+        return f"begins with {magic.hex()}; one begins with {MAGIC.hex()}"
+    if version != VERSION:
+        return f"version {version}; this node speaks {VERSION}"
+    if number != NUMBERS[layout.codec]:
+        codec = {known: name for name, known in NUMBERS.items()}.get(number, "of no name")
+        return f"codec {number} ({codec}); the run's is {NUMBERS[layout.codec]} ({layout.codec})"
+    if k != layout.k:
+        return f"k {k}; the run's is {layout.k}"
+    return f"chunks {chunks}; {layout.chunks} are legal"
 
 
 def _bytes(bits: int) -> int:

@@ -242,7 +242,7 @@ def open_run(data: bytes) -> RunSpec:
     try:
         spec.check()
     except ConfigError as error:
-        raise DecodeError(str(error)) from error
+        raise DecodeError(str(error), hint=error.hint) from error
     verify(spec.owner, _DOMAIN, signed.spec, signed.signature)
     return spec
 
@@ -328,7 +328,12 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
     _within("outer.fragments", outer.fragments, 1, model.layers + 1)  # the embeddings are one
     _within("outer.overlap_steps", outer.overlap_steps, 0, 1 << 16)
     if outer.overlap_most is not msgspec.UNSET:
-        _within("outer.overlap_most", outer.overlap_most, max(1, outer.overlap_steps), 1 << 16)
+        _within("outer.overlap_most", outer.overlap_most, 1, 1 << 16)
+        if outer.overlap_most < outer.overlap_steps:
+            raise ConfigError(
+                f"outer.overlap_steps = {outer.overlap_steps} is above outer.overlap_most = {outer.overlap_most}",
+                hint="set outer.overlap_most too",
+            )
     _within("outer.keep_256", outer.keep_256, 0, 256)
     _within("outer.holders", outer.holders, 0, 1024)
     if outer.holders and model.experts is None:

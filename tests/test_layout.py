@@ -22,7 +22,7 @@ BANNED = {
 }
 TORCH_SIDE = {
     "worker", "session", "exchange", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
-    "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "logits",
+    "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "capped", "logits",
     "checkpointing", "resumed", "brought", "shard_saving", "import_run", "experts_trial", "restoring",
     "group", "large", "lead", "rank", "replica", "shards",
 }  # fmt: skip

@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 
+import msgspec
+
 from atoll.cli.benches.report import Bar, Row, median, paired_ratio, row
 from atoll.node import dumps
 from atoll.node.compress import pace
@@ -24,6 +26,7 @@ EXTRA_MEMORY = Bar("<=", 0.05)
 GPU_MILLIONS, GPU_TURNS = 1024, 20
 GPU_ENCODE_OVER_COPY, GPU_ENCODE_OVER_PUBLISHED = Bar("<=", 2.8), Bar(">=", 5)
 NO_DIFFERENCE = Bar("<=", 0)
+NOT_HERE = "not measured: no GPU here (--device cuda)"
 
 
 async def measure(
@@ -37,8 +40,7 @@ async def measure(
     paces = await asyncio.to_thread(pace.measure, chunks, 1 if quick else TURNS, say)
     say("training for real values")
     found = await asyncio.to_thread(dumped, quick)
-    gpu = row("encode and fold on a GPU", None, "x", note="not measured: that takes --device cuda, and a GPU")
-    return [*rows_of(paces, chunks * CHUNK), found, gpu]
+    return [*rows_of(paces, chunks * CHUNK), found, *unmeasured_gpu_rows()]
 
 
 def on_gpu(chunks: int, turns: int, say: Callable[[str], None], device: str) -> list[Row]:
@@ -47,12 +49,23 @@ def on_gpu(chunks: int, turns: int, say: Callable[[str], None], device: str) -> 
         raise ConfigError("there is no triton here: torch's CUDA build brings it")
     gpu_pace = importlib.import_module("atoll.node.compress.gpu.pace")
     paces: pace.Paces = gpu_pace.measure(chunks, MILLIONS * 2**20 // CHUNK, turns, say, device)
-    compared = f"{min(chunks, MILLIONS * 2**20 // CHUNK) * CHUNK:,} parameters: payload, e, θ + U"
+    compared = min(chunks, MILLIONS * 2**20 // CHUNK) * CHUNK
+    return gpu_rows_of(paces, chunks * CHUNK, compared)
+
+
+def unmeasured_gpu_rows() -> list[Row]:
+    """Those of a GPU that have a bar, of a bench that had none: what was not measured is not reached."""
+    rows = gpu_rows_of(pace.Paces(), 1, 0)
+    return [msgspec.structs.replace(each, value=None, passed=None, note=NOT_HERE) for each in rows if each.bar]
+
+
+def gpu_rows_of(paces: pace.Paces, parameters: int, compared: int) -> list[Row]:
+    """The figures of a GPU; as many parameters as `compared` were held against the CPU's bits."""
     fold = f"GPU: decode + fold of {pace.PEERS}, payloads from the host"
-    parameters = chunks * CHUNK
     extra = None if paces.extra_bytes is None else paces.extra_bytes / (4 * parameters)
+    bits = f"{compared:,} parameters: payload, e, θ + U"
     return [
-        row("GPU: what differs from the CPU", len(paces.differs), "", NO_DIFFERENCE, note=compared),
+        row("GPU: what differs from the CPU", len(paces.differs), "", NO_DIFFERENCE, note=bits),
         row("GPU: memcpy on the device", _ms(paces, "encode: memcpy"), "ms", note=f"{parameters:,} float32"),
         *_speed(paces, "encode", "GPU: encode", GPU_ENCODE_OVER_COPY, GPU_ENCODE_OVER_PUBLISHED),
         *_speed(paces, "fold", fold, None, None),
@@ -111,15 +124,15 @@ def rows_of(paces: pace.Paces, parameters: int) -> list[Row]:
 def _speed(
     paces: pace.Paces, name: str, label: str, over_copy: Bar | None, over_published: Bar | None
 ) -> list[Row]:
-    ours, theirs = paces.seconds[name], paces.seconds[f"{name} published"]
+    ours, theirs, copies = (paces.seconds.get(each, []) for each in (name, f"{name} published", f"{name}: memcpy"))
     return [
         row(f"{label}: ours", _ms(paces, name), "ms"),
         row(f"{label}: published", _ms(paces, f"{name} published"), "ms"),
-        row(f"{label}: ours / memcpy", paired_ratio(ours, paces.seconds[f"{name}: memcpy"]), "x", over_copy),
+        row(f"{label}: ours / memcpy", paired_ratio(ours, copies), "x", over_copy),
         row(f"{label}: published / ours", paired_ratio(theirs, ours), "x", over_published),
     ]
 
 
 def _ms(paces: pace.Paces, name: str) -> float | None:
-    found = median(paces.seconds[name])
+    found = median(paces.seconds.get(name, []))
     return None if found is None else 1000 * found

@@ -4,8 +4,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from atoll.cli.benches import experts_loss, experts_owner
 from atoll.cli.benches.child import started
-from atoll.cli.benches.experts_loss import loss_rows
+from atoll.cli.benches.experts_gpu import gpu_rows
 from atoll.cli.benches.experts_members import MEMBERS, shares_of, spec_of
 from atoll.cli.benches.report import Bar, Row, median, paired_ratio, row
 from atoll.node.footprint import FROZEN_BYTES
@@ -30,8 +31,10 @@ ORDER_S = 600.0
 Say = Callable[[str], None]
 
 
-async def measure(quick: bool, say: Say, loss: bool = False) -> list[Row]:
-    """All rows. `loss`: also train whole runs, which takes hours."""
+async def measure(quick: bool, say: Say, loss: bool = False, device: str = "cpu") -> list[Row]:
+    """All rows, always; what was not measured says why. `loss`: also train whole runs, which takes hours.
+    `device`: `cuda` for the rows of a GPU, too.
+    """
     preset = QUICK_PRESET if quick else PRESET
     say("memory: a process for each measurement")
     rows = await memory_rows(preset, 1 if quick else PROCESSES)
@@ -40,7 +43,13 @@ async def measure(quick: bool, say: Say, loss: bool = False) -> list[Row]:
         rows += await story_rows(folder, preset, say)
     say("time: a share and all experts in turns")
     rows += await time_rows(preset, *((1, 1) if quick else (SEQUENCES, TURNS)))
-    return [*rows, *await loss_rows(preset, *(QUICK_LOSS if quick else LOSS_ROUNDS), say)] if loss else rows
+    say("an owner dies: four nodes on loopback")
+    rows += experts_owner.unmeasured_rows() if quick else await experts_owner.owner_rows(say)
+    say("a cap of a GPU's memory")
+    rows += await gpu_rows(quick, device)
+    if not loss:
+        return [*rows, *experts_loss.unmeasured_rows()]
+    return [*rows, *await experts_loss.loss_rows(preset, *(QUICK_LOSS if quick else LOSS_ROUNDS), say)]
 
 
 async def memory_rows(preset: str, processes: int) -> list[Row]:

@@ -28,6 +28,7 @@ ARMS = {
     "lost": "one holder each, a member dead for good",
 }
 JUDGED = ("shared", "merged")
+NOT_ASKED = "not measured: --loss takes an hour"
 Curve = Sequence[Point]
 
 
@@ -66,10 +67,19 @@ def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
     ]
     for name, curve in curves.items():
         if name != "whole":
-            bar = LOSS if name in JUDGED else None
             note = f"tokens / whole {curve[-1].tokens / whole.tokens:.3f}, one seed"
-            rows.append(row(f"loss, {ARMS[name]} / whole", curve[-1].val_bpb / whole.val_bpb, "x", bar, note=note))
+            rows.append(compared(name, curve[-1].val_bpb / whole.val_bpb, note))
     return rows
+
+
+def unmeasured_rows() -> list[Row]:
+    """The comparisons, of a bench that trained no arm."""
+    return [compared(name, None, NOT_ASKED) for name in ARMS if name != "whole"]
+
+
+def compared(name: str, ratio: float | None, note: str) -> Row:
+    """An arm's loss over that of the mixture that is trained whole."""
+    return row(f"loss, {ARMS[name]} / whole", ratio, "x", LOSS if name in JUDGED else None, note=note)
 
 
 def _curve(curve: Curve) -> str:

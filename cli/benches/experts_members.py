@@ -69,10 +69,13 @@ class Contributed(NamedTuple):
 
 
 class Members:
-    """`count` members with a home each below `folder`."""
+    """`count` members with a home each below `folder`; they encode on the host, wherever they train."""
 
-    def __init__(self, folder: Path, spec: RunSpec, count: int) -> None:
+    def __init__(
+        self, folder: Path, spec: RunSpec, count: int, device: str = "cpu", frozen: str = "float32"
+    ) -> None:
         self.folder, self.spec, self.count = folder, spec, count
+        self._device, self._frozen = device, frozen
         experts = splits(spec)
         self.shares = [bitmap_of(one, experts) for one in shares_of(spec, count)] if experts else [ALL] * count
 
@@ -85,11 +88,15 @@ class Members:
         """Who they are, and where they keep the run."""
         return [Peer(identity_of(number), self.home(number)) for number in range(self.count)]
 
+    def start(self, number: int) -> w.Start:
+        """What a member's worker is told first."""
+        peer, home = identity_of(number).peer_id, str(self.home(number))
+        return w.Start(codec.encode(self.spec), peer, home, "", 1, self._device, self._frozen, exchange_on="host")
+
     @contextmanager
     def session(self, number: int) -> Iterator[Session]:
         """A member's worker, as it comes back from its disk; saved at the end."""
-        peer, home = identity_of(number).peer_id, str(self.home(number))
-        session = Session(w.Start(codec.encode(self.spec), peer, home, "", 1, "cpu"))
+        session = Session(self.start(number))
         yield session
         session.close()
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec.structs import asdict
 
-from atoll.cli.benches.child import obey
+from atoll.cli.benches.child import Orders, obey
+from atoll.cli.benches.experts_gpu import spec_on_gpu, trained_under
 from atoll.cli.benches.experts_members import MEMBERS, Members, identity_of, shares_of, spec_of
 from atoll.node import logits
 from atoll.node.checkpointing import join
@@ -99,10 +101,16 @@ async def resume(folder: str, preset: str, counts: list[int]) -> dict[str, Any]:
     return {"differ": {str(count): len(names) for count, names in differ.items()}, "bytes": size}
 
 
+async def capped(folder: str, trained: str, steps: int, cap: int) -> dict[str, Any]:
+    """Steps on the GPU under a cap of its memory; see `node.capped`."""
+    return asdict(trained_under(Path(folder), spec_on_gpu(steps), trained, "cuda:0", cap))
+
+
 async def main() -> None:
     """Until standard input ends."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    await obey({"hold": hold, "paces": paces, "payloads": payloads, "logits": logits_of, "resume": resume})
+    orders: Orders = {"hold": hold, "paces": paces, "payloads": payloads, "logits": logits_of, "resume": resume}
+    await obey({**orders, "capped": capped})
 
 
 if __name__ == "__main__":

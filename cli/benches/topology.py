@@ -78,9 +78,15 @@ def traffic_rows(gathered: dict[int, RoundResult], reduced: dict[int, RoundResul
             "of it",
             FLAT,
         ),
+        row("reduce-scatter: largest / smallest over R", max(flat) / min(flat), "x", note=_extremes(reduced)),
         row(f"all-gather / reduce-scatter, R = {most}", mean(gathered[most].up) / mean(reduced[most].up), "x"),
         row("digests after each round, most", max(len(got.digests) for got in every), "", ONE),
     ]
+
+
+def _extremes(results: dict[int, RoundResult]) -> str:
+    up = {count: mean(got.up) for count, got in results.items()}
+    return f"R = {max(up, key=up.__getitem__)} over R = {min(up, key=up.__getitem__)}"
 
 
 def _note(got: RoundResult) -> str:

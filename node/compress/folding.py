@@ -87,8 +87,8 @@ def fold_into(
     Raises DecodeError and, where a weight leaves ±128, Divergence; θ is never changed. ValueError for an array
     that does not begin at a multiple of 64 bytes, as all of torch's own do.
     """
-    if out_C4096.data_ptr() % ALIGN_BYTES:
-        raise ValueError("the sum needs an array that is aligned to 64 bytes")
+    if out_C4096.data_ptr() % ALIGN_BYTES or not (theta_C4096.is_contiguous() and out_C4096.is_contiguous()):
+        raise ValueError("the sum needs arrays in one piece, and the result's aligned to 64 bytes")
     _run(members, Layout(codec, len(theta_C4096), k), step, threads, (_nothing(), theta_C4096, out_C4096))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from atoll.node.export import rope
-from atoll.node.export.fields import real, whole
+from atoll.node.export.fields import flag, real, whole
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.model import ExpertsSpec, ModelSpec
 
@@ -125,7 +125,7 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
         **sizes,
         ffn=experts.per_token * experts.ffn if experts else whole(config, family.width),
         context=whole(config, "max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=flag(config, "tie_word_embeddings"),
         rope_theta=theta,
         rope_stretch=stretch,
         norm_eps=real(config, "rms_norm_eps"),
@@ -170,7 +170,7 @@ def _read_experts(config: Mapping[str, Any], family: Family) -> ExpertsSpec:
         count=whole(config, count),
         per_token=whole(config, "num_experts_per_tok"),
         ffn=whole(config, family.width),
-        normalise=family.class_name == "MixtralForCausalLM" or bool(config.get("norm_topk_prob", False)),
+        normalise=family.class_name == "MixtralForCausalLM" or flag(config, "norm_topk_prob"),
         load_balance=real({"router_aux_loss_coef": family.load_balance, **config}, "router_aux_loss_coef"),
     )
 

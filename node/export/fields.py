@@ -25,3 +25,11 @@ def real(config: Mapping[str, Any], key: str, where: str = CONFIG) -> float:
         return float(value)
     except OverflowError as error:
         raise ConfigError(f"{where}: {key} is too large") from error
+
+
+def flag(config: Mapping[str, Any], key: str, where: str = CONFIG) -> bool:
+    """True or false; false where it is not said. Raises ConfigError."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ConfigError(f"{where}: {key} = {value!r} is not true or false")
+    return bool(value)

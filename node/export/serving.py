@@ -109,7 +109,9 @@ def _template(path: Path, inside: Any) -> str:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(TEMPLATE_MAX_BYTES + 1).decode()
+            data = file.read(TEMPLATE_MAX_BYTES + 1)
+        # of a longer one only the length is looked at: the cut may go through a character
+        return data.decode(errors="strict" if len(data) <= TEMPLATE_MAX_BYTES else "replace")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -120,7 +122,7 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingSpec:
     chosen = generation.get("do_sample")
     if chosen is not None and not isinstance(chosen, bool):
         raise ConfigError(f"{GENERATION}: do_sample = {chosen!r} is not true or false")
-    top_k = whole(generation, "top_k", GENERATION) if "top_k" in generation else None
+    top_k = whole(generation, "top_k", GENERATION) if generation.get("top_k", -1) != -1 else None  # as in `_id`
     temperature, top_p, penalty = (
         real(generation, key, GENERATION) if key in generation else None for key in _REALS
     )

@@ -12,6 +12,7 @@ before such an open round, the open rounds are taken again, from `final`; else s
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -208,9 +209,15 @@ class Fold:
             return self._view
         if known is None and not self._moves_from(number):
             return _Theta(self._next(self.view_C4096, number, fresh))
-        if known is None or self._moves_from(number) or len(self._open) <= _REPLAYED:
-            return _Theta(self._replayed({**self._open, number: fresh}))
-        return _Theta(self._exchanged(number, known, fresh))
+        replayed = partial(self._replayed, {**self._open, number: fresh})
+        if known is None or self._moves_from(number):
+            return _Theta(replayed())
+        exchanged = partial(self._exchanged, number, known, fresh)
+        few = len(self._open) <= _REPLAYED
+        try:
+            return _Theta(replayed() if few else exchanged())
+        except (CorruptFault, DecodeError):  # a payload of another open round, or one that is in no set any more
+            return _Theta(exchanged() if few else replayed())
 
     def _moves_from(self, number: int) -> bool:
         """Whether some open round from this one on is followed by a move."""
@@ -218,11 +225,7 @@ class Fold:
 
     def _exchanged(self, number: int, known: _Set, fresh: _Set) -> Tensor:
         """The view + U(fresh) − U(known)."""
-        gain_N4096 = self._update(number, fresh)
-        try:
-            loss_N4096 = self._update(number, known)
-        except (CorruptFault, DecodeError):  # nobody keeps a payload that is in no set any more
-            return self._replayed({**self._open, number: fresh})
+        gain_N4096, loss_N4096 = self._update(number, fresh), self._update(number, known)
         return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(number))
 
     def _replayed(self, rounds: Mapping[int, _Set]) -> Tensor:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -68,9 +69,10 @@ class WebServer:
                 listener = socket.create_server(place, family=family, backlog=MAX_CONNECTIONS)
                 break
             except OSError as error:
+                why = os.strerror(error.errno) if error.errno else str(error)
                 if not self.trouble:
-                    log.warning("no web page at %s: %s; trying again", place, error.strerror)
-                self.trouble = f"cannot listen on {place}: {error.strerror}; trying again"
+                    log.warning("no web page at %s: %s; trying again", place, why)
+                self.trouble = f"cannot listen on {place}: {why}; trying again"
             await asyncio.sleep(RETRY_S)
         listener.setblocking(False)
         self.url, self.trouble = f"http://{Place(place.ip, listener.getsockname()[1])}/", ""

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cli.benches import calls, connections, experts_loss
+from atoll.cli.benches import calls, compress, connections, experts_loss
 from atoll.cli.benches.blobs_node import LyingStore
 from atoll.cli.benches.calls_bare import take_messages, varint
 from atoll.cli.benches.child import started
@@ -21,6 +21,7 @@ from atoll.cli.benches.experts_plans import plan_of
 from atoll.cli.benches.report import Bar, all_reached, paired_ratio, row, unjudged
 from atoll.cli.benches.space import Plug, can_shape, command, empty_space, plug_in, space_of
 from atoll.node.baselines import Point
+from atoll.node.compress import pace
 from atoll.p2p.blobs.store import BlobStore
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.experts import ALL, experts_in
@@ -211,7 +212,21 @@ def test_quick_compress(atoll, tmp_path):
     assert rows["wire: published"]["value"] == pytest.approx(0.0391, rel=1e-2)
     assert rows["encode: ours / memcpy"]["bar"] == "<= 3.5"
     assert rows["decode + fold of 8: published / ours"]["value"] > 0.5
-    assert rows["encode and fold on a GPU"]["note"].startswith("not measured")
+    gpu = {metric: made for metric, made in rows.items() if metric.startswith("GPU")}
+    assert [made["bar"] for made in gpu.values()] == ["<= 0", "<= 2.8", ">= 5"]
+    assert all(made["value"] is None and made["note"].startswith("not measured: no GPU") for made in gpu.values())
+
+
+def test_rows_of_a_gpu_are_judged_where_there_is_one_and_not_reached_where_there_is_none():
+    seconds = {"encode": [2.0], "encode published": [20.0], "encode: memcpy": [1.0], "fold": [2.0]}
+    rows = compress.gpu_rows_of(pace.Paces(seconds=seconds), 4096, 4096)
+    judged = {made.metric: made.passed for made in rows if made.bar}
+    assert judged == dict.fromkeys(judged, True)
+    missing = compress.unmeasured_gpu_rows()
+    assert [made.metric for made in missing] == list(judged)
+    assert not all_reached(missing)
+    other = compress.gpu_rows_of(pace.Paces(seconds=seconds, differs=["payload"]), 4096, 4096)
+    assert not all_reached(other)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -225,6 +240,9 @@ def test_quick_topology(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "topology")
     assert rows["all-gather, R = 8"]["value"] > 2 * rows["all-gather, R = 4"]["value"]
     assert rows["reduce-scatter, R = 8"]["value"] < 0.6 * rows["all-gather, R = 8"]["value"]
+    spread = rows["reduce-scatter: largest / smallest over R"]
+    assert spread["value"] >= 1 + rows["reduce-scatter: furthest from its mean over R"]["value"]
+    assert spread["bar"] is None
     assert rows["digests after each round, most"]["value"] == 1
     assert rows["R = 8, a reducer dies: slices folded raw"]["value"] == 1
     assert rows["R = 8, a reducer lies: members with a checked proof"]["bar"] == ">= 1"
@@ -242,7 +260,15 @@ def test_quick_experts(atoll, tmp_path):
     assert [rows[f"resume 4 -> {count}: values that differ"]["value"] for count in (1, 2, 3, 8)] == [0] * 4
     assert rows["export: largest difference of a logit in transformers"]["value"] < 1e-4
     assert rows["time of a mixture's forward and backward, share / all"]["bar"] == "<= 0.85"
-    assert not any(metric.startswith("loss") for metric in rows), "that takes hours and must be asked for"
+    dying = [made for metric, made in rows.items() if metric.startswith("an owner dies")]
+    assert [(made["value"], made["bar"]) for made in dying] == [(None, "<= 0")] * 8
+    assert rows["GPU: a share trains inside the cap and all experts do not"]["value"] is None
+    assert rows["GPU: cap"]["note"] == "not measured: no GPU here (--device cuda)"
+    losses = {metric: made for metric, made in rows.items() if metric.startswith("loss")}
+    assert len(losses) == 4
+    assert {made["note"] for made in losses.values()} == {"not measured: --loss takes an hour"}
+    assert [made["bar"] for made in losses.values()] == ["<= 1.02", "<= 1.02", None, None]
+    assert all(made["value"] is None for made in losses.values())
 
 
 def test_the_judged_arms_are_held_against_the_mixture_that_is_trained_whole():
@@ -254,6 +280,15 @@ def test_the_judged_arms_are_held_against_the_mixture_that_is_trained_whole():
     assert rows["loss, all experts by all members"].note == "round 1: 3.000, round 2: 2.000"
     judged = [rows[f"loss, {experts_loss.ARMS[name]} / whole"] for name in ("shared", "merged", "lost")]
     assert [(made.value, made.passed) for made in judged] == [(1.025, False), (1.01, True), (2.0, None)]
+
+
+def test_a_bench_that_trained_no_arm_has_reached_no_bar_of_the_loss():
+    curve = [Point(0, 100, 1.0, 2.0, 1.0)]
+    measured = experts_loss.rows_of(dict.fromkeys(experts_loss.ARMS, curve))
+    missing = experts_loss.unmeasured_rows()
+    assert {made.metric for made in missing} == {made.metric for made in measured if made.unit == "x"}
+    assert all_reached(measured)
+    assert not all_reached(missing)
 
 
 def test_who_dies_gives_its_experts_away_and_gets_its_number_of_them_back():

@@ -111,6 +111,17 @@ def test_show_says_what_there_is(atoll, tmp_path):
     assert atoll("run", "list").out.count("\n") == 3
 
 
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(atoll, tmp_path):
+    made(atoll)
+    about = json.loads(atoll("run", "show", "--json").out)
+    (tmp_path / "home/runs/old.run").write_bytes(b"of another time")
+    listed = atoll("run", "list", "--json")
+    assert [run["name"] for run in json.loads(listed.out)["runs"]] == ["tiny"]
+    assert listed.err.startswith("left out: ")
+    assert listed.err.count("\n") == 1
+    assert json.loads(atoll("run", "show", about["run"][:6], "--json").out) == about
+
+
 def test_a_tampered_run_is_refused(atoll, tmp_path):
     made(atoll)
     path = tmp_path / "home/runs/tiny.run"

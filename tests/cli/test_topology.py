@@ -102,3 +102,5 @@ def test_a_topology_that_grows_with_the_swarm_misses_its_bar():
     flat = rows["reduce-scatter: furthest from its mean over R"]
     assert flat.passed is False
     assert flat.value == pytest.approx(0.6, abs=0.02)
+    spread = rows["reduce-scatter: largest / smallest over R"]
+    assert (spread.value, spread.note) == (pytest.approx(4.0, abs=0.3), "R = 9 over R = 3")

@@ -15,7 +15,7 @@ import torch
 
 from atoll.node.compress.encoder import OnHost
 from atoll.node.exchange import encoder_for
-from atoll.node.footprint import lack_of_room
+from atoll.node.footprint import encoder_bytes, lack_of_room
 from atoll.protocols import codec
 from atoll.protocols import worker as w
 from atoll.protocols.arena import arena_of
@@ -67,7 +67,8 @@ def test_a_codec_without_kernels_is_a_line(capsys):
 
 
 def test_auto_wants_twice_the_room_that_encoding_and_training_take():
-    own = 8 * 4096 * arena_of(SPEC.model).chunks + (320 << 20)
+    own = encoder_bytes(SPEC)
+    assert own > 8 * 4096 * arena_of(SPEC.model).chunks
     whole = own + 16 * SPEC.model.parameters
     assert lack_of_room(SPEC, own, spare=False) == ""
     assert "are wanted for that" in lack_of_room(SPEC, own - 1, spare=False)

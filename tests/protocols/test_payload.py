@@ -47,14 +47,50 @@ def test_header_golden_bytes():
     assert Layout("sparse2", 258, 64).header.hex() == "61746c70" + "01" + "01" + "4000" + "02010000"
 
 
-@pytest.mark.parametrize("at", range(HEADER_BYTES))
-def test_a_frame_of_another_header_is_refused(at):
+@pytest.mark.parametrize(
+    ("at", "byte", "words"),
+    [
+        (0, 0x60, "payload begins with 60746c70; one begins with 61746c70"),
+        (3, 0x71, "payload begins with 61746c71; one begins with 61746c70"),
+        (4, 2, "payload version 2; this node speaks 1"),
+        (5, 3, r"payload codec 3 \(int8\); the run's is 1 \(sparse2\)"),
+        (5, 9, r"payload codec 9 \(of no name\); the run's is 1 \(sparse2\)"),
+        (6, 65, "payload k 65; the run's is 64"),
+        (7, 1, "payload k 320; the run's is 64"),
+        (8, 3, "payload chunks 3; 2 are legal"),
+        (11, 1, "payload chunks 16777218; 2 are legal"),
+    ],
+)
+def test_a_frame_of_another_header_is_refused_with_the_field_and_both_values(at, byte, words):
     layout = Layout("sparse2", 2, 64)
     payload = bytearray(layout.header + bytes(layout.size_bytes - HEADER_BYTES))
     check_frame(payload, layout)
-    payload[at] ^= 1
-    with pytest.raises(DecodeError):
+    payload[at] = byte
+    for said in (payload, memoryview(payload)):
+        with pytest.raises(DecodeError, match=f"^{words}$"):
+            check_frame(said, layout)
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_any_other_header_is_one_refusal(said):
+    layout = Layout("sparse2", 2, 64)
+    payload = said + bytes(layout.size_bytes - HEADER_BYTES)
+    if said == layout.header:
         check_frame(payload, layout)
+        return
+    with pytest.raises(DecodeError, match=r"^payload "):
+        check_frame(payload, layout)
+
+
+def test_the_first_field_that_differs_is_named():
+    layout, other = Layout("sparse2", 2, 64), Layout("sparse1", 2, 65)
+    payload = bytearray(other.header + bytes(layout.size_bytes - HEADER_BYTES))
+    with pytest.raises(DecodeError, match="codec 2"):
+        check_frame(payload, layout)
+    payload[4] = 2
+    for said in (payload, payload[:HEADER_BYTES], payload + b"more"):
+        with pytest.raises(DecodeError, match="version 2"):
+            check_frame(said, layout)
 
 
 SIZE = Layout("sparse2", 2, 64).size_bytes
@@ -63,7 +99,7 @@ SIZE = Layout("sparse2", 2, 64).size_bytes
 @pytest.mark.parametrize("size", [0, 1, HEADER_BYTES, SIZE - 1, SIZE + 1])
 def test_a_frame_of_another_length_is_refused(size):
     layout = Layout("sparse2", 2, 64)
-    with pytest.raises(DecodeError):
+    with pytest.raises(DecodeError, match=f"payload of {size} bytes where {SIZE} are legal"):
         check_frame((layout.header + bytes(layout.size_bytes))[:size], layout)
 
 

@@ -87,6 +87,8 @@ def change_weights(folder, change):
         ({"head_dim": 0}, "model.head_size = 0"),
         ({"hidden_size": "many"}, "hidden_size = 'many'"),
         ({"hidden_size": True}, "hidden_size = True"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no' is not true or false"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob = 1 is not true or false"),
         ({"num_attention_heads": 0}, "model.heads = 0"),
         ({"vocab_size": 1 << 40}, "model.vocab"),
         ({"num_experts_per_tok": 9}, "model.experts.per_token = 9"),

@@ -95,13 +95,18 @@ def test_what_a_folder_says(tmp_path, name):
         ({ABOUT: {"chat_template": "x" * (TEMPLATE_MAX_BYTES + 1)}}, "more than 16 KiB"),
         ({ABOUT: '{"chat_template": "\\ud800"}'}, "chat_template is no text"),
         ({"chat_template.jinja": b"\xff"}, "chat_template.jinja is no text"),
-        ({"chat_template.jinja": "ü" * TEMPLATE_MAX_BYTES}, "no text|more than 16 KiB"),
+        ({"chat_template.jinja": "ü" * TEMPLATE_MAX_BYTES}, "more than 16 KiB"),
+        ({"chat_template.jinja": "x" * (TEMPLATE_MAX_BYTES - 1) + "ü"}, "more than 16 KiB"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, files, said):
     with pytest.raises(ConfigError, match=said) as caught:
         serving_of(folder(tmp_path, files), VOCAB)
     assert "\n" not in caught.value.line()
+
+
+def test_a_top_k_of_minus_one_is_none(tmp_path):
+    assert serving_of(folder(tmp_path, {GENERATION: {"top_k": -1}}), VOCAB).sampling.top_k is None
 
 
 def test_what_is_written_says_the_same(tmp_path):

@@ -288,6 +288,18 @@ def test_a_set_is_replaced_when_payloads_of_the_older_one_are_gone(world):
     assert fold.view_digest() == before
 
 
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_a_set_is_replaced_when_a_payload_of_another_open_round_is_gone(world, rounds):
+    shelf = Shelf(world)
+    fold = shelf.fold()
+    sets = {number: [number, number + 1] for number in range(rounds)}
+    for number, salts in sets.items():
+        fold.set_round(number, parts(world, salts))
+    shelf.gone = {world.part(0).source}
+    fold.set_round(1, parts(world, [1, 2, 5]))
+    assert fold.view_digest() == reference(world, sets | {1: [1, 2, 5]})
+
+
 def test_a_round_that_becomes_final_as_the_view_has_it_is_not_folded_again(world):
     shelf = Shelf(world)
     fold = shelf.fold()
