@@ -193,12 +193,12 @@ def test_an_unknown_codec_is_a_line(name, k):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("at", [4, 5])
-def test_a_payload_of_another_version_or_codec_is_a_line(name, at):
+@pytest.mark.parametrize(("at", "said"), [(4, "payload version"), (5, "codec")])
+def test_a_payload_of_another_version_or_codec_is_a_line(name, at, said):
     k = 4096 if name in DENSE_BLOCK else 64
     raw = bytearray(payload(name, k, 1))
     raw[at] ^= 3
-    with pytest.raises(DecodeError, match="codec"):
+    with pytest.raises(DecodeError, match=said):
         codec_of(name, k).check(bytes(raw), CHUNKS)
 
 
