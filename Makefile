@@ -14,15 +14,17 @@ FOLDERS := protocols p2p node cli
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
 
-$(STAMP): pyproject.toml Makefile
+$(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "atoll needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -e tests
 	mkdir -p .typing/atoll
 	for folder in $(FOLDERS); do ln -sfn ../../$$folder .typing/atoll/$$folder; done
-	$(BIN)/python -m atoll.node.data.shakespeare
-	$(BIN)/python -m atoll.node.warm
+	ln -sfn ../tests/bench .typing/atoll_bench
+	ln -sfn ../tests/rig/lab .typing/atoll_lab
+	$(BIN)/python -m atoll.node.learning.data.shakespeare
+	$(BIN)/python -m atoll.node.worker.precompile
 	touch $(STAMP)
 
 test: lint  ## Everything that CI runs; the swarm slice comes last

@@ -1,0 +1,1 @@
+"""The command line: commands over the control socket, simulations, and what they print."""

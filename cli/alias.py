@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.cli.commands import COMMANDS
+from atoll.cli.command_table import COMMANDS
 
 OUR_FLAGS = ("--help", "--home")
 SUFFIXES = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts")

@@ -8,10 +8,10 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from atoll.node.home import Home, socket_address
-from atoll.protocols import control as c
-from atoll.protocols.control_lines import REPLY_MAX_BYTES, decode_answer, encode_ask, fault_of
+from atoll.node.config.home import Home, socket_address
 from atoll.protocols.errors import DecodeError, LocalFault, NotRunning
+from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_lines import REPLY_MAX_BYTES, decode_answer, encode_ask, fault_of
 
 ANSWER_S = 15.0
 EVALUATE_S = 1800.0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import click
 
-from atoll.cli.commands import COMMANDS
+from atoll.cli.command_table import COMMANDS
 from atoll.protocols.errors import AtollError
 
 INTERRUPTED = 130

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from atoll.node.home import Home, home_at
+from atoll.node.config.home import Home, home_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,13 +1,13 @@
 """What a run costs, as people read it."""
 
-from atoll.cli.show import number, room_text, size, span
-from atoll.node.config import NodeConfig
-from atoll.node.devices import devices_of
-from atoll.node.footprint import Free
-from atoll.node.preview import Preview
+from atoll.cli.formatting import number, room_text, size, span
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
+from atoll.node.runs.capacity.join_preview import Preview
+from atoll.node.runs.capacity.memory_model import Free
 from atoll.protocols.ids import short
-from atoll.protocols.invite import Invite
-from atoll.protocols.run import RunSpec
+from atoll.protocols.run.invite import Invite
+from atoll.protocols.run.run_spec import RunSpec
 
 
 def preview_lines(

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import click
 
-from atoll.node.home import Home
-from atoll.p2p.files import read_whole, write_whole
+from atoll.node.config.home import Home
+from atoll.p2p.system.atomic_files import read_whole, write_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, PeerFault
 from atoll.protocols.ids import RunId
-from atoll.protocols.run import RunSpec, open_run
+from atoll.protocols.run.run_spec import RunSpec, open_run
 
 MIN_ID_CHARACTERS = 4
 _AGAIN = "ask the run's owner for the file again, and copy it whole"

@@ -73,7 +73,7 @@ code() {
 # With an interpreter of its own: the code stage has none of the packages that the module's neighbours import.
 fetch_text() {
     /pip/bin/pip install --quiet platformdirs msgspec
-    ATOLL_CACHE=$2 PYTHONPATH=$1 /pip/bin/python -m atoll.node.data.shakespeare
+    ATOLL_CACHE=$2 PYTHONPATH=$1 /pip/bin/python -m atoll.node.learning.data.shakespeare
 }
 
 "$@"

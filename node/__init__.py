@@ -1,0 +1,1 @@
+"""What a node does: the daemon process, the worker process, and the training itself."""

@@ -1,0 +1,1 @@
+"""How messages reach peers: hosts, calls, gossip, discovery, ledger, blobs. It knows peers, not training."""

@@ -13,52 +13,57 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK = {"protocols": 0, "p2p": 1, "node": 2, "cli": 3}
-LEAVES = {"model", "data", "inner", "outer", "compress", "aggregate", "checkpoint", "reduce", "export", "web"}
-KERNELS = "atoll.node.kernels"
+TORCH_ROOMS = ("node/worker/", "node/learning/", "node/checkpoint/", "node/import_export/")
+"""Process 2, what it is made of, and the files that it writes. Only here is torch imported."""
+WORKER_ROOMS = ("node/worker/", "node/learning/", "node/checkpoint/")
+"""Process 2 knows nothing of process 1. Import and export do: they read a node's proofs and its feed."""
+DAEMON_ROOMS = ("node/config/", "node/daemon/", "node/ipc/", "node/runs/", "node/doctor/")
+"""Process 1 and what it is made of: no room of the worker, so no torch, not even through another module."""
+LEAVES = (
+    *(f"node/learning/{room}/" for room in ("model", "data", "inner", "outer", "compress", "reduction")),
+    "node/checkpoint/",
+    "node/import_export/huggingface/",
+    "node/daemon/web/",
+)
+"""Rooms that know the protocols and themselves, and no other room."""
+KERNELS = "atoll.node.learning.kernels"
 """What every leaf may know: how a function becomes machine code."""
 BANNED = {
-    "protocols": {"torch", "hivemind", "asyncio", "socket", "time", "subprocess", "threading", "random", "uvloop"},
-    "p2p": {"torch"},
+    "protocols": {"torch", "asyncio", "socket", "time", "subprocess", "threading", "random", "uvloop"},
 }
-TORCH_SIDE = {
-    "worker", "session", "exchange", "slice_work", "rounds", "local_weights", "sending", "baselines", "reference",
-    "reduction", "reduction_trial", "dumps", "learner", "warm", "held", "capped", "logits",
-    "checkpointing", "resumed", "brought", "shard_saving", "import_run", "experts_trial", "restoring",
-    "group", "large", "lead", "rank", "replica", "shards",
-}  # fmt: skip
-"""Modules of node/ that run in the worker, or compare against it."""
-RIVALS = {"cli/benches/wan_hivemind.py"}
-"""Children of benches that are another project's program, in a process of its own."""
-BROUGHT = {"triton": ("node/compress/gpu/", "node/kernels/on_gpu.py")}
+BROUGHT = {"triton": ("node/learning/compress/gpu/", "node/learning/kernels/on_gpu.py")}
 """What torch's CUDA builds bring, and where alone it is imported: nobody without a GPU needs it."""
-HIVEMIND_ONLY_IN = {"p2p/dht_child.py", *RIVALS}
+HIVEMIND_ONLY_IN = {"p2p/discovery/dht_child.py"}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
-    ("node/exchange.py", "_tried"): "triton is there only with torch's CUDA builds",
+    ("node/worker/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
-    ("node/ranks/modes.py", "group_of"): "a second of torch that only parts need",
-    ("cli/new_run.py", "write_run"): "torch takes a second: only where weights are read",
-    ("p2p/dnsaddr.py", "system_lookup"): "dnspython loads QUIC and trio",
-    ("p2p/transports/pylibp2p.py", "_adopt"): "trio and libp2p take half a second and 80 MB",
-    ("p2p/transports/pylibp2p.py", "_run_engine"): "trio and libp2p take half a second and 80 MB",
-    ("p2p/transports/pylibp2p.py", "serve"): "trio and libp2p take half a second and 80 MB",
-    ("node/transport.py", "_pylibp2p_host"): "only those who choose it load it",
+    ("node/worker/multi_device/modes.py", "group_of"): "a second of torch that only parts need",
+    ("cli/commands/new_run.py", "write_run"): "torch takes a second: only where weights are read",
+    ("p2p/discovery/dnsaddr.py", "system_lookup"): "dnspython loads QUIC and trio",
+    ("p2p/transports/pylibp2p/pylibp2p_host.py", "_adopt"): "trio and libp2p take half a second and 80 MB",
+    ("p2p/transports/pylibp2p/pylibp2p_host.py", "_run_engine"): "trio and libp2p take half a second and 80 MB",
+    ("p2p/transports/pylibp2p/pylibp2p_host.py", "serve"): "trio and libp2p take half a second and 80 MB",
+    ("node/daemon/host_factory.py", "_pylibp2p_host"): "only those who choose it load it",
 }
 SWALLOWING_HANDLERS = {
-    ("node/control.py", "_answers"): "a bug in a report must not end the training",
-    ("node/data/given.py", "_carry"): "the list carries the error to who waits for the thread",
-    ("node/doctor.py", "guarded"): "a bug in one check must not hide the others",
-    ("node/web/server.py", "_session"): "a bug in a report must not end the training",
-    ("p2p/calls_answers.py", "_answer"): "a bug in one handler must not end the node",
-    ("p2p/dht_child.py", "_join_often"): "hivemind raises anything; the child tries again",
-    ("p2p/transports/handling.py", "run_handler"): "a bug in one handler must not end the host",
-    ("p2p/transports/p2pd_control.py", "texts_of"): "multiaddr raises a dozen kinds",
-    ("p2p/transports/pylibp2p.py", "_supervise"): "py-libp2p raises anything; the engine starts again",
-    ("p2p/transports/pylibp2p_engine.py", "_places"): "multiaddr raises a dozen kinds",
-    ("p2p/transports/pylibp2p_link.py", "_inbound"): "py-libp2p raises anything; the stream ends",
-    ("p2p/transports/pylibp2p_link.py", "run"): "py-libp2p raises anything; the connection ends",
-    ("p2p/transports/trio_bridge.py", "_settle"): "the future carries the error to who awaits it",
-    ("p2p/transports/virtual_time.py", "run_in_executor"): "the future carries the error to who awaits it",
+    ("node/daemon/control_server.py", "_answers"): "a bug in a report must not end the training",
+    ("node/learning/data/given.py", "_carry"): "the list carries the error to who waits for the thread",
+    ("node/doctor/checks.py", "guarded"): "a bug in one check must not hide the others",
+    ("node/daemon/web/server.py", "_session"): "a bug in a report must not end the training",
+    ("p2p/rpc/server.py", "_answer"): "a bug in one handler must not end the node",
+    ("p2p/discovery/dht_child.py", "_join_often"): "hivemind raises anything; the child tries again",
+    ("p2p/transports/inbound_stream.py", "run_handler"): "a bug in one handler must not end the host",
+    ("p2p/transports/p2pd/control_client.py", "texts_of"): "multiaddr raises a dozen kinds",
+    (
+        "p2p/transports/pylibp2p/pylibp2p_host.py",
+        "_supervise",
+    ): "py-libp2p raises anything; the engine starts again",
+    ("p2p/transports/pylibp2p/engine.py", "_places"): "multiaddr raises a dozen kinds",
+    ("p2p/transports/pylibp2p/connection.py", "_inbound"): "py-libp2p raises anything; the stream ends",
+    ("p2p/transports/pylibp2p/connection.py", "run"): "py-libp2p raises anything; the connection ends",
+    ("p2p/transports/pylibp2p/trio_bridge.py", "_settle"): "the future carries the error to who awaits it",
+    ("p2p/transports/memory/virtual_time.py", "run_in_executor"): "the future carries the error to who awaits it",
 }
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
@@ -88,7 +93,7 @@ def at_run_time(tree: ast.Module) -> ast.Module:
 
 
 def module_name(path: str) -> str:
-    """`node/model/decoder.py` -> `atoll.node.model.decoder`."""
+    """`node/learning/model/decoder.py` -> `atoll.node.learning.model.decoder`."""
     return "atoll." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -143,35 +148,43 @@ def test_what_a_gpu_brings_stays_with_its_kernels():
     assert not wrong, "\n".join(wrong)
 
 
-def test_torch_stays_on_the_workers_side():
+def test_torch_stays_in_its_rooms():
     wrong = [
         path
         for path, tree in SOURCES.items()
-        if any(name.split(".")[0] == "torch" for name in imports_of(tree))
-        and path not in RIVALS
-        and not (path.startswith("node/") and (path.split("/")[1] in LEAVES or Path(path).stem in TORCH_SIDE))
+        if any(name.split(".")[0] == "torch" for name in imports_of(tree)) and not path.startswith(TORCH_ROOMS)
     ]
     assert not wrong, wrong
 
 
+def in_rooms(name: str, rooms: tuple[str, ...]) -> bool:
+    """Whether a dotted name is a module of one of these rooms, or something in it."""
+    return f"{name}.".startswith(tuple(module_name(room.rstrip("/")) + "." for room in rooms))
+
+
+def test_daemon_and_worker_do_not_import_each_other():
+    """The wall between the two processes: they share protocols, messages and files, never code of one of them."""
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in SOURCES.items()
+        for name in imports_of(tree)
+        if (path.startswith(DAEMON_ROOMS) and in_rooms(name, TORCH_ROOMS))
+        or (path.startswith(WORKER_ROOMS) and in_rooms(name, ("node/daemon/",)))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_leaves_of_node_do_not_know_each_other():
-    wrong = []
-    for path, tree in SOURCES.items():
-        folder, *rest = path.split("/")
-        if folder == "node" and len(rest) > 1 and rest[0] in LEAVES:
-            own = f"atoll.node.{rest[0]}"
-            for name in imports_of(tree):
-                inside = name.startswith("atoll.") and not name.startswith("atoll.protocols")
-                known = (own, KERNELS)
-                if (
-                    inside
-                    and not f"{name}.".startswith(tuple(f"{each}." for each in known))
-                    and name != "atoll.node"
-                ):
-                    wrong.append(f"{path} imports {name}")
-                if name == "atoll.node":
-                    wrong.append(f"{path} imports through atoll.node")
-    # `from atoll.node.data import corpus` yields `atoll.node.data` and `atoll.node.data.corpus`: both are its own
+    wrong = [
+        f"{path} imports {name}"
+        for path, tree in SOURCES.items()
+        for leaf in LEAVES
+        if path.startswith(leaf)
+        for name in imports_of(tree)
+        if name.startswith("atoll.")
+        and not name.startswith("atoll.protocols")
+        and not in_rooms(name, (leaf, "node/learning/kernels/"))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -326,9 +339,9 @@ def test_no_names_of_hosts_or_machines():
 
 
 LIGHT = {
-    "atoll.node.daemon": {"torch", "hivemind"},
-    "atoll.cli.start": {"torch", "hivemind"},
-    "atoll.cli.status": {"torch", "hivemind", "numpy", "asyncio", "cryptography"},
+    "atoll.node.daemon.app": {"torch", "hivemind"},
+    "atoll.cli.commands.start": {"torch", "hivemind"},
+    "atoll.cli.commands.status": {"torch", "hivemind", "numpy", "asyncio", "cryptography"},
     "atoll.cli.main": {"torch", "hivemind", "numpy", "asyncio", "cryptography", "rich"},
 }
 

@@ -59,7 +59,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_every_source_file(wheel: Path):
     inside = set(zipfile.ZipFile(wheel).namelist())
     files = [path for area in AREAS for path in (ROOT / area).rglob("*.py")]
-    files += [ROOT / area / "py.typed" for area in AREAS] + [ROOT / "node/web/page.html"]
+    files += [ROOT / area / "py.typed" for area in AREAS] + [ROOT / "node/daemon/web/page.html"]
     missing = {f"atoll/{path.relative_to(ROOT).as_posix()}" for path in files} - inside
     assert not missing
     flat = {name for name in inside if name.split("/")[0] in AREAS or name.startswith("tests/")}
@@ -75,7 +75,7 @@ def test_installed_script_answers_elsewhere(installed: Path, script: str, tmp_pa
 
 
 def test_installed_code_is_the_wheels(installed: Path, tmp_path: Path):
-    code = "import atoll.cli.main, atoll.node.home, json; print(json.dumps(atoll.cli.main.__file__))"
+    code = "import atoll.cli.main, atoll.node.config.home, json; print(json.dumps(atoll.cli.main.__file__))"
     ran = run(str(installed / "python"), "-c", code, cwd=tmp_path)
     assert Path(json.loads(ran.stdout)).is_relative_to(installed.parent), ran.stdout + ran.stderr
 

@@ -1,0 +1,1 @@
+"""Tensors on disk: generations of local state, snapshots, universal checkpoints."""

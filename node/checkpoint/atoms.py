@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from atoll.protocols.arena import SIDE, Placement
+from atoll.protocols.run.arena import SIDE, Placement
 
 
 def read_atom(arena_C4096: Tensor, place: Placement) -> Tensor:

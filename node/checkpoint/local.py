@@ -15,8 +15,8 @@ from atoll.node.checkpoint.parts import WriteParts
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, RunId
+from atoll.protocols.local.worker_messages import Pending
 from atoll.protocols.spans import Span
-from atoll.protocols.worker import Pending
 
 
 class KeptBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

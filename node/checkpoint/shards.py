@@ -5,7 +5,7 @@
     error/ATOM        float32: what was trained and not said yet
 
 A shard is what one member trains: all that is no expert's, and its experts; beside that `error` of experts that it
-trained earlier. The moments files are everything but the weights, of all atoms, once (protocols/moments.py).
+trained earlier. The moments files are everything but the weights, of all atoms, once (protocols/run/moments.py).
 """
 
 from collections.abc import Collection, Iterator
@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator
 import torch
 
 from atoll.node.checkpoint.safefile import Spec
-from atoll.protocols.model import BIAS, Atom, ModelSpec, atoms, expert_of
-from atoll.protocols.moments import KINDS, file_of
+from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms, expert_of
+from atoll.protocols.run.moments import KINDS, file_of
 
 WEIGHT, STEP, ERROR = "weight", "step", "error"
 MOMENTS_NOTE = "moments/1"

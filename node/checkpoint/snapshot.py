@@ -15,9 +15,9 @@ from torch import Tensor
 from atoll.node.checkpoint import safefile
 from atoll.node.checkpoint.atoms import read_atom, write_atom
 from atoll.node.checkpoint.disk import Piece, disk, write_file
-from atoll.protocols.arena import CHUNK, Arena, Placement
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest
+from atoll.protocols.run.arena import CHUNK, Arena, Placement
 
 MAX_ROUND = (1 << 24) - 1
 _NOTE = re.compile(rb'\{"__metadata__":\{"atoll":"snapshot/1 round=(-1|0|[1-9]\d{0,7}) state=([0-9a-f]{64})"')

@@ -4,7 +4,7 @@
     tokenizer.json            where the run has one of its own
     PEER.safetensors          what a member trains (shards.py)
     PEER.json                 what that file is: its hash, its run, round and state, signed; written after it
-    votes                     why that round is final with that state (node/final_proof.py)
+    votes                     why that round is final with that state (node/daemon/consensus/certificate.py)
     manifest.json             all of them, and from whom each part is taken; written last
 
 Whoever trains an atom writes it; the manifest is there when every atom is, all are of one run, round and state,
@@ -82,7 +82,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     votes: str
     """BLAKE3 of the file that proves the round final."""
     members: tuple[PeerId, ...]
-    """Authors of the newest final sets (node/final_proof.py), rising."""
+    """Authors of the newest final sets (node/daemon/consensus/certificate.py), rising."""
     quorum: bool
     """Whether shards of a quorum of the members are in it. If not, what the others had not sent was given up."""
 

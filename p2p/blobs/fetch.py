@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from atoll.p2p.blobs.download import Job
 from atoll.p2p.blobs.frames import PROTOCOL
-from atoll.p2p.blobs.job import Job
-from atoll.p2p.blobs.pull import LOOK_S, Pull, Slow, Useless
+from atoll.p2p.blobs.holder_session import LOOK_S, Pull, Slow, Useless
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.host import Host, Stream
+from atoll.p2p.host.interface import Host, Stream
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, short
 

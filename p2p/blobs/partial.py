@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from atoll.p2p.files import disk, read_whole, write_whole
+from atoll.p2p.system.atomic_files import disk, read_whole, write_whole
 from atoll.protocols.blobs import BLOB_CHUNK_BYTES, Manifest
 from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
 from atoll.protocols.ids import digest, short

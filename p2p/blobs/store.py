@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from atoll.p2p.blobs.partial import Partial
-from atoll.p2p.files import disk, make_folder, read_whole, sync_folder, write_whole
+from atoll.p2p.system.atomic_files import disk, make_folder, read_whole, sync_folder, write_whole
 from atoll.protocols import codec
 from atoll.protocols.blobs import (
     BLOB_CHUNK_BYTES,

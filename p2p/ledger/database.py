@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from atoll.p2p.files import make_folder, sync_folder
+from atoll.p2p.system.atomic_files import make_folder, sync_folder
 from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, DiskFault, LocalFault
 from atoll.protocols.ids import RunId, short
 

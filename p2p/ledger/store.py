@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from atoll.p2p.ledger.admission_gate import Gate
 from atoll.p2p.ledger.database import Database, damaged
-from atoll.p2p.ledger.gate import Gate
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
-from atoll.protocols.records import ENTRY_MAX_BYTES, Admit, Body, Entry, encode_entry, sign_entry
+from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Admit, Body, Entry, encode_entry, sign_entry
 
 LEDGER = "ledger.sqlite"
 """Its name below a run's folder."""

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from atoll.p2p.calls import Calls
 from atoll.p2p.ledger.store import Equivocation, Ledger
+from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import DecodeError, PeerFault
 from atoll.protocols.ids import PeerId, short
-from atoll.protocols.records import Entry, decode_entry
+from atoll.protocols.ledger.records import Entry, decode_entry
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from atoll.p2p.limits.bucket import FairBucket, Ticket, Traffic
+from atoll.p2p.limits.token_bucket import FairBucket, Ticket, Traffic
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 

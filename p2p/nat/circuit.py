@@ -7,12 +7,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from atoll.p2p.framing import read_frame, write_frame
-from atoll.p2p.host import Handler, Host, Stream
+from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.interface import Handler, Host, Stream
+from atoll.p2p.nat.circuit_stream import SecureStream, handshake
+from atoll.p2p.nat.circuit_tls import Credentials
 from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, OPEN_S, RELAY_PROTOCOL
-from atoll.p2p.nat.secure import SecureStream, handshake
-from atoll.p2p.nat.tls import Credentials
-from atoll.p2p.transports.handling import Admission, OnFault, run_handler
+from atoll.p2p.transports.inbound_stream import Admission, OnFault, run_handler
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.p2p.endpoint import is_global
+from atoll.p2p.host.endpoint import is_global
 from atoll.p2p.nat import dialback
-from atoll.p2p.nat.asks import Probe
+from atoll.p2p.nat.nat_calls import Probe
 from atoll.p2p.nat.relay import RelayLimits, RelayStatistics
 from atoll.protocols import nat as n
 from atoll.protocols.ids import PeerId

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.p2p.framing import PREFIX_BYTES, read_frame, write_frame
-from atoll.p2p.host import Host, Stream
-from atoll.p2p.nat.allowance import Allowance
-from atoll.p2p.nat.tls import SEALED_MAX_BYTES
+from atoll.p2p.host.framing import PREFIX_BYTES, read_frame, write_frame
+from atoll.p2p.host.interface import Host, Stream
+from atoll.p2p.nat.circuit_tls import SEALED_MAX_BYTES
+from atoll.p2p.nat.rate_limit import Allowance
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short

@@ -1,0 +1,1 @@
+"""Implementations of the host interface, one folder each, and what they share."""

@@ -4,7 +4,7 @@ import asyncio
 import weakref
 from collections import deque
 
-from atoll.p2p.host import HostEvent
+from atoll.p2p.host.interface import HostEvent
 
 _QUEUE_EVENTS = 1024
 

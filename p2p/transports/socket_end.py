@@ -2,7 +2,7 @@
 
 import asyncio
 
-from atoll.p2p.transports.handling import LINGER_BYTES, LINGER_S
+from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S
 from atoll.protocols.errors import Unreachable
 
 _READ_BYTES = 256 * 1024

@@ -15,13 +15,13 @@ import json
 import msgspec
 import torch
 
-from atoll.node import presets
-from atoll.node.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
-from atoll.node.data.cache import default_cache
-from atoll.node.data.dataset import open_data
-from atoll.node.fragments import finer
+from atoll.node.learning.data.cache import default_cache
+from atoll.node.learning.data.dataset import open_data
+from atoll.node.runs import presets
+from atoll.node.runs.fragments import finer
 from atoll.protocols.ids import peer_id_of
-from atoll.protocols.run import RunSpec, Stage
+from atoll.protocols.run.run_spec import RunSpec, Stage
+from atoll_bench.reference_arms.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
 from tests.bench.delayed import LateRule, delayed_sparse
 
 OWNER = peer_id_of(bytes(range(32)))

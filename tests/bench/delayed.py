@@ -11,17 +11,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.aggregate.mean import Weighted, outer_update
-from atoll.node.baselines import Point, Task
-from atoll.node.compress import sparse2
-from atoll.node.inner.loop import Inner, run_steps
-from atoll.node.model import bridge
-from atoll.node.outer.fixed import plus, to_fixed, to_float
-from atoll.node.reduce.reducing import reduce_rows
-from atoll.node.reduction import PLAIN
-from atoll.protocols import coverage
-from atoll.protocols.arena import CHUNK, arena_of
-from atoll.protocols.payload import VALUE_BITS
+from atoll.node.learning.compress import sparse2
+from atoll.node.learning.inner.loop import Inner, run_steps
+from atoll.node.learning.model import bridge
+from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
+from atoll.node.learning.outer.mean import Weighted, outer_update
+from atoll.node.learning.reduction.reducing import reduce_rows
+from atoll.node.worker.reduction_arithmetic import PLAIN
+from atoll.protocols.ledger import coverage
+from atoll.protocols.run.arena import CHUNK, arena_of
+from atoll.protocols.run.payload import VALUE_BITS
+from atoll_bench.reference_arms.baselines import Point, Task
 from tests.plain import feedback
 
 _WEIGHT = 64

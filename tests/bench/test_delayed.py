@@ -6,17 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node import presets
-from atoll.node.aggregate.mean import outer_update
-from atoll.node.baselines import Task, member_round
-from atoll.node.compress import sparse2
-from atoll.node.data.dataset import open_data
-from atoll.node.fragments import finer
-from atoll.node.model import bridge
-from atoll.node.outer.fixed import plus, to_fixed, to_float
-from atoll.protocols.arena import arena_of
+from atoll.node.learning.compress import sparse2
+from atoll.node.learning.data.dataset import open_data
+from atoll.node.learning.model import bridge
+from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
+from atoll.node.learning.outer.mean import outer_update
+from atoll.node.runs import presets
+from atoll.node.runs.fragments import finer
 from atoll.protocols.ids import peer_id_of
-from atoll.protocols.run import Stage
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.run_spec import Stage
+from atoll_bench.reference_arms.baselines import Task, member_round
 from tests.bench.delayed import LateRule, delayed_sparse
 from tests.plain import feedback
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from atoll.cli.main import main
-from atoll.node.control import ControlServer
-from atoll.node.home import Home
-from atoll.protocols import control as c
+from atoll.node.config.home import Home
+from atoll.node.daemon.control_server import ControlServer
 from atoll.protocols.errors import AtollError, LocalFault
+from atoll.protocols.local import control_messages as c
 
 PEER = "12D3KooWByRxyokKmxMNkMYp1SavrjyivNPwMg3K5hmXsCdFk6TW"
 STATUS = c.Status(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.alias import meant_for_node_js, next_node
-from atoll.cli.commands import COMMANDS
+from atoll.cli.command_table import COMMANDS
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from atoll.cli.commands import COMMANDS
+from atoll.cli.command_table import COMMANDS
 from atoll.cli.main import cli
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from atoll.cli.client import ask
-from atoll.node.home import Home
+from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
 
 LOCAL = "/ip4/127.0.0.1/tcp/0"

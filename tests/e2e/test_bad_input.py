@@ -13,16 +13,16 @@ import msgspec
 import psutil
 import pytest
 
-from atoll.p2p.key_file import load_or_create
-from atoll.p2p.peers import parse_seed
-from atoll.p2p.swarm import Swarm
-from atoll.p2p.transports.p2pd import P2pdHost
-from atoll.protocols.arena import arena_of
+from atoll.p2p.membership.address_book import parse_seed
+from atoll.p2p.swarm.swarm import Swarm
+from atoll.p2p.system.key_file import load_or_create
+from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.protocols.identity import Identity
-from atoll.protocols.payload import Layout
-from atoll.protocols.records import Entry, SlicedContribution, encode_entry, sign_entry
-from atoll.protocols.registers import Lease
-from atoll.protocols.run import RunSpec, open_run
+from atoll.protocols.ledger.records import Entry, SlicedContribution, encode_entry, sign_entry
+from atoll.protocols.ledger.registers import Lease
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.payload import Layout
+from atoll.protocols.run.run_spec import RunSpec, open_run
 
 DEAD_S = 5.0
 

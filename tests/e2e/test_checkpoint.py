@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from atoll.node.checkpoint.local import load_local
-from atoll.p2p.files import write_whole
-from atoll.protocols.run import open_run
+from atoll.p2p.system.atomic_files import write_whole
+from atoll.protocols.run.run_spec import open_run
 from tests.e2e.test_given_start import one_digest
 
 MIXTURE = (

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.node.data.cache import default_cache
-from atoll.node.data.dataset import GivenTokenizer, open_data
-from atoll.node.inner.evaluate import VAL_WINDOWS
-from atoll.protocols.run import open_run
-from tests.node.published import publish
+from atoll.node.learning.data.cache import default_cache
+from atoll.node.learning.data.dataset import GivenTokenizer, open_data
+from atoll.node.learning.inner.evaluate import VAL_WINDOWS
+from atoll.protocols.run.run_spec import open_run
+from tests.node.daemon.published import publish
 
 
 def loss_of(model, windows):

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.node.web.data import Data
-from atoll.node.web.metrics import SHARES
+from atoll.node.daemon.web.data import Data
+from atoll.node.daemon.web.metrics import SHARES
 
 
 def shown(url: str) -> None:

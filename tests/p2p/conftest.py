@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from atoll.p2p.host import Handler, Host, PeerAddress
-from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
-from atoll.p2p.transports.p2pd import P2pdHost
-from atoll.p2p.transports.pylibp2p import PyLibp2pHost
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.host.interface import Handler, Host, PeerAddress
+from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
+from atoll.p2p.transports.pylibp2p.pylibp2p_host import PyLibp2pHost
 from atoll.protocols.errors import PeerFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId

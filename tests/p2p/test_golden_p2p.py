@@ -4,8 +4,15 @@ from atoll.protocols import codec
 from atoll.protocols.blobs import MANIFEST_VERSION, decode_manifest, manifest_of_bytes
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, RunId
-from atoll.protocols.records import FEED_VERSION, Contribution, Leave, decode_entry, encode_entry, sign_entry
-from atoll.protocols.registers import REGISTER_VERSION, Addresses, Lease, decode_register, sign_register
+from atoll.protocols.ledger.records import (
+    FEED_VERSION,
+    Contribution,
+    Leave,
+    decode_entry,
+    encode_entry,
+    sign_entry,
+)
+from atoll.protocols.ledger.registers import REGISTER_VERSION, Addresses, Lease, decode_register, sign_register
 
 ME = Identity(bytes(range(32)))
 RUN = RunId(bytes([0xAA]) * 32)

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from atoll.protocols.identity import Identity
-from atoll.protocols.model import ModelSpec
-from atoll.protocols.run import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from atoll.protocols.run.model_spec import ModelSpec
+from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
 
 OWNER = Identity(bytes(range(32)))
 

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.protocols import codec
-from atoll.protocols.blobs import (
-    BLOB_CHUNK_BYTES,
-    Manifest,
-    decode_manifest,
-    manifest_of_bytes,
-    manifest_of_file,
-)
+from atoll.protocols.blobs import BLOB_CHUNK_BYTES, Manifest, decode_manifest, manifest_of_bytes, manifest_of_file
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import digest
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from atoll.protocols import codec
 from atoll.protocols.blobs import Manifest
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.records import Entry
-from atoll.protocols.registers import Register
-from atoll.protocols.run import RunSpec, SignedRun
-from atoll.protocols.worker import Reply, Request
+from atoll.protocols.ledger.records import Entry
+from atoll.protocols.ledger.registers import Register
+from atoll.protocols.local.worker_messages import Reply, Request
+from atoll.protocols.run.run_spec import RunSpec, SignedRun
 
 KINDS = [Entry, Register, RunSpec, SignedRun, Manifest, Request, Reply]
 

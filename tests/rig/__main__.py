@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from atoll.cli.lab.capability import missing
-from atoll.cli.lab.lab import Host, Lab
-from atoll.cli.lab.namespaces import LabError, end_processes
-from atoll.cli.lab.sweep import sweep
+from atoll_lab.capability import missing
+from atoll_lab.lab import Host, Lab
+from atoll_lab.namespaces import LabError, end_processes
+from atoll_lab.sweep import sweep
 from tests.rig.topologies import SEED, path_link, topology
 
 STOPPED = 130

@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from atoll.cli.lab.capability import missing
-from atoll.cli.lab.lab import Nat
-from atoll.cli.lab.namespaces import LabError
+from atoll_lab.capability import missing
+from atoll_lab.lab import Nat
+from atoll_lab.namespaces import LabError
 from tests.rig import node_cases, punch_cases, upnp_cases, wan_cases
 from tests.rig.tables import Row
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.cli.lab.capability import missing
+from atoll_lab.capability import missing
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.cli.lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
-from atoll.cli.lab.namespaces import LabError
-from atoll.cli.lab.node import LabNode, until
+from atoll_lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
+from atoll_lab.namespaces import LabError
+from atoll_lab.node import LabNode, until
 from tests.rig.tables import Row
 
 LINK = LinkSpec(delay_s=0.015)

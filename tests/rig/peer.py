@@ -13,14 +13,14 @@ from typing import Any
 
 import uvloop
 
-from atoll.p2p.framing import read_frame, write_frame
-from atoll.p2p.host import Host, PeerAddress, Stream
+from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.interface import Host, PeerAddress, Stream
 from atoll.p2p.limits.config import LimitsConfig, read_limits
-from atoll.p2p.limits.limited import LimitedHost
+from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.nat.relay import RelayLimits
-from atoll.p2p.nat.routes import RouteHost, RouteOptions
-from atoll.p2p.transports.p2pd import P2pdHost
-from atoll.p2p.transports.p2pd_process import P2pdOptions
+from atoll.p2p.nat.route_host import RouteHost, RouteOptions
+from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
+from atoll.p2p.transports.p2pd.process import P2pdOptions
 from atoll.protocols.errors import AtollError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, digest

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from atoll.cli.lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
+from atoll_lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
 from tests.rig.remote import OrderFailed, Remote
 from tests.rig.tables import Row, spread
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from atoll.cli.lab.lab import Host
-from atoll.cli.lab.namespaces import LabError
+from atoll_lab.lab import Host
+from atoll_lab.namespaces import LabError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

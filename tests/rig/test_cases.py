@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.cli.lab.lab import Nat
+from atoll_lab.lab import Nat
 from tests.rig import punch_cases
 
 pytestmark = [pytest.mark.usefixtures("lab_possible"), pytest.mark.swarm]

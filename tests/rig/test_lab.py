@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.lab.lab import PREFIX, Home, Host, Lab, LabError, LabSpec, LinkSpec, Nat, Public
-from atoll.cli.lab.namespaces import end_processes, network_of
+from atoll_lab.lab import PREFIX, Home, Host, Lab, LabError, LabSpec, LinkSpec, Nat, Public
+from atoll_lab.namespaces import end_processes, network_of
 
 pytestmark = [pytest.mark.usefixtures("lab_possible"), pytest.mark.swarm]
 

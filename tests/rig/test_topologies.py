@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.cli.lab.lab import Home, LabError, LinkSpec, Nat, Public
+from atoll_lab.lab import Home, LabError, LinkSpec, Nat, Public
 from tests.rig.topologies import bits_s, path_link, seconds, share, topology
 
 

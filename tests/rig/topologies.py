@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 
-from atoll.cli.lab.lab import Home, LabSpec, Public
-from atoll.cli.lab.links import LinkSpec
-from atoll.cli.lab.namespaces import LabError
-from atoll.cli.lab.routers import Nat
+from atoll_lab.lab import Home, LabSpec, Public
+from atoll_lab.links import LinkSpec
+from atoll_lab.namespaces import LabError
+from atoll_lab.routers import Nat
 
 SEED = "seed"
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.cli.lab.lab import Home, Lab, LabSpec, Nat, Public
-from atoll.cli.lab.links import OUTER
-from atoll.cli.lab.namespaces import LabError
-from atoll.cli.lab.routers import INNER, Router
+from atoll_lab.lab import Home, Lab, LabSpec, Nat, Public
+from atoll_lab.links import OUTER
+from atoll_lab.namespaces import LabError
+from atoll_lab.routers import INNER, Router
 from tests.rig.remote import Remote
 from tests.rig.tables import Row
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.cli.lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
-from atoll.cli.lab.node import LabNode, until
+from atoll_lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
+from atoll_lab.node import LabNode, until
 from tests.rig.remote import Remote
 from tests.rig.tables import Row
 from tests.rig.topologies import path_link

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atoll.protocols.coverage import payload_size
-from atoll.protocols.experts import bitmap_of
-from atoll.protocols.run import open_run
+from atoll.protocols.ledger.coverage import payload_size
+from atoll.protocols.run.experts import bitmap_of
+from atoll.protocols.run.run_spec import open_run
 
 pytestmark = pytest.mark.xdist_group("swarm")
 """One swarm at a time: four workers are enough for two cores."""

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from atoll.node.checkpoint.snapshot import Snapshot
-from atoll.node.outer.fixed import state_digest
-from atoll.node.outer.padding import clear, padding_of
-from atoll.protocols.arena import Arena, arena_of
-from atoll.protocols.model import ModelSpec
+from atoll.node.learning.outer.fixed import state_digest
+from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.protocols.run.arena import Arena, arena_of
+from atoll.protocols.run.model_spec import ModelSpec
 
 torch.set_num_threads(1)
 MODEL = ModelSpec(

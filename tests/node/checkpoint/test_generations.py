@@ -12,7 +12,7 @@ from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.protocols.errors import CorruptFault, DiskFault
 from atoll.protocols.ids import Digest, Round, RunId
-from atoll.protocols.worker import Pending
+from atoll.protocols.local.worker_messages import Pending
 
 RUN = RunId(b"r" * 32)
 PENDING = Pending(Round(4), Digest(b"b" * 32), Digest(b"p" * 32), "/x", 5, 4096, 64, 2.5)

@@ -20,7 +20,7 @@ from atoll.node.checkpoint.snapshot import (
     snapshot_bytes,
     write_snapshot,
 )
-from atoll.node.outer.fixed import state_digest
+from atoll.node.learning.outer.fixed import state_digest
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import digest
 

@@ -1,6 +1,7 @@
 """Whole nodes on virtual time: the real driver, swarm, ledger and blobs; only torch is replaced.
 
-The fake worker obeys protocols/worker.py: it answers the same asks with the same meanings, takes virtual
+The fake worker obeys protocols/local/worker_messages.py: it answers the same asks with the same meanings,
+takes virtual
 time for each step, takes no more steps ahead of a fold than the run allows, and its "state" is a hash chain over
 the final sets, so that equal states mean equal sets.
 """
@@ -16,39 +17,31 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.cli.benches.topology_peer import twisted
-from atoll.node.driver import Driver
-from atoll.node.holding import nothing
-from atoll.node.network import SwarmNetwork
-from atoll.node.reduction import encode
-from atoll.node.roundlog import RoundLog
-from atoll.node.slice_work import SliceWork
-from atoll.node.trainer import WorkerDied
-from atoll.p2p.host import PeerAddress
-from atoll.p2p.swarm import Swarm, SwarmOptions
-from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork
-from atoll.protocols import worker as w
-from atoll.protocols.arena import arena_of
+from atoll.node.daemon.coordinator.driver import Driver
+from atoll.node.daemon.swarm_adapter import SwarmNetwork
+from atoll.node.daemon.telemetry.round_log import RoundLog
+from atoll.node.ipc.worker_process import WorkerDied
+from atoll.node.worker.reduction_arithmetic import encode
+from atoll.node.worker.reduction_work import SliceWork
+from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
+from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.coverage import payload_size
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, digest
-from atoll.protocols.model import ExpertsSpec, ModelSpec
-from atoll.protocols.payload import Layout
-from atoll.protocols.records import Ack, Contribution, Proposal, Reduction, Vote
-from atoll.protocols.reduction import rules_of
-from atoll.protocols.rows import RowTree, check_root
-from atoll.protocols.run import (
-    CompressSpec,
-    DataSpec,
-    InnerSpec,
-    OuterSpec,
-    PaceSpec,
-    RunSpec,
-    Stage,
-)
-from atoll.protocols.slices import ReduceSpec
+from atoll.protocols.ledger.coverage import payload_size
+from atoll.protocols.ledger.ownership import nothing
+from atoll.protocols.ledger.records import Ack, Contribution, Proposal, Reduction, Vote
+from atoll.protocols.ledger.reduction import rules_of
+from atoll.protocols.ledger.rows import RowTree, check_root
+from atoll.protocols.local import worker_messages as w
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
+from atoll.protocols.run.payload import Layout
+from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from atoll.protocols.run.slices import ReduceSpec
+from atoll_bench.topology.topology_peer import twisted
 
 EXPERTS = 8
 STEPS = 20

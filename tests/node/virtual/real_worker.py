@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.node.allowance import Allowance
-from atoll.node.session import Session
-from atoll.node.trainer import WorkerDied
+from atoll.node.ipc.time_budget import Allowance
+from atoll.node.ipc.worker_process import WorkerDied
+from atoll.node.worker.session import Session
 from atoll.protocols import codec
-from atoll.protocols import worker as w
 from atoll.protocols.errors import Superseded
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.run import RunSpec
+from atoll.protocols.local import worker_messages as w
+from atoll.protocols.run.run_spec import RunSpec
 
 Sets = dict[int, frozenset[bytes]]
 

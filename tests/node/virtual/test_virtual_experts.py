@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from atoll.node.round import reason
-from atoll.node.round_facts import MORE_ROOM
-from atoll.node.round_words import Phase
-from atoll.p2p.transports.virtual_time import run_virtual
-from atoll.protocols.experts import experts_in
-from atoll.protocols.records import Contribution, PartContribution, experts_of
+from atoll.node.daemon.rounds.machine import reason
+from atoll.node.daemon.rounds.queries import MORE_ROOM
+from atoll.node.daemon.rounds.types import Phase
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ledger.records import Contribution, PartContribution, experts_of
+from atoll.protocols.run.experts import experts_in
 from tests.node.virtual.conftest import EXPERTS
 
 ALL = frozenset(range(EXPERTS))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.finals import SNAPSHOT_EVERY
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DiskFault, LocalFault
-from atoll.protocols.records import Contribution
-from atoll.protocols.worker import Adopt, Answer, Ask
+from atoll.protocols.ledger.records import Contribution
+from atoll.protocols.local.worker_messages import Adopt, Answer, Ask
 
 Worlds = Callable[[int, int], object]
 

@@ -7,12 +7,12 @@ import msgspec
 import torch
 
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.transports.virtual_time import run_virtual
-from atoll.protocols.coverage import largest_payload
-from atoll.protocols.experts import experts_in
-from atoll.protocols.moments import moments_bytes, places_of
-from atoll.protocols.records import Contribution
-from atoll.protocols.run import Stage
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ledger.coverage import largest_payload
+from atoll.protocols.ledger.records import Contribution
+from atoll.protocols.run.experts import experts_in
+from atoll.protocols.run.moments import moments_bytes, places_of
+from atoll.protocols.run.run_spec import Stage
 from tests.node.virtual.conftest import EXPERTS
 from tests.node.virtual.real_worker import RealWorker, Seen
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.finals import SNAPSHOT_EVERY
+from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.records import Ack, Body, Contribution
+from atoll.protocols.ledger.records import Ack, Body, Contribution
 
 Liar = Callable[[Body], Body]
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-import atoll.node.finality_words as fin
-from atoll.p2p.transports.virtual_time import run_virtual
+import atoll.node.daemon.consensus.types as fin
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import Digest
-from atoll.protocols.records import Body, Contribution, Vote
+from atoll.protocols.ledger.records import Body, Contribution, Vote
 
 
 class Gang:

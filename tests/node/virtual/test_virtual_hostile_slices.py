@@ -6,13 +6,13 @@ import json
 import msgspec
 import pytest
 
-from atoll.node import finality
-from atoll.node.finals import SNAPSHOT_EVERY
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import Digest, Round, digest
-from atoll.protocols.records import Ack, Body, Contribution, Reduction, ReductionFault
-from atoll.protocols.slices import ReduceSpec
-from atoll.protocols.worker import Adopt, Answer, Ask
+from atoll.protocols.ledger.records import Ack, Body, Contribution, Reduction, ReductionFault
+from atoll.protocols.local.worker_messages import Adopt, Answer, Ask
+from atoll.protocols.run.slices import ReduceSpec
 
 from .test_virtual_hostile import corrupt, snapshot_as_payload, the_others_finish
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 import torch
 
-from atoll.node.model.merging import move_after
-from atoll.p2p.transports.virtual_time import run_virtual
-from atoll.protocols.merging import MergeSpec
-from atoll.protocols.run import Stage
+from atoll.node.learning.model.merging import move_after
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.run.merging import MergeSpec
+from atoll.protocols.run.run_spec import Stage
 from tests.node.virtual.real_worker import RealWorker, Seen, both_before_and_after
 
 ROUNDS = 14

@@ -10,9 +10,9 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from atoll.node.roundlog import RoundRow
-from atoll.p2p.transports.memory import Quality
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.node.daemon.telemetry.round_log import RoundRow
+from atoll.p2p.transports.memory.memory_network import Quality
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 
 Worlds = Callable[..., object]
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DiskFault
-from atoll.protocols.records import Reduction
-from atoll.protocols.slices import ReduceSpec
+from atoll.protocols.ledger.records import Reduction
+from atoll.protocols.run.slices import ReduceSpec
 
 SPEC = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
 CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)

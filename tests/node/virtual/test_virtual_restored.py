@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.restored_feed import Lost, mark, marked, unmark, wait_for_feed
+from atoll.node.daemon.feed_recovery import Lost, mark, marked, unmark, wait_for_feed
 from atoll.p2p.ledger.store import LEDGER
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import CorruptFault, LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId

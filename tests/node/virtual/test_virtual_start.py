@@ -5,14 +5,14 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from atoll.node import run_moments
+from atoll.node.daemon.coordinator import run_moments
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import ConfigError, Divergence
-from atoll.protocols.experts import experts_in
 from atoll.protocols.ids import digest
-from atoll.protocols.run import StartSpec
+from atoll.protocols.run.experts import experts_in
+from atoll.protocols.run.run_spec import StartSpec
 
 from .conftest import EXPERTS, snapshot_file
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 
 Worlds = Callable[..., object]
 

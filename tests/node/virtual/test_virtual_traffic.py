@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from atoll.p2p.transports.virtual_time import run_virtual
-from atoll.protocols.coverage import payload_size
-from atoll.protocols.slices import ReduceSpec
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ledger.coverage import payload_size
+from atoll.protocols.run.slices import ReduceSpec
 
 MEMBERS, ROUNDS, SETTLED = 18, 7, range(3, 6)
 

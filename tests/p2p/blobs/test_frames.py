@@ -4,18 +4,7 @@ from typing import Any
 
 import pytest
 
-from atoll.p2p.blobs.frames import (
-    ASK_MAX_BYTES,
-    PROTOCOL,
-    WINDOW,
-    Ask,
-    Cancel,
-    Chunk,
-    Have,
-    Offer,
-    Refusal,
-    Want,
-)
+from atoll.p2p.blobs.frames import ASK_MAX_BYTES, PROTOCOL, WINDOW, Ask, Cancel, Chunk, Have, Offer, Refusal, Want
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DecodeError

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from atoll.p2p.blobs import serve
+from atoll.p2p.blobs import server as serve
+from atoll.p2p.blobs.download import HOLDERS_AT_ONCE
 from atoll.p2p.blobs.fetch import BlobFetcher
 from atoll.p2p.blobs.frames import PROTOCOL, Ask, Cancel, Chunk, Have, Offer, Want, pack_bits
-from atoll.p2p.blobs.job import HOLDERS_AT_ONCE
-from atoll.p2p.blobs.serve import BlobServer
+from atoll.p2p.blobs.server import BlobServer
 from atoll.p2p.blobs.store import BlobStore, Partial
-from atoll.p2p.framing import read_frame, write_frame
-from atoll.p2p.host import PeerAddress
+from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, read_limits
-from atoll.p2p.limits.limited import LimitedHost
-from atoll.p2p.transports.memory import MemoryNetwork, Quality
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.limits.limited_host import LimitedHost
+from atoll.p2p.transports.memory.memory_network import MemoryNetwork, Quality
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import PeerFault, Unreachable

@@ -15,7 +15,7 @@ from atoll.p2p.ledger.store import CLOSED, Equivocation, Ledger, Quota, contradi
 from atoll.protocols.errors import ConfigError, CorruptFault, DiskFault, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, RunId, digest
-from atoll.protocols.records import Ack, Entry, Leave, decode_entry, encode_entry, sign_entry
+from atoll.protocols.ledger.records import Ack, Entry, Leave, decode_entry, encode_entry, sign_entry
 
 RUN = RunId(digest(b"run"))
 AUTHORS = [Identity(bytes([number]) * 32) for number in range(1, 5)]
@@ -255,7 +255,7 @@ from pathlib import Path
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId, digest
-from atoll.protocols.records import Leave
+from atoll.protocols.ledger.records import Leave
 ledger = Ledger(Path(sys.argv[1]), RunId(digest(b"run")))
 while True:
     print(ledger.append(Identity(bytes([1]) * 32), Leave(0)).seq, flush=True)

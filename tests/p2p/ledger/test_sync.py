@@ -9,20 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.node.presets import preset
-from atoll.p2p.calls import Calls
-from atoll.p2p.host import PeerAddress
-from atoll.p2p.ledger.gate import Gate
+from atoll.node.runs.presets import preset
+from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.ledger.admission_gate import Gate
 from atoll.p2p.ledger.store import Ledger, Quota
 from atoll.p2p.ledger.sync import BATCH_BYTES, METHOD, Exchange, LedgerSync
-from atoll.p2p.transports.memory import MemoryNetwork
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.rpc.calls import Calls
+from atoll.p2p.transports.memory.memory_network import MemoryNetwork
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
-from atoll.protocols.admission import AdmissionSpec
 from atoll.protocols.errors import PeerFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.records import MAX_SET, Ballot, Entry, Leave, Proposal, encode_entry, sign_entry
+from atoll.protocols.ledger.records import MAX_SET, Ballot, Entry, Leave, Proposal, encode_entry, sign_entry
+from atoll.protocols.run.admission import AdmissionSpec
 
 RUN = RunId(digest(b"run"))
 AUTHORS = [Identity(bytes([number]) * 32) for number in range(1, 7)]

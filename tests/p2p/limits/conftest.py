@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.p2p.limits.config import LimitsConfig, read_limits
-from atoll.p2p.limits.limited import LimitedHost
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.limits.limited_host import LimitedHost
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 
 
 def load(path: Path):

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-_path = Path(__file__).parent.parent / "test_host_conformance.py"
+_path = Path(__file__).parent.parent / "transports" / "test_host_conformance.py"
 _spec = importlib.util.spec_from_file_location("limits_host_conformance", _path)
 assert _spec is not None
 assert _spec.loader is not None

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.p2p.framing import read_frame, write_frame
-from atoll.p2p.host import Connection, Handler, PeerAddress, Stream
-from atoll.p2p.nat.asks import Clocks
+from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.interface import Connection, Handler, PeerAddress, Stream
+from atoll.p2p.nat.nat_calls import Clocks
 from atoll.p2p.nat.relay import RelayLimits
-from atoll.p2p.nat.routes import RouteHost, RouteOptions
-from atoll.p2p.transports.memory import MemoryHost, MemoryNetwork, Router
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.nat.route_host import RouteHost, RouteOptions
+from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork, Router
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, digest
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from atoll.p2p.nat.dialback import answers
-from atoll.p2p.transports.p2pd import P2pdHost
-from atoll.p2p.transports.p2pd_process import P2pdOptions
+from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
+from atoll.p2p.transports.p2pd.process import P2pdOptions
 from atoll.protocols.identity import Identity
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1")

@@ -6,16 +6,16 @@ import math
 
 import pytest
 
-from atoll.p2p.framing import read_frame, write_frame
-from atoll.p2p.host import PeerAddress, PeerDisconnected
-from atoll.p2p.nat.asks import PROTOCOL, ask
+from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.interface import PeerAddress, PeerDisconnected
 from atoll.p2p.nat.circuit import open_circuit
-from atoll.p2p.nat.holds import HOLD_PROTOCOL
-from atoll.p2p.nat.reach import is_global
+from atoll.p2p.nat.circuit_stream import handshake
+from atoll.p2p.nat.circuit_tls import Credentials
+from atoll.p2p.nat.held_circuits import HOLD_PROTOCOL
+from atoll.p2p.nat.nat_calls import PROTOCOL, ask
+from atoll.p2p.nat.reachability import is_global
 from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, RelayLimits
-from atoll.p2p.nat.routes import SUMMONS_AT_ONCE
-from atoll.p2p.nat.secure import handshake
-from atoll.p2p.nat.tls import Credentials
+from atoll.p2p.nat.route_host import SUMMONS_AT_ONCE
 from atoll.protocols import codec
 from atoll.protocols import nat as n
 from atoll.protocols.errors import Unreachable

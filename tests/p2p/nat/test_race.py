@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from atoll.p2p.nat.race import first
-from atoll.p2p.transports.virtual_time import run_virtual
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import Unreachable
 
 

@@ -1,0 +1,24 @@
+"""The command table: name -> where it lives and its one line. Nothing is imported to print it."""
+
+COMMANDS = {
+    "run": ("atoll.cli.commands.run:run", "Make, list and show runs."),
+    "start": ("atoll.cli.commands.start:start", "Join a run and train until stopped."),
+    "invite": ("atoll.cli.commands.invite:invite", "A link that lets others join a run."),
+    "status": ("atoll.cli.commands.status:status", "What the node does now, and why."),
+    "peers": ("atoll.cli.commands.status:peers", "Whom the node knows, and over which path."),
+    "rounds": ("atoll.cli.commands.status:rounds", "What happened in each round."),
+    "logs": ("atoll.cli.commands.logs:logs", "The node's log."),
+    "pause": ("atoll.cli.commands.steer:pause", "Finish the round at hand and start no other."),
+    "resume": ("atoll.cli.commands.steer:resume", "Go on after a pause."),
+    "stop": ("atoll.cli.commands.steer:stop", "Stop the node in good order."),
+    "eval": ("atoll.cli.commands.steer:evaluate", "Validation loss of the weights as they are now."),
+    "export": ("atoll.cli.commands.export:export", "Write the weights of a run for other programs."),
+    "checkpoint": (
+        "atoll.cli.commands.checkpoint:checkpoint",
+        "A run's whole state in files, to go on from.",
+    ),
+    "id": ("atoll.cli.commands.identity:identity", "The node's identity."),
+    "doctor": ("atoll.cli.commands.doctor:doctor", "Check machine, network and node; say what to do."),
+    "bench": ("atoll_bench.command:bench", "The published figures, measured again here."),
+    "sim": ("atoll.cli.sim.command:sim", "A swarm of real processes on this machine."),
+}

@@ -1,0 +1,103 @@
+"""`checkpoint`: a run's whole state in files, from which any number of nodes goes on."""
+
+from pathlib import Path
+
+import click
+
+from atoll.cli.formatting import print_json
+from atoll.cli.options import home_option, json_option
+from atoll.cli.run_files import find_run, keep_run, run_of
+from atoll.node.checkpoint.universal import Manifest
+from atoll.node.config.home import Home, hold_lock
+from atoll.node.import_export.join_shards import RUN, Checkpoint, join, opened
+from atoll.node.import_export.restore_node import restore
+from atoll.node.import_export.save_shard import save_shard
+from atoll.p2p.system.atomic_files import read_whole
+from atoll.p2p.system.key_file import load_or_create
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import short
+
+_FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+
+
+@click.group()
+def checkpoint() -> None:
+    """Save a run's weights, moments and error feedback; go on with `run new --from-checkpoint`."""
+
+
+@checkpoint.command()
+@_FOLDER
+@home_option
+@json_option
+@click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
+def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
+    """Write what this node trains into DIR, signed. Every node does so, stopped, when all have one final round."""
+    found = find_run(home, wanted)
+    if not home.identity.exists():
+        raise ConfigError("this home has no identity yet", hint="start the node once")
+    with hold_lock(home):
+        shard = save_shard(found.data, home.run(found.spec.id), load_or_create(home.identity), folder)
+    if as_json:
+        print_json({"path": str(folder / shard.file), "shard": shard})
+        return
+    experts = f", experts {', '.join(map(str, sorted(shard.experts)))}" if shard.experts else ""
+    click.echo(f"{folder / shard.file}: round {shard.round}, state {shard.state[:16]}{experts}")
+
+
+@checkpoint.command("join")
+@_FOLDER
+@json_option
+@click.option("--without-quorum", is_flag=True, help="Most nodes are gone: give up what they had not sent.")
+def join_shards(folder: Path, as_json: bool, without_quorum: bool) -> None:
+    """Check the shards of all nodes in DIR, and write the manifest that makes them a checkpoint."""
+    _print(join(folder, without_quorum=without_quorum), as_json)
+
+
+@checkpoint.command()
+@_FOLDER
+@json_option
+def show(folder: Path, as_json: bool) -> None:
+    """Verify a joined checkpoint and say what it holds."""
+    _print(opened(folder), as_json)
+
+
+@checkpoint.command("restore")
+@_FOLDER
+@home_option
+@json_option
+def restore_node(folder: Path, home: Home, as_json: bool) -> None:
+    """Put this node back into the same run, which others still train: its state as DIR has it.
+
+    Copy identity.key into the home first, where the node is one of those that saved. Never restore a node that
+    runs elsewhere.
+    """
+    found = opened(folder)
+    data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES) or b""
+    run = run_of(home, data)
+    with hold_lock(home):
+        keep_run(home, run)  # first: with a state and a mark alone no node can be started
+        me = load_or_create(home.identity).peer_id
+        restored = restore(found, home.run(found.spec.id), me)
+    if as_json:
+        facts = {"path": str(home.root), "name": found.spec.name, "peer": me, "quorum": found.manifest.quorum}
+        print_json({**facts, "restored": restored._asdict()})
+        return
+    what = "its own moments" if restored.own else "others' moments: it has no shard there"
+    click.echo(f"{home.root}: {found.spec.name}, round {restored.round}, state {restored.state[:16]}")
+    feed = "" if restored.feed else "; it takes its feed from the others first"
+    click.echo(f"…{short(me)} starts there with {what}{feed}")
+    if not found.manifest.quorum:
+        click.echo(found.manifest.who_signed())
+
+
+def _print(found: Checkpoint, as_json: bool) -> None:
+    manifest: Manifest = found.manifest
+    if as_json:
+        print_json({"path": str(found.folder), "name": found.spec.name, "manifest": manifest})
+        return
+    click.echo(
+        f"{found.folder}: {found.spec.name}, round {manifest.round}, state {manifest.state[:16]}, "
+        f"{found.spec.model.parameters:,} parameters of {len(manifest.shards)} nodes"
+    )
+    click.echo(manifest.who_signed())

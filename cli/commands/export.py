@@ -1,0 +1,46 @@
+"""`export`: the weights of a run for other programs."""
+
+from pathlib import Path
+
+import click
+
+from atoll.cli.formatting import print_json
+from atoll.cli.options import home_option, json_option
+from atoll.cli.run_files import find_run
+from atoll.node.config.home import Home
+from atoll.node.config.node_config import load_config
+from atoll.node.import_export.export_run import export_run
+
+
+@click.group()
+def export() -> None:
+    """Write the weights of a run for other programs."""
+
+
+@export.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@home_option
+@json_option
+@click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
+@click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the newest state.")
+@click.option("--data", metavar="PATH", help="The text of a run whose source is file:.")
+def hf(
+    folder: Path, home: Home, as_json: bool, wanted: str | None, snapshot: Path | None, data: str | None
+) -> None:
+    """Write DIR as `transformers` reads it: config, safetensors, tokenizer. No node needs to run."""
+    found = find_run(home, wanted)
+    config = load_config(home.config_toml, {"data": data})
+    done = export_run(found.spec, home.run(found.spec.id), folder, snapshot, config.data)
+    parameters = found.spec.model.parameters
+    if as_json:
+        about = {
+            "run": found.spec.id.hex(),
+            "path": str(folder),
+            "class": done.class_name,
+            "parameters": parameters,
+        }
+        print_json(about | {"round": done.round, "digest": done.state.hex()})
+        return
+    click.echo(
+        f"{folder}: {done.class_name}, {parameters:,} parameters, round {done.round}, {done.state.hex()[:16]}"
+    )

@@ -1,0 +1,37 @@
+"""`logs`: the node's log, also of a node that does not run."""
+
+import click
+
+from atoll.cli.client import stream
+from atoll.cli.formatting import print_json
+from atoll.cli.options import home_option, json_option
+from atoll.node.config.home import Home
+from atoll.node.daemon.telemetry.logfile import Tail
+from atoll.protocols.errors import NotRunning
+from atoll.protocols.local import control_messages as c
+
+
+@click.command()
+@home_option
+@json_option
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until interrupted.")
+@click.option("-n", "--tail", default=50, type=click.IntRange(0, c.MAX_LINES), help="Newest lines to show.")
+def logs(home: Home, as_json: bool, follow: bool, tail: int) -> None:
+    """The node's log."""
+    try:
+        for batch in stream(home, c.GetLogs(tail, follow), c.Logs):
+            if not batch.lines and not follow:
+                return
+            _print(batch.lines, as_json)
+    except NotRunning:
+        if follow or not home.log.exists():
+            raise
+        _print(Tail(home.log).last(tail), as_json)
+
+
+def _print(lines: tuple[c.LogLine, ...], as_json: bool) -> None:
+    for line in lines:
+        if as_json:
+            print_json(line)
+        else:
+            click.echo(f"{line.time[11:23]} {line.level:7} {line.logger.removeprefix('atoll.')}: {line.message}")

@@ -1,0 +1,182 @@
+"""`status`, `peers`, `rounds`: what the node says about itself."""
+
+from collections.abc import Iterator
+
+import click
+
+from atoll.cli import time_shares as goodput
+from atoll.cli.client import call, stream
+from atoll.cli.formatting import number, print_json, print_table, room_text, size, span, tail
+from atoll.cli.options import home_option, json_option
+from atoll.node.config.home import Home
+from atoll.protocols.local import control_messages as c
+
+UNHEALTHY = 4
+
+
+@click.command()
+@home_option
+@json_option
+@click.option("-w", "--watch", is_flag=True, help="Again every second, until interrupted.")
+@click.option("--exit-code", is_flag=True, help=f"Exit {UNHEALTHY} when the node needs help (health checks).")
+def status(home: Home, as_json: bool, watch: bool, exit_code: bool) -> int:
+    """What the node does now, and why."""
+    for now in stream(home, c.Watch(), c.Status) if watch else iter([call(home, c.GetStatus(), c.Status)]):
+        if as_json:
+            print_json(now)
+        elif watch:
+            click.echo(one_line(now))
+        else:
+            click.echo("\n".join(facts(now)))
+    return UNHEALTHY if exit_code and now.trouble else 0
+
+
+@click.command()
+@home_option
+@json_option
+def peers(home: Home, as_json: bool) -> None:
+    """Whom the node knows, and over which path."""
+    answer = call(home, c.GetPeers(), c.Peers)
+    if as_json:
+        print_json(answer)
+        return
+    head = ("peer", "path", "rtt", "activity", "round", "final", "tokens/s", "heard", "faults", "address")
+    print_table(head, map(_peer_cells, answer.peers))
+
+
+@click.command()
+@home_option
+@json_option
+@click.option("-n", "--last", default=20, type=click.IntRange(1, c.MAX_ROUNDS), help="Newest rounds to show.")
+def rounds(home: Home, as_json: bool, last: int) -> None:
+    """What happened in each round."""
+    answer = call(home, c.GetRounds(last), c.Rounds)
+    if as_json:
+        print_json(answer)
+        return
+    head = (
+        "round",
+        "digest",
+        "final",
+        "by",
+        "loss",
+        "val bpb",
+        "payload",
+        "up",
+        "down",
+        "train",
+        "wait",
+        "ahead",
+        "goodput",
+    )
+    print_table(head, map(_round_cells, answer.rounds))
+
+
+def one_line(now: c.Status) -> str:
+    """A status for logs and narrow screens."""
+    parts = [f"round {now.round}/{now.rounds}", now.activity]
+    if now.activity == "training" and now.steps:
+        parts.append(f"step {now.step}/{now.steps}")
+    if now.reason:
+        parts.append(now.reason)
+    if now.eta_s is not None:
+        parts.append(f"about {span(now.eta_s)} left")
+    parts += [f"loss {number(now.train_loss)}", f"val {number(now.val_bpb)} bpb", f"{now.members} members"]
+    parts.append(f"goodput {goodput.short(now.goodput)}")
+    parts += [f"final {now.final}", f"up {size(now.bytes_up)}", f"down {size(now.bytes_down)}"]
+    return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
+
+
+def facts(now: c.Status) -> Iterator[str]:
+    """A status for a screen, one fact a line."""
+    doing = now.activity + (f" – {now.reason}" if now.reason else "")
+    if now.activity == "training" and now.steps:
+        doing += f", step {now.step}/{now.steps}"
+    if now.eta_s is not None:
+        doing += f", about {span(now.eta_s)} left"
+    if now.trouble:
+        yield f"trouble   {now.trouble}"
+    yield f"node      {now.name or tail(now.peer)}  {now.peer}  (pid {now.pid}, up {span(now.uptime_s)})"
+    yield f"run       {now.run_name}  {now.run[:16]}"
+    yield f"now       round {now.round} of {now.rounds}: {doing}"
+    yield f"model     loss {number(now.train_loss)}, validation {number(now.val_bpb)} bits per byte"
+    yield f"agreed    final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
+    if now.experts is not None:
+        yield f"experts   {', '.join(map(str, now.experts)) or 'none'}"
+    if now.room is not None:
+        yield f"          {room_text(now.room)}"
+    yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
+    yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
+    if now.overlap_allowed:
+        yield f"overlap   {overlap(now)}"
+    yield f"goodput   {goodput.line(now.goodput)}"
+    ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
+    yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
+    yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
+    if now.limits is not None:
+        yield f"limits    {limits(now.limits)}"
+    yield f"reach     {now.reachability}" + (f": {now.reachability_why}" if now.reachability_why else "")
+    if now.relay is not None:
+        yield f"relay     {relaying(now.relay)}"
+    if now.web or now.web_trouble:
+        yield f"web       {now.web or now.web_trouble}"
+    for maddr in now.addresses:
+        yield f"address   {maddr}/p2p/{now.peer}"
+
+
+def overlap(now: c.Status) -> str:
+    """How far the node runs ahead of the fold of the round before."""
+    may = f"up to {now.overlap_allowed} steps before a fold is in"
+    if now.overlapped is None:
+        return may
+    return f"{may}; {now.overlapped} in the newest round, then held {span(now.held_s)}"
+
+
+def limits(use: c.LimitUse) -> str:
+    """Caps that hold now, and the month."""
+    rates = [
+        f"{name} {size(rate)}/s" for name, rate in (("up", use.up_bytes_s), ("down", use.down_bytes_s)) if rate
+    ]
+    used = size(use.month_up_bytes + use.month_down_bytes)
+    month = f"{used} of {size(use.month_quota_bytes)}" if use.month_quota_bytes else used
+    text = f"{', '.join(rates) or 'none'}; this month {month}, the next begins {use.month_ends}"
+    return f"{text}; {use.stopped}" if use.stopped else text
+
+
+def relaying(use: c.RelayUse) -> str:
+    """What the node relays for others."""
+    today = f"{size(use.bytes_today)} of {size(use.bytes_per_day)} today"
+    return f"{use.circuits} circuits open, {use.circuits_served} served, {today}, {use.refused} refused"
+
+
+def _peer_cells(row: c.PeerRow) -> tuple[str, ...]:
+    return (
+        tail(row.peer),
+        row.path or "–",
+        span(row.rtt_s),
+        row.activity or "–",
+        "–" if row.round is None else str(row.round),
+        "–" if row.final is None else str(row.final),
+        number(row.tokens_per_s, 0),
+        span(row.heard_s),
+        str(row.faults),
+        row.maddr,
+    )
+
+
+def _round_cells(row: c.RoundRow) -> tuple[str, ...]:
+    return (
+        str(row.round),
+        row.digest[:12] or "–",
+        "yes" if row.final else "open",
+        str(len(row.contributors)),
+        number(row.train_loss),
+        number(row.val_bpb),
+        size(row.payload_bytes),
+        size(row.bytes_up),
+        size(row.bytes_down),
+        span(row.train_s),
+        span(row.wait_s + row.transfer_s),
+        f"{row.overlapped} of {row.overlap_allowed}" if row.overlap_allowed else "–",
+        goodput.of_round(row),
+    )

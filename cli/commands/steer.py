@@ -1,0 +1,60 @@
+"""`pause`, `resume`, `stop`, `eval`: what the operator tells the node to do."""
+
+import click
+
+from atoll.cli.client import call
+from atoll.cli.formatting import print_json
+from atoll.cli.options import home_option, json_option
+from atoll.node.config.home import Home
+from atoll.protocols.errors import NotRunning
+from atoll.protocols.local import control_messages as c
+
+
+@click.command()
+@home_option
+@json_option
+@click.option("--reason", default="paused by the operator", help="Shown in status.")
+def pause(home: Home, as_json: bool, reason: str) -> None:
+    """Finish the round at hand and start no other; rounds of others are still folded."""
+    _done(call(home, c.PauseNode(reason), c.Done), as_json)
+
+
+@click.command()
+@home_option
+@json_option
+def resume(home: Home, as_json: bool) -> None:
+    """Go on after a pause, at the round where the others are."""
+    _done(call(home, c.ResumeNode(), c.Done), as_json)
+
+
+@click.command()
+@home_option
+@json_option
+@click.option("--finish", is_flag=True, help="Only after the round at hand is announced.")
+def stop(home: Home, as_json: bool, finish: bool) -> None:
+    """Stop the node in good order. No node is no error."""
+    try:
+        _done(call(home, c.StopNode(finish), c.Done), as_json)
+    except NotRunning:
+        _done(c.Done("no node runs here"), as_json)
+
+
+@click.command("eval")
+@home_option
+@json_option
+def evaluate(home: Home, as_json: bool) -> None:
+    """Validation loss of the weights as they are now."""
+    answer = call(home, c.Evaluate(), c.Evaluation)
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(
+            f"{answer.val_bpb:.4f} bits per byte ({answer.val_loss:.4f} nats per token) after round {answer.round}"
+        )
+
+
+def _done(answer: c.Done, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(answer.message)

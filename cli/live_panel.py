@@ -1,0 +1,150 @@
+"""What `start` shows while the daemon works: a live panel on a terminal, plain or JSON lines elsewhere.
+
+A thread of its own that asks over the control socket, like any operator: a terminal that stands still
+(Ctrl-S, a slow line) can never stop the daemon's loop.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from atoll.cli import time_shares as goodput
+from atoll.cli.client import stream
+from atoll.cli.commands.status import one_line
+from atoll.cli.formatting import number, print_json, size, span, tail
+from atoll.node.config.home import Home
+from atoll.protocols.errors import AtollError
+from atoll.protocols.local import control_messages as c
+
+RETRY_S = 0.2
+HEARTBEAT_S = 30.0
+"""A plain line at least so often, even if nothing changed."""
+JOIN_S = 2.0
+_STYLES = {"training": "green", "done": "green", "finished": "green", "paused": "yellow"}
+
+
+def seed_lines(now: c.Status) -> list[str]:
+    """How others join through this node, without an invite."""
+    return [f"others join with --seed {maddr}/p2p/{now.peer}" for maddr in now.addresses]
+
+
+Words = Callable[[c.Status], list[str]]
+
+
+@contextmanager
+def shown(home: Home, *, as_json: bool, plain: bool, words: Words = seed_lines) -> Iterator[None]:
+    """Show the node of `home` until the block ends; `words` tell how to join it when its addresses changed."""
+    ended = threading.Event()
+    console = Console()
+    if as_json:
+        show: Callable[[Home, threading.Event, Words], None] = _json_lines
+    elif plain or not console.is_terminal:
+        show = _plain_lines
+    else:
+        show = _live_panel
+    thread = threading.Thread(target=show, args=(home, ended, words), name="panel", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(JOIN_S)
+
+
+def render(now: c.Status) -> RenderableType:
+    """One status as a panel."""
+    head = Text.assemble(
+        (now.activity, _STYLES.get(now.activity, "cyan")), f"  {now.reason}" if now.reason else ""
+    )
+    if now.eta_s is not None:
+        head.append(f"  about {span(now.eta_s)} left", "dim")
+    table = Table.grid(padding=(0, 2))
+    table.add_row(Text("step", "dim"), ProgressBar(total=max(1, now.steps), completed=now.step, width=40))
+    for label, text in _rows(now):
+        table.add_row(Text(label, "dim"), text)
+    parts: list[RenderableType] = [head, table]
+    if now.trouble:
+        parts.append(Text(now.trouble, "bold red"))
+    title = f"atoll {now.name or tail(now.peer)} · {now.run_name} · round {now.round} of {now.rounds}"
+    return Panel(Group(*parts), title=title, subtitle="Ctrl-C stops in good order")
+
+
+def is_news(now: c.Status, before: c.Status | None, since_s: float) -> bool:
+    """Is this status worth a line, after the last one that was?"""
+    return (
+        before is None
+        or (now.activity, now.round, now.final, now.trouble)
+        != (before.activity, before.round, before.final, before.trouble)
+        or since_s >= HEARTBEAT_S
+    )
+
+
+def new_addresses(now: c.Status, before: c.Status | None, words: Words = seed_lines) -> list[str]:
+    """Lines about how to join through our addresses, when they have changed."""
+    if not now.addresses or (before is not None and before.addresses == now.addresses):
+        return []
+    return words(now)
+
+
+def _rows(now: c.Status) -> Iterator[tuple[str, str]]:
+    yield "loss", f"{number(now.train_loss)} nats per token, validation {number(now.val_bpb)} bits per byte"
+    yield "speed", f"{number(now.tokens_per_s, 0)} tokens/s on {now.device}"
+    yield (
+        "last round",
+        f"trained {span(now.train_s)}, waited {span(now.wait_s)}, payload {size(now.payload_bytes)}",
+    )
+    yield "goodput", goodput.line(now.goodput)
+    ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
+    yield "swarm", f"{now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
+    yield "agreed", f"final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
+    yield "traffic", f"up {size(now.bytes_up)}, down {size(now.bytes_down)}"
+    if now.web or now.web_trouble:
+        yield "web", now.web or now.web_trouble
+
+
+def _statuses(home: Home, ended: threading.Event) -> Iterator[c.Status]:
+    """Every status until the daemon or the block ends; waits for a daemon that only just starts."""
+    while not ended.is_set():
+        try:
+            for now in stream(home, c.Watch(), c.Status):
+                yield now
+                if ended.is_set():
+                    return
+        except AtollError:  # not up yet, or on its way down: start's own error tells the user
+            ended.wait(RETRY_S)
+
+
+def _json_lines(home: Home, ended: threading.Event, words: Words) -> None:
+    for now in _statuses(home, ended):
+        print_json(now)
+
+
+def _plain_lines(home: Home, ended: threading.Event, words: Words) -> None:
+    before: c.Status | None = None
+    at = 0.0
+    for now in _statuses(home, ended):
+        for line in new_addresses(now, before, words):
+            click.echo(line)
+        if is_news(now, before, time.monotonic() - at):
+            click.echo(one_line(now))
+            before, at = now, time.monotonic()
+
+
+def _live_panel(home: Home, ended: threading.Event, words: Words) -> None:
+    with Live(console=Console(), refresh_per_second=4, transient=False) as live:
+        live.update("starting …")
+        before: c.Status | None = None
+        for now in _statuses(home, ended):
+            for line in new_addresses(now, before, words):
+                live.console.print(line, soft_wrap=True, highlight=False)  # whole, to be copied
+            live.update(render(now))
+            before = now

@@ -1,0 +1,134 @@
+"""Real node processes on loopback for `atoll sim`: start, ask, kill, stop. Signals go to our own pids only."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from atoll.cli.client import ask
+from atoll.protocols.errors import AtollError, LocalFault
+
+START_S = 60.0
+STOP_S = 30.0
+POLL_S = 0.2
+
+
+class SimNode:
+    """One node of a simulated swarm, in its own home."""
+
+    def __init__(self, number: int, folder: Path, run_file: Path) -> None:
+        self.number = number
+        self.home = folder / f"node-{number}"
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._run_file = run_file
+        self._process: subprocess.Popen[bytes] | None = None
+        self.peer = ""
+        self.kills = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the daemon process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, seeds: list[str]) -> None:
+        """Start the daemon; it picks a free port."""
+        command = [
+            sys.executable,
+            "-m",
+            "atoll.cli.main",
+            "--home",
+            str(self.home),
+            "start",
+            "--run",
+            str(self._run_file),
+        ]
+        command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1"]
+        for seed in seeds:
+            command += ["--seed", seed]
+        with (self.home / "out.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait_up(self) -> None:
+        """Wait until the control socket answers. Raises LocalFault with the node's last words."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            status = self.status()
+            if status is not None and status["addresses"]:
+                self.peer = status["peer"]
+                return
+            if not self.running:
+                break
+            time.sleep(POLL_S)
+        raise LocalFault(f"node {self.number} did not start: {self.last_words()}", hint=f"see {self.home}/out.log")
+
+    def seed(self) -> str:
+        """Multiaddr for others to dial."""
+        status = self.status()
+        if status is None:
+            raise LocalFault(f"node {self.number} does not answer")
+        return f"{status['addresses'][0]}/p2p/{status['peer']}"
+
+    def status(self) -> dict[str, Any] | None:
+        """Its status, or None while it does not answer."""
+        return self._ask("status")
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Its rows, one per round."""
+        answer = self._ask("rounds")
+        return list(answer["rounds"]) if answer else []
+
+    def kill(self) -> None:
+        """SIGKILL the daemon. Its p2pd and worker must end by themselves."""
+        if self._process is not None and self.running:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self.kills += 1
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL after STOP_S."""
+        if self._process is None:
+            return
+        if self.running:
+            self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def processes(self) -> list[psutil.Process]:
+        """The daemon and its children."""
+        if self._process is None or not self.running:
+            return []
+        daemon = psutil.Process(self._process.pid)
+        return [daemon, *daemon.children(recursive=True)]
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far: `daemon` (with its p2pd) and `worker`."""
+        spent = {"daemon": 0.0, "worker": 0.0}
+        for process in self.processes():
+            try:
+                times, line = process.cpu_times(), " ".join(process.cmdline())
+            except psutil.NoSuchProcess:
+                continue
+            trains = "atoll.node.worker.main" in line or "atoll.node.worker.multi_device" in line
+            spent["worker" if trains else "daemon"] += times.user + times.system
+        return spent
+
+    def last_words(self) -> str:
+        """Last line that the node printed."""
+        lines = (self.home / "out.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
+
+    def _ask(self, what: str) -> dict[str, Any] | None:
+        try:
+            return ask(self.home, what)
+        except AtollError:
+            return None

@@ -1,0 +1,1 @@
+"""What the user chooses on this machine: NodeConfig, the home folder, devices and ports."""

@@ -1,0 +1,140 @@
+"""A node's home: every path below it, the lock that one daemon holds, and the way to its control socket.
+
+HOME/identity.key      HOME/config.toml      HOME/node.lock      HOME/control.sock      HOME/node.log
+HOME/runs/NAME.run     signed RunSpecs       HOME/runs/<run id>/ what the run keeps on disk
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from atoll.p2p.system.atomic_files import disk, make_folder
+from atoll.protocols.errors import ConfigError, LocalFault
+from atoll.protocols.ids import RunId
+
+HOME_VARIABLE = "ATOLL_HOME"
+SOCKET_PATH_MAX_BYTES = 100
+"""sun_path has 104 bytes on macOS and 108 on Linux, the final zero included."""
+_LOCK_MAX_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Paths of one node. Nothing here is created by looking at it."""
+
+    root: Path
+
+    @property
+    def identity(self) -> Path:
+        """The node's secret, 0600."""
+        return self.root / "identity.key"
+
+    @property
+    def config_toml(self) -> Path:
+        """NodeConfig; may be absent."""
+        return self.root / "config.toml"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the running daemon; holds its pid."""
+        return self.root / "node.lock"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where operators ask."""
+        return self.root / "control.sock"
+
+    @property
+    def log(self) -> Path:
+        """The daemon's log, JSON lines."""
+        return self.root / "node.log"
+
+    @property
+    def port(self) -> Path:
+        """The port that was picked."""
+        return self.root / "port"
+
+    @property
+    def month(self) -> Path:
+        """Traffic of this month."""
+        return self.root / "month.json"
+
+    @property
+    def runs(self) -> Path:
+        """`NAME.run` files and one folder per run."""
+        return self.root / "runs"
+
+    def run_file(self, name: str) -> Path:
+        """The signed RunSpec that goes by `name` here."""
+        return self.runs / f"{name}.run"
+
+    def run(self, run: RunId) -> Path:
+        """Everything that a run keeps on disk."""
+        return self.runs / run.hex()
+
+    def make(self) -> None:
+        """Create the home and its `runs`, private to the user. Raises DiskFault."""
+        make_folder(self.root)
+        make_folder(self.runs)
+
+
+def home_at(choice: str | None, environ: dict[str, str] | os._Environ[str] = os.environ) -> Home:
+    """`--home`, else ATOLL_HOME, else the user's data folder."""
+    chosen = choice or environ.get(HOME_VARIABLE, "")
+    return Home(Path(chosen).expanduser().absolute() if chosen else platformdirs.user_data_path("atoll"))
+
+
+@contextmanager
+def hold_lock(home: Home) -> Iterator[None]:
+    """One daemon per home. Raises ConfigError that names the pid of the one that runs.
+
+    The lock is the kernel's (flock): it ends with its process, however that ends.
+    """
+    home.make()
+    with disk(home.lock):
+        descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"a node already runs in {home.root} (pid {_pid_in(descriptor)})",
+                hint="stop it with `atoll stop`, or start this one with another --home",
+            ) from error
+        with disk(home.lock):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _pid_in(descriptor: int) -> int:
+    text = os.pread(descriptor, _LOCK_MAX_BYTES, 0).strip()
+    return int(text) if text.isdigit() else 0
+
+
+@contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """An address for bind() or connect() to `path`, however long the path is.
+
+    A long one is reached through an open descriptor of its folder (Linux). Raises LocalFault elsewhere.
+    """
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES:
+        yield str(path)
+        return
+    if not Path("/proc/self/fd").is_dir():
+        raise LocalFault(
+            f"the path of the control socket has more than {SOCKET_PATH_MAX_BYTES} bytes: {path}",
+            hint="choose a shorter --home",
+        )
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{path.name}"
+    finally:
+        os.close(descriptor)

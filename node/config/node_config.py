@@ -1,0 +1,210 @@
+"""NodeConfig: what is mine to choose on this machine. `config.toml` in the home, then flags.
+
+What peers must agree on is in RunSpec and nowhere here. Unknown keys are errors.
+"""
+
+import difflib
+import importlib.metadata
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from atoll.node.config.devices import check_devices, devices_of
+from atoll.node.daemon.web.place import read_place
+from atoll.p2p.limits.config import LimitsConfig, read_limits
+from atoll.p2p.membership.address_book import parse_seed
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.model_spec import MAX_EXPERTS
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+MAX_SEEDS = 64
+MAX_PLACES = 8
+_MAX_BYTES = 1 << 20
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+_MADDR = re.compile(r"(/[a-z0-9-]+(/[^/\s]+)?)+")
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Local choices of one node. Every key has a default; the file may be absent."""
+
+    name: str = ""
+    """Shown to the operator; empty: the tail of the PeerID."""
+    listen: tuple[str, ...] = ()
+    """Multiaddrs; empty: every interface at `port`, by TCP and QUIC."""
+    port: int = 0
+    """0: picked at the first start and kept."""
+    announce: tuple[str, ...] = ()
+    """Multiaddrs that others are told instead of what the node finds out: for port forwards."""
+    port_map: bool | None = None
+    """Ask the router for a port by UPnP and NAT-PMP; absent: where the transport can."""
+    transport: Literal["p2pd", "pylibp2p"] = "p2pd"
+    """go-libp2p as a child process, or py-libp2p in this one."""
+    connections: int = 192
+    """Connections that are kept; above that, the least used are closed."""
+    relay: bool = False
+    """Relay for nodes behind routers that cannot be punched."""
+    relay_circuits: int = 256
+    """Streams relayed at once."""
+    relay_bytes_per_day: int = 20_000_000_000
+    relay_rate_bytes_s: float = 0.0
+    """Over all circuits; 0: no cap but those of the node."""
+    relay_only: bool = False
+    """Be reached through relays only: dial nobody but seeds, tell nobody where we are."""
+    seeds: tuple[str, ...] = ()
+    """`…/p2p/PEERID` multiaddrs of nodes to dial first."""
+    limits: LimitsConfig = LimitsConfig()
+    """How much of the line this node may use, when, and how much a month."""
+    data: str = ""
+    """Path of the text of a run whose source is `file:`."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`; several that take each step together: `cuda:0,cuda:1`, or `cpu,cpu`."""
+    shard: bool = False
+    """Of several devices each holds a part of what is trained: less memory of each, more between them."""
+    exchange_on: Literal["auto", "host", "device"] = "auto"
+    """Where contributions are encoded; on a GPU for 8 bytes of its memory a parameter. `auto`: if it has them."""
+    threads: int = 0
+    """CPU threads of the worker; 0: one per core."""
+    experts: int = 0
+    """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
+    has room for."""
+    frozen: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How the other experts are stored."""
+    frozen_on_host: bool = False
+    """They stay in the host's memory."""
+    dht: bool = False
+    """Look for peers in the DHT too, in a child process of its own."""
+    web: str = ""
+    """`IP:PORT` where a web page and metrics are served, for example `127.0.0.1:4780`; port 0: any free one.
+
+    Empty: nowhere. Whoever reaches the address may read, so other users of this machine too.
+    """
+    eval_every: int = 0
+    """Rounds from one validation to the next; 0: as often as it takes at most 1 % of the time."""
+    log: LogLevel = "info"
+
+    def check(self) -> None:
+        """Raise ConfigError, with the key's name, for values that cannot work."""
+        if len(self.name) > 64 or not (self.name.isprintable()):
+            raise ConfigError("name must have at most 64 printable characters")
+        check_devices(self.device)
+        if self.shard and len(devices_of(self.device)) == 1:
+            raise ConfigError("shard is for several devices", hint="for example --device cuda:0,cuda:1")
+        if not 0 <= self.threads <= 1024:
+            raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
+        if not 0 <= self.experts <= MAX_EXPERTS:
+            raise ConfigError(f"experts = {self.experts} is outside 0 … {MAX_EXPERTS}")
+        if not 0 <= self.eval_every <= 1 << 20:
+            raise ConfigError(f"eval_every = {self.eval_every} is outside 0 … {1 << 20}")
+        self._check_places()
+        read_place(self.web)
+        read_limits(self.limits)
+        if len(self.seeds) > MAX_SEEDS:
+            raise ConfigError(f"seeds: more than {MAX_SEEDS}")
+        for maddr in self.seeds:
+            try:
+                parse_seed(maddr)
+            except ConfigError as error:
+                raise ConfigError(f"seeds: {error}", hint=error.hint) from error
+
+    def _check_places(self) -> None:
+        for key, maddrs in (("listen", self.listen), ("announce", self.announce)):
+            for maddr in maddrs:
+                if not _MADDR.fullmatch(maddr) or "/p2p/" in maddr:
+                    raise ConfigError(
+                        f"{key}: {maddr!r} is not a multiaddr", hint="for example /ip4/0.0.0.0/tcp/4710"
+                    )
+            if len(maddrs) > MAX_PLACES:
+                raise ConfigError(f"{key}: more than {MAX_PLACES}")
+        if not 8 <= self.connections <= 1 << 16:
+            raise ConfigError(f"connections = {self.connections} is outside 8 … {1 << 16}")
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port = {self.port} is outside 0 … 65535")
+        if not (0 < self.relay_circuits <= 1 << 16 and self.relay_bytes_per_day >= 0):
+            raise ConfigError(f"relay_circuits = {self.relay_circuits} is outside 1 … {1 << 16}, or bytes < 0")
+        if not 0 <= self.relay_rate_bytes_s < 1e12:
+            raise ConfigError(f"relay_rate_bytes_s = {self.relay_rate_bytes_s} is outside 0 … 1e12")
+        if self.relay_only and (self.relay or self.announce or self.dht):
+            raise ConfigError("relay_only cannot go with relay, announce or dht", hint="drop one of them")
+
+
+def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:
+    """The file at `path` (defaults where there is none) with `flags` over it. Raises ConfigError.
+
+    A flag that is None was not given. `auto` and 0 are replaced by what this machine has.
+    """
+    given = {key: value for key, value in (flags or {}).items() if value not in (None, (), [])}
+    rates = {key: given.pop(key) for key in ("up", "down") if key in given}
+    values = _read(path) | given
+    if rates and isinstance(values.setdefault("limits", {}), dict):
+        values["limits"] = values["limits"] | rates
+    try:
+        config = to_struct(values, NodeConfig)
+        config.check()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}" if path.exists() else str(error), hint=error.hint) from error
+    device = config.device if config.device != "auto" else "cuda" if _cuda_here() else "cpu"
+    return msgspec.structs.replace(config, device=device, threads=config.threads or os.cpu_count() or 1)
+
+
+def to_struct(values: dict[str, Any], kind: type[S], *, strict: bool = True) -> S:
+    """`values` as a struct. Raises ConfigError that names the key, with the likely spelling of an unknown one."""
+    try:
+        return msgspec.convert(values, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_readable(str(error)), hint=_suggestion(str(error), kind)) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="check its owner and mode") from error
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"{path} has more than {_MAX_BYTES} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is not TOML: {error}", hint="correct the line, or move the file away"
+        ) from error
+
+
+def _readable(message: str) -> str:
+    """msgspec's message in the words of the file: `$.seeds` is `seeds`."""
+    found = _UNKNOWN.search(message)
+    if found:
+        return f"unknown key {'.'.join(filter(None, (found[2], found[1])))}"
+    text = re.sub(r" - at `\$\.?([^`]*)`", r" (key \1)", message).replace("`", "")
+    return text.removeprefix("Object ").replace("Object missing required field", "missing key")
+
+
+def _suggestion(message: str, kind: type[msgspec.Struct]) -> str:
+    found = _UNKNOWN.search(message)
+    if not found:
+        return ""
+    for part in filter(None, (found[2] or "").split(".")):
+        inner = {f.name: f.type for f in msgspec.structs.fields(kind)}.get(part)
+        if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
+            return ""
+        kind = inner
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    close = difflib.get_close_matches(found[1], names, n=1)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(names)}"
+
+
+def _cuda_here() -> bool:
+    """A driver is loaded and the installed torch is not a CPU build. Does not import torch."""
+    try:
+        build = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return Path("/dev/nvidiactl").exists() and "+cpu" not in build

@@ -1,0 +1,137 @@
+"""Proof that a round is final with a state, from the RunSpec alone: the ledger's own entries, nothing more.
+
+Of every round up to it: the proposal that was decided, a quorum of votes for it, and the contributions that it
+names. The deciders of a round are the authors of the final set of the round before, so a proof goes back to round
+0, which the run's owner decides. So it is as good as the deciders: for a false one a quorum of those of some round
+must have signed it, and where a final set has a single author, that one decides the next (docs/threat-model.md).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from atoll.node.daemon.consensus.ballots import Book, decided, order, quorum, record
+from atoll.node.daemon.coordinator.contribution_index import is_lawful
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.records import MAX_SET, Entry, Leave, Proposal, decode_entry, encode_entry
+from atoll.protocols.run.run_spec import RunSpec
+
+VERSION = 1
+MEMBER_ROUNDS = 16
+"""Who is in none of so many newest final sets is no member any more. One set would not do: a user pauses one node
+after the other, and the last round may be a single node's."""
+PROOF_MAX_BYTES = 1 << 30
+
+EntriesOf = Callable[[int], Sequence[Entry]]
+"""All entries about a round, each author's in order."""
+
+
+class FinalProof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Entries, round by round, from round 0."""
+
+    version: int
+    rounds: tuple[tuple[bytes, ...], ...]
+
+
+class Proven(NamedTuple):
+    """What a proof proves."""
+
+    round: Round
+    state: Digest
+    """Of Θ after this round."""
+    members: tuple[PeerId, ...]
+    """Authors of the newest MEMBER_ROUNDS final sets, rising."""
+    known: frozenset[PeerId]
+    """Authors of the final sets of all rounds up to it."""
+    entries: Mapping[PeerId, int]
+    """So many entries an author's feed has at least."""
+
+    @property
+    def needed(self) -> int:
+        """A quorum of the members."""
+        return quorum(len(self.members))
+
+
+class _Decided(NamedTuple):
+    entry: Digest
+    proposal: Proposal
+    book: Book
+
+    @property
+    def authors(self) -> set[PeerId]:
+        """Of the contributions of the set, as in `finality`."""
+        return self.book.authors_of(self.proposal.contributions)
+
+
+def gather(spec: RunSpec, last: int, entries_of: EntriesOf) -> bytes:
+    """The proof of round `last`. Raises ConfigError where the ledger has none."""
+    deciders: tuple[PeerId, ...] = (spec.owner,)
+    rounds = []
+    for number in range(last + 1):
+        entries = [entry for entry in entries_of(number) if is_lawful(spec, entry)]
+        found = _decided(entries, number, deciders)
+        if found is None:
+            raise ConfigError(
+                f"the ledger here does not prove that round {number} is final",
+                hint="start the node for a moment: it gets what is missing from the others",
+            )
+        by_name = {entry.id: entry for entry in entries}
+        rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, deciders))))
+        deciders = order(spec.id, number + 1, found.authors)
+    return codec.encode(FinalProof(VERSION, tuple(rounds)))
+
+
+def proven(spec: RunSpec, data: bytes) -> Proven:
+    """What it proves of this run. Raises DecodeError, SignatureFault."""
+    proof = codec.decode(data, FinalProof, max_bytes=PROOF_MAX_BYTES)
+    if proof.version != VERSION or not 1 <= len(proof.rounds) <= spec.outer.rounds:
+        raise DecodeError(f"a proof of version {proof.version}, or not of the run's rounds")
+    deciders: tuple[PeerId, ...] = (spec.owner,)
+    found: _Decided | None = None
+    sets: list[set[PeerId]] = []
+    lengths: dict[PeerId, int] = {}
+    for number, signed in enumerate(proof.rounds):
+        if len(signed) > 1 + quorum(len(deciders)) + 2 * MAX_SET:  # contributions and Reductions
+            raise DecodeError(f"more entries than round {number} has")
+        entries = [decode_entry(entry, spec.id) for entry in signed]
+        for entry in entries:
+            lengths[entry.author] = max(lengths.get(entry.author, 0), entry.seq + 1)
+        found = _decided([entry for entry in entries if is_lawful(spec, entry)], number, deciders)
+        if found is None:
+            raise DecodeError(f"it does not prove that round {number} is final")
+        sets.append(found.authors)
+        deciders = order(spec.id, number + 1, sets[-1])
+    assert found is not None
+    members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
+    known = frozenset[PeerId]().union(*sets)
+    return Proven(Round(len(sets) - 1), found.proposal.state, tuple(members), known, lengths)
+
+
+def read_proof(spec: RunSpec, data: bytes, where: object) -> Proven:
+    """The same of a file of ours. Raises ConfigError."""
+    try:
+        return proven(spec, data)
+    except PeerFault as error:
+        raise ConfigError(f"{where} is no proof of a final round of this run: {error}") from error
+
+
+def _decided(entries: Iterable[Entry], number: int, deciders: tuple[PeerId, ...]) -> _Decided | None:
+    """None too where something that the set names is not there."""
+    book = Book()
+    for entry in entries:
+        if not isinstance(entry.body, Leave) and entry.body.round == number:
+            book, _ = record(book, entry.id, entry.author, entry.body)
+    found = decided(book, deciders)
+    if found is None or book.unknown(found[1].contributions):
+        return None
+    return _Decided(*found, book)
+
+
+def _names(found: _Decided, deciders: tuple[PeerId, ...]) -> set[Digest]:
+    """Entry ids of what proves a round, with no more votes than are needed."""
+    votes = [found.book.votes.get((peer, found.proposal.ballot)) for peer in deciders]
+    given = [vote[0] for vote in votes if vote is not None and vote[1].proposal == found.entry]
+    return {found.entry, *given[: quorum(len(deciders))], *found.proposal.contributions}

@@ -1,0 +1,206 @@
+"""Serves protocols.control on a unix socket in the home: 0600, and only to the user who runs the node.
+
+The server knows the protocol, the Operator knows the node. Requests of one connection are served one
+after the other; a connection that does not read what it asked for is dropped.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Protocol
+
+from atoll.node.config.home import socket_address
+from atoll.node.daemon.telemetry.logfile import Tail
+from atoll.protocols.errors import AtollError, DecodeError, LocalFault
+from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_lines import REQUEST_MAX_BYTES, decode_ask, encode_answer, refusal
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 32
+REQUEST_S = 600.0
+"""An operator that asks nothing for so long is hung up on."""
+WRITE_S = 10.0
+FOLLOW_POLL_S = 0.25
+HEARTBEAT_S = 5.0
+LINES_PER_ANSWER = 500
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: Linux' struct ucred
+
+
+class Operator(Protocol):
+    """What the daemon lets its user do. Any method may raise AtollError: the user sees its line."""
+
+    def status(self) -> c.Status:
+        """The node now."""
+
+    async def peers(self) -> Sequence[c.PeerRow]:
+        """All known peers."""
+
+    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+        """The newest `last` rows, oldest first."""
+
+    async def stop(self, *, finish: bool) -> str:
+        """Begin to stop and return at once, with what happens next."""
+
+    async def pause(self, reason: str) -> str:
+        """Start no further round."""
+
+    async def resume(self) -> str:
+        """Go on."""
+
+    async def evaluate(self) -> c.Evaluation:
+        """Validation loss of the view."""
+
+
+class ControlServer:
+    """Owns the socket. `serve` runs it."""
+
+    def __init__(self, socket_path: Path, log_path: Path, operator: Operator) -> None:
+        self._socket_path, self._log_path, self._operator = socket_path, log_path, operator
+        self._open = 0
+        self._group: asyncio.TaskGroup | None = None
+
+    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Run until cancelled; `ready` is called once when the socket answers. Raises LocalFault.
+
+        The caller holds the home's lock, so a socket file that is there already belongs to a dead node.
+        """
+        listener = _bind(self._socket_path)
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                server = await asyncio.start_unix_server(self._accept, sock=listener, limit=REQUEST_MAX_BYTES)
+                try:
+                    ready()
+                    await asyncio.Event().wait()
+                finally:
+                    self._group = None  # a group that ends takes no task, and a connection may still arrive
+                    server.close()
+        finally:
+            self._socket_path.unlink(missing_ok=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._group is None or self._open >= MAX_CONNECTIONS or not _same_user(writer):
+            writer.transport.abort()
+            return
+        self._open += 1
+        self._group.create_task(self._session(reader, writer), name="control")
+
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await _next_line(reader):
+                async with aclosing(self._answers(line)) as answers:
+                    async for answer in answers:
+                        await _send(writer, answer)
+                        if reader.at_eof():
+                            return
+            writer.close()
+        except (OSError, TimeoutError):
+            return
+        finally:
+            self._open -= 1
+            if not writer.is_closing():
+                writer.transport.abort()
+
+    async def _answers(self, line: bytes) -> AsyncGenerator[c.Answer, None]:
+        try:
+            ask = decode_ask(line)
+            match ask:
+                case c.Watch():
+                    while True:
+                        yield self._operator.status()
+                        await asyncio.sleep(ask.interval_s)
+                case c.GetLogs():
+                    async for lines in _log_lines(Tail(self._log_path), ask):
+                        yield lines
+                case _:
+                    yield await self._answer(ask)
+        except AtollError as error:
+            yield refusal(error)
+        except Exception as error:  # a bug in a report must not end the training
+            log.exception("control request failed")
+            yield refusal(LocalFault(f"internal error: {error!r}", hint="see `atoll logs`"))
+
+    async def _answer(self, ask: c.Ask) -> c.Answer:
+        match ask:
+            case c.GetStatus():
+                return self._operator.status()
+            case c.GetPeers():
+                return c.Peers(tuple(await self._operator.peers()))
+            case c.GetRounds():
+                return c.Rounds(tuple(self._operator.rounds(ask.last)))
+            case c.StopNode():
+                return c.Done(await self._operator.stop(finish=ask.finish))
+            case c.PauseNode():
+                return c.Done(await self._operator.pause(ask.reason))
+            case c.ResumeNode():
+                return c.Done(await self._operator.resume())
+            case c.Evaluate():
+                return await self._operator.evaluate()
+        raise DecodeError(f"{type(ask).__name__} is not served")
+
+
+async def _send(writer: asyncio.StreamWriter, answer: c.Answer) -> None:
+    async with asyncio.timeout(WRITE_S):
+        writer.write(encode_answer(answer))
+        await writer.drain()
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    """The next request; empty when the operator hung up, sent too much, or asked nothing for REQUEST_S."""
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            return await reader.readline()
+    except ValueError:  # a line above the limit
+        return b""
+
+
+async def _log_lines(tail: Tail, ask: c.GetLogs) -> AsyncGenerator[c.Logs, None]:
+    lines = tail.last(ask.tail)
+    for start in range(0, max(1, len(lines)), LINES_PER_ANSWER):
+        yield c.Logs(lines[start : start + LINES_PER_ANSWER])
+    if not ask.follow:
+        yield c.Logs(())
+    quiet_s = 0.0
+    while ask.follow:
+        await asyncio.sleep(FOLLOW_POLL_S)
+        fresh = tail.fresh()
+        quiet_s = 0.0 if fresh else quiet_s + FOLLOW_POLL_S
+        if quiet_s >= HEARTBEAT_S:  # the only way to notice that the reader has gone
+            quiet_s = 0.0
+            yield c.Logs(())
+        for start in range(0, len(fresh), LINES_PER_ANSWER):
+            yield c.Logs(fresh[start : start + LINES_PER_ANSWER])
+
+
+def _bind(path: Path) -> socket.socket:
+    """A listening socket that only its owner may connect to, from its first moment."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        path.unlink(missing_ok=True)
+        with socket_address(path) as address:
+            listener.bind(address)
+        listener.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise LocalFault(
+            f"cannot open the control socket {path}: {error.strerror}", hint="choose another --home"
+        ) from error
+    finally:
+        os.umask(mask)
+    listener.setblocking(False)
+    return listener
+
+
+def _same_user(writer: asyncio.StreamWriter) -> bool:
+    """The peer's uid is ours (or root's). Systems without SO_PEERCRED rely on the file's mode."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return True
+    raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(raw)[1] in (0, os.geteuid())

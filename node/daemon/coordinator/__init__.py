@@ -1,0 +1,1 @@
+"""Performs what the round and finality machines decide: fetches, asks the worker, publishes."""

@@ -1,0 +1,1 @@
+"""Rounds with many members: each member reduces one slice of the arena and audits others."""

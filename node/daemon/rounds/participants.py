@@ -1,0 +1,124 @@
+"""Who takes part in a round: whom to wait for, how many are enough, where the others are.
+
+All functions are pure. `members` are the live leases of others; oneself is never among them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.records import Contribution, experts_of
+from atoll.protocols.ledger.registers import Activity
+from atoll.protocols.local.worker_messages import Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """What a live lease says, and when (monotonic seconds) it was last heard."""
+
+    activity: Activity
+    round: Round
+    heard: float
+    tokens_per_s: float = 0.0
+    """Its speed; 0 while it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One contribution of a round, as far as the fold and the round need it."""
+
+    entry: Digest
+    author: PeerId
+    round: Round
+    weight: int
+    payload: Digest
+    held: bool
+    experts: bytes = b""
+    """Bitmap of what it covers; empty: all."""
+
+
+def known_of(entry: Digest, author: PeerId, body: Contribution, held: bool) -> Known:
+    """What the ledger says, as the fold needs it."""
+    return Known(entry, author, body.round, body.weight, body.payload, held, experts_of(body))
+
+
+def member_of(known: Known, path: Path) -> Member:
+    """A contribution as the worker wants it, with its payload at `path`."""
+    return Member(known.entry, known.author, known.weight, known.payload, str(path), known.experts)
+
+
+def chosen(known: Iterable[Known]) -> tuple[Known, ...]:
+    """The set to fold: held contributions, sorted by entry id. Of an author only the first one is known."""
+    return tuple(sorted((k for k in known if k.held), key=lambda k: k.entry))
+
+
+def takes_part(view: MemberView, number: int, ahead: int = 0) -> bool:
+    """Will the peer still contribute to round `number`, and soon?
+
+    A peer more than `ahead` rounds later has left this one behind: 0 where nobody trains the next round before
+    this one is folded. A peer more than one round behind is not waited for.
+    """
+    return view.activity == "training" and number - 1 <= view.round <= number + ahead
+
+
+def walked(
+    before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView], walks: Mapping[PeerId, int]
+) -> dict[PeerId, int]:
+    """For each peer that went on from one round to the very next: the round that it left, and so contributed to.
+
+    Its contribution may still be on the way. Who came in by a leap, or was not seen before, has none.
+    """
+    known = {peer: before[peer] for peer in now if peer in before}
+    stayed = {peer: walks[peer] for peer, was in known.items() if peer in walks and now[peer].round == was.round}
+    went = {p: int(was.round) for p, was in known.items() if now[p].round == was.round + 1}
+    return {**stayed, **{peer: left for peer, left in went.items() if known[peer].activity == "training"}}
+
+
+def expected(
+    me: PeerId,
+    number: int,
+    known: Iterable[Known],
+    members: Mapping[PeerId, MemberView],
+    walks: Mapping[PeerId, int],
+) -> set[PeerId]:
+    """Whose contributions round `number` waits for, oneself included.
+
+    An announced contribution whose payload is missing is waited for while its author lives; so is one that was
+    not seen yet, of a member that just went on to the next round (`walks`, of `walked`).
+    """
+    authors = {k.author for k in known if k.held or k.author in members}
+    on_the_way = {peer for peer, left in walks.items() if left == number and peer in members}
+    return {me} | authors | on_the_way | {peer for peer, view in members.items() if takes_part(view, number)}
+
+
+def enough(count: int, quorum_256: int) -> int:
+    """Contributions that make a quorum of `count` expected ones: rounded up, at least one."""
+    return max(1, -(-count * quorum_256 // 256))
+
+
+def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead: int = 0) -> tuple[int, int]:
+    """(slot, slots): our place among the sorted members that train round `number`, and their count."""
+    peers = sorted({me} | {peer for peer, view in members.items() if takes_part(view, number, ahead)})
+    return peers.index(me), len(peers)
+
+
+def frontier(
+    first: int, last: int, books: Mapping[int, Mapping[Digest, Known]], members: Mapping[PeerId, MemberView]
+) -> int:
+    """Newest round in `first … last` to which at least half of the other members contributed; else first - 1.
+
+    Members that are done count too: who comes late to the end goes to the end. Only held
+    contributions count, and no round before may be empty: an empty round could never become final,
+    and a single peer cannot pull the others ahead over a gap.
+    """
+    others = {peer for peer, view in members.items() if view.activity in ("training", "done")}
+    newest, number = first - 1, first
+    while others and number <= last:
+        authors = {k.author for k in books.get(number, {}).values() if k.held}
+        if not authors:
+            break
+        if 2 * len(authors & others) >= len(others):
+            newest = number
+        number += 1
+    return newest

@@ -1,0 +1,191 @@
+"""The swarm as the driver sees it (`needs.Network`), and the tasks that carry its news to the driver."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.node.daemon.coordinator.driver import Driver
+from atoll.node.daemon.feed_recovery import Lost, marked, unmark, wait_for_feed
+from atoll.node.daemon.rounds.types import Behind
+from atoll.p2p.host.interface import Host
+from atoll.p2p.rpc.single_request import Answer, Questions
+from atoll.p2p.swarm.swarm import Swarm
+from atoll.protocols.errors import AtollError, PeerFault
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.records import Body, Entry
+from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
+from atoll.protocols.ledger.registers import Holding, Lease
+from atoll.protocols.wires import REDUCTION
+
+ALONE_S = 8.0
+"""A node that has worked in this run goes on alone when nobody answers for so long after its start."""
+CARRY_S = 0.02
+"""What an exchange brought is with the driver after about so long."""
+
+
+class SwarmNetwork:
+    """Adapts one Swarm. Synchronous but for downloads."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        host: Host,
+        me: PeerId,
+        now: Callable[[], float] = time.monotonic,
+        opening: Body | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """`opening`: what our feed must begin with, if it has not begun.
+
+        `folder`: the run's, which may be marked as restored (node/daemon/feed_recovery.py).
+        """
+        self._opening, self._folder = opening, folder
+        self._awaited = marked(folder) if folder is not None else None
+        """What must come back before we say anything; None: nothing was lost."""
+        self._swarm, self._host, self._me, self._now = swarm, host, me, now
+        self._replayed = self._carried = 0
+        self._questions = Questions(host, REDUCTION.protocol(), ASK_MAX_BYTES)
+
+    # --- needs.Network -------------------------------------------------------------------------
+
+    def publish(self, body: Body) -> Entry:
+        """See Swarm.publish."""
+        return self._swarm.publish(body)
+
+    def entries(self) -> list[Entry]:
+        """All entries on disk in arrival order (so each author's in order)."""
+        found: list[Entry] = []
+        while batch := self._swarm.ledger.since(self._replayed):
+            found += [entry for _, entry in batch]
+            self._replayed = batch[-1][0]
+        return found
+
+    def put_holding(self, holding: Holding, ttl_s: float) -> None:
+        """See Swarm.lease."""
+        if self._awaited is None:
+            self._swarm.lease(holding, ttl_s)
+
+    def holdings(self) -> dict[PeerId, Holding]:
+        """Live announcements of others."""
+        live = self._swarm.registers.live(Holding, self._now())
+        return {peer: holding for peer, holding in live.items() if peer != self._me}
+
+    def put_lease(self, lease: Lease, ttl_s: float) -> None:
+        """See Swarm.lease."""
+        if self._awaited is None:
+            self._swarm.lease(lease, ttl_s)
+
+    def leases(self) -> dict[PeerId, tuple[Lease, float]]:
+        """Live leases of others with their remaining life in seconds."""
+        now, registers = self._now(), self._swarm.registers
+        live = registers.live(Lease, now)
+        return {
+            peer: (lease, registers.expires(peer, Lease, now) or 0.0)
+            for peer, lease in live.items()
+            if peer != self._me
+        }
+
+    def add_blob(self, path: Path, *, move: bool = False) -> Digest:
+        """See BlobStore.add_file."""
+        return self._swarm.blobs.store.add_file(path, move=move)
+
+    def blobs_above(self, size_bytes: int) -> list[Digest]:
+        """All whole blobs that are larger."""
+        store = self._swarm.blobs.store
+        return [blob for blob in sorted(store.blobs()) if store.size(blob) > size_bytes]
+
+    def has_blob(self, blob: Digest) -> bool:
+        """See BlobStore.has."""
+        return self._swarm.blobs.store.has(blob)
+
+    def blob_path(self, blob: Digest) -> Path:
+        """See BlobStore.path."""
+        return self._swarm.blobs.store.path(blob)
+
+    async def is_whole(self, blob: Digest) -> bool:
+        """Whether a held blob's bytes still have its hash. Raises DiskFault."""
+        return await asyncio.to_thread(self._swarm.blobs.store.is_whole, blob)
+
+    def delete_blob(self, blob: Digest) -> None:
+        """See BlobStore.delete."""
+        self._swarm.blobs.store.delete(blob)
+
+    def neighbours(self) -> list[PeerId]:
+        """Everybody whom we are connected to."""
+        return self._swarm.neighbours()
+
+    async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
+        """See Swarm.fetch."""
+        return await self._swarm.fetch(blob, holders, max_bytes)
+
+    async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
+        """Dials a peer that we are not connected to. See Questions.ask."""
+        await self._swarm.reach(peer)
+        return await self._questions.ask(peer, question, max_bytes)
+
+    def answer_by(self, answer: Answer) -> None:
+        """See Questions.answer_by."""
+        self._questions.answer_by(answer)
+
+    def sync_soon(self) -> None:
+        """Ask for missing entries now."""
+        self._swarm.repair_soon()
+
+    def blame(self, peer: PeerId, error: AtollError) -> None:
+        """A payload or snapshot of `peer` broke the protocol."""
+        if isinstance(error, PeerFault):
+            self._swarm.blame(peer, error)
+
+    def bytes_moved(self) -> tuple[int, int, int, int]:
+        """Totals since the start: up, down, blobs up as sent, blob contents up."""
+        total, blobs = self._host.statistics(), self._swarm.blobs.statistics()
+        return total.bytes_up, total.bytes_down, blobs.wire_bytes_up, blobs.bytes_up
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    async def carry(self, driver: Driver) -> None:
+        """Bring every entry and every change of leases to the driver, in order, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._carry_entries(driver))
+            group.create_task(self._carry_changes(driver))
+            group.create_task(self._tell_synced(driver))
+
+    async def _carry_entries(self, driver: Driver) -> None:
+        async for cursor, entry in self._swarm.entries(self._replayed):
+            driver.on_entry(entry)
+            self._carried = cursor
+
+    async def _carry_changes(self, driver: Driver) -> None:
+        bell = self._swarm.listen()
+        while True:
+            await bell.wait()
+            driver.on_leases()
+
+    async def _tell_synced(self, driver: Driver) -> None:
+        """Synced after one exchange with a peer; a node that knows nobody is synced with everybody.
+
+        The driver hears it after what the exchange brought: of our own votes, too.
+        """
+        if self._folder is not None and self._awaited is not None:
+            await self._get_feed_back(driver, self._awaited)
+            unmark(self._folder)
+            self._awaited = None
+        elif self._swarm.discovery.table() or self._swarm.discovery.book.all():
+            worked = self._me in self._swarm.ledger.vector()
+            try:
+                async with asyncio.timeout(ALONE_S if worked else None):
+                    await self._swarm.wait_synced()
+            except TimeoutError:
+                driver.log.event("alone", after_s=ALONE_S)
+        if self._opening is not None and self._me not in self._swarm.ledger.vector():
+            self._swarm.publish(self._opening)
+        while self._swarm.ledger.since(max(self._carried, self._replayed), 1):  # noqa: ASYNC110 - no waiters there
+            await asyncio.sleep(CARRY_S)
+        driver.on_synced()
+
+    async def _get_feed_back(self, driver: Driver, lost: Lost) -> None:
+        def say(reason: str) -> None:
+            driver.post(lambda: driver.feed_round(Behind(reason, driver.now())))
+
+        await wait_for_feed(self._swarm, self._me, lost, driver.spec.pace.lease_s, self._now, say)

@@ -1,0 +1,1 @@
+"""The node's own records of what happened: round log, time shares, log file."""

@@ -1,0 +1,104 @@
+"""The node's log on disk: JSON lines, rotated, and read back a tail at a time."""
+
+import json
+import logging
+import logging.handlers
+import os
+from datetime import UTC, datetime
+from io import TextIOWrapper
+from pathlib import Path
+
+import msgspec
+
+from atoll.p2p.system.atomic_files import disk
+from atoll.protocols.local.control_messages import LogLine
+
+ROTATE_BYTES = 5_000_000
+KEEP_FILES = 3
+TAIL_MAX_BYTES = 4_000_000
+"""Most that one request reads from the end of the file."""
+
+_decoder = msgspec.json.Decoder(LogLine)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, in the shape of LogLine."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line; a traceback becomes part of the message."""
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps(
+            {"time": time, "level": record.levelname.lower(), "logger": record.name, "message": message}
+        )
+
+
+class _PrivateFiles(logging.handlers.RotatingFileHandler):
+    """Files that only their owner may read."""
+
+    def _open(self) -> TextIOWrapper:
+        return TextIOWrapper(open(self.baseFilename, "ab", opener=_private), encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """The line is lost: a full disk must neither stop the node nor fill its stderr with tracebacks."""
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def log_handler(path: Path) -> logging.Handler:
+    """A handler that writes `path` and keeps KEEP_FILES older ones. Raises DiskFault.
+
+    A full disk loses lines, never the node: logging swallows what its handlers raise.
+    """
+    with disk(path):
+        handler = _PrivateFiles(path, maxBytes=ROTATE_BYTES, backupCount=KEEP_FILES, encoding="utf-8")
+    handler.setFormatter(JsonLines())
+    return handler
+
+
+class Tail:
+    """Reads a log that grows and is rotated away under the reader."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file_id: int | None = None
+        self._at = 0
+        self._part = b""
+
+    def last(self, lines: int) -> tuple[LogLine, ...]:
+        """The newest `lines` lines; `fresh` goes on after them."""
+        try:
+            self._at = max(0, self._path.stat().st_size - TAIL_MAX_BYTES)
+        except FileNotFoundError:
+            return ()
+        skipped = self._at > 0
+        self._file_id = self._path.stat().st_ino
+        found = self.fresh()
+        return found[1 if skipped else 0 :][-lines:] if lines else ()
+
+    def fresh(self) -> tuple[LogLine, ...]:
+        """Whole lines that came since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                status = self._path.stat()
+                if self._file_id not in (None, status.st_ino) or status.st_size < self._at:
+                    self._at, self._part = 0, b""
+                self._file_id = status.st_ino
+                file.seek(self._at)
+                data = file.read(TAIL_MAX_BYTES)
+        except FileNotFoundError:
+            return ()
+        self._at += len(data)
+        *whole, self._part = (self._part + data).split(b"\n")
+        return tuple(_line(one) for one in whole if one)
+
+
+def _line(data: bytes) -> LogLine:
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeError):
+        return LogLine("", "", "", data.decode(errors="replace"))

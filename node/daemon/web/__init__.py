@@ -1,0 +1,1 @@
+"""The local web page, its data and the metrics: read only."""

@@ -1,0 +1,145 @@
+"""The node's status as metrics, in Prometheus' text format or OpenMetrics'.
+
+Names begin with `atoll_` and have their unit, counters end in `_total`. Labels have few values: no peers, no
+rounds. What is not known has no sample.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+
+from atoll.node.daemon.web.reply import Reply
+from atoll.protocols.local.control_messages import Status, TimeShares
+
+PATHS = ("direct", "punched", "relayed")
+SHARES = tuple(TimeShares.__struct_fields__)
+CAUSE_CHARACTERS = 60
+PLAIN = choose_encoder("text/plain; version=0.0.4")
+OPEN = choose_encoder("application/openmetrics-text; version=1.0.0")
+
+_DETAIL = re.compile(r"[:;,(].*", re.DOTALL)
+_OF_ROUND = re.compile(r"^round \d+: ")
+_VARIES = re.compile(r"\S*\d\S*|…\S+")
+
+Values = Iterable[tuple[tuple[str, ...], float | None]]
+"""Label values, and the sample."""
+
+GAUGES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
+    ("atoll_uptime_seconds", "Since the start of the daemon.", lambda s: s.uptime_s),
+    ("atoll_round", "The round at hand.", lambda s: s.round),
+    ("atoll_run_rounds", "Rounds of the whole run.", lambda s: s.rounds),
+    ("atoll_final_round", "Newest final round; -1 before the first.", lambda s: s.final),
+    ("atoll_step", "Inner step of the round at hand.", lambda s: s.step),
+    ("atoll_round_steps", "Inner steps of the round at hand.", lambda s: s.steps),
+    ("atoll_round_contributors", "Authors of the newest closed round's set.", lambda s: len(s.contributors)),
+    ("atoll_members", "Live leases, our own included.", lambda s: s.members),
+    ("atoll_connections", "Live connections.", lambda s: s.peers),
+    ("atoll_train_loss_nats", "Per token, of our own steps.", lambda s: s.train_loss),
+    ("atoll_validation_loss_bits", "Per byte, of the model.", lambda s: s.val_bpb),
+    ("atoll_tokens_per_second", "Speed of the inner steps.", lambda s: s.tokens_per_s),
+    ("atoll_payload_bytes", "Of our newest contribution.", lambda s: s.payload_bytes),
+    ("atoll_clock_ahead_seconds", "Median of peers' clocks against ours.", lambda s: s.clock_ahead_s),
+    ("atoll_trouble", "1 while a fault waits for the operator.", lambda s: float(bool(s.trouble))),
+    ("atoll_relay_circuits", "Relayed for others now.", lambda s: s.relay.circuits if s.relay else None),
+)
+COUNTERS: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
+    ("atoll_tokens", "That this node trained on.", lambda s: s.tokens),
+    ("atoll_worker_restarts", "Workers that died and came back.", lambda s: s.worker_restarts),
+    ("atoll_network_restarts", "Network processes that died and came back.", lambda s: s.host_restarts),
+    ("atoll_relay_bytes", "Relayed for others.", lambda s: s.relay.bytes_relayed if s.relay else None),
+)
+
+
+class Metrics:
+    """What scrapers get. Keeps nothing but the highest value of each counter that it has shown."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        """`status`: the node now; asked at each scrape."""
+        self._status = status
+        self._highest: dict[tuple[str, ...], float] = {}
+
+    def reply(self, accept: str) -> Reply:
+        """OpenMetrics for who asks for it, else the older text."""
+        encode, kind = OPEN if "application/openmetrics-text" in accept else PLAIN
+        return Reply(encode(self), kind)
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, of one status."""
+        now = self._status()
+        yield InfoMetricFamily("atoll_build", "This program.", {"version": now.version, "device": now.device})
+        state = ("state", "reason")
+        yield _gauge("atoll_state", "1 for what it does now.", state, [((now.activity, cause(now.reason)), 1)])
+        yield _gauge("atoll_reachability", "1 for how others reach it.", ("state",), [((now.reachability,), 1)])
+        paths = [((path,), now.paths.get(path, 0)) for path in PATHS]
+        yield _gauge("atoll_peers", "Connections by path.", ("path",), paths)
+        for name, about, value in GAUGES:
+            yield _gauge(name, about, (), [((), value(now))])
+        yield _gauge(
+            "atoll_goodput_ratio", "Time in steps that count, of the last minutes.", (), [((), goodput(now))]
+        )
+        yield from self._counters(now)
+
+    def _counters(self, now: Status) -> Iterator[Metric]:
+        for name, about, value in COUNTERS:
+            yield self._counter(name, about, (), [((), value(now))])
+        yield self._counter("atoll_time_seconds", "Where the time went.", ("reason",), time_spent(now))
+        yield self._counter("atoll_network_bytes", "Moved.", ("direction", "kind"), bytes_moved(now))
+
+    def _counter(self, name: str, about: str, labels: tuple[str, ...], values: Values) -> Metric:
+        """A counter must never fall, or a scraper takes it for a restart and counts it all again.
+
+        Seconds do: steps that turn out to be in vain are moved to `recompute`. Their counter then stands still
+        until it is made up for, so that sums over longer times are right.
+        """
+        family = CounterMetricFamily(name, about, labels=labels)
+        for words, value in values:
+            if value is not None:
+                shown = self._highest[name, *words] = max(value, self._highest.get((name, *words), 0.0))
+                family.add_metric(words, shown)
+        return family
+
+
+def goodput(now: Status) -> float | None:
+    """Time in steps that count, as a share of the window."""
+    if now.goodput is None or not now.goodput.window_s:
+        return None
+    return now.goodput.window.steps_s / now.goodput.window_s
+
+
+def time_spent(now: Status) -> Values:
+    """Seconds since the daemon's start, by what they went into."""
+    if now.goodput is None:
+        return ()
+    total = msgspec.structs.asdict(now.goodput.total)
+    return [((name.removesuffix("_s"),), total[name]) for name in SHARES]
+
+
+def bytes_moved(now: Status) -> Values:
+    """Contents of payloads and other files; everything else, their framing included."""
+    up, down = now.bytes_up - now.blob_bytes_up, now.bytes_down - now.blob_bytes_down
+    return [
+        (("up", "file"), now.blob_bytes_up),
+        (("down", "file"), now.blob_bytes_down),
+        (("up", "other"), max(0, up)),
+        (("down", "other"), max(0, down)),
+    ]
+
+
+def cause(reason: str) -> str:
+    """A reason without what varies (numbers, peers, detail), so that it has few values.
+
+    `round 7: waiting for 1 of 4: …abcdef (training)` is `waiting for N of N`.
+    """
+    plain = _DETAIL.sub("", _OF_ROUND.sub("", reason))
+    return _VARIES.sub("N", plain).strip()[:CAUSE_CHARACTERS]
+
+
+def _gauge(name: str, about: str, labels: tuple[str, ...], values: Values) -> Metric:
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for words, value in values:
+        if value is not None:
+            family.add_metric(words, value)
+    return family

@@ -1,0 +1,1 @@
+"""The checks of `atoll doctor`: machine, network and the running node."""

@@ -1,0 +1,191 @@
+"""`config.json` of a Hugging Face checkpoint, made from a ModelSpec and read back into one.
+
+Dense models are Llama, with `qk_norm` Qwen3; mixtures are Mixtral, with `qk_norm` Qwen3-MoE, with
+`qk_norm_across` OLMoE. Reading is strict: every key is one that we understand, or one that changes nothing, or the
+checkpoint is refused with the key's name.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from atoll.node.import_export.huggingface import rope
+from atoll.node.import_export.huggingface.fields import flag, real, whole
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
+
+
+class Family(NamedTuple):
+    """What transformers has for one `model_type`, and what it takes where a config says nothing."""
+
+    class_name: str
+    width: str = "intermediate_size"
+    """Key of the width of the feed-forward, or of one expert."""
+    has_experts: bool = False
+    kv_heads: bool = False
+    """As many as heads, where they are not said. Otherwise they must be."""
+    head_dim: int | None = None
+    """None: what width and heads give."""
+    load_balance: float = 0.001
+    rope_theta: float = 10_000.0
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", kv_heads=True, bos=1, eos=2),
+    "qwen3": Family("Qwen3ForCausalLM", head_dim=128),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "moe_intermediate_size", has_experts=True),
+    "olmoe": Family("OlmoeForCausalLM", has_experts=True, kv_heads=True, load_balance=0.01, eos=50279, pad=1),
+    "mixtral": Family("MixtralForCausalLM", has_experts=True, rope_theta=1e6, bos=1, eos=2),
+}
+_SIZES = {
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "vocab": "vocab_size",
+}
+_IDLE = {
+    "_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id",
+    "id2label", "initializer_range", "is_llama_config", "label2id", "max_window_layers", "output_attentions",
+    "output_hidden_states", "output_router_logits", "pad_token_id", "return_dict", "router_jitter_noise",
+    "sliding_window", "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed",
+    "unsloth_version", "use_cache",
+}  # fmt: skip
+"""Keys that change no logits. `sliding_window`: for `use_sliding_window` must be false; Mixtral's must be null."""
+_ONLY: dict[str, Callable[[Any], bool]] = {
+    "attention_bias": lambda value: value is False,
+    "clip_qkv": lambda value: value is None,
+    "decoder_sparse_step": lambda value: value == 1,
+    "hidden_act": lambda value: value == "silu",
+    "layer_types": lambda value: (
+        value is None or (isinstance(value, list) and all(one == "full_attention" for one in value))
+    ),
+    "mlp_bias": lambda value: value is False,
+    "mlp_only_layers": lambda value: value in (None, []),
+    "pretraining_tp": lambda value: value == 1,
+    "rope_interleaved": lambda value: value is False,
+    "use_sliding_window": lambda value: value is False,
+}
+"""Keys whose other values are a model that we do not have."""
+_READ = {
+    *_SIZES.values(), "head_dim", "intermediate_size", "max_position_embeddings", "model_type",
+    "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok", "num_local_experts",
+    "rms_norm_eps", "router_aux_loss_coef", "tie_word_embeddings", *rope.KEYS,
+}  # fmt: skip
+
+
+def config_of(model: ModelSpec) -> dict[str, Any]:
+    """The config of a model, without its special tokens. Raises ConfigError for one without a class."""
+    kind = family_of(model)
+    config: dict[str, Any] = {
+        "architectures": [FAMILIES[kind].class_name],
+        "model_type": kind,
+        **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
+        "intermediate_size": model.ffn,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": model.norm_eps,
+        **rope.rope_config(model),
+        "tie_word_embeddings": model.tied,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "dtype": "float32",
+    }
+    more = _experts(model.experts, kind) if model.experts else {"mlp_bias": False} if kind == "llama" else {}
+    return config | more
+
+
+def model_of(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a config, with as many tokens a sequence as it allows.
+
+    Raises ConfigError, with the key's name, for anything that our decoder does not compute.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ConfigError(f"config.json: model_type {kind!r} is none of {', '.join(FAMILIES)}")
+    for key, value in config.items():
+        if key in _ONLY and not _ONLY[key](value):
+            raise ConfigError(f"config.json: {key} = {value!r} is not supported")
+        if key not in _ONLY and key not in _IDLE and key not in _READ:
+            raise ConfigError(f"config.json: key {key!r} is not supported")
+    return _built(config, kind)
+
+
+def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
+    family = FAMILIES[kind]
+    if family.kv_heads and config.get(_SIZES["kv_heads"]) is None:
+        config = {**config, _SIZES["kv_heads"]: config.get(_SIZES["heads"])}
+    sizes = {ours: whole(config, theirs) for ours, theirs in _SIZES.items()}
+    experts = _read_experts(config, family) if family.has_experts else None
+    theta, stretch = rope.rope_of(config, family.rope_theta)
+    model = ModelSpec(
+        **sizes,
+        ffn=experts.per_token * experts.ffn if experts else whole(config, family.width),
+        context=whole(config, "max_position_embeddings"),
+        tied=flag(config, "tie_word_embeddings"),
+        rope_theta=theta,
+        rope_stretch=stretch,
+        norm_eps=real(config, "rms_norm_eps"),
+        qk_norm=kind not in ("llama", "mixtral"),
+        qk_norm_across=kind == "olmoe",
+        head_size=_head_size(config.get("head_dim", family.head_dim), sizes["dim"], sizes["heads"]),
+        experts=experts,
+    )
+    model.check()
+    if kind == "olmoe" and model.head_size is not None:
+        raise ConfigError(f"config.json: head_dim = {model.head_size} is not supported with model_type 'olmoe'")
+    if kind == "mixtral" and config.get("sliding_window") is not None:
+        raise ConfigError(f"config.json: sliding_window = {config['sliding_window']!r} is not supported")
+    return model
+
+
+def _head_size(found: Any, dim: int, heads: int) -> int | None:
+    """None where it is what `dim` and `heads` give."""
+    size = None if found is None else whole({"head_dim": found}, "head_dim")
+    return None if size is None or size * heads == dim else size
+
+
+def _experts(experts: ExpertsSpec, kind: str) -> dict[str, Any]:
+    found = {
+        # transformers 5 writes only the second and reads both; version 4 and others read the first.
+        "num_experts": experts.count,
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "router_aux_loss_coef": experts.load_balance,
+        "output_router_logits": False,
+        FAMILIES[kind].width: experts.ffn,
+    }
+    if kind == "mixtral":
+        return found | {"sliding_window": None}
+    own = {"norm_topk_prob": experts.normalise, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return found | own | {"use_sliding_window": False}
+
+
+def _read_experts(config: Mapping[str, Any], family: Family) -> ExpertsSpec:
+    count = "num_experts" if "num_experts" in config else "num_local_experts"
+    return ExpertsSpec(
+        count=whole(config, count),
+        per_token=whole(config, "num_experts_per_tok"),
+        ffn=whole(config, family.width),
+        normalise=family.class_name == "MixtralForCausalLM" or flag(config, "norm_topk_prob"),
+        load_balance=real({"router_aux_loss_coef": family.load_balance, **config}, "router_aux_loss_coef"),
+    )
+
+
+def family_of(model: ModelSpec) -> str:
+    """The `model_type` of a model. Raises ConfigError for one that has no class in transformers."""
+    none = "has no class in transformers that we write"
+    if model.qk_norm_across and (model.experts is None or model.head_size is not None):
+        raise ConfigError(f"model.qk_norm_across without experts, or with model.head_size, {none}")
+    if model.experts is None:
+        return "qwen3" if model.qk_norm else "llama"
+    if not model.qk_norm and not model.experts.normalise:
+        raise ConfigError(f"a mixture without model.qk_norm and without model.experts.normalise {none}")
+    if model.experts.zero or model.experts.bias_rate:
+        raise ConfigError("zero experts and a choice bias have no class in transformers that we write")
+    if not model.qk_norm:
+        return "mixtral"
+    return "olmoe" if model.qk_norm_across else "qwen3_moe"

@@ -1,0 +1,155 @@
+"""Weights of a Hugging Face folder: `model.safetensors`, or shards of it with an index.
+
+Inside a run weights are int32 in units of 2⁻²⁴. Out they go as float32 (exact below 1); in they come from
+float32, bfloat16 or float16. Files are data: names, shapes and sizes are checked before a tensor is read.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from atoll.node.import_export.huggingface.names import published
+from atoll.protocols.errors import ConfigError, DiskFault, Divergence
+from atoll.protocols.run.model_spec import Atom, ModelSpec, atoms
+
+UNIT = 1 << 24
+SHARD_BYTES = 2 << 30
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+JSON_MAX_BYTES = 64 << 20
+_DTYPES = ("F32", "BF16", "F16")
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def save_weights(
+    folder: Path, model: ModelSpec, read: Callable[[str], Tensor], shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write all atoms; `read` gives one as int32 in its shape. At most a shard is in memory. Raises DiskFault."""
+    shards, called = _shards(atoms(model), shard_bytes), published(model)
+    names = [_shard_name(at, len(shards)) for at in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        tensors = {called[atom.name]: read(atom.name).to(torch.float32) / UNIT for atom in shard}
+        _save(folder / name, tensors)
+    if len(shards) > 1:
+        table = {called[atom.name]: name for name, shard in zip(names, shards, strict=True) for atom in shard}
+        index = {"metadata": {"total_size": 4 * model.parameters}, "weight_map": table}
+        save_text(folder / INDEX, json.dumps(index, indent=2))
+
+
+def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
+    """All atoms as int32 in units of 2⁻²⁴, halves to even, in the agreed order.
+
+    Raises ConfigError for missing, extra or mis-shaped ones, Divergence for a value that is not within ±128.
+    """
+    called = published(model)
+    wanted = {called[atom.name]: atom.shape for atom in atoms(model)}
+    found: dict[str, Tensor] = {}
+    for path in _files(folder):
+        for name, value in _load(path, wanted, model.tied):
+            if name in found:
+                raise ConfigError(f"{path}: {name} is in another file too")
+            found[name] = value
+    for name in wanted.keys() - found.keys():
+        raise ConfigError(f"{folder}: the checkpoint lacks {name}")
+    if model.tied and _HEAD in found and not torch.equal(found.pop(_HEAD), found[_EMBEDDING]):
+        raise ConfigError(f"{folder}: {_HEAD} is not the embedding, but the config says that they are tied")
+    return {ours: found[theirs] for ours, theirs in called.items()}
+
+
+def fixed(values: Tensor, name: str) -> Tensor:
+    """int32 of floats, to the nearest step. Raises Divergence outside ±128 and for NaN."""
+    scaled = (values.double() * UNIT).round()
+    if not bool(((scaled >= -(2**31)) & (scaled < 2**31)).all()):
+        raise Divergence(f"{name} has a value that is NaN or outside -128 … 128")
+    return scaled.to(torch.int32)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a file of a stranger. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(JSON_MAX_BYTES + 1)
+        value = json.loads(data) if len(data) <= JSON_MAX_BYTES else None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is not a JSON object, or too large")
+    return value
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write and sync one file. Raises DiskFault."""
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DiskFault(f"{path}: {error.strerror or error}", hint="nothing was exported") from error
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        raise DiskFault(f"{path}: {error}", hint="nothing was exported") from error
+
+
+def _shards(table: Sequence[Atom], limit_bytes: int) -> list[list[Atom]]:
+    found: list[list[Atom]] = [[]]
+    size = 0
+    for atom in table:
+        more = 4 * math.prod(atom.shape)
+        if found[-1] and size + more > limit_bytes:
+            found.append([])
+            size = 0
+        found[-1].append(atom)
+        size += more
+    return found
+
+
+def _shard_name(at: int, count: int) -> str:
+    return WHOLE if count == 1 else f"model-{at + 1:05d}-of-{count:05d}.safetensors"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if not (folder / INDEX).exists():
+        yield folder / WHOLE
+        return
+    table = read_json(folder / INDEX).get("weight_map")
+    names = list(table.values()) if isinstance(table, dict) else []
+    for name in sorted({str(name): name for name in names}.values(), key=str):
+        if not isinstance(name, str) or "/" in name or "\\" in name or not name.endswith(".safetensors"):
+            raise ConfigError(f"{folder / INDEX}: {name!r} is not the name of a shard")
+        yield folder / name
+
+
+def _load(path: Path, wanted: dict[str, tuple[int, ...]], tied: bool) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                _check(path, name, file.get_slice(name), wanted, tied)
+                yield name, fixed(file.get_tensor(name), name)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} is not a safetensors file that can be read: {error}") from error
+
+
+def _check(path: Path, name: str, found: Any, wanted: dict[str, tuple[int, ...]], tied: bool) -> None:
+    shape = wanted[_EMBEDDING] if tied and name == _HEAD else wanted.get(name)
+    if shape is None:
+        raise ConfigError(f"{path}: {name} is no part of the model that config.json describes")
+    if tuple(found.get_shape()) != shape:
+        raise ConfigError(f"{path}: {name} has the shape {tuple(found.get_shape())}, not {shape}")
+    if found.get_dtype() not in _DTYPES:
+        raise ConfigError(f"{path}: {name} is {found.get_dtype()}, none of {', '.join(_DTYPES)}")

@@ -1,0 +1,267 @@
+"""Universal checkpoints of a run: written by its members, joined, and read again (node/checkpoint/universal.py).
+
+A member's file is made of what its worker saved; no node runs. Nothing in a folder is believed: sizes follow from
+the run, every file has the hash that its words name and their member signed, and the weights have the state digest
+that the deciders of their round voted for (node/daemon/consensus/certificate.py). Without a quorum of the
+run's members nothing
+is joined, unless the user gives up what the others had not sent.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from atoll.node.checkpoint import shards as sh
+from atoll.node.checkpoint.atoms import write_atom
+from atoll.node.checkpoint.disk import Piece, disk, map_file, write_file
+from atoll.node.checkpoint.safefile import Spec
+from atoll.node.checkpoint.tensorfile import TensorFile, file_pieces
+from atoll.node.checkpoint.universal import (
+    JSON_MAX_BYTES,
+    SHARED,
+    Manifest,
+    Shard,
+    check_signature,
+    from_json,
+    joined,
+    to_json,
+)
+from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, Proven, read_proof
+from atoll.node.learning.outer.fixed import state_digest
+from atoll.node.worker.local_weights import all_finite
+from atoll.p2p.system.atomic_files import read_whole
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, PeerFault, SignatureFault
+from atoll.protocols.ids import short
+from atoll.protocols.run.arena import CHUNK, Arena, Placement, arena_of
+from atoll.protocols.run.model_spec import expert_of
+from atoll.protocols.run.moments import MAX_STEPS
+from atoll.protocols.run.run_spec import RunSpec, open_run
+
+RUN, VOTES, MANIFEST, TOKENIZER = "run", "votes", "manifest.json", "tokenizer.json"
+
+
+def part_of(name: str) -> str:
+    """The part of a checkpoint that an atom belongs to."""
+    expert = expert_of(name)
+    return SHARED if expert is None else str(expert)
+
+
+@dataclass
+class Checkpoint:
+    """A folder whose shards are of one run, round and state, and hold every atom. Files are read when asked."""
+
+    folder: Path
+    spec: RunSpec
+    manifest: Manifest
+    proof: Proven
+    """That its round is final."""
+    _files: dict[str, TensorFile] = field(default_factory=dict)
+
+    @property
+    def arena(self) -> Arena:
+        """Of the run's model."""
+        return arena_of(self.spec.model)
+
+    def theta(self) -> Tensor:
+        """Θ_final, int32 `[C, 4096]`. Raises ConfigError where shards differ or the digest is another."""
+        theta_C4096 = torch.zeros((self.arena.chunks, CHUNK), dtype=torch.int32)
+        for place in self.arena.placements:
+            write_atom(theta_C4096, place, self._weight(place))
+        if state_digest(theta_C4096).hex() != self.manifest.state:
+            raise ConfigError(f"{self.folder}: the weights do not have the digest that the shards name")
+        return theta_C4096
+
+    def kept(self, name: str) -> Tensor:
+        """A tensor of the moments files, `KIND/ATOM`: Adam's state from the atom's holder; of errors the mean.
+
+        Raises ConfigError for values that no optimiser has.
+        """
+        kind, _, atom = name.partition("/")
+        if kind == sh.ERROR:
+            return self._mean_error(name, part_of(atom))
+        return self.sound(self.manifest.holders[part_of(atom)], name)
+
+    def sound(self, peer: str, name: str) -> Tensor:
+        """A tensor of a member's shard. Raises ConfigError for values that no optimiser has."""
+        value = self.file_of(peer).read(name)
+        if not is_sound(name, value):
+            raise ConfigError(f"{self.folder}: {name} of …{peer[-8:]} is not finite, or out of range")
+        return value
+
+    def moments(self, number: int) -> Iterator[Piece]:
+        """The bytes of a moments file."""
+        return file_pieces(sh.moment_specs(self.spec.model, number), sh.MOMENTS_NOTE, self.kept)
+
+    def _weight(self, place: Placement) -> Tensor:
+        part, name = part_of(place.name), f"{sh.WEIGHT}/{place.name}"
+        value = self.file_of(self.manifest.holders[part]).read(name)
+        for shard in self.manifest.shards:
+            if part in shard.steps and not torch.equal(self.file_of(shard.peer).read(name), value):
+                raise ConfigError(f"{self.folder}: two shards have other weights for {place.name}")
+        return value
+
+    def _mean_error(self, name: str, part: str) -> Tensor:
+        """What all members have not said yet, over the number of those who train it.
+
+        An update is a mean over its senders: if each of any number of members goes on with this mean, together
+        they say what these members together had to say.
+        """
+        total = torch.zeros(())
+        for shard in self.manifest.shards:
+            if name in self.file_of(shard.peer).names:
+                total = total + self.file_of(shard.peer).read(name).double()
+        mean = (total / sum(part in shard.steps for shard in self.manifest.shards)).float()
+        if not all_finite(mean):
+            raise ConfigError(f"{self.folder}: {name} holds NaN or infinity")
+        return mean
+
+    def file_of(self, peer: str) -> TensorFile:
+        """Of a member that has a shard."""
+        if peer not in self._files:
+            shard = next(shard for shard in self.manifest.shards if shard.peer == peer)
+            self._files[peer] = TensorFile(self.folder / shard.file, shard_specs(self.spec, shard), shard.note)
+        return self._files[peer]
+
+
+def join(folder: Path, *, without_quorum: bool = False) -> Checkpoint:
+    """Check the shards in a folder and write its manifest, last. Raises ConfigError, DiskFault.
+
+    `without_quorum`: most members are gone for good; what they had not sent is given up.
+    """
+    if (folder / MANIFEST).exists():
+        raise ConfigError(f"{folder} is joined already", hint="a checkpoint is not changed any more")
+    spec = _run(folder)
+    shards = _shards(folder)
+    manifest, proof = _joined(folder, spec, shards)
+    if not manifest.quorum and not without_quorum:
+        raise ConfigError(
+            f"{folder}: signed by {len(proof.members) - len(manifest.absent)} of the {len(proof.members)} "
+            f"members of the newest rounds, a quorum is {proof.needed}: there is no shard of "
+            + ", ".join(f"…{short(peer)}" for peer in manifest.absent),
+            hint="add their shards; or give up what they had not sent: --without-quorum",
+        )
+    words = to_json(manifest)
+    if len(words) > JSON_MAX_BYTES:
+        raise ConfigError(f"{folder}: a manifest of {len(words)} bytes, more than {JSON_MAX_BYTES}")
+    found = _verified(Checkpoint(folder, spec, manifest, proof))
+    write_file(folder / MANIFEST, [words])
+    return found
+
+
+def opened(folder: Path) -> Checkpoint:
+    """A joined checkpoint, verified. Raises ConfigError, DiskFault."""
+    data = read_whole(folder / MANIFEST, max_bytes=JSON_MAX_BYTES)
+    if data is None:
+        raise ConfigError(f"{folder} has no {MANIFEST}", hint="join its shards first: atoll checkpoint join DIR")
+    spec = _run(folder)
+    try:
+        manifest = from_json(data, Manifest)
+    except DecodeError as error:
+        raise ConfigError(f"{folder / MANIFEST}: {error}") from error
+    made, proof = _joined(folder, spec, manifest.shards)
+    if made != manifest:
+        raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
+    return _verified(Checkpoint(folder, spec, manifest, proof))
+
+
+def is_sound(name: str, value: Tensor) -> bool:
+    """Whether Adam could have made this tensor, `KIND/ATOM`."""
+    kind = name.partition("/")[0]
+    if kind == sh.STEP:
+        return bool(((value >= 0) & (value <= MAX_STEPS) & (value == value.round())).all())
+    return all_finite(value) and (kind != "exp_avg_sq" or not bool((value < 0).any()))
+
+
+def shard_specs(spec: RunSpec, shard: Shard) -> dict[str, Spec]:
+    """Tensors of a shard's file."""
+    return sh.shard_specs(spec.model, shard.experts, shard.left)
+
+
+def _joined(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[Manifest, Proven]:
+    """The manifest of these shards, whose peers signed them, at a round that is final. Raises ConfigError."""
+    data = read_whole(folder / VOTES, max_bytes=PROOF_MAX_BYTES)
+    if data is None:
+        raise ConfigError(
+            f"{folder} has no file `{VOTES}`", hint="copy what `atoll checkpoint save` wrote, all of it"
+        )
+    proof = read_proof(spec, data, folder / VOTES)
+    manifest = joined(shards, spec.model.expert_count, blake3(data).hexdigest(), proof.members, proof.needed)
+    if manifest.run != spec.id.hex():
+        raise ConfigError(f"{folder}: the shards are of another run than the file `{RUN}`")
+    if (manifest.round, manifest.state) != (proof.round, proof.state.hex()):
+        raise ConfigError(
+            f"{folder}: the shards are of round {manifest.round}, state {manifest.state[:16]}; "
+            f"voted was for round {proof.round}, state {proof.state.hex()[:16]}"
+        )
+    for shard in shards:
+        _check_member(folder, shard, proof)
+    return manifest, proof
+
+
+def _check_member(folder: Path, shard: Shard, proof: Proven) -> None:
+    words = (folder / shard.file).with_suffix(".json")
+    try:
+        check_signature(shard)
+    except SignatureFault as error:
+        raise ConfigError(f"{words} is not what …{short(shard.peer)} signed") from error
+    if shard.peer not in proof.known:
+        raise ConfigError(
+            f"…{short(shard.peer)} is in no final set of the run up to round {proof.round}",
+            hint="take its shard away: nobody knows it as a member",
+        )
+
+
+def _verified(checkpoint: Checkpoint) -> Checkpoint:
+    """Every file has its hash, its header and the step counts that its words name, and Θ its digest."""
+    for shard in checkpoint.manifest.shards:
+        _check_file(checkpoint.folder / shard.file, shard)
+        try:
+            file = checkpoint.file_of(shard.peer)
+        except DecodeError as error:
+            raise ConfigError(f"{checkpoint.folder}: {error}") from error
+        for name in file.names:
+            kind, _, atom = name.partition("/")
+            if kind == sh.STEP and float(file.read(name)) != shard.steps.get(part_of(atom)):
+                raise ConfigError(f"{checkpoint.folder / shard.file}: {name} is not the count that its words name")
+    checkpoint.theta()
+    return checkpoint
+
+
+def _check_file(path: Path, shard: Shard) -> None:
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing", hint="copy the shard whole, both of its files")
+    with disk(path):
+        data = map_file(path)
+    if len(data) != shard.bytes or blake3(data).hexdigest() != shard.blake3:
+        raise ConfigError(f"{path} does not have the hash that its words name", hint="copy it again, whole")
+
+
+def _shards(folder: Path) -> list[Shard]:
+    with disk(folder):
+        paths = sorted(path for path in folder.glob("*.json") if path.name not in (MANIFEST, TOKENIZER))
+    found = []
+    for path in paths:
+        data = read_whole(path, max_bytes=JSON_MAX_BYTES)
+        try:
+            shard = from_json(data or b"", Shard)
+        except DecodeError as error:
+            raise ConfigError(f"{path} is not the words of a shard: {error}") from error
+        if path.stem != shard.peer:
+            raise ConfigError(f"{path} is of …{shard.peer[-8:]}: somebody renamed it")
+        found.append(shard)
+    return found
+
+
+def _run(folder: Path) -> RunSpec:
+    try:
+        data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES)
+        if data is None:
+            raise ConfigError(f"{folder} is no checkpoint: it has no file `{RUN}`")
+        return open_run(data)
+    except (PeerFault, CorruptFault) as error:
+        raise ConfigError(f"{folder / RUN} is not a run that this program knows: {error}") from error

@@ -1,0 +1,181 @@
+"""A member's shard of a universal checkpoint, from what its worker saved and its ledger. No node may run."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from atoll.node.checkpoint import shards as sh
+from atoll.node.checkpoint.atoms import read_atom
+from atoll.node.checkpoint.disk import Piece, disk, write_file
+from atoll.node.checkpoint.local import LocalState, load_local
+from atoll.node.checkpoint.tensorfile import file_pieces
+from atoll.node.checkpoint.universal import SHARED, VERSION, Shard, signed, to_json
+from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, gather, read_proof
+from atoll.node.import_export.export_run import BLOBS, STATE, tokenizer_of
+from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of
+from atoll.node.learning.compress.encoder import OnHost
+from atoll.node.learning.outer.fixed import state_digest
+from atoll.node.learning.reduction.reducing import Kept, hand_back
+from atoll.node.worker.error_feedback import Sending
+from atoll.p2p.ledger.store import LEDGER, Ledger
+from atoll.p2p.system.atomic_files import make_folder, read_whole
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import ConfigError, CorruptFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.run.arena import Placement, arena_of
+from atoll.protocols.run.model_spec import expert_of
+from atoll.protocols.run.run_spec import RunSpec, open_run
+
+_FAR = 1 << 62
+"""Later than any round."""
+
+
+def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) -> Shard:
+    """Write this node's part into a folder, which may hold other nodes' parts; its words last.
+
+    run_file: the signed run. Raises ConfigError, CorruptFault, DiskFault, LocalFault while the node runs; then
+    nothing of this node is there.
+    """
+    spec = open_run(run_file)
+    found = _saved(spec, run_folder)
+    steps = _steps(found.tensors)
+    if SHARED not in steps:
+        raise ConfigError(f"this node has not trained in {spec.name!r} yet")
+    if found.body.final < 0:
+        raise ConfigError(f"no round of {spec.name!r} is final here yet", hint="wait for one: atoll status")
+    votes = _votes(spec, run_folder, found)
+    unsaid_C4096 = _unsaid(spec, run_folder, found)
+    trained = frozenset(int(part) for part in steps if part != SHARED)
+    draft = Shard(
+        version=VERSION,
+        run=spec.id.hex(),
+        round=found.body.final,
+        state=found.body.state.hex(),
+        peer=identity.peer_id,
+        steps=steps,
+        left=_left(spec, unsaid_C4096, trained),
+        bytes=0,
+        blake3="",
+        signature="",
+    )
+    make_folder(to)
+    _keep(to, spec, run_file, run_folder)
+    _keep_votes(to, spec, votes)
+    specs = sh.shard_specs(spec.model, trained, draft.left)
+    return _write(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsaid_C4096)))
+
+
+def _votes(spec: RunSpec, run_folder: Path, found: LocalState) -> bytes:
+    """Why the saved round is final with the saved state, from the ledger here."""
+    path, number = run_folder / LEDGER, found.body.final
+    if not path.exists():
+        raise ConfigError(f"the ledger of {spec.name!r} is not in this home", hint="start the node: it fetches it")
+    ledger = Ledger(path, spec.id)
+    try:
+        data = gather(spec, number, lambda at: ledger.entries(round=at))
+    finally:
+        ledger.close()
+    if read_proof(spec, data, path).state != found.body.state:
+        raise CorruptFault(f"{run_folder / STATE}: the weights are not those that round {number} is final with")
+    return data
+
+
+def _keep_votes(to: Path, spec: RunSpec, votes: bytes) -> None:
+    """Which votes are a quorum may differ from node to node: one proof is enough."""
+    path = to / VOTES
+    there = read_whole(path, max_bytes=PROOF_MAX_BYTES)
+    if there is None:
+        write_file(path, [votes])
+    elif there != votes and read_proof(spec, there, path).round != read_proof(spec, votes, path).round:
+        raise ConfigError(f"{to} holds a checkpoint of another round", hint="choose another folder")
+
+
+def _write(to: Path, draft: Shard, identity: Identity, pieces: Iterable[Piece]) -> Shard:
+    path, words = to / draft.file, (to / draft.file).with_suffix(".json")
+    if words.exists() or path.exists():
+        raise ConfigError(f"{path} is there already", hint="choose another folder, or remove both of its files")
+    size, hashed = write_file(path, pieces)
+    shard = signed(replace(draft, bytes=size, blake3=hashed.hex()), identity)
+    try:
+        write_file(words, [to_json(shard)])
+    except BaseException:
+        with disk(path):
+            path.unlink(missing_ok=True)
+        raise
+    return shard
+
+
+def _keep(to: Path, spec: RunSpec, run_file: bytes, run_folder: Path) -> None:
+    """The run and its tokenizer, which every shard's writer brings."""
+    files = {RUN: run_file}
+    if spec.data.tokenizer == "file":
+        files[TOKENIZER] = tokenizer_of(spec.data, "", run_folder / BLOBS).encode()
+    for name, data in files.items():
+        there = read_whole(to / name, max_bytes=max(MESSAGE_MAX_BYTES, len(data)))
+        if there is None:
+            write_file(to / name, [data])
+        elif there != data:
+            raise ConfigError(f"{to} holds the checkpoint of another run", hint="choose another folder")
+
+
+def _saved(spec: RunSpec, run_folder: Path) -> LocalState:
+    found = load_local(run_folder / STATE, spec.id)
+    if found is None:
+        raise ConfigError(f"there is no state of {spec.name!r} in this home yet", hint="train first")
+    if state_digest(found.tensors["final"]) != found.body.state:
+        raise CorruptFault(f"{run_folder / STATE}: the weights do not have the digest that was saved with them")
+    return found
+
+
+def _steps(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Part -> Adam's steps with it. Atoms of one part begin and move together."""
+    found: dict[str, int] = {}
+    for name, value in tensors.items():
+        kind, _, atom = name.partition("/")
+        if kind == sh.STEP:
+            found[part_of(atom)] = max(int(value), found.get(part_of(atom), 0))
+    return found
+
+
+def _unsaid(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
+    """Error feedback with what is on its way: payloads of rounds that are not final, and what a reducer kept.
+
+    The weights are those of the final round, so whatever is not in them was not said.
+    """
+    sending = Sending(spec, run_folder / "spool", OnHost())
+    sending.load(found.tensors["residual"], found.body.pending, found.body.final)
+    sending.settle(_FAR, sending.missed(_FAR, {}, {}))
+    for body in found.body.kept:
+        hand_back(sending.residual_C4096, Kept(body.span, found.tensors["kept"]))
+    return sending.residual_C4096
+
+
+def _values(spec: RunSpec, found: LocalState, unsaid_C4096: Tensor) -> Callable[[str], Tensor]:
+    places = {place.name: place for place in arena_of(spec.model).placements}
+    tensors = found.tensors
+
+    def value_of(name: str) -> Tensor:
+        kind, _, atom = name.partition("/")
+        if kind == sh.WEIGHT:
+            return read_atom(tensors["final"], places[atom])
+        return _error(places[atom], tensors, unsaid_C4096) if kind == sh.ERROR else tensors[name]
+
+    return value_of
+
+
+def _error(place: Placement, tensors: Mapping[str, Tensor], unsaid_C4096: Tensor) -> Tensor:
+    """With the progress since the anchor, where local weights are saved: it is sent with a later round."""
+    error, local = read_atom(unsaid_C4096, place), tensors.get(f"local/{place.name}")
+    return error if local is None else error + (read_atom(tensors["anchor"], place) - local)
+
+
+def _left(spec: RunSpec, unsaid_C4096: Tensor, trained: frozenset[int]) -> tuple[int, ...]:
+    """Experts that are not trained here any more, with something unsaid."""
+    found: set[int] = set()
+    for place in arena_of(spec.model).placements:
+        expert = expert_of(place.name)
+        if expert is not None and expert not in trained | found and bool(read_atom(unsaid_C4096, place).any()):
+            found.add(expert)
+    return tuple(sorted(found))

@@ -1,0 +1,94 @@
+"""Frames on a pipe: `u32 length (little endian)` + canonical msgpack.
+
+Between daemon and worker, and between a worker and the processes of its other devices.
+"""
+
+import contextlib
+import os
+import select
+import struct
+from typing import Any, cast
+
+from atoll.protocols import codec
+from atoll.protocols.errors import DecodeError, LocalFault
+from atoll.protocols.local.worker_messages import FRAME_MAX_BYTES, Reply, Request
+
+HEADER = struct.Struct("<I")
+PIPE_BYTES = 65536
+
+
+def frame(message: Any) -> bytes:
+    """One message with its length in front."""
+    body = codec.encode(message)
+    if len(body) > FRAME_MAX_BYTES:
+        raise LocalFault(f"a worker message of {len(body)} bytes; at most {FRAME_MAX_BYTES} fit")
+    return HEADER.pack(len(body)) + body
+
+
+def body_bytes(header: bytes) -> int:
+    """Length of the body that follows. Raises DecodeError above the cap."""
+    size: int = HEADER.unpack(header)[0]
+    if size > FRAME_MAX_BYTES:
+        raise DecodeError(f"a worker frame of {size} bytes; at most {FRAME_MAX_BYTES} are legal")
+    return size
+
+
+def take_frame(fd: int, kind: Any) -> Any:
+    """Wait for the next message, of type `kind`; None when the other side is gone. Raises DecodeError."""
+    header = _exactly(fd, HEADER.size)
+    if header is None:
+        return None
+    body = _exactly(fd, body_bytes(header))
+    return None if body is None else codec.decode(body, kind, max_bytes=FRAME_MAX_BYTES)
+
+
+def _exactly(fd: int, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        part = os.read(fd, size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+class Inbox:
+    """The worker's end for requests: blocking, or polled between two inner steps."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+
+    def wake(self) -> None:
+        """End a `wait`, the next one if none is under way. Any thread may call it."""
+        with contextlib.suppress(BlockingIOError):  # it is full of calls already
+            os.write(self._waker, b"!")
+
+    def wait(self) -> bool:
+        """Until `take` would find something at once (True), or until `wake` (False)."""
+        readable, _, _ = select.select([self._fd, self._woken], [], [])
+        if self._woken in readable:
+            os.read(self._woken, PIPE_BYTES)
+        return self._fd in readable
+
+    def waiting(self) -> bool:
+        """Whether `take` would find a request (or the daemon's end) at once."""
+        return bool(select.select([self._fd], [], [], 0)[0])
+
+    def take(self) -> Request | None:
+        """Wait for the next request; None when the daemon is gone."""
+        return cast(Request | None, take_frame(self._fd, Request))
+
+
+class Outbox:
+    """The worker's end for replies."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def send(self, reply: Reply) -> None:
+        """Write one reply completely. Raises BrokenPipeError when the daemon is gone."""
+        rest = memoryview(frame(reply))
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]

@@ -1,0 +1,279 @@
+"""The daemon's side of the worker: spawn it, ask it, and start it again when it dies.
+
+The worker is a spawned child, never a fork. It dies with the daemon: its stdin ends, and on Linux the
+kernel kills it. When it dies by itself (out of memory, a CUDA error), pending asks raise WorkerDied, and
+`on_started` tells the driver what the fresh one found on disk.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atoll.node.ipc.framing import HEADER, body_bytes, frame
+from atoll.p2p.system.atomic_files import disk
+from atoll.p2p.system.child_processes import die_with_parent
+from atoll.protocols import codec, errors
+from atoll.protocols.local.worker_messages import (
+    FRAME_MAX_BYTES,
+    Answer,
+    Ask,
+    Failed,
+    Kept,
+    Progress,
+    Reply,
+    Report,
+    Reported,
+    Request,
+    Spent,
+    Start,
+    Started,
+    Stop,
+)
+
+A = TypeVar("A")
+log = logging.getLogger(__name__)
+
+START_S = 120.0
+"""Importing torch and building the model on a slow, busy machine."""
+STOP_S = 20.0
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+GIVE_UP_AFTER = 5
+"""Deaths in a row without a trained round or an hour of life: the fault is ours, not the weather's."""
+HEALTHY_S = 3600.0
+REPORT_S = 1.0
+"""A worker that was silent for so long is asked how it spends its time."""
+LAST_WORDS_BYTES = 4096
+WORKER = (sys.executable, "-m", "atoll.node.worker.main")
+
+
+class WorkerDied(errors.LocalFault):
+    """The worker process ended while a request was pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStatistics:
+    """What the supervisor knows of its child."""
+
+    pid: int
+    restarts: int
+    pending: int
+
+
+class Trainer:
+    """Owns the worker process. `serve` runs it; `ask` talks to it."""
+
+    def __init__(
+        self,
+        start: Start,
+        log: Path,
+        on_started: Callable[[Started], Awaitable[None]],
+        on_progress: Callable[[Progress], None],
+        on_gone: Callable[[], None] = lambda: None,
+        *,
+        on_spent: Callable[[Spent], None] = lambda _: None,
+        command: tuple[str, ...] = WORKER,
+    ) -> None:
+        """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works.
+
+        `on_spent` hears the worker's books with every reply, before whoever asked hears the answer,
+        and empty ones when its process begins.
+        """
+        self._command = command
+        self._start = start
+        self._log = log
+        self._on_started = on_started
+        self._on_progress = on_progress
+        self._on_gone = on_gone
+        self._on_spent = on_spent
+        self._heard_at = 0.0
+        self._process: asyncio.subprocess.Process | None = None
+        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._next_id = 0
+        self._restarts = 0
+        self._deaths_in_a_row = 0
+        self._is_started = False
+        self._stopping = False
+
+    def statistics(self) -> TrainerStatistics:
+        """A snapshot."""
+        pid = self._process.pid if self._process else 0
+        return TrainerStatistics(pid, self._restarts, len(self._pending))
+
+    async def serve(self) -> None:
+        """Keep a worker running until `stop`. Raises LocalFault when it cannot be kept alive."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            began = loop.time()
+            await self._run_once()
+            if self._stopping:
+                return
+            self._restarts += 1
+            self._deaths_in_a_row = 1 if loop.time() - began > HEALTHY_S else self._deaths_in_a_row + 1
+            if self._deaths_in_a_row >= GIVE_UP_AFTER:
+                raise errors.LocalFault(
+                    f"the worker died {self._deaths_in_a_row} times in a row",
+                    hint=f"its last words are in {self._log}",
+                )
+            await asyncio.sleep(min(FIRST_BACKOFF_S * 2.0 ** (self._deaths_in_a_row - 1), MAX_BACKOFF_S))
+
+    async def ask(self, ask: Ask, kind: type[A]) -> A:
+        """The answer. Raises WorkerDied (it is not there, or died), or the fault that the worker named."""
+        if not self._is_started:
+            raise WorkerDied("the worker is not running")
+        answer = await self._ask(ask, kind)
+        if kind is Kept:
+            self._deaths_in_a_row = 0
+        return answer
+
+    async def _ask(self, ask: Ask, kind: type[A]) -> A:
+        if self._process is None or self._process.stdin is None:
+            raise WorkerDied("the worker is not running")
+        self._next_id += 1
+        number = self._next_id
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        try:
+            self._process.stdin.write(frame(Request(number, ask)))  # few asks at a time: no drain needed
+            answer = await future
+        finally:
+            self._pending.pop(number, None)
+        if isinstance(answer, Failed):
+            raise _fault(answer)
+        if not isinstance(answer, kind):
+            raise errors.LocalFault(f"the worker answered {type(answer).__name__} to {type(ask).__name__}")
+        return answer
+
+    async def stop(self) -> None:
+        """Ask the worker to save and exit; kill it when it does not. Idempotent."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(STOP_S):
+                if process.stdin is not None:
+                    process.stdin.write(frame(Request(0, Stop())))
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _run_once(self) -> None:
+        with disk(self._log):
+            words = self._log.open("ab")
+            spoken_bytes = words.tell()
+        with words:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=words,
+                start_new_session=True, limit=FRAME_MAX_BYTES + HEADER.size,
+                preexec_fn=die_with_parent(os.getpid()),
+            )  # fmt: skip
+        self._process = process
+        self._on_spent(Spent())
+        try:
+            if self._stopping:
+                return
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(process))
+                group.create_task(self._announce())
+        except* WorkerDied as died:
+            if not self._stopping:
+                log.info("%s; its last words: %s", died.exceptions[0], _last_words(self._log, spoken_bytes))
+        finally:
+            self._process = None
+            self._is_started = False
+            self._fail_pending()
+            self._on_gone()
+            if process.returncode is None:
+                _kill(process)
+                await process.wait()
+
+    async def _announce(self) -> None:
+        try:
+            async with asyncio.timeout(START_S):
+                started = await self._ask(self._start, Started)
+        except TimeoutError as error:
+            raise WorkerDied(f"the worker did not start within {START_S:.0f} s") from error
+        except errors.DiskFault as error:
+            if not self._restarts:
+                raise
+            self._deaths_in_a_row = 0  # a disk that filled up while we ran may have room again
+            raise WorkerDied(error.line()) from error
+        self._is_started = True
+        await self._on_started(started)
+        await self._keep_asking()
+
+    async def _keep_asking(self) -> None:
+        """A worker that waits says so about once a second; one that trains tells by itself."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(REPORT_S)
+            if loop.time() - self._heard_at >= REPORT_S / 2:
+                await self._ask(Report(), Reported)
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while True:
+                size = body_bytes(await process.stdout.readexactly(HEADER.size))
+                self._deliver(
+                    codec.decode(await process.stdout.readexactly(size), Reply, max_bytes=FRAME_MAX_BYTES)
+                )
+        except (asyncio.IncompleteReadError, ConnectionError, errors.DecodeError) as error:
+            raise WorkerDied(f"the worker ended: {error}") from error
+
+    def _deliver(self, reply: Reply) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        self._on_spent(reply.spent)
+        if isinstance(reply.answer, Progress):
+            self._on_progress(reply.answer)
+            return
+        future = self._pending.get(reply.id)
+        if future is not None and not future.done():
+            future.set_result(reply.answer)
+
+    def _fail_pending(self) -> None:
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(WorkerDied("the worker process ended"))
+
+
+def _fault(failed: Failed) -> errors.AtollError:
+    kind = getattr(errors, failed.fault, errors.LocalFault)
+    if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):
+        kind = errors.LocalFault
+    return kind(failed.message, hint=failed.hint)
+
+
+def _last_words(path: Path, since: int) -> str:
+    """The last line of the worker's log from that place on."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(since, path.stat().st_size - LAST_WORDS_BYTES))
+            lines = file.read(LAST_WORDS_BYTES).decode(errors="replace").split("\n")
+    except OSError:  # somebody removed it, which is no reason to end
+        return "none"
+    return next((line for line in reversed(lines) if line.strip()), "none")
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+async def unless_needless(work: Coroutine[Any, Any, None]) -> None:
+    """Work that asks a worker; its death, or another round, ends it without an error."""
+    try:
+        await work
+    except (WorkerDied, errors.Superseded) as error:
+        log.debug("given up: %s", error)

@@ -1,0 +1,1 @@
+"""Training without processes or network: model, data, inner and outer optimiser, compression, kernels."""

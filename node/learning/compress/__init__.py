@@ -1,0 +1,1 @@
+"""Codecs: pseudo-gradients to payload bytes and back, compiled for the CPU."""

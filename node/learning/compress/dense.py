@@ -1,0 +1,263 @@
+"""Compiled: the dense codecs `int8` and `e3m0`; every value is a level times the scale of its block.
+
+int8 takes the largest scale at which the block's largest value still reaches level 127. e3m0 has the levels 0, 1,
+2, 4 … 64: it tries four scales within the octave at which the largest value is level 64, and takes the best.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.node.learning.compress.fitting import half_bits, units_of
+from atoll.node.learning.compress.summing import least_weight, who_covers
+from atoll.node.learning.kernels.compiled import compiled, inlined
+from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.payload import DENSE_BLOCK, MOST_SCALE, TOP_LEVEL, VALUE_BITS, Layout
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Ints32 = npt.NDArray[np.int32]
+
+FAULTS = {
+    20: "a scale beyond its range",
+    21: "a code that nobody writes",
+    22: "a block of scale 0 with values",
+    23: "a block without its largest level",
+}
+LEFT_RANGE = 24
+_UNIT = np.float32(2.0**-VALUE_BITS)
+_UNITS = np.float32(2.0**VALUE_BITS)
+_NOT_FINITE = np.int32(0x7F800000)
+_TRIES = np.array([1 / 48, 1 / 48 * 2**-0.25, 1 / 48 * 2**-0.5, 1 / 48 * 2**-0.75])
+
+
+def dense_facts(layout: Layout) -> tuple[int, ...]:
+    """What the kernels know of a codec: block, bits of a code, top level, largest scale, and where things are."""
+    name = layout.codec
+    sizes = DENSE_BLOCK[name], layout.code_bits, TOP_LEVEL[name], MOST_SCALE[name]
+    return (*sizes, *layout.row_bytes, *layout.offsets)
+
+
+def dense_scratch(block: int) -> tuple[npt.NDArray[Any], ...]:
+    """Levels and sums of a chunk, weights of its blocks, one float: what the kernels work in, for each thread."""
+    return (
+        np.zeros(CHUNK, np.int32),
+        np.zeros(CHUNK, np.int64),
+        np.zeros(CHUNK // block, np.int64),
+        np.zeros(1, np.float32),
+    )
+
+
+@compiled
+def encode_dense(
+    anchor: Any, local: Any, residual: Any, beta: Any, first: int, out: Bytes, facts: Any, scratch: Any
+) -> bool:
+    """Whether everything was finite."""
+    block, width, top, most, scales, codes, at_scales, at_codes = facts
+    level, _, _, single = scratch
+    for row in range(len(residual)):
+        e, c = residual[row], first + row
+        for i in range(CHUNK):
+            e[i] = e[i] * beta + (anchor[row, i] - local[row, i])
+        for b in range(CHUNK // block):
+            values, levels = e[b * block : (b + 1) * block], level[b * block : (b + 1) * block]
+            largest = np.int32(0)
+            bits = values.view(np.int32)
+            for i in range(block):
+                largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
+            if largest >= _NOT_FINITE:
+                return False
+            single.view(np.int32)[0] = largest
+            size = np.float64(single[0]) * np.float64(_UNITS)
+            half = _scale_of(values, levels, size, width, top, most, single)
+            _levels(values, levels, units_of(half), width, top)
+            step = np.float32(units_of(half)) * _UNIT
+            for i in range(block):
+                values[i] -= np.float32(levels[i]) * step
+            out[at_scales + c * scales + 2 * b] = half & 255
+            out[at_scales + c * scales + 2 * b + 1] = half >> 8
+        _write(out[at_codes + c * codes : at_codes + (c + 1) * codes], level, width)
+    return True
+
+
+@inlined
+def _scale_of(values: Floats, levels: Ints32, size: float, width: int, top: int, most: int, single: Floats) -> int:
+    """Bits of the block's fp16 scale; `size` is the largest magnitude in units of 2⁻²⁶."""
+    if width == 8:
+        return _half_below(size / top, size / top, most, single)
+    best, least = 0, np.inf
+    for t in range(len(_TRIES)):
+        half = _half_below(size * _TRIES[t], size / 48, most, single)
+        _levels(values, levels, units_of(half), width, top)
+        step = np.float32(units_of(half)) * _UNIT
+        error: Any = np.float32(0)
+        for i in range(len(values)):
+            rest = values[i] - np.float32(levels[i]) * step
+            error += rest * rest
+        if error < least:
+            best, least = half, error
+    return best
+
+
+@inlined
+def _half_below(units: float, limit: float, most: int, single: Floats) -> int:
+    """Bits of the fp16 nearest to a scale in units of 2⁻²⁴, but not above `limit` units nor above `most`."""
+    half = min(half_bits(units * 2.0**-24, single), most)
+    while half and units_of(half) > limit:
+        half -= 1
+    return half
+
+
+@inlined
+def _levels(values: Floats, levels: Ints32, units: int, width: int, top: int) -> None:
+    """Nearest levels of a block; 0 for a block of scale 0."""
+    inverse = np.float32(0) if units == 0 else _UNITS / np.float32(units)
+    most = np.float32(2 * top)
+    if width == 8:
+        for i in range(len(values)):
+            size = min(abs(values[i]) * inverse, most)
+            rank = min(np.int32(size + np.float32(0.5)), np.int32(top))
+            levels[i] = -rank if values[i] < 0 else rank
+    else:
+        for i in range(len(values)):
+            size = min(abs(values[i]) * inverse, most)
+            # 2^⌊log₂(size / 1.5)⌋ + 1: the nearest power of two, halfway is upward
+            power = 0 if size < np.float32(0.5) else (1 if size < np.float32(1.5) else 2)
+            for double in (3.0, 6.0, 12.0, 24.0, 48.0):
+                power = power * 2 if size >= np.float32(double) else power
+            levels[i] = -power if values[i] < 0 else power
+
+
+@inlined
+def _write(row: Bytes, level: Ints32, width: int) -> None:
+    if width == 8:
+        for i in range(CHUNK):
+            row[i] = np.uint8(level[i] & 255)
+    else:
+        for i in range(CHUNK // 2):
+            row[i] = np.uint8(_nibble(level[2 * i]) | (_nibble(level[2 * i + 1]) << 4))
+
+
+@inlined
+def _nibble(level: int) -> int:
+    """Bits 0-2: 0 for 0, else 1 + log₂ of the magnitude; bit 3: negative."""
+    size = abs(level)
+    rank = (size > 0) + (size > 1) + (size > 2) + (size > 4) + (size > 8) + (size > 16) + (size > 32)
+    return rank | (8 if level < 0 else 0)
+
+
+@compiled
+def fold_dense(
+    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, places: Any, step: tuple[int, int],
+    arrays: Any, scratch: Any,
+) -> int:  # fmt: skip
+    """Number of a fault, 0 for none. `arrays`: update, θ, view; fills the first and last where not empty."""
+    update, theta, view = arrays
+    wanted = len(update) > 0 or len(view) > 0
+    level, total, share, _, there = scratch
+    block, scales, offsets = facts[0], facts[4], places[2]
+    for c in range(span[0], span[1]):
+        members = who_covers(c, places, there)
+        for m in range(members):
+            p, r = there[0, m], there[1, m]
+            fault = read_levels(rows[p], r, facts, offsets[p], level)
+            if fault:
+                return fault
+            for b in range(CHUNK // block if wanted else 0):
+                spot = offsets[p, 0] + r * scales + 2 * b
+                unit = units_of(np.int64(rows[p, spot]) | (np.int64(rows[p, spot + 1]) << 8)) * weights[p]
+                share[b] += weights[p] if unit else 0
+                for i in range(b * block, (b + 1) * block):
+                    total[i] += level[i] * unit
+        if wanted:
+            least = least_weight(weights, there, members, step[1])
+            for b in range(CHUNK // block):
+                _divide(total[b * block : (b + 1) * block], share[b], step[0], least)
+                share[b] = 0
+            if len(update):
+                for i in range(CHUNK):
+                    update[c, i] = total[i]
+            if len(view) and not _move(theta[c], view[c], total):
+                return LEFT_RANGE
+            total[:] = 0
+    return 0
+
+
+@inlined
+def read_levels(row: Bytes, r: int, facts: Any, offsets: Ints, level: Ints32) -> int:
+    """Levels of a payload's row; the number of a fault."""
+    block, width, top, most, scales, codes, _, _ = facts
+    code = row[offsets[1] + r * codes : offsets[1] + (r + 1) * codes]
+    strange = False
+    if width == 8:
+        for i in range(CHUNK):
+            level[i] = np.int8(code[i])
+            strange |= level[i] == -128
+    else:
+        for i in range(CHUNK // 2):
+            strange |= (code[i] & 15) == 8 or (code[i] >> 4) == 8
+            level[2 * i] = _level_of(code[i] & 15)
+            level[2 * i + 1] = _level_of(code[i] >> 4)
+    if strange:
+        return 21
+    for b in range(CHUNK // block):
+        spot = offsets[0] + r * scales + 2 * b
+        scale = np.int64(row[spot]) | (np.int64(row[spot + 1]) << 8)
+        largest = np.int32(0)
+        for i in range(b * block, (b + 1) * block):
+            largest = max(largest, abs(level[i]))
+        if scale > most:
+            return 20
+        if scale == 0 and largest:
+            return 22
+        if scale and largest != top:
+            return 23
+    return 0
+
+
+@inlined
+def _level_of(nibble: Any) -> Any:
+    size = np.int32((np.int32(1) << np.int32(nibble & 7)) >> np.int32(1))
+    return -size if nibble & 8 else size
+
+
+@inlined
+def _divide(total: Ints, share: int, alpha: int, least: int) -> None:
+    """As `summing.divide`, with one divisor for all."""
+    half = max(share, least) << 10
+    bottom = half << 1
+    inverse = 1.0 / np.float64(bottom)
+    for i in range(len(total)):
+        top = ((alpha * abs(total[i])) << 1) + half
+        size = np.int64(np.float64(top) * inverse)
+        rest = top - size * bottom
+        size += np.int64(rest >= bottom) - np.int64(rest < 0)
+        total[i] = -size if total[i] > 0 else size
+
+
+@inlined
+def _move(theta: Ints32, view: Ints32, moves: Ints) -> bool:
+    sound = True
+    for i in range(CHUNK):
+        after = np.int64(theta[i]) + moves[i]
+        sound &= after == np.int64(np.int32(after))
+        view[i] = np.int32(after)
+    return bool(sound)
+
+
+@compiled
+def add_dense(rows: Bytes, span: tuple[int, int], facts: Any, places: Any, residual: Any, level: Ints32) -> int:
+    """Add the values of one payload, which has all chunks, to `residual`; the number of a fault."""
+    block, scales, offsets, row = facts[0], facts[4], places[2][0], rows[0]
+    for c in range(span[0], span[1]):
+        fault = read_levels(row, c, facts, offsets, level)
+        if fault:
+            return fault
+        for b in range(CHUNK // block):
+            spot = offsets[0] + c * scales + 2 * b
+            step = np.float32(units_of(np.int64(row[spot]) | (np.int64(row[spot + 1]) << 8))) * _UNIT
+            for i in range(b * block, (b + 1) * block):
+                residual[c, i] += np.float32(level[i]) * step
+    return 0

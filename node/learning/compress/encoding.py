@@ -1,0 +1,231 @@
+"""Compiled: a = β·e + (anchor − local) -> payload bytes and the new e, chunk by chunk in one pass.
+
+A payload is filled range of chunks by range of chunks, so that the caller needs only a slab of the local weights
+at a time: `is_sound` of every slab first, then `encode_rows` of every slab. Same bytes and same e as a plain
+version in torch, which the tests hold it against.
+"""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from atoll.node.learning.compress.dense import dense_facts, dense_scratch, encode_dense
+from atoll.node.learning.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norms_of, units_of, word_of
+from atoll.node.learning.compress.selecting import choose, scratch_for
+from atoll.node.learning.kernels.compiled import compiled, inlined
+from atoll.protocols.errors import TRAIN_AGAIN, Divergence
+from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.payload import LOW_LEVEL, VALUE_BITS, Layout
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+Doubles = npt.NDArray[np.float64]
+
+_UNIT = np.float32(2.0**-VALUE_BITS)
+_LARGEST = 0x5F800000
+"""Bits of 2⁶⁴. With weights below it a finite residual stays finite for more rounds than anybody trains."""
+
+
+def blank_payload(layout: Layout) -> bytearray:
+    """A payload that `encode_rows` has yet to fill."""
+    out = bytearray(layout.size_bytes)
+    out[: len(layout.header)] = layout.header
+    return out
+
+
+def is_sound(values_N4096: Tensor) -> bool:
+    """Whether float32 rows are weights (or a residual) that can be encoded: no NaN, nothing from 2⁶⁴ on."""
+    return bool(_is_sound(values_N4096.numpy()))
+
+
+def encode_rows(
+    payload: bytearray,
+    layout: Layout,
+    at: int,
+    residual_N4096: Tensor,
+    anchor_N4096: Tensor,
+    local_N4096: Tensor,
+    beta: float,
+) -> None:
+    """Fill the payload's chunks from `at` on with β·e + (anchor − local); e becomes what was not said.
+
+    All three are float32, contiguous and sound (`is_sound`): only then is nothing lost. Calls for other chunks of
+    the same payload may run at the same time. Raises Divergence for a residual that is not finite.
+    """
+    arrays = (anchor_N4096.numpy(), local_N4096.numpy(), residual_N4096.numpy())
+    if not _run(layout, arrays, np.float32(beta), at, np.frombuffer(payload, np.uint8)):
+        raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
+
+
+def encode_residual(
+    residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *,
+    codec: str, threads: int = 1,
+) -> bytes:  # fmt: skip
+    """Payload of β·e + (anchor − local) of whole arrays, as `encode_rows`. One range of chunks for each thread.
+
+    Raises Divergence for weights that are NaN or from 2⁶⁴ on, with the residual as it was.
+    """
+    layout = Layout(codec, len(residual_C4096), k)
+    payload = blank_payload(layout)
+    ranges = ranges_of(layout.chunks, threads)
+    if not all(each_range(ranges, lambda a, b: is_sound(local_C4096[a:b]))):
+        raise Divergence("the pseudo-gradient holds NaN or infinity")
+
+    def work(a: int, b: int) -> None:
+        encode_rows(payload, layout, a, residual_C4096[a:b], anchor_C4096[a:b], local_C4096[a:b], beta)
+
+    each_range(ranges, work)
+    return bytes(payload)
+
+
+def _run(layout: Layout, arrays: tuple[Any, Any, Any], beta: Any, at: int, out: Bytes) -> bool:
+    """The codec's encoder; whether everything was finite."""
+    if layout.is_dense:
+        facts = dense_facts(layout)
+        return bool(encode_dense(*arrays, beta, at, out, facts, dense_scratch(facts[0])))
+    shape = (layout.k, layout.low_bits, *layout.row_bytes[1:], layout.code_bits)
+    own = encode_scratch(layout.k)
+    return bool(_encode_chunks(*arrays, beta, at, out, layout.offsets, shape, norms_of(layout.k), own))
+
+
+def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
+    share = max(1, math.ceil(chunks / max(1, threads)))
+    return [(start, min(start + share, chunks)) for start in range(0, chunks, share)]
+
+
+def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
+    """`work(start, stop)` of every range, at the same time."""
+    if len(ranges) == 1:
+        return [work(*ranges[0])]
+    with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
+        return list(pool.map(lambda span: work(*span), ranges))
+
+
+def encode_scratch(k: int) -> Any:
+    """What the encoder works in, one for each thread."""
+    fit = (np.empty(k), np.empty((SHAPES, k)), np.empty(1, np.float32), np.zeros(k + 8, np.uint8))
+    return scratch_for(k), fit
+
+
+@compiled
+def _is_sound(values: Floats) -> bool:
+    """Whether every magnitude is below 2⁶⁴."""
+    for c in range(len(values)):
+        bits = values[c].view(np.int32)
+        top = np.int32(0)
+        for i in range(CHUNK):
+            top = max(top, bits[i] & np.int32(0x7FFFFFFF))
+        if top >= _LARGEST:
+            return False
+    return True
+
+
+@compiled
+def _encode_chunks(
+    anchor: Any,
+    local: Any,
+    residual: Any,
+    beta: Any,
+    first: int,
+    out: Bytes,
+    offsets: tuple[int, ...],
+    shape: tuple[int, ...],
+    norms: Doubles,
+    scratch: Any,
+) -> bool:
+    """Whether everything was finite."""
+    k = shape[0]
+    chosen, (small, gain, single, code) = scratch
+    at, key, order = chosen[1], chosen[2], chosen[3]
+    sizes = order[1:].view(np.float32)
+    guess = 0
+    for row in range(len(residual)):
+        e, c = residual[row], first + row
+        _add_up(e, anchor[row], local[row], beta)
+        guess = choose(e.view(np.int32), k, guess, chosen)
+        if guess < 0:
+            return False
+        total = 0.0
+        for i in range(k):
+            total += np.float64(sizes[i])
+            small[i] = total
+        if shape[5] == 2:
+            form, split, scale = best_fit(small, norms, gain)
+        else:
+            form, split, scale = 0, k - 1, total / k
+        half = half_bits(scale, single)
+        any_large = _say(e, at, key, code, half, form, order[split + 1], k)
+        word = word_of(half, form, any_large)
+        out[offsets[0] + 2 * c] = word & 255
+        out[offsets[0] + 2 * c + 1] = word >> 8
+        _pack(out, c, at, code, offsets, shape)
+    return True
+
+
+@inlined
+def _add_up(e: Floats, anchor: Floats, local: Floats, beta: Any) -> None:
+    for i in range(CHUNK):
+        e[i] = e[i] * beta + (anchor[i] - local[i])
+
+
+@inlined
+def _say(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form: int, bar: int, k: int) -> bool:
+    """Codes of the chosen values, which leave e; whether any is large. A chunk of scale 0 says nothing."""
+    if half == 0:
+        for i in range(k):
+            at[i] = i
+            code[i] = 0
+        return False
+    units = units_of(half)
+    low = np.float32(units * LOW_LEVEL) * _UNIT
+    high = np.float32(units * HIGHS[form]) * _UNIT
+    any_large = False
+    most = np.int32(bar)
+    bits = e.view(np.int32)
+    for i in range(k):
+        place = np.uint32(at[i])
+        large = key[i] > most
+        any_large |= large
+        negative = np.uint8(bits[place] < 0)
+        size = high if large else low
+        code[i] = np.uint8(large) | np.uint8(negative << 1)
+        e[place] -= -size if negative else size
+    return any_large
+
+
+@inlined
+def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -> None:
+    """Lows, highs and codes of one chunk."""
+    k, low_bits, lows, highs, codes, code_bits = shape
+    width = np.uint64(low_bits)
+    spot = np.uint64(offsets[1] + c * lows)
+    held, have, one, eight = np.uint64(0), np.uint64(0), np.uint64(1), np.uint64(8)
+    mask = np.int32((1 << low_bits) - 1)
+    for i in range(k):
+        held |= np.uint64(at[i] & mask) << have
+        have += width
+        while have >= eight:
+            out[spot] = np.uint8(held)
+            spot, held, have = spot + one, held >> eight, have - eight
+    if have:
+        out[spot] = np.uint8(held)
+    row = out[offsets[2] + c * highs : offsets[2] + (c + 1) * highs]
+    for i in range(k):
+        bit = np.uint32((at[i] >> low_bits) + np.int32(i))
+        row[bit >> np.uint32(3)] |= np.uint8(np.uint32(1) << (bit & np.uint32(7)))
+    row = out[offsets[3] + c * codes : offsets[3] + (c + 1) * codes]
+    if code_bits == 2:
+        for i in range(codes):
+            four = code[4 * i : 4 * i + 4]
+            row[i] = four[0] | (four[1] << 2) | (four[2] << 4) | (four[3] << 6)
+    else:
+        for i in range(codes):
+            byte = 0
+            for j in range(8):
+                byte |= (code[8 * i + j] >> 1) << j
+            row[i] = byte

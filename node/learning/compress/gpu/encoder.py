@@ -1,0 +1,87 @@
+"""A GPU as the place where a worker encodes; and whether this one may be, which is tried before it is believed."""
+
+import torch
+from torch import Tensor
+
+from atoll.node.learning.compress.encoder import HOST, Encoder, OnHost, Unsaid
+from atoll.node.learning.compress.gpu.encoding import blank_payload, can_encode, encode_rows, is_sound
+from atoll.node.learning.kernels.on_gpu import FAULTS
+from atoll.protocols.errors import Divergence
+from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.payload import Layout
+
+SLAB_CHUNKS = 1 << 14
+"""256 MiB of local weights at a time: enough programs for every part of the device."""
+_TRIED_CHUNKS = 7
+
+
+class OnDevice:
+    """The kernels of `encode_rows`. One thread launches."""
+
+    threads = 1
+    slab_chunks = SLAB_CHUNKS
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def is_sound(self, values_N4096: Tensor) -> bool:
+        return is_sound(values_N4096)
+
+    def begin(self, layout: Layout) -> Unsaid:
+        return _DevicePayload(layout, self.device)
+
+
+class _DevicePayload:
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout, self._bytes = layout, blank_payload(layout, device)
+
+    def fill(
+        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float
+    ) -> None:
+        arrays = residual_N4096, anchor_N4096, local_N4096
+        encode_rows(self._bytes, self._layout, at, residual_N4096, *arrays, beta)
+
+    def whole(self) -> bytearray:
+        return bytearray(self._bytes.cpu().numpy())
+
+
+def fault_of(device: torch.device, layout: Layout, beta: float) -> str:
+    """Why a device cannot encode for this codec and k; empty where it can. All machine code is made here.
+
+    Some chunks, each hard in one way, are encoded on it and on the host: payload and e must be the same bits.
+    """
+    if not can_encode(layout):
+        return f"there are no kernels for {layout.codec} with k = {layout.k}"
+    try:
+        same = _encoded(OnDevice(device), layout, beta) == _encoded(OnHost(), layout, beta)
+    except (*FAULTS, Divergence) as error:
+        lines = str(error).strip().splitlines()
+        return f"its kernels do not run: {type(error).__name__}: {lines[0] if lines else ''}"
+    return "" if same else "its kernels do not give the host's bits"
+
+
+def _encoded(encoder: Encoder, layout: Layout, beta: float) -> tuple[bytes, bytes]:
+    """Payload and new e of the trial, in two slabs."""
+    residual, anchor, local = (each.to(encoder.device) for each in _trial())
+    payload = encoder.begin(Layout(layout.codec, _TRIED_CHUNKS, layout.k))
+    for rows in (slice(0, 4), slice(4, _TRIED_CHUNKS)):
+        payload.fill(rows.start, residual[rows], anchor[rows], local[rows], beta)
+    sound = encoder.is_sound(local) and not encoder.is_sound(local / 0)
+    return bytes(payload.whole()), residual.to(HOST).numpy().tobytes() if sound else b""
+
+
+def _trial() -> tuple[Tensor, Tensor, Tensor]:
+    """e, anchor and local weights: usual ones, ties, zeros, subnormals, few values, equal ones, huge ones."""
+    made = torch.Generator().manual_seed(1)
+    anchor, step, residual = torch.randn((3, _TRIED_CHUNKS, CHUNK), generator=made).unbind()
+    anchor *= 0.02
+    local = anchor + step * 1e-3
+    local[1:6] = anchor[1:6]
+    residual *= 1e-3
+    residual[1] = torch.randint(-3, 4, (CHUNK,), generator=made)
+    residual[2] = 0
+    residual[3] *= 1e-38
+    residual[4, 40:] = 0
+    residual[5] = -1
+    residual[6] = (residual[6] * 1e3) ** 5 * 1e9
+    return residual, anchor, local

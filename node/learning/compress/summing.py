@@ -1,0 +1,120 @@
+"""Compiled: the sums of one chunk over all members, and the outer step that they make, in exact integers.
+
+A place keeps Σ weight·q and the weight of its senders in one int64: the weight in the low PACKED_BITS bits. With
+|q| < 2²⁸ (precisely 12·2²⁴) and all weights together below 2¹⁷ the sum stays below 2⁶² (12·2²⁴·2¹⁷·2¹⁷ < 2⁶²).
+A set of more weight is taken in parts: each part's sums are moved to two wide arrays before the next one.
+
+Only places that somebody sent are divided: the quotient of two float64 is off by at most one, and the remainder,
+taken in integers, says which way. `atoll.node.learning.outer.mean` is the definition and has the bounds of
+all sums.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.node.learning.kernels.compiled import inlined
+from atoll.protocols.run.arena import CHUNK
+
+Ints = npt.NDArray[np.int64]
+Ints32 = npt.NDArray[np.int32]
+Marks = npt.NDArray[np.uint32]
+
+PACKED_BITS = 17
+_WEIGHT = np.int64((1 << PACKED_BITS) - 1)
+MOST_WEIGHT = (1 << PACKED_BITS) - 1
+"""All weights of a part together."""
+
+
+@inlined
+def who_covers(c: int, places: Any, there: Ints) -> int:
+    """Payloads that have chunk c, with the row that it is of them, into `there`; how many."""
+    rows, number, _ = places
+    found = 0
+    for p in range(len(number)):
+        row = rows[number[p], c]
+        if row >= 0:
+            there[0, found], there[1, found] = p, row
+            found += 1
+    return found
+
+
+@inlined
+def least_weight(weights: Ints, there: Ints, members: int, floor_256: int) -> int:
+    """The least divisor of a chunk: that share of all weight that covers it, rounded up, at least 1."""
+    weight = 0
+    for i in range(members):
+        weight += weights[there[0, i]]
+    return max(1, (floor_256 * weight + 255) >> 8)
+
+
+@inlined
+def add_row(sums: Ints, touched: Marks, count: Any, place: Marks, code: Marks, value: Ints, k: int) -> Any:
+    """Add one chunk of one payload, `value` by code packed; the number of places that anybody sent."""
+    for i in range(k):
+        at = np.uint64(place[i])
+        before = sums[at]
+        touched[count] = place[i]
+        count += np.uint64(before == 0)
+        sums[at] = before + value[np.uint64(code[i])]
+    return count
+
+
+@inlined
+def packed(total: int, weight: int) -> int:
+    """What one member adds to a place."""
+    return (total << PACKED_BITS) + weight
+
+
+@inlined
+def spill(sums: Ints, wide_total: Ints, wide_share: Ints) -> None:
+    """Move packed sums to the wide arrays."""
+    for i in range(CHUNK):
+        wide_total[i] += sums[i] >> PACKED_BITS
+        wide_share[i] += sums[i] & _WEIGHT
+        sums[i] = 0
+
+
+@inlined
+def take(sums: Ints, touched: Marks, count: int, total: Ints, share: Ints) -> None:
+    """Sums and weights of the touched places; the sums are zero again."""
+    for t in range(count):
+        at = np.uint64(touched[t])
+        total[t] = sums[at]
+        sums[at] = 0
+    for t in range(count):
+        share[t] = total[t] & _WEIGHT
+        total[t] >>= PACKED_BITS
+
+
+@inlined
+def take_wide(wide_total: Ints, wide_share: Ints, touched: Marks, total: Ints, share: Ints) -> int:
+    """As `take`, of the wide arrays; the number of places."""
+    count = np.uint64(0)
+    for i in range(CHUNK):
+        touched[count] = i
+        total[count], share[count] = wide_total[i], wide_share[i]
+        count += np.uint64(wide_share[i] != 0)
+        wide_total[i], wide_share[i] = 0, 0
+    return int(count)
+
+
+@inlined
+def divide(total: Ints, share: Ints, count: int, alpha: int, least: int) -> None:
+    """Sums become outer steps: −α·mean, halves away from zero, units of 2⁻²⁴."""
+    for t in range(count):
+        half = max(share[t], least) << 10
+        bottom = half << 1
+        top = ((alpha * abs(total[t])) << 1) + half
+        size = np.int64(np.float64(top) / np.float64(bottom))
+        rest = top - size * bottom
+        size += np.int64(rest >= bottom) - np.int64(rest < 0)
+        total[t] = -size if total[t] > 0 else size
+
+
+@inlined
+def spread(row: Ints32, touched: Marks, moves: Ints, count: int) -> None:
+    """The steps of the touched places into `row`."""
+    for t in range(count):
+        row[np.uint64(touched[t])] = np.int32(moves[t])

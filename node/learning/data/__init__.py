@@ -1,0 +1,1 @@
+"""The text of a run: sources, tokenizers, and who reads which windows."""

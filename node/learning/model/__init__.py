@@ -1,0 +1,1 @@
+"""The decoder, dense or a mixture of experts, and its values by atom."""

@@ -1,0 +1,120 @@
+"""Named tensors ↔ rows of the arena's `[C, 4096]` array. Exact, any dtype, any device; padding is zero.
+
+Rows are copied straight between the tensors and a range of chunks, so that a caller may go through a model slab
+by slab and needs no second copy of it.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+
+import torch
+from torch import Tensor, nn
+
+from atoll.node.learning.model.named import named_atoms
+from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Placement
+
+
+def read_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
+    """Fill an array with chunks from `start` on; converts dtype and device."""
+    rows_N4096.zero_()
+    for row_values, values in _views(named, arena, start, rows_N4096):
+        row_values.copy_(values)
+
+
+def write_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
+    """Copy chunks from `start` on into the tensors, converting dtype and device. The inverse of `read_rows`."""
+    for row_values, values in _views(named, arena, start, rows_N4096):
+        values.copy_(row_values)
+
+
+def gather(named: Mapping[str, Tensor], arena: Arena) -> Tensor:
+    """One array `[C, 4096]` of all atoms, in the arena's order, with the tensors' dtype and device."""
+    first = next(iter(named.values()))
+    out_C4096 = torch.empty((arena.chunks, CHUNK), dtype=first.dtype, device=first.device)
+    read_rows(named, arena, 0, out_C4096)
+    return out_C4096
+
+
+def scatter(arena_C4096: Tensor, arena: Arena) -> dict[str, Tensor]:
+    """The atoms of an arena array by name, as contiguous copies. The inverse of `gather`."""
+    named = {place.name: arena_C4096.new_empty(place.shape) for place in arena.placements}
+    write_rows(named, arena, 0, arena_C4096)
+    return named
+
+
+def fill(module: nn.Module, arena_C4096: Tensor, arena: Arena) -> None:
+    """Copy an arena array into a module's atoms, converting dtype and device."""
+    write_rows(named_atoms(module), arena, 0, arena_C4096)
+
+
+def read(module: nn.Module, arena: Arena) -> Tensor:
+    """A module's atoms as an arena array `[C, 4096]`."""
+    return gather(named_atoms(module), arena)
+
+
+def _views(
+    named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """All real values of the rows: views of one shape, (part of the rows, part of an atom)."""
+    for place in _within(arena, start, start + len(rows_N4096)):
+        value = named[place.name].detach()
+        if len(place.shape) == 2:
+            yield from _matrix_views(value, place, start, rows_N4096)
+        else:
+            yield from _vector_views(value, place, start, rows_N4096)
+
+
+def _within(arena: Arena, start: int, stop: int) -> tuple[Placement, ...]:
+    """Placements that chunks `start … stop - 1` may hold: a mixture has many thousand placements in all.
+
+    First chunks never fall; all vectors have the same.
+    """
+    table, first = arena.placements, attrgetter("first_chunk")
+    before = table[max(0, bisect_right(table, start, key=first) - 1)]
+    return table[bisect_left(table, before.first_chunk, key=first) : bisect_left(table, stop, key=first)]
+
+
+def _vector_views(
+    value: Tensor, place: Placement, start: int, rows_N4096: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    at = (place.first_chunk - start) * CHUNK + place.offset
+    low, high = max(at, 0), min(at + len(value), rows_N4096.numel())
+    if low < high:
+        yield rows_N4096.view(-1)[low:high], value[low - at : high - at]
+
+
+def _matrix_views(
+    value: Tensor, place: Placement, start: int, rows_N4096: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rectangles of blocks: `[blocks down, height, blocks across, width]`; the edges' blocks are cut."""
+    first = max(0, start - place.first_chunk)
+    last = min(place.blocks[0] * place.blocks[1], start + len(rows_N4096) - place.first_chunk)
+    for at, row, col, down, across in _rectangles(first, last, place.blocks[1]):
+        begin = place.first_chunk + at - start
+        blocks = rows_N4096[begin : begin + down * across].view(down, across, SIDE, SIDE).transpose(1, 2)
+        part = value[row * SIDE : (row + down) * SIDE, col * SIDE : (col + across) * SIDE]
+        for y, rows, height in _cuts(part.shape[0]):
+            band = torch.unflatten(part[y * SIDE : y * SIDE + rows * height], 0, (rows, height))
+            for x, cols, width in _cuts(part.shape[1]):
+                inside = torch.unflatten(band[:, :, x * SIDE : x * SIDE + cols * width], 2, (cols, width))
+                yield blocks[y : y + rows, :height, x : x + cols, :width], inside
+
+
+def _rectangles(first: int, last: int, width: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Blocks `first … last − 1`, `width` in a row, in at most three parts: (first, row, column, rows, columns)."""
+    while first < last:
+        row, col = divmod(first, width)
+        whole = (last - first) // width if col == 0 else 0
+        down, across = (whole, width) if whole else (1, min(width - col, last - first))
+        yield first, row, col, down, across
+        first += down * across
+
+
+def _cuts(size: int) -> Iterator[tuple[int, int, int]]:
+    """(first block, blocks, size of each): the whole blocks of a side, then the cut one."""
+    whole, rest = divmod(size, SIDE)
+    if whole:
+        yield 0, whole, SIDE
+    if rest:
+        yield whole, 1, rest

@@ -1,0 +1,199 @@
+"""The experts of one layer: SwiGLU of sorted rows, with weights that are trained here or frozen here.
+
+A node trains the experts that it owns and needs the others only to pass values and gradients through. The
+frozen ones keep nothing of a forward but their pre-activations: no weight gradient is computed and no input is
+saved. They may be stored narrow (bfloat16, int8) or on the host. They are never run without gradient: what goes
+down through them is part of the gradient of every layer below.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from atoll.node.learning.model.stack import Packed, products, quantised, weight_gradients
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.model_spec import ExpertsSpec
+
+
+class Side(NamedTuple):
+    """The owned or the frozen experts: their stacks, and which rows are theirs."""
+
+    gate_up: Packed
+    down: Packed
+    counts: Sequence[int]
+    rows: slice
+
+
+Pair = tuple[Packed, Packed]
+"""Stacks of both projections."""
+
+
+class Pass(torch.autograd.Function):
+    """down(silu(gate x) · up x) of sorted rows; both sides write into one array, nothing is joined afterwards.
+
+    Saved are the pre-activations of all rows and the input of the owned experts' rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_PD: Tensor, counts: Sequence[int], frozen: Pair | None, *owned_pair: Tensor) -> Tensor:
+        """Output rows `[P, D]`; `owned_pair`: both trained stacks, or nothing."""
+        sides = _sides(counts, owned_pair, frozen)
+        h_P2F = x_PD.new_empty((len(x_PD), sides[0].gate_up.values_EOI.shape[1]))
+        for side in sides:
+            products(x_PD[side.rows], side.gate_up, side.counts, h_P2F[side.rows], transposed=True)
+        gate_PF, up_PF = h_P2F.chunk(2, -1)
+        act_PF = functional.silu(gate_PF).mul_(up_PF)
+        y_PD = torch.empty_like(x_PD)
+        for side in sides:
+            products(act_PF[side.rows], side.down, side.counts, y_PD[side.rows], transposed=True)
+        # A view would keep the rows of the frozen experts alive with it.
+        kept = [_part(x_PD, sides[0].rows)] if owned_pair else []
+        ctx.save_for_backward(h_P2F, *kept, *owned_pair)
+        ctx.counts, ctx.frozen = counts, frozen
+        return y_PD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_PD: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the rows and of the trained stacks."""
+        h_P2F, *kept = ctx.saved_tensors
+        sides = _sides(ctx.counts, tuple(kept[1:]), ctx.frozen)
+        dy_PD = dy_PD.contiguous()
+        dh_P2F, act_PF = _back(dy_PD, h_P2F, sides)
+        dx_PD = torch.empty_like(dy_PD)
+        for side in sides:
+            products(dh_P2F[side.rows], side.gate_up, side.counts, dx_PD[side.rows], transposed=False)
+        if not kept:
+            return dx_PD, None, None
+        x_OD, gate_up, down = kept
+        ours, rows = sides[0].counts, sides[0].rows
+        d_gate_up = weight_gradients(dh_P2F[rows], x_OD, ours).to(gate_up.dtype)
+        d_down = weight_gradients(dy_PD[rows], act_PF[rows], ours).to(down.dtype)
+        return dx_PD, None, None, d_gate_up, d_down
+
+
+def _sides(counts: Sequence[int], owned_pair: Sequence[Tensor], frozen: Pair | None) -> list[Side]:
+    """Owned experts first, as they lie in memory."""
+    number = len(owned_pair[0]) if owned_pair else 0
+    at = sum(counts[:number])
+    found = []
+    if owned_pair:
+        found.append(Side(Packed(owned_pair[0]), Packed(owned_pair[1]), counts[:number], slice(0, at)))
+    if frozen is not None:
+        found.append(Side(*frozen, counts[number:], slice(at, None)))
+    return found
+
+
+def _back(dy_PD: Tensor, h_P2F: Tensor, sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
+    """Gradient of the pre-activations, and the activations again. Passes over memory cost as much as products
+    where experts are narrow: nothing is written twice."""
+    gate_PF, up_PF = h_P2F.chunk(2, -1)
+    d_act_PF = dy_PD.new_empty(gate_PF.shape)
+    for side in sides:
+        products(dy_PD[side.rows], side.down, side.counts, d_act_PF[side.rows], transposed=False)
+    act_PF = functional.silu(gate_PF)
+    dh_P2F = torch.empty_like(h_P2F)
+    d_gate_PF, d_up_PF = dh_P2F.chunk(2, -1)
+    torch.mul(d_act_PF, act_PF, out=d_up_PF)
+    torch.ops.aten.silu_backward.grad_input(d_act_PF.mul_(up_PF), gate_PF, grad_input=d_gate_PF)
+    return dh_P2F, act_PF.mul_(up_PF)
+
+
+def _part(x_PD: Tensor, rows: slice) -> Tensor:
+    return x_PD if rows.stop == len(x_PD) else x_PD[rows].clone()
+
+
+class Shelf(nn.Module):
+    """Stacks that no optimiser sees, left out of `state_dict`; on the host they do not follow `.to(device)`."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, on_host: bool) -> None:
+        super().__init__()
+        self._kept: dict[str, Tensor] = {}
+        for name, shape in shapes.items():
+            self._keep(name, torch.empty(shape, dtype=dtype), on_host)
+            if dtype == torch.int8:
+                self._keep(f"{name}_scale", torch.empty((*shape[:-1], 1)), on_host)
+
+    def packed(self, name: str) -> Packed:
+        """One stack."""
+        return Packed(self._found(name), self._found(f"{name}_scale"))  # type: ignore[arg-type]
+
+    def on_host(self) -> Iterator[Tensor]:
+        """What is no buffer because it must stay there."""
+        yield from self._kept.values()
+
+    def _keep(self, name: str, value: Tensor, on_host: bool) -> None:
+        if on_host:
+            self._kept[name] = value.pin_memory() if torch.cuda.is_available() else value
+        else:
+            self.register_buffer(name, value, persistent=False)
+
+    def _found(self, name: str) -> Tensor | None:
+        return self._kept.get(name, dict(self.named_buffers()).get(name))
+
+
+class Place(NamedTuple):
+    """Where the values of one expert's projection lie."""
+
+    values: Tensor
+    scale: Tensor | None
+
+    def write(self, matrix: Tensor) -> None:
+        """Copy a matrix here, converting dtype and device; int8 with the scale of each row."""
+        if self.scale is None:
+            self.values.copy_(matrix)
+            return
+        values, scale = quantised(matrix)
+        self.values.copy_(values)
+        self.scale.copy_(scale)
+
+
+class Experts(nn.Module):
+    """All experts of a layer. Order in memory: those that are trained here, then the frozen ones."""
+
+    def __init__(
+        self, dim: int, experts: ExpertsSpec, owned: frozenset[int], frozen_dtype: torch.dtype, on_host: bool
+    ) -> None:
+        super().__init__()
+        if not owned <= set(range(experts.count)):
+            raise ConfigError(f"experts {sorted(owned)} are not all within 0 … {experts.count - 1}")
+        self.width = experts.ffn
+        self.owned = tuple(sorted(owned))
+        self.frozen = tuple(e for e in range(experts.count) if e not in owned)
+        wide, narrow = 2 * experts.ffn, experts.ffn
+        if self.owned:
+            self.gate_up = nn.Parameter(torch.empty(len(self.owned), wide, dim))
+            self.down = nn.Parameter(torch.empty(len(self.owned), dim, narrow))
+        shapes = {"gate_up": (len(self.frozen), wide, dim), "down": (len(self.frozen), dim, narrow)}
+        self.shelf = Shelf(shapes, frozen_dtype, on_host) if self.frozen else None
+
+    def forward(self, x_PD: Tensor, counts: Sequence[int]) -> Tensor:
+        """Output rows; `x_PD` is sorted in the order of memory and `counts` has one number for each expert."""
+        frozen = None if self.shelf is None else (self.shelf.packed("gate_up"), self.shelf.packed("down"))
+        owned_pair = (self.gate_up, self.down) if self.owned else ()
+        y_PD: Tensor = Pass.apply(x_PD, counts, frozen, *owned_pair)  # type: ignore[no-untyped-call]
+        return y_PD
+
+    def places(self) -> Iterator[tuple[str, Place]]:
+        """`3.gate_proj.weight` and so on: views into the stacks."""
+        if self.owned:
+            ours = Packed(self.gate_up.detach()), Packed(self.down.detach())
+            yield from self.split(self.owned, *ours)
+        if self.shelf is not None:
+            yield from self.split(self.frozen, self.shelf.packed("gate_up"), self.shelf.packed("down"))
+
+    def split(self, ids: Sequence[int], gate_up: Packed, down: Packed) -> Iterator[tuple[str, Place]]:
+        """Any pair of stacks with these shapes as views by name: weights, gradients or moments."""
+        for at, expert in enumerate(ids):
+            yield f"{expert}.gate_proj.weight", _place(gate_up, at, slice(0, self.width))
+            yield f"{expert}.up_proj.weight", _place(gate_up, at, slice(self.width, None))
+            yield f"{expert}.down_proj.weight", _place(down, at, slice(None))
+
+
+def _place(stack: Packed, at: int, rows: slice) -> Place:
+    scale = None if stack.scale_EO1 is None else stack.scale_EO1[at, rows]
+    return Place(stack.values_EOI[at, rows], scale)

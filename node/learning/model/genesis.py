@@ -1,0 +1,67 @@
+"""Θ₀: the first values of every atom, bit-identical on every machine.
+
+torch's and NumPy's normal generators go through `log`, `sqrt` and vector units, whose last bits differ
+between processors and versions. So the values are made of integers only: NumPy guarantees Philox's raw
+64-bit stream, four 16-bit fields of one word are added (Irwin–Hall, n = 4: bell-shaped, cut at ±3.46 σ),
+and the sum is scaled by an integer. The result is a multiple of 2⁻²⁴ (the step of the shared weights),
+and below 1 such a number is exact in float32: the fold's int32 and torch's float32 start as one value.
+
+Every atom has its own key, so that a node can make only the atoms that it holds.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.protocols.ids import digest
+from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms
+
+UNIT = 1 << 24
+"""Steps in 1.0."""
+_FIELD = (1 << 16) - 1
+_BLOCK = 1 << 20
+_SCALE_BITS = 32
+_VARIANCE_OF_SUM = 4 * ((1 << 32) - 1) // 12
+"""Variance of the sum of four uniform 16-bit integers."""
+EMBED_VARIANCE_INVERSE = 2500
+"""Embedding σ = 0.02, as GPT-2 and Llama."""
+
+
+def variance_inverse(atom: Atom, model: ModelSpec) -> int:
+    """1/σ² of a matrix: the fan-in, so that activations keep their size.
+
+    What writes into the residual stream is smaller by √(2·layers) (GPT-2 §2.3): its variance would grow.
+    """
+    if atom.name in ("model.embed_tokens.weight", "lm_head.weight"):
+        return EMBED_VARIANCE_INVERSE
+    writes = atom.name.endswith(("o_proj.weight", "down_proj.weight"))
+    return atom.shape[1] * (2 * model.layers if writes else 1)
+
+
+def bell(key: bytes, count: int, inverse: int) -> NDArray[np.int32]:
+    """`count` bell-shaped integers with σ = 2²⁴/√inverse, from a 16-byte key."""
+    source = np.random.Philox(key=int.from_bytes(key, "little"))
+    scale = math.isqrt(((1 << (2 * _SCALE_BITS)) * UNIT * UNIT) // (inverse * _VARIANCE_OF_SUM))
+    out = np.empty(count, np.int32)
+    for at in range(0, count, _BLOCK):
+        raw = source.random_raw(min(_BLOCK, count - at))
+        total = sum((raw >> np.uint64(shift) & np.uint64(_FIELD)).astype(np.int64) for shift in (0, 16, 32, 48))
+        # |total − mean| < 2¹⁷ and scale < 2⁴⁰ for every inverse ≥ 1: the product is below 2⁵⁷.
+        out[at : at + _BLOCK] = ((total - 2 * _FIELD) * scale + (1 << (_SCALE_BITS - 1))) >> _SCALE_BITS
+    return out
+
+
+def genesis_atom(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:
+    """First values of one atom in units of 2⁻²⁴: norms 1, biases 0, matrices bell-shaped around 0."""
+    if atom.name.endswith(BIAS):
+        return np.zeros(atom.shape, np.int32)
+    if len(atom.shape) == 1:
+        return np.full(atom.shape, UNIT, np.int32)
+    key = digest(b"atoll genesis/1", seed.to_bytes(8, "little"), atom.name.encode())[:16]
+    return bell(key, math.prod(atom.shape), variance_inverse(atom, model)).reshape(atom.shape)
+
+
+def genesis(model: ModelSpec, seed: int) -> dict[str, NDArray[np.int32]]:
+    """First values of all atoms, int32 in units of 2⁻²⁴, by name in the agreed order."""
+    return {atom.name: genesis_atom(atom, model, seed) for atom in atoms(model)}

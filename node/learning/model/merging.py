@@ -1,0 +1,118 @@
+"""Expert merging: early in a run each expert moves a little towards those most like it (SPES, arXiv 2602.11543).
+
+Per layer, likeness of two experts is the cosine of their gate projections. Each expert moves towards the mean of
+its `donors` nearest others, all at once:  θ_e += α · mean_j(θ_j − θ_e),  α = α₀ · (1 − t/T).
+
+It is part of the fold, so every member must find the same bits: weights are int32 in units of 2⁻²⁴, dot products
+are exact integers (float64 products of halves that cannot round, whatever the order of summation), cosines are
+compared as fractions, ties go to the lower index, and the move rounds halves up.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.merging import ALPHA_BITS
+from atoll.protocols.run.model_spec import ModelSpec, expert_of
+from atoll.protocols.run.run_spec import RunSpec
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_HALF_BITS = 16
+_BLOCK = 1 << 16
+"""Values of one exact product: each is below 2³², and 2²⁰ of them would be below 2⁵³. Fewer take less memory."""
+
+
+def move_after(spec: RunSpec, number: int) -> Callable[[Tensor], None] | None:
+    """What the experts do after round `number`: changes int32 Θ `[C, 4096]` in place. None: nothing."""
+    wanted = spec.outer.merge
+    if not wanted or not wanted.alpha(number):
+        return None
+    return partial(merge, model=spec.model, alpha=wanted.alpha(number), donors=wanted.donors)
+
+
+def merge(theta_C4096: Tensor, model: ModelSpec, alpha: int, donors: int) -> None:
+    """Move the experts of an arena, in place.
+
+    Experts of a layer lie alike, so their chunks are merged as they are; padding is zero in all, and stays zero.
+    """
+    rows = {
+        place.name: theta_C4096[place.first_chunk : place.first_chunk + place.blocks[0] * place.blocks[1]]
+        for place in arena_of(model).placements
+        if expert_of(place.name) is not None
+    }
+    for name, value in merged({name: part.numpy() for name, part in rows.items()}, model, alpha, donors):
+        rows[name].copy_(torch.from_numpy(value))
+
+
+def merged(
+    theta: Mapping[str, NDArray[np.int32]], model: ModelSpec, alpha: int, donors: int
+) -> Iterator[tuple[str, NDArray[np.int32]]]:
+    """The moved atoms of all experts, int32, with their names. Pure.
+
+    alpha: 0 … 2²⁴ (all the way to the donors' mean). Fewer than `donors` others: all of them. What was given so
+    far may be written into `theta`.
+    """
+    experts = range(model.expert_count)
+    for layer in range(model.layers if len(experts) > 1 else 0):
+        at = f"model.layers.{layer}.mlp.experts."
+        nearest = nearest_of(dots([theta[f"{at}{expert}.gate_proj.weight"] for expert in experts]), donors)
+        for projection in PROJECTIONS:
+            names = [f"{at}{expert}.{projection}.weight" for expert in experts]
+            yield from zip(names, moved([theta[name] for name in names], nearest, alpha), strict=True)
+
+
+def dots(vectors: Sequence[NDArray[np.int32]]) -> list[list[int]]:
+    """Exact dot products of all pairs of equally shaped int32 arrays of less than 2³⁰ values."""
+    flat = [vector.reshape(-1) for vector in vectors]
+    total_3EE = np.zeros((3, len(flat), len(flat)), np.int64)
+    for start in range(0, len(flat[0]), _BLOCK):
+        total_3EE += _block_dots(np.stack([vector[start : start + _BLOCK] for vector in flat]))
+    high, mixed, low = total_3EE.tolist()
+    return [
+        [(h << (2 * _HALF_BITS)) + (m << _HALF_BITS) + n for h, m, n in zip(*rows, strict=True)]
+        for rows in zip(high, mixed, low, strict=True)
+    ]
+
+
+def nearest_of(dots_EE: list[list[int]], donors: int) -> list[list[int]]:
+    """For each expert, the `donors` others of the highest cosine, ties by index."""
+    return [
+        sorted((e for e in range(len(row)) if e != base), key=lambda e: (-_likeness(row[e], dots_EE[e][e]), e))[
+            :donors
+        ]
+        for base, row in enumerate(dots_EE)
+    ]
+
+
+def moved(atoms: list[NDArray[np.int32]], nearest: list[list[int]], alpha: int) -> list[NDArray[np.int32]]:
+    """Each array moved by α towards the mean of its donors; all from the values before the move."""
+    found = []
+    for base, donors in zip(atoms, nearest, strict=True):
+        own = base.astype(np.int64)
+        away = sum((atoms[donor].astype(np.int64) for donor in donors), np.zeros_like(own)) - len(donors) * own
+        # |away| ≤ donors · 2³² and α ≤ 2²⁴: below 2⁶³ for less than 128 donors.
+        whole = len(donors) << ALPHA_BITS
+        found.append((own + (away * alpha + whole // 2) // whole).astype(np.int32))
+    return found
+
+
+def _likeness(dot: int, size: int) -> Fraction:
+    """Orders like the cosine with one fixed base: sign · dot² / |other|²; 0 for an expert that is all zero."""
+    return Fraction(dot * abs(dot), size) if size else Fraction(0)
+
+
+def _block_dots(part_EN: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Of at most 2²⁰ values: those of the high halves, of high with low both ways, of the low halves `[3, E, E]`.
+
+    Products of 16-bit halves and all their sums are exact in float64.
+    """
+    high = (part_EN >> _HALF_BITS).astype(np.float64)
+    low = (part_EN & ((1 << _HALF_BITS) - 1)).astype(np.float64)
+    cross_EE = high @ low.T
+    return np.stack([high @ high.T, cross_EE + cross_EE.T, low @ low.T]).astype(np.int64)

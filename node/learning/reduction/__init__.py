@@ -1,0 +1,1 @@
+"""The arithmetic of reductions: the mean of one slice, compressed, and how others verify it."""

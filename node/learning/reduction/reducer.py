@@ -1,0 +1,152 @@
+"""What a reducer holds: its error feedback along the chain of its Reductions, and what it needs to open them."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from atoll.node.learning.reduction.arithmetic import Arithmetic, decode_rows
+from atoll.node.learning.reduction.reducing import (
+    Kept,
+    kept_bytes,
+    kept_leaves,
+    minus,
+    moved,
+    nothing_kept,
+    reduce_rows,
+)
+from atoll.protocols.errors import LocalFault
+from atoll.protocols.ids import Digest
+from atoll.protocols.ledger.reduction import Offer, Opening, ReductionRules
+from atoll.protocols.ledger.rows import RowPart, RowTree
+from atoll.protocols.merkle import levels_of, path_of
+from atoll.protocols.run.payload import Layout
+from atoll.protocols.spans import Span
+
+
+class Made(NamedTuple):
+    """A reduction that is not published yet: what its record says, and what opens it."""
+
+    span: Span
+    payload: bytes
+    tree: RowTree
+    kept_levels: list[list[Digest]]
+    began: Kept
+    left: Kept
+    previous: bytes
+    previous_levels: list[list[Digest]]
+    raw: tuple[RowPart, ...]
+    """By rising entry id."""
+
+    @property
+    def kept_root(self) -> Digest:
+        """`kept` of the record."""
+        return self.kept_levels[-1][0]
+
+
+class Link(NamedTuple):
+    """The end of the chain: what the next reduction begins with."""
+
+    name: bytes
+    left: Kept
+    levels: list[list[Digest]]
+
+
+class Reducer:
+    """One node's reductions, in order, under names of the caller's choice; each can be opened until forgotten."""
+
+    def __init__(self, rules: ReductionRules, arithmetic: Arithmetic) -> None:
+        self._rules, self._arithmetic = rules, arithmetic
+        self._made: dict[bytes, Made] = {}
+        self._last: Link | None = None
+
+    @property
+    def last(self) -> Link | None:
+        """What must survive a restart; None: the next reduction begins with zeros."""
+        return self._last
+
+    def restore(self, name: bytes, left: Kept) -> None:
+        """Go on from a saved link. What came before it can be opened no more."""
+        self._last = Link(name, left, levels_of(kept_leaves(left.values_C4096)))
+
+    def drop(self) -> None:
+        """The next reduction begins with zeros."""
+        self._last = None
+
+    def reduce(self, span: Span, rows: Mapping[Offer, RowPart]) -> tuple[Made, Kept | None]:
+        """The reduction of these; and what is kept no longer, to be handed back (None: the slice is as before)."""
+        before = self._last
+        began, rest = (nothing_kept(span), None) if before is None else moved(before.left, span)
+        offers = sorted(rows)
+        members = [
+            (offer.weight, *decode_rows(rows[offer].rows, self._rules.k, self._arithmetic)) for offer in offers
+        ]
+        payload, after = reduce_rows(
+            began.values_C4096, members, self._rules.reduced_k, self._rules.floor_256, self._arithmetic
+        )
+        made = Made(
+            span=span,
+            payload=payload,
+            tree=RowTree(payload, Layout("sparse2", span.chunks, self._rules.reduced_k)),
+            kept_levels=levels_of(kept_leaves(after)),
+            began=began if before is None else before.left,
+            left=Kept(span, after),
+            previous=b"" if before is None else before.name,
+            previous_levels=[] if before is None else before.levels,
+            raw=tuple(rows[offer] for offer in offers),
+        )
+        return made, rest if before is not None and before.left.span != span else None
+
+    def published(self, name: bytes, made: Made) -> None:
+        """`made` is said under this name; the next reduction goes on from it."""
+        self._made[name], self._last = made, Link(name, made.left, made.kept_levels)
+
+    def start_anew(self, missed: bytes) -> Kept:
+        """One of our Reductions is not in its final set: the next begins with zeros. Returns what to hand back.
+
+        The slice was added raw in that round, so what that round left is not owed; what came before and after is,
+        unless it was handed back when an earlier round was missed. Raises LocalFault for one that is not here.
+        """
+        made, last = self._of(missed), self._last
+        added = minus(made.left, moved(made.began, made.span)[0])
+        self._last = None
+        owed = nothing_kept(made.span) if last is None else last.left
+        return minus(owed, moved(added, owed.span)[0])
+
+    def open(self, entry: bytes, chunk: int) -> Opening:
+        """Everything about one chunk of one of our Reductions. Raises LocalFault for one that is not here."""
+        made = self._of(entry)
+        if not made.span.holds(chunk):
+            raise LocalFault(f"chunk {chunk} is not in the slice")
+        place, k = chunk - made.span.start, self._rules.k
+        before, before_path = _opened(made.began, made.previous_levels, chunk)
+        row, row_path = made.tree.part(Span(place, place + 1))
+        return Opening(
+            chunk=chunk,
+            row=row,
+            row_path=row_path,
+            before=before,
+            before_path=before_path,
+            after=made.kept_levels[0][place],
+            after_path=path_of(made.kept_levels, place, 1),
+            raw=tuple(part.one(chunk, k) for part in made.raw),
+        )
+
+    def forget(self, name: bytes) -> None:
+        """The round is final: nobody will ask for an opening. The chain goes on."""
+        self._made.pop(name, None)
+
+    def names(self) -> list[bytes]:
+        """Reductions that can be opened, in the order in which they were made."""
+        return list(self._made)
+
+    def _of(self, entry: bytes) -> Made:
+        if entry not in self._made:
+            raise LocalFault("that Reduction is not ours, or final")
+        return self._made[entry]
+
+
+def _opened(began: Kept, levels: Sequence[Sequence[Digest]], chunk: int) -> tuple[bytes, bytes]:
+    """Error feedback of a chunk and its path to the previous Reduction's root; empty where it began with zeros."""
+    if not levels or not began.span.holds(chunk):
+        return b"", b""
+    place = chunk - began.span.start
+    return kept_bytes(began.values_C4096[place]), path_of(levels, place, 1)

@@ -1,0 +1,92 @@
+"""A reducer's work on its slice: the exact mean of what it covers, compressed; what was not said is kept.
+
+    a = kept + round(Σ weight·q / divisor)      payload = encode(a)      kept' = a - decoded(payload)
+
+All in integers of 2⁻²⁶, so that anybody who knows `kept` and the rows gets the same bits. `kept` stays within
+int32: what would leave it is cut off at ±32, by everybody alike. Error feedback at the aggregator: "1-bit
+DoubleSqueeze", arXiv 1905.05957; here over sparse sums, with the divisor of the round.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atoll.node.learning.reduction.arithmetic import Arithmetic, Weighted
+from atoll.protocols.ids import Digest
+from atoll.protocols.ledger.reduction import KEPT_BYTES
+from atoll.protocols.merkle import leaf_of
+from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.payload import VALUE_BITS
+from atoll.protocols.spans import Span
+
+_LOW, _HIGH = -(2**31), 2**31 - 1
+
+
+class Kept(NamedTuple):
+    """A reducer's error feedback."""
+
+    span: Span
+    values_C4096: Tensor
+    """int32, units of 2⁻²⁶."""
+
+
+def nothing_kept(span: Span) -> Kept:
+    """Zeros: a reducer that is new to its slice."""
+    return Kept(span, torch.zeros((span.chunks, CHUNK), dtype=torch.int32))
+
+
+def reduce_rows(
+    kept_C4096: Tensor, members: Sequence[Weighted], k: int, floor_256: int, arithmetic: Arithmetic
+) -> tuple[bytes, Tensor]:
+    """Payload of kept + mean, and what remains, int32. `members` are not empty; `kept_C4096` is not changed."""
+    wanted = mean_of(members, floor_256, arithmetic).add_(kept_C4096).clamp_(_LOW, _HIGH)
+    payload = arithmetic.encode(wanted.to(torch.float32).mul_(2.0**-VALUE_BITS), k)
+    index, q = arithmetic.decode(payload, len(wanted), k)
+    return payload, wanted.scatter_add_(1, index, -q).clamp_(_LOW, _HIGH).to(torch.int32)
+
+
+def mean_of(members: Sequence[Weighted], floor_256: int, arithmetic: Arithmetic) -> Tensor:
+    """int64 `[C, 4096]`, units of 2⁻²⁶: Σ weight·q over the divisor of the round, rounded once."""
+    numerator, sent = arithmetic.sums(members)
+    return arithmetic.rounded(
+        numerator, arithmetic.divisor(sent, sum(weight for weight, _, _ in members), floor_256)
+    )
+
+
+def moved(kept: Kept, span: Span) -> tuple[Kept, Kept]:
+    """What stays when a reducer's slice becomes `span`, and what it hands to its own error feedback.
+
+    The second has the old span, with zeros where chunks stayed.
+    """
+    new, rest = nothing_kept(span), Kept(kept.span, kept.values_C4096.clone())
+    start, stop = max(span.start, kept.span.start), min(span.stop, kept.span.stop)
+    if start < stop:
+        old = slice(start - kept.span.start, stop - kept.span.start)
+        new.values_C4096[start - span.start : stop - span.start] = kept.values_C4096[old]
+        rest.values_C4096[old] = 0
+    return new, rest
+
+
+def minus(kept: Kept, other: Kept) -> Kept:
+    """Difference of two of one span, within int32."""
+    values = kept.values_C4096.to(torch.int64) - other.values_C4096
+    return Kept(kept.span, values.clamp_(_LOW, _HIGH).to(torch.int32))
+
+
+def hand_back(residual_C4096: Tensor, rest: Kept) -> None:
+    """Add what a reducer no longer keeps to its own error feedback, float32: late, not lost."""
+    rows = residual_C4096[rest.span.start : rest.span.stop]
+    rows.add_(rest.values_C4096.to(rows.device, torch.float32), alpha=2.0**-VALUE_BITS)
+
+
+def kept_bytes(values_4096: Tensor) -> bytes:
+    """Wire form of one chunk."""
+    return values_4096.numpy().astype("<i4", copy=False).tobytes()
+
+
+def kept_leaves(values_C4096: Tensor) -> list[Digest]:
+    """Leaves of the tree that `Reduction.kept` is the root of."""
+    view = memoryview(kept_bytes(values_C4096))
+    return [leaf_of(view[at : at + KEPT_BYTES]) for at in range(0, len(view), KEPT_BYTES)]

@@ -1,0 +1,1 @@
+"""Making and finding runs: presets, invites, fetching a run, its continuation."""

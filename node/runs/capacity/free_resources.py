@@ -1,0 +1,73 @@
+"""What this machine has free now: asked of the system, nothing else."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
+from atoll.node.runs.capacity.expert_capacity import encoding_of, room_of
+from atoll.node.runs.capacity.memory_model import Free
+from atoll.protocols.ledger.ownership import splits
+from atoll.protocols.local.control_messages import Room
+from atoll.protocols.run.run_spec import RunSpec
+
+_SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+_SMI_S = 5.0
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_here(folder: Path, device: str) -> Free:
+    """`folder`: where the run would live; it need not exist yet. `device`: as in NodeConfig."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    memory, limit = psutil.virtual_memory().available, container_free_bytes(_CGROUP)
+    return Free(
+        memory if limit is None else min(memory, limit),
+        shutil.disk_usage(there).free,
+        None if device.startswith("cpu") else _gpu_free_bytes(devices_of(device)),
+    )
+
+
+def room_here(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
+    """Experts of each layer that this machine has room for now; None: in this run all members train all."""
+    return room_of(spec, config, free_here(folder, config.device)) if splits(spec) else None
+
+
+def settled(spec: RunSpec, config: NodeConfig, folder: Path) -> tuple[Room | None, NodeConfig]:
+    """The room for experts, and the configuration with what follows from it. Asked once, when a node starts."""
+    if not splits(spec):
+        return None, config
+    free = free_here(folder, config.device)
+    room = room_of(spec, config, free)
+    assert room is not None, "members share the experts"
+    return room, msgspec.structs.replace(config, exchange_on=encoding_of(spec, config, free, room))
+
+
+def container_free_bytes(folder: Path) -> int | None:
+    """What a container's limit of memory leaves (cgroup v2), with files that can be dropped. None: no limit."""
+    with contextlib.suppress(OSError, ValueError):
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        kinds = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(kinds.get("inactive_file", 0)))
+    return None
+
+
+def _gpu_free_bytes(devices: Sequence[str]) -> int | None:
+    """Free memory of `cuda` or `cuda:N`, of several that of the fullest; None where no tool tells.
+
+    The tool counts all devices, and torch those that CUDA_VISIBLE_DEVICES names, in its order.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    numbers = [int(device.partition(":")[2] or 0) for device in devices]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        names = [visible.split(",")[number].strip() if visible else str(number) for number in numbers]
+        asked = (*_SMI, f"--id={','.join(names)}")
+        ran = subprocess.run(asked, capture_output=True, text=True, timeout=_SMI_S, check=True)
+        return min(map(int, ran.stdout.splitlines())) << 20
+    return None

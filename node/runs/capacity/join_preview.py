@@ -1,0 +1,134 @@
+"""What joining a run will cost this machine, before it joins: arithmetic from RunSpec and NodeConfig."""
+
+import msgspec
+
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
+from atoll.node.runs.capacity.expert_capacity import trained_of
+from atoll.node.runs.capacity.memory_model import Needs, needs_of, parts_of
+from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
+from atoll.protocols.local.control_messages import Room
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.experts import ALL, bitmap_of
+from atoll.protocols.run.model_spec import ModelSpec
+from atoll.protocols.run.payload import payload_bytes
+from atoll.protocols.run.run_spec import RunSpec
+
+MEMBERS = 8
+"""Members that the estimate of traffic assumes, or `min_members` where that is more."""
+THREAD_FLOPS = 20e9
+"""Assumed floating-point operations a second of one CPU thread (measured here: 24e9)."""
+GPU_FLOPS = 20e12
+ROUND_FLOOR_S = 10.0
+"""Assumed least time of a round: connections and finality cost something however small the model."""
+DAY_S = 86400.0
+_DISK_PARAMETER_BYTES = 40
+"""Two saved states of 16 bytes a value, two snapshots of 4."""
+_MOMENT_PARAMETER_BYTES = 12
+"""Two moments and what is unsaid, of what is trained here; deleted when newer snapshots are there."""
+_OPEN_ROUNDS = 64
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """The costs of a run on one machine. Traffic is of one member."""
+
+    parameters: int
+    needs: Needs
+    """Of memory."""
+    disk_bytes: int
+    """At most: with 64 rounds open."""
+    join_bytes: int
+    """Downloaded once: a snapshot of the weights, and a checkpoint's moments where the run begins with them."""
+    payload_bytes: int
+    """The largest."""
+    exchange_bytes: int
+    """One payload of each fragment."""
+    members: int
+    members_known: bool
+    """Else they are assumed."""
+    round_s: float
+    """Assumed."""
+    round_bytes: int
+    """To and from all others together, without records."""
+    rounds_day: float
+    """Never more than the run has."""
+    day_up_bytes: int
+    day_down_bytes: int
+    text: str
+    """Name of the file that each member must have; empty where none is needed."""
+    experts: int | None
+    """Of each layer, trained here: all costs are with these. None: all members train all."""
+    room: Room | None
+    whole: Needs
+    """With all experts."""
+    whole_payload_bytes: int
+    whole_exchange_bytes: int
+
+
+def preview_of(spec: RunSpec, config: NodeConfig, room: Room | None, members: int | None = None) -> Preview:
+    """Pure. `room`: of `room_of`, or of the node that runs; `members`: ours included, where they are known.
+
+    `config.device` is not `auto`.
+    """
+    count = max(spec.pace.min_members, members or MEMBERS)
+    experts = trained_of(spec, room, count)
+    payload = largest_payload(spec, _bitmap(spec.model, experts))
+    round_s = round_time_s(spec, config)
+    rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
+    each_way = round_bytes(spec, count, experts)
+    trained, _ = parts_of(spec.model, experts)
+    moments = _MOMENT_PARAMETER_BYTES * trained if spec.start and spec.start.moments else 0
+    return Preview(
+        parameters=spec.model.parameters,
+        needs=needs_of(spec, config, experts),
+        disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * count * payload,
+        join_bytes=4 * spec.model.parameters + moments,
+        payload_bytes=payload,
+        exchange_bytes=exchange_bytes(spec, _bitmap(spec.model, experts)),
+        members=count,
+        members_known=members is not None,
+        round_s=round_s,
+        rounds_day=rounds_day,
+        round_bytes=each_way,
+        day_up_bytes=int(each_way * rounds_day),
+        day_down_bytes=int(each_way * rounds_day),
+        text=spec.data.source.removeprefix("file:") if spec.data.source.startswith("file:") else "",
+        experts=experts,
+        room=room,
+        whole=needs_of(spec, config),
+        whole_payload_bytes=largest_payload(spec),
+        whole_exchange_bytes=exchange_bytes(spec),
+    )
+
+
+def round_bytes(spec: RunSpec, members: int, experts: int | None = None) -> int:
+    """Payload bytes of a round, each way: everybody's, or in a reduced round one and as much again, reduced.
+
+    Where rounds exchange fragments, their mean. `experts`: of each layer, that a member trains; None: all.
+    """
+    payload = exchange_bytes(spec, _bitmap(spec.model, experts)) // spec.outer.fragments
+    if spec.reduce is None or members <= spec.reduce.above:
+        return payload * (members - 1)
+    return payload + payload_bytes(spec.compress.codec, arena_of(spec.model).chunks, spec.reduce.k)
+
+
+def round_time_s(spec: RunSpec, config: NodeConfig) -> float:
+    """Assumed seconds of a late round: 6 operations a parameter and token at the assumed speed, or the floor."""
+    tokens = spec.outer.stages[-1].steps * spec.inner.batch * spec.model.context
+    devices = devices_of(config.device)
+    speed = GPU_FLOPS * len(devices) if devices[0] != "cpu" else THREAD_FLOPS * config.threads
+    return max(ROUND_FLOOR_S, 6.0 * _passed(spec.model) * tokens / speed)
+
+
+def _passed(model: ModelSpec) -> int:
+    """Parameters that a token meets: of a mixture not all experts."""
+    if model.experts is None:
+        return model.parameters
+    met = min(model.experts.per_token, model.experts.count)
+    trained, _ = parts_of(model, met)
+    return trained
+
+
+def _bitmap(model: ModelSpec, experts: int | None) -> bytes:
+    """Of any so many: they are of one size."""
+    return ALL if experts is None else bitmap_of(range(experts), model.expert_count)

@@ -1,0 +1,163 @@
+"""What a run needs of a machine's memory, of the host and of each device, by how many experts are trained there.
+
+Pure. Of what is trained (T parameters) and what is frozen (F), the place where steps are taken holds 16·T + b·F
+bytes, beside what a step or a validation needs for a while. The host holds 20 bytes of every parameter, whoever
+trains it: Θ_final, the view, the anchor, the error feedback, and the array that a fold makes.
+
+Figures of a CPU were compared with workers that trained, folded and validated (docs/models.md). Those of a GPU
+follow from the tensors that are kept there, and were not measured.
+"""
+
+import msgspec
+
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
+from atoll.protocols.ledger.coverage import largest_payload
+from atoll.protocols.ledger.ownership import splits
+from atoll.protocols.run.arena import CHUNK, arena_of
+from atoll.protocols.run.model_spec import ModelSpec
+from atoll.protocols.run.run_spec import RunSpec
+
+TRAINED_BYTES = 16
+"""Of a parameter where it is trained: weight, gradient and two moments in float32."""
+FROZEN_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+FOLD_BYTES = 20
+"""Of a parameter on the host."""
+_WEIGHT_BYTES, _TAKEN_BYTES = 4, 12
+"""Taken: weight and moments of what is trained, on the host while the experts change hands."""
+_CAST_BYTES = 2
+"""Of a weight in bfloat16, as an accelerator multiplies it."""
+_EXCHANGE_BYTES = 8
+"""Of a value of the arena, where contributions are encoded: e and the anchor."""
+_SLAB_CHUNKS = 1 << 14
+"""Of local weights, which an encoder on a device takes at once."""
+_CPU_BASE_BYTES = 420 << 20
+_GPU_HOST_BASE_BYTES = 1 << 30
+_GPU_BASE_BYTES = 800 << 20
+_GAPS = 1.3
+"""What steps of a mixture take of the heap, over what they hold: an expert has other rows in each step, and what
+was left by arrays of one size does not fit those of the next. Measured."""
+VALIDATED_AT_ONCE = 16
+"""Sequences (node/learning/inner/evaluate.py)."""
+
+
+class Free(msgspec.Struct, frozen=True):
+    """What a machine has to offer now."""
+
+    memory_bytes: int
+    disk_bytes: int
+    gpu_bytes: int | None = None
+    """Of the fullest of the devices. None: there are none, or nothing tells."""
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """Bytes at most at once."""
+
+    host: int
+    """Of all processes together."""
+    device: int
+    """Of each GPU; 0 where steps are taken on the CPU."""
+
+
+def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
+    """(T, F): parameters that are trained, and frozen, with this many experts of each layer; None: all."""
+    if model.experts is None or experts is None:
+        return model.parameters, 0
+    frozen = (model.experts.count - experts) * model.layers * _expert(model)
+    return model.parameters - frozen, frozen
+
+
+def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> Needs:
+    """With this many experts of each layer trained here; None: all. `config.device` is not `auto`."""
+    trained, frozen = parts_of(spec.model, experts)
+    shelf, devices = FROZEN_BYTES[config.frozen] * frozen, devices_of(config.device)
+    taken = _TAKEN_BYTES * trained if splits(spec) else 0
+    folds = FOLD_BYTES * spec.model.parameters
+    if devices[0] == "cpu":
+        each = _CPU_BASE_BYTES + TRAINED_BYTES * trained + shelf
+        # What a step gave back is not all there for the validation: the heap keeps some of it.
+        steps = activation_bytes(spec.model, spec.inner.batch, experts) * (_GAPS if spec.model.experts else 1)
+        work = int(steps) + _validation(spec.model, trained)
+        return Needs(len(devices) * each + folds + max(work, taken), 0)
+    built = _GPU_HOST_BASE_BYTES + _WEIGHT_BYTES * trained + shelf
+    whole = TRAINED_BYTES * trained + shelf if config.shard else 0
+    return Needs(len(devices) * built + folds + taken + whole, _gpu_bytes(spec, config, experts))
+
+
+def encoder_bytes(spec: RunSpec) -> int:
+    """What a device needs to encode contributions (node/worker/encoder_choice.py), for all experts."""
+    chunks, k = arena_of(spec.model).chunks, spec.compress.k
+    # Of each chunk: twice as many candidates as a power of two above k, with their values; places, values, order
+    # and codes of k; unary bits.
+    each = 4 * CHUNK + 16 * (1 << (k - 1).bit_length()) + 13 * k + CHUNK // 16
+    return _EXCHANGE_BYTES * CHUNK * chunks + each * min(chunks, _SLAB_CHUNKS) + largest_payload(spec)
+
+
+def lack_of_room(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
+    """What a device with so much free memory lacks for e and the anchor; empty: nothing.
+
+    `spare`: as much as these and training together need (16 bytes a parameter) must be left for everything else.
+    """
+    own = encoder_bytes(spec)
+    need = 2 * (own + TRAINED_BYTES * spec.model.parameters) if spare else own
+    if need <= free_bytes:
+        return ""
+    return f"it has {free_bytes / 1e9:.1f} GB free, and {need / 1e9:.1f} GB are wanted for that"
+
+
+def activation_bytes(model: ModelSpec, sequences: int, experts: int | None = None, *, cast: bool = False) -> int:
+    """What a step of so many sequences holds at most: what is saved for the backward pass, and what the pass needs
+    for one layer and the logits. `cast`: products are taken in bfloat16, as on a GPU."""
+    token = model.layers * saved_bytes(model, experts, cast=cast) + 4 * (_passing(model) + 3 * model.vocab)
+    return model.context * sequences * (token + (2 * model.vocab if cast else 0))
+
+
+def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = False) -> int:
+    """What autograd keeps of a layer and token, without copies of weights: residuals and norms, attention, and
+    feed-forward. Held against its own tensors by the tests."""
+    product, dim = 2 if cast else 4, model.dim
+    wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    attention = 4 * 8 * dim + 3 * product * wide
+    if model.qk_norm:
+        attention += (6 + product) * (wide + narrow)
+    if model.experts is None:
+        return attention + 4 * product * model.ffn
+    rows, count = model.experts.per_token * dim, model.experts.count
+    ours = count if experts is None else experts
+    return attention + 2 * product * model.ffn + 4 * rows + -(-product * rows * ours // count)
+
+
+def _gpu_bytes(spec: RunSpec, config: NodeConfig, experts: int | None) -> int:
+    """The allocator gives what a step left to the validation: the larger of them counts."""
+    trained, frozen = parts_of(spec.model, experts)
+    devices, model = len(devices_of(config.device)), spec.model
+    shelf = 0 if config.frozen_on_host else FROZEN_BYTES[config.frozen] * frozen
+    kept = TRAINED_BYTES * trained // (devices if config.shard else 1) + shelf
+    step = activation_bytes(model, -(-spec.inner.batch // devices), experts, cast=True) + _cast(
+        model, config.frozen
+    )
+    kept += encoder_bytes(spec) if config.exchange_on == "device" and not config.shard else 0
+    return _GPU_BASE_BYTES + kept + max(step, _validation(model, 0 if config.shard else trained))
+
+
+def _cast(model: ModelSpec, frozen: str) -> int:
+    """bfloat16 copies: of all but experts for a whole step, of one layer's experts, which int8 widens twice."""
+    each = _expert(model) * model.expert_count
+    return _CAST_BYTES * (model.parameters - model.layers * each) + (1 + (frozen == "int8")) * _CAST_BYTES * each
+
+
+def _validation(model: ModelSpec, trained: int) -> int:
+    """The trained weights once more (`LocalWeights.lent_to`), and a forward pass of one layer and the logits."""
+    tokens = VALIDATED_AT_ONCE * model.context
+    return _WEIGHT_BYTES * trained + 4 * tokens * (2 * model.vocab + 4 * model.dim + _passing(model))
+
+
+def _passing(model: ModelSpec) -> int:
+    """Values a token that one layer's backward pass holds for a while."""
+    rows = model.experts.per_token if model.experts else 1
+    return 4 * model.ffn + (3 * rows + 1) * model.dim
+
+
+def _expert(model: ModelSpec) -> int:
+    """Parameters of one expert of one layer."""
+    return 3 * model.dim * model.experts.ffn if model.experts else 0

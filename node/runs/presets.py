@@ -1,0 +1,133 @@
+"""Ready RunSpecs, from a swarm on one laptop to a billion parameters.
+
+`tiny` is the one that `make swarm` trains; its numbers were measured (docs/calibration.md). The others
+follow SparseLoCo's published settings (arXiv 2508.15706) and are starting points. `moe-…` are mixtures of experts:
+`moe-smoke` for tests, `moe-12m` with 92 % of its weights in experts: their members may share the experts, so that
+their rounds are not reduced. Rounds of dense runs are, above sixteen contributors.
+"""
+
+import msgspec
+
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import PeerId
+from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
+from atoll.protocols.run.run_spec import (
+    SPEC_VERSION,
+    CompressSpec,
+    DataSpec,
+    InnerSpec,
+    OuterSpec,
+    PaceSpec,
+    RunSpec,
+    Stage,
+)
+from atoll.protocols.run.slices import ReduceSpec
+
+BYTES = 256
+BPE = 8192
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What differs between model sizes; widths are multiples of the arena's 64."""
+
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    context: int
+    qk_norm: bool = False
+    experts: ExpertsSpec | None = None
+
+
+SHAPES = {
+    "tiny": Shape(128, 3, 2, 1, 320, 128),
+    "10m": Shape(384, 6, 6, 2, 1024, 256),
+    "50m": Shape(640, 10, 10, 2, 1728, 512),
+    "125m": Shape(768, 18, 12, 4, 2176, 1024),
+    "350m": Shape(1024, 24, 16, 4, 3840, 1024),
+    "1b": Shape(2048, 16, 32, 8, 8192, 2048),
+    "moe-smoke": Shape(128, 4, 4, 4, 256, 128, True, ExpertsSpec(count=8, per_token=2, ffn=128)),
+    "moe-12m": Shape(192, 6, 6, 6, 384, 256, True, ExpertsSpec(count=16, per_token=2, ffn=192)),
+}
+NAMES = tuple(SHAPES)
+_OF_BYTES = ("tiny", "10m", "moe-smoke", "moe-12m")
+
+
+def model_of(name: str) -> ModelSpec:
+    """The decoder of a preset. Raises ConfigError for a name that is none."""
+    shape = SHAPES.get(name)
+    if shape is None:
+        raise ConfigError(f"no preset {name!r}", hint=f"use one of {', '.join(NAMES)}")
+    vocab = BYTES if name in _OF_BYTES else BPE
+    fields = msgspec.structs.asdict(shape)
+    return ModelSpec(vocab=vocab, tied=True, rope_theta=10000.0, norm_eps=1e-5, **fields)
+
+
+def preset(
+    name: str, owner: PeerId, seed: int, source: str = "builtin:shakespeare", digest: bytes = b""
+) -> RunSpec:
+    """A complete RunSpec. `digest` is `data.dataset.digest_of(...)`, or empty where data is not checked.
+
+    The run's own name is the preset's: replace it with `msgspec.structs.replace`. Raises ConfigError.
+    """
+    model = model_of(name)
+    tokenizer = "bytes" if model.vocab == BYTES else "bpe8k"
+    inner, outer, compress = _SMALL if name in ("tiny", "moe-smoke") else _large(name)
+    spec = RunSpec(
+        version=SPEC_VERSION,
+        name=name,
+        owner=owner,
+        seed=seed,
+        model=model,
+        data=DataSpec(source=source, tokenizer=tokenizer, digest=digest),
+        inner=inner,
+        outer=outer,
+        compress=compress,
+        pace=PaceSpec(quorum_256=192, grace_256=128, lease_s=60.0, min_members=1, least_256=64),
+        reduce=None if model.experts else ReduceSpec(k=2 * compress.k),
+    )
+    spec.check()
+    return spec
+
+
+_SMALL = (
+    InnerSpec(
+        lr=3e-3, lr_min=0.1, warmup_steps=20, total_steps=384,
+        beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=8,
+    ),
+    OuterSpec(
+        rounds=54, stages=(Stage(0, 2), Stage(8, 8)), alpha_256=256, floor_256=64, overlap_steps=4
+    ),
+    CompressSpec(codec="sparse2", k=128, feedback=0.5),
+)  # fmt: skip
+
+_LARGE = {
+    # name: (peak rate, sequences of one member's step, rounds)
+    "10m": (2e-3, 16, 400),
+    "50m": (1.5e-3, 32, 1000),
+    "125m": (1e-3, 64, 2000),
+    "350m": (8e-4, 128, 4000),
+    "1b": (4e-4, 256, 8000),
+    "moe-12m": (2e-3, 16, 400),
+}
+
+
+def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
+    """H grows to 15 (about 10M) or 30; k = 64, β = 0.95, α = 1; divisor floor of a quarter of all weight.
+
+    A fold may come two steps late on every link and five on one that needs them, the most that Streaming DiLoCo
+    advises (arXiv 2501.18512 §3.3.2).
+    """
+    lr, batch, rounds = _LARGE[name]
+    last = 15 if name in ("10m", "moe-12m") else 30
+    stages = (Stage(0, 5), Stage(rounds // 20, last))
+    steps = (rounds // 20) * 5 + (rounds - rounds // 20) * last
+    inner = InnerSpec(
+        lr=lr, lr_min=0.1, warmup_steps=min(500, steps // 20), total_steps=steps,
+        beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=batch,
+    )  # fmt: skip
+    outer = OuterSpec(
+        rounds=rounds, stages=stages, alpha_256=256, floor_256=64, overlap_steps=2, overlap_most=5
+    )  # fmt: skip
+    return inner, outer, CompressSpec(codec="sparse2", k=64, feedback=0.95)

@@ -1,0 +1,1 @@
+"""Process 2: torch, data, compression and fold, without sockets."""

@@ -1,0 +1,51 @@
+"""Where a worker keeps e and the anchor and encodes what it sends: on its GPU, or on the host. Chosen here alone.
+
+A payload is encoded between two inner steps. On the device no weight leaves it for that; but e and the anchor need
+8 bytes of its memory for each parameter. What is sent, saved and merged has the same bits on both, so that a run
+may be moved from one to the other at any restart.
+"""
+
+import torch
+
+from atoll.node.config.devices import devices_of
+from atoll.node.learning.compress.codecs import codec_of
+from atoll.node.learning.compress.encoder import Encoder, OnHost
+from atoll.node.runs.capacity.memory_model import lack_of_room
+from atoll.protocols.local.worker_messages import Start
+from atoll.protocols.run.run_spec import RunSpec
+
+
+def encoder_for(spec: RunSpec, start: Start) -> Encoder:
+    """The node's choice (`Start.exchange_on`), if the device can do it; a line in the log says why it cannot.
+
+    `auto`: on a GPU whose free memory is twice what that and training need. `device`: wherever it has the room.
+    """
+    device, wanted = devices_of(start.device)[0], start.exchange_on
+    host = OnHost(max(1, start.threads))
+    if wanted == "host" or (wanted == "auto" and device == "cpu"):
+        return host
+    found = _why_not(spec, start, torch.device(device)) or _tried(spec, torch.device(device))
+    if isinstance(found, str):
+        print(f"contributions are encoded on the host, not on {device}: {found}", flush=True)  # noqa: T201 - log
+        return host
+    print(f"contributions are encoded on {device}", flush=True)  # noqa: T201 - stdout is the worker's log
+    return found
+
+
+def _why_not(spec: RunSpec, start: Start, device: torch.device) -> str:
+    """What is known without a trial."""
+    if start.shard:
+        return "with shard the trained values come together there"
+    if device.type != "cuda":
+        return ""
+    return lack_of_room(spec, torch.cuda.mem_get_info(device)[0], spare=start.exchange_on == "auto")
+
+
+def _tried(spec: RunSpec, device: torch.device) -> Encoder | str:
+    """Or what is wrong with its kernels: they do not run, or have other bits than the host."""
+    try:
+        from atoll.node.learning.compress.gpu.encoder import OnDevice, fault_of
+    except ImportError as error:
+        return f"its kernels cannot be loaded: {error}"
+    layout = codec_of(spec.compress.codec, spec.compress.k).layout(1)
+    return fault_of(device, layout, spec.compress.feedback) or OnDevice(device)

@@ -1,0 +1,165 @@
+"""What a worker trains with: the module, its optimiser and its local weights; and which experts are trained.
+
+Who trains some of the experts has parameters, gradients and moments for these alone; the others are frozen copies,
+stored as the node likes (docs/models.md). Before the first round of such a run nothing but what all members train
+has parameters: a model that is too large to be trained whole must not be built whole.
+
+Where the node has more devices, their processes take their part of each step (node/ranks/).
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from atoll.node.checkpoint.parts import WriteParts
+from atoll.node.learning.inner.evaluate import Evaluation, evaluate
+from atoll.node.learning.inner.loop import Inner
+from atoll.node.learning.inner.moments import pack, unpack
+from atoll.node.learning.model.decoder import Decoder, loss_of
+from atoll.node.worker.local_weights import LocalWeights
+from atoll.node.worker.multi_device.lead import Ranks
+from atoll.node.worker.multi_device.replica import Replica
+from atoll.protocols.ledger.ownership import nothing, splits
+from atoll.protocols.run.experts import ALL, bitmap_of, experts_in
+from atoll.protocols.run.model_spec import expert_of
+from atoll.protocols.run.moments import places_of
+from atoll.protocols.run.run_spec import RunSpec
+
+
+class Learner:
+    """`module` and `inner` are replaced by `own`: ask for them each time."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        device: str,
+        frozen_dtype: str = "float32",
+        frozen_on_host: bool = False,
+        ranks: Ranks | None = None,
+        anchor_on: torch.device | str = "cpu",
+    ) -> None:
+        """Values are undefined until `weights.start` or `weights.load`. `ranks`: joined, of the other devices."""
+        self._spec, self._device, self._ranks = spec, device, ranks
+        self._storage = getattr(torch, frozen_dtype), frozen_on_host
+        experts = nothing(spec)
+        self._build(experts)
+        self._weights = LocalWeights(self._replica.module, spec, experts, anchor_on)
+        self.parted: dict[int, bytes] = {}
+        """Moments of experts that were given up (protocols/run/moments.py), until somebody takes them from
+        here."""
+
+    @property
+    def module(self) -> Decoder:
+        """With the trained values; on the host where each device has a part of them."""
+        self._bring_weights()
+        return self._replica.module
+
+    @property
+    def weights(self) -> LocalWeights:
+        """Of `module`."""
+        self._bring_weights()
+        return self._weights
+
+    @property
+    def inner(self) -> Inner:
+        """The optimiser of `module`, with the moments."""
+        if self._ranks is not None:
+            self._ranks.bring_moments(self._replica)
+        return self._replica.inner
+
+    def step(self, window_BT1: NDArray[np.int64], at: int) -> float:
+        """One inner step of the node, on all its devices; see `Inner.step`."""
+        if self._ranks is None:
+            return self.inner.step(window_BT1, at)
+        return self._ranks.step(self._replica, self._changes, window_BT1, at)
+
+    def agree(self) -> None:
+        """Raise LocalFault unless all devices hold the same."""
+        if self._ranks is not None:
+            self._ranks.agree(self._replica)
+
+    def evaluate(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64], size_bytes: int) -> Evaluation:
+        """Loss of the view on windows `[W, T + 1]`; what is trained is as it was afterwards."""
+        with self.weights.lent_to(view_C4096):
+            loss = self._parts_loss if self._ranks is not None and self._ranks.shard else loss_of
+            return evaluate(self._replica.module, loss, windows_WT1, size_bytes)
+
+    def moments(self) -> tuple[dict[str, Tensor], WriteParts | None]:
+        """Adam's state for a save: tensors, and what writes those of which the devices have parts."""
+        if self._ranks is None:
+            return self.inner.state(), None
+        return self._ranks.moments(self._replica)
+
+    def _parts_loss(self, _: nn.Module, window_BT1: Tensor) -> Tensor:
+        assert self._ranks is not None
+        return self._ranks.loss_of(self._replica, self._changes, window_BT1)
+
+    @property
+    def _changes(self) -> tuple[int, int]:
+        return self._weights.changes, self._replica.inner.changes
+
+    def _bring_weights(self) -> None:
+        if self._ranks is not None:
+            self._ranks.bring_weights(self._replica)
+
+    @property
+    def experts(self) -> bytes:
+        """Bitmap of those that are trained."""
+        return self._weights.experts
+
+    def own(self, experts: bytes) -> None:
+        """Train these experts from now on. What stays keeps weights and moments; what is new starts with the
+        anchor and fresh moments; what is given up is frozen as the anchor has it.
+
+        All goes through the host's memory, so that the device never holds two modules.
+        """
+        if experts == self.experts:
+            return
+        trained = _on_host(self.weights.trained())
+        moments = _on_host(self.inner.state())
+        self.parted = {e: data for e, data in self.parted.items() if e not in self._trained(experts)}
+        self.parted |= self._given_up(experts, moments)
+        del self._replica
+        self._weights.let_go()
+        self._build(experts)
+        self._weights.move_to(self.module, experts, trained)
+        self.inner.load(moments)
+
+    def inherit(self, expert: int, moments: bytes) -> bool:
+        """Go on from the moments that an expert had elsewhere; whether it is trained here. Raises DecodeError."""
+        shapes = [(place.name, place.shape) for place in places_of(self._spec.model, expert)]
+        found = unpack(moments, shapes, self._spec.inner)
+        if expert not in self._trained(self.experts):
+            return False
+        self.inner.continue_from(found)
+        return True
+
+    def _given_up(self, experts: bytes, moments: Mapping[str, Tensor]) -> dict[int, bytes]:
+        gone = self._trained(self.experts) - self._trained(experts)
+        names = {expert: [place.name for place in places_of(self._spec.model, expert)] for expert in gone}
+        found = {expert: pack(moments, names[expert]) for expert in sorted(gone)}
+        return {expert: data for expert, data in found.items() if data}
+
+    def _trained(self, experts: bytes) -> frozenset[int]:
+        return experts_in(experts, splits(self._spec))
+
+    def _build(self, experts: bytes) -> None:
+        if self._ranks is not None:
+            self._replica = self._ranks.build(experts)
+        else:
+            self._replica = Replica(self._spec, experts, self._device, self._storage)
+
+
+def experts_among(names: Iterable[str], spec: RunSpec) -> bytes:
+    """Bitmap of the experts that a saved state had trained, by the names of its tensors."""
+    if not splits(spec):
+        return ALL
+    found = (expert_of(name) for name in names)
+    return bitmap_of((expert for expert in found if expert is not None), splits(spec))
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to("cpu", copy=True) for name, value in tensors.items()}

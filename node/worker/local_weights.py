@@ -1,0 +1,217 @@
+"""The weights that a worker trains, L, and their anchor A: what they were when the swarm last heard of them.
+
+    end of a round      Δ = A − L is sent, then A ← L on the round's cover: these chunks are in flight
+    its fold is in      L ← V + κ·(L − A), A ← V on these chunks; V is the view, κ the share of
+                        the progress made meanwhile that stays (`outer.keep_256`)
+    other chunks        where the view moved, L ← V + (L − A), A ← V
+
+Experts that are not trained here have no L of their own: the module's frozen copy is V as of the last time that L
+took it in, and so is A.
+
+So what was trained but not sent is never lost, and the order in which the view moved leaves no trace but
+rounding. The overlap is Streaming DiLoCo's (arXiv 2501.18512 §2.3), with an anchor for each chunk. A weight that
+did not move since its anchor becomes exactly the view's. All work is done slab by slab: beside L only A is as
+large as the model.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from atoll.node.checkpoint.atoms import read_atom
+from atoll.node.learning.model import bridge
+from atoll.node.learning.model.named import frozen_names, named_atoms, write_atoms
+from atoll.node.learning.outer.fixed import to_float
+from atoll.protocols.errors import CorruptFault
+from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, shared_by, slabs, trained_cover
+from atoll.protocols.run.arena import CHUNK, Placement, arena_of
+from atoll.protocols.run.model_spec import expert_of
+from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.spans import Span
+
+SLAB_CHUNKS = 128
+"""2 MiB of float32."""
+DEVICE_SLAB_CHUNKS = 1 << 11
+"""32 MiB, where the anchor is on a device: a merge has five of that at hand."""
+_LOCAL = "local/"
+_ANCHOR = "anchor"
+
+
+class LocalWeights:
+    """A module's atoms and their anchor, float32 `[C, 4096]`; all sums are done where the anchor is."""
+
+    def __init__(
+        self, module: nn.Module, spec: RunSpec, experts: bytes = b"", device: torch.device | str = "cpu"
+    ) -> None:
+        """The values are undefined until `start` or `load`. `experts`: bitmap of those that `module` trains.
+
+        `device`: of the anchor; the module may be on another one.
+        """
+        self._spec, self._arena = spec, arena_of(spec.model)
+        self._keep = spec.outer.keep_256 / 256
+        self.anchor_C4096 = torch.empty((self._arena.chunks, CHUNK), device=device)
+        self._slab_chunks = DEVICE_SLAB_CHUNKS if self.anchor_C4096.is_cuda else SLAB_CHUNKS
+        self.sent = -1
+        """Round whose cover is in flight: sent, and not merged with its fold. −1: none."""
+        self.sent_experts = b""
+        """Experts that the payload in flight covers."""
+        self.changes = 0
+        """How often the module's values were changed by other things than steps."""
+        self._attach(module, experts)
+
+    def _attach(self, module: nn.Module, experts: bytes) -> None:
+        frozen = frozen_names(module)
+        self._module, self.experts = module, experts
+        self._named = {name: v.detach() for name, v in named_atoms(module).items() if name not in frozen}
+        self._trained = trained_cover(self._spec.model, experts)
+        self._frozen = [place for place in self._arena.placements if place.name in frozen]
+
+    def trained(self) -> dict[str, Tensor]:
+        """L by name, views into the module."""
+        return dict(self._named)
+
+    def let_go(self) -> None:
+        """Forget the module: `move_to` gives another one."""
+        self._module, self._named, self._frozen = nn.Module(), {}, []
+
+    def move_to(self, module: nn.Module, experts: bytes, trained: Mapping[str, Tensor]) -> None:
+        """Go on in another module, which trains other experts, with what `trained` gave; the rest is A."""
+        self.changes += 1
+        self._attach(module, experts)
+        for span in self._slabs_of(self._trained):
+            bridge.write_rows(self._named, self._arena, span.start, self.anchor_C4096[span.start : span.stop])
+        for name in self._named.keys() & trained.keys():
+            self._named[name].copy_(trained[name])
+        self._freeze(self._frozen)
+
+    def start(self, view_C4096: Tensor) -> None:
+        """L ← V, A ← V: what was trained and not sent is dropped, nothing is in flight."""
+        self.changes += 1
+        for span in self._slabs_of((Span(0, self._arena.chunks),)):
+            self.anchor_C4096[span.start : span.stop] = self._fresh(view_C4096, span)
+        for span in self._slabs_of(self._trained):
+            bridge.write_rows(self._named, self._arena, span.start, self.anchor_C4096[span.start : span.stop])
+        self._freeze(self._frozen)
+        self.sent = -1
+
+    def merge(self, view_C4096: Tensor, *, arrived: bool) -> None:
+        """Take in an int32 view. `arrived`: what is in flight is folded, or given up; else it is left alone."""
+        self.changes += 1
+        flying = self._flying()
+        for span in self._slabs_of(shared_by(self._trained, rest_of(flying, self._arena.chunks))):
+            self._follow(view_C4096, span)
+        if arrived:
+            for span in self._slabs_of(flying):
+                self._land(view_C4096, span)
+            self.sent = -1
+        self._freeze([place for place in self._frozen if self._renewed(place, view_C4096)])
+
+    def rows(self, span: Span, into_M4096: Tensor | None = None) -> Tensor:
+        """L of chunks that are trained here, a float32 copy `[N, 4096]` beside the anchor; in `into` if given."""
+        size = span.stop - span.start
+        rows_N4096 = self.anchor_C4096.new_empty((size, CHUNK)) if into_M4096 is None else into_M4096[:size]
+        bridge.read_rows(self._named, self._arena, span.start, rows_N4096)
+        return rows_N4096
+
+    def mark_sent(self, span: Span, local_N4096: Tensor) -> None:
+        """These rows of L have been said: A ← L. `sent` is set when all of a round's cover has been."""
+        self.anchor_C4096[span.start : span.stop] = local_N4096
+
+    @contextmanager
+    def lent_to(self, view_C4096: Tensor) -> Iterator[None]:
+        """Inside, the module holds the view; afterwards L again."""
+        kept = {name: value.clone() for name, value in self._named.items()}
+        self.changes += 1
+        try:
+            for span in self._slabs_of(self._trained):
+                bridge.write_rows(self._named, self._arena, span.start, self._fresh(view_C4096, span))
+            write_atoms(self._module, ((p.name, to_float(read_atom(view_C4096, p))) for p in self._frozen))
+            yield
+        finally:
+            self.changes += 1
+            for name, value in self._named.items():
+                value.copy_(kept[name])
+            self._freeze(self._frozen)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint: L as `local/NAME`, A as `anchor`; no copies."""
+        return {_ANCHOR: self.anchor_C4096, **{_LOCAL + name: value for name, value in self._named.items()}}
+
+    def load(self, tensors: Mapping[str, Tensor], sent: int, sent_experts: bytes) -> None:
+        """Take over what `tensors` gave (`check_saved`) where the same experts were trained."""
+        self.changes += 1
+        self.anchor_C4096.copy_(tensors[_ANCHOR])
+        for name, value in self._named.items():
+            value.copy_(tensors[_LOCAL + name])
+        self._freeze(self._frozen)
+        self.sent, self.sent_experts = sent, sent_experts
+
+    def _flying(self) -> Cover:
+        """Of what is trained here."""
+        if self.sent < 0:
+            return ()
+        return shared_by(self._trained, cover_of(self._spec, self.sent, self.sent_experts))
+
+    def _renewed(self, place: Placement, view_C4096: Tensor) -> bool:
+        """A ← V for a frozen atom; whether that changed it."""
+        span = Span(place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1])
+        rows, fresh = slice(span.start, span.stop), self._fresh(view_C4096, span)
+        changed = not torch.equal(fresh, self.anchor_C4096[rows])
+        if changed:
+            self.anchor_C4096[rows] = fresh
+        return changed
+
+    def _freeze(self, places: Iterable[Placement]) -> None:
+        """Frozen copies of these atoms ← A."""
+        write_atoms(self._module, ((place.name, read_atom(self.anchor_C4096, place)) for place in places))
+
+    def _follow(self, view_C4096: Tensor, span: Span) -> None:
+        """Nothing in flight: where the view moved, L moves with it."""
+        rows = slice(span.start, span.stop)
+        fresh, anchor = self._fresh(view_C4096, span), self.anchor_C4096[rows]
+        moved = (fresh != anchor).any(1)
+        if bool(moved.any()):
+            local = self.rows(span)
+            local[moved] = (local[moved] - anchor[moved]).add_(fresh[moved])
+            self._settle(span, local, fresh)
+
+    def _land(self, view_C4096: Tensor, span: Span) -> None:
+        """What was in flight is in the view: L keeps a share of what was trained since."""
+        rows = slice(span.start, span.stop)
+        fresh = self._fresh(view_C4096, span)
+        local = self.rows(span).sub_(self.anchor_C4096[rows]).mul_(self._keep).add_(fresh)
+        self._settle(span, local, fresh)
+
+    def _fresh(self, view_C4096: Tensor, span: Span) -> Tensor:
+        """V of some chunks, float32, where the anchor is."""
+        return to_float(view_C4096[span.start : span.stop].to(self.anchor_C4096.device))
+
+    def _settle(self, span: Span, local_N4096: Tensor, fresh_N4096: Tensor) -> None:
+        bridge.write_rows(self._named, self._arena, span.start, local_N4096)
+        self.anchor_C4096[span.start : span.stop] = fresh_N4096
+
+    def _slabs_of(self, cover: Cover) -> Iterator[Span]:
+        return (span for _, span in slabs(cover, self._slab_chunks))
+
+
+def check_saved(tensors: Mapping[str, Tensor], spec: RunSpec) -> None:
+    """Raise CorruptFault unless `LocalWeights.load` can take these, where the experts among them are trained."""
+    arena = arena_of(spec.model)
+    shapes = {_LOCAL + place.name: place.shape for place in arena.placements}
+    shapes = {name: shape for name, shape in shapes.items() if name in tensors or expert_of(name) is None}
+    for name, shape in {_ANCHOR: (arena.chunks, CHUNK), **shapes}.items():
+        found = tensors.get(name)
+        if found is None or found.shape != shape or not all_finite(found):
+            raise CorruptFault(f"the saved {name} is missing, of another shape or not finite")
+
+
+def carries(spec: RunSpec) -> bool:
+    """Whether L is more than the view when a round begins: then it and A must survive a restart."""
+    return spec.outer.fragments > 1 or spec.outer.overlap_steps > 0
+
+
+def all_finite(values: Tensor) -> bool:
+    """Slab by slab: a mask as large as the model is not made."""
+    return all(bool(part.isfinite().all()) for part in torch.split(values.reshape(-1), SLAB_CHUNKS * CHUNK))

@@ -1,0 +1,214 @@
+"""The worker process: torch, data, compression, fold; no sockets. `python -m atoll.node.worker.main`.
+
+Requests come on stdin, replies go to the original stdout; whatever libraries print goes to stderr (the
+log). While a round is trained, requests are served between two inner steps, and the work of those about the fold
+is done beside the steps (node/worker/background_fold.py); a round that waits for a fold goes on after the
+request that brings it.
+The process ends when the daemon's end of the pipe does.
+"""
+
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TypeGuard, TypeVar
+
+from atoll.node.ipc.framing import Inbox, Outbox
+from atoll.node.worker.background_fold import Beside
+from atoll.node.worker.session import Event, Session
+from atoll.node.worker.time_account import Doing, Ledger
+from atoll.protocols.errors import AtollError, Superseded
+from atoll.protocols.local.worker_messages import (
+    Answer,
+    Ask,
+    Evaluate,
+    Failed,
+    FoldAsk,
+    Keep,
+    Progress,
+    Reply,
+    Report,
+    Reported,
+    Request,
+    Snapshot,
+    Start,
+    Stop,
+    Stopped,
+    Train,
+    Trained,
+)
+
+A = TypeVar("A")
+PROGRESS_EVERY_S = 0.5
+
+
+class Worker:
+    """Serves one daemon. The session exists from the first Start on."""
+
+    def __init__(self, inbox: Inbox, outbox: Outbox) -> None:
+        self._inbox, self._outbox = inbox, outbox
+        self._session: Session | None = None
+        self._training: tuple[int, Generator[Event, None, None]] | None = None
+        self._held = False
+        """The round at hand can go on only after another request."""
+        self._keeps: list[Request] = []
+        """Asks to Keep that wait for the disk."""
+        self._beside = Beside(inbox.wake)
+        self._progress_at = 0.0
+        self._spent = Ledger(time.monotonic_ns)
+
+    def run(self) -> None:
+        """Serve until Stop or until the daemon is gone."""
+        while True:
+            self._look_at_keeps()
+            self._commit()
+            if self._training is None or self._held or self._inbox.waiting():
+                self._spent.enter("fold" if self._beside.is_busy else "wait")
+                if self._inbox.wait() and not self._serve_next():
+                    return
+            else:
+                self._one_step()
+
+    def _look_at_keeps(self) -> None:
+        """Each is answered, or waits on."""
+        waiting, self._keeps = self._keeps, []
+        for request in waiting:
+            self._serve(request)
+
+    def _serve_next(self) -> bool:
+        request = self._inbox.take()
+        goes_on = request is not None and self._serve(request)
+        self._held = False
+        return goes_on
+
+    def _commit(self, *, all_of_them: bool = False) -> None:
+        """Answer what was worked on beside the steps; `all_of_them`: and wait until nothing is."""
+        while (done := self._beside.take(wait=all_of_them)) is not None:
+            self._spent.enter("fold")
+            self._held = False
+            self._reply(done.request.id, answered(done.commit))
+
+    def _serve(self, request: Request) -> bool:
+        """Answer one request, or see to it that it will be. False after Stop."""
+        self._spent.enter(doing(request.ask))
+        if self._goes_beside(request.ask):
+            self._beside.add(request, partial(self._open().prepare, request.ask))
+            return True
+        if not isinstance(request.ask, Keep | Report | Train):
+            self._commit(all_of_them=True)
+            self._spent.enter(doing(request.ask))
+        answer = answered(partial(self._answer, request))
+        if answer is not None:
+            self._reply(request.id, answer)
+        return not isinstance(request.ask, Stop)
+
+    def _goes_beside(self, ask: Ask) -> TypeGuard[FoldAsk]:
+        """Where there are steps that it can be beside, or others before it are."""
+        has_steps = self._training is not None and not self._held
+        return isinstance(ask, FoldAsk) and (has_steps or self._beside.is_busy)
+
+    def _answer(self, request: Request) -> Answer | None:
+        match request.ask:
+            case Start():
+                self._session = Session(request.ask, self._spent, saved=self._inbox.wake)
+                return self._session.started()
+            case Train():
+                self._begin(request.id, self._open().train(request.ask))
+                return None
+            case Keep():
+                kept = self._open().keep(request.ask)
+                if kept is None:
+                    self._keeps.append(request)
+                return kept
+            case Report():
+                return Reported()
+            case Stop():
+                if self._session is not None:
+                    self._session.close()
+                return Stopped()
+            case _:
+                return self._open().answer(request.ask)
+
+    def _begin(self, number: int, steps: Generator[Event, None, None]) -> None:
+        if self._training is not None:
+            before, old = self._training
+            old.close()
+            self._reply(before, failed(Superseded("another round took the place of this one")))
+        self._training = (number, steps)
+
+    def _open(self) -> Session:
+        if self._session is None:
+            raise AtollError("the first message to a worker is Start")
+        return self._session
+
+    def _one_step(self) -> None:
+        assert self._training is not None
+        number, steps = self._training
+        self._spent.enter("steps")
+        try:
+            event = next(steps)
+        except (AtollError, OSError, MemoryError) as error:
+            self._training = None
+            self._reply(number, failed(error))
+            return
+        self._held = event is None
+        if isinstance(event, Trained):
+            self._training = None
+            self._reply(number, event)
+        elif isinstance(event, Progress) and (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S:
+            self._progress_at = now
+            self._outbox.send(Reply(number, event, self._spent.read()))
+
+    def _reply(self, number: int, answer: Answer) -> None:
+        self._outbox.send(Reply(number, answer, self._spent.read()))
+
+
+def answered(work: Callable[[], A]) -> A | Failed:
+    """What it gives, or the fault that it raised as a message."""
+    try:
+        return work()
+    except (AtollError, OSError, MemoryError) as error:
+        return failed(error)
+
+
+def doing(ask: Ask) -> Doing:
+    """What the time goes into that an ask takes; inside it the session may name parts of it otherwise."""
+    match ask:
+        case Start():
+            return "start"
+        case Train():
+            return "steps"
+        case Evaluate():
+            return "evaluate"
+        case Keep() | Snapshot():
+            return "checkpoint"
+        case Report() | Stop():
+            return "wait"
+    return "fold"
+
+
+def failed(error: Exception) -> Failed:
+    """An error as a message: the class decides whose fault it is on the other side."""
+    if isinstance(error, AtollError):
+        return Failed(type(error).__name__, str(error), error.hint)
+    if isinstance(error, MemoryError):
+        return Failed("LocalFault", "out of memory", "use a smaller model, or free memory and start again")
+    return Failed("DiskFault", str(error), "free or repair the disk; the node goes on by itself")
+
+
+def main() -> None:
+    """Take over stdin and stdout, then serve. A crash in machine code leaves its last words in the log."""
+    faulthandler.enable()
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        Worker(Inbox(0), Outbox(replies)).run()
+    except BrokenPipeError:
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""How the local ranks hold what is trained: each a copy, or each a part."""
+
+from atoll.node.worker.multi_device.group import Group, Place
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.model_spec import ModelSpec
+from atoll.protocols.run.run_spec import RunSpec
+
+
+def group_of(place: Place, spec: RunSpec, *, shard: bool) -> Group:
+    """Not joined yet."""
+    if not shard:
+        return Group(place, spec.inner.batch)
+    # It loads a second's worth of torch that nobody else needs.
+    from atoll.node.worker.multi_device.shards import Shards
+
+    return Shards(place, spec)
+
+
+def check_shards(model: ModelSpec, ranks: int) -> None:
+    """Raise ConfigError for a model whose experts cannot be cut: their matrices are, along their inputs."""
+    experts = model.experts
+    if experts is not None and (model.dim % ranks or experts.ffn % ranks):
+        raise ConfigError(
+            f"experts of width {experts.ffn} in a model of width {model.dim} cannot be cut into {ranks}",
+            hint="give another number of devices, or leave out shard",
+        )

@@ -1,0 +1,107 @@
+"""A local rank: `python -m atoll.node.worker.multi_device.rank`. It does what rank 0 says, and ends when the
+pipe does.
+
+Whatever it meets ends it, with its last words in the worker's log; but for a Divergence, which all ranks meet in
+the same step and rank 0 reports, and a full disk, which all hear of.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atoll.node.ipc.framing import frame, take_frame
+from atoll.node.worker.multi_device.group import Place, check_device
+from atoll.node.worker.multi_device.modes import group_of
+from atoll.node.worker.multi_device.replica import Replica
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DiskFault, Divergence, LocalFault
+from atoll.protocols.local import rank_messages as r
+from atoll.protocols.run.run_spec import RunSpec
+
+
+class Rank:
+    """One of the ranks above 0, in its group."""
+
+    def __init__(self, begin: r.Begin) -> None:
+        self._begin, self._spec = begin, codec.decode(begin.spec, RunSpec)
+        self._group = group_of(Place(begin.rank, begin.ranks, begin.device), self._spec, shard=begin.shard)
+        self._replica: Replica | None = None
+
+    def serve(self, asks: int) -> None:
+        """Until the pipe `asks` ends."""
+        self._group.join(Path(self._begin.meeting))
+        while (ask := take_frame(asks, r.RankAsk)) is not None:
+            if isinstance(ask, r.Build):
+                self._build(ask.experts)
+            else:
+                self._do(ask, self._built())
+
+    def _do(self, ask: r.RankAsk, replica: Replica) -> None:
+        group = self._group
+        match ask:
+            case r.Weights():
+                group.scatter_weights(replica, None)
+            case r.Moments(atoms):
+                group.scatter_moments(replica, atoms, None)
+            case r.Step(at):
+                window_BT1 = self._windows(self._spec.inner.batch)
+                with contextlib.suppress(Divergence):
+                    replica.inner.step(window_BT1.numpy(), at)
+            case r.Agree():
+                with contextlib.suppress(LocalFault):  # rank 0 says so
+                    group.agree(replica.trained())
+            case r.GatherWeights():
+                group.gather_weights(replica, None)
+            case r.GatherMoments(atoms):
+                group.gather_moments(replica, atoms, None)
+            case r.Loss(windows):
+                group.loss(replica, self._windows(windows))
+            case r.Save(path, atoms):
+                with contextlib.suppress(DiskFault):
+                    group.save(replica, atoms, Path(path))
+
+    def _build(self, experts: bytes) -> None:
+        self._replica = None  # or the device would hold two modules; what joined the old one keeps itself alive
+        gc.collect()
+        begin = self._begin
+        frozen = getattr(torch, begin.frozen), begin.frozen_on_host
+        self._replica = Replica(self._spec, experts, self._group.builds_on, frozen, self._group)
+
+    def _windows(self, count: int) -> Tensor:
+        windows_BT1 = torch.empty((count, self._spec.model.context + 1), dtype=torch.int64)
+        self._group.broadcast([windows_BT1])
+        return windows_BT1
+
+    def _built(self) -> Replica:
+        if self._replica is None:
+            raise LocalFault("the first ask after Begin is Build")
+        return self._replica
+
+
+def main() -> None:
+    """Take over stdin and stdout, then serve."""
+    faulthandler.enable()
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    begin = take_frame(0, r.RankAsk)
+    if not isinstance(begin, r.Begin):
+        return
+    torch.set_num_threads(begin.threads)
+    try:
+        check_device(begin.device)
+    except ConfigError as error:
+        os.write(answers, frame(r.Refused(str(error), error.hint)))
+        return
+    os.write(answers, frame(r.Ready()))
+    Rank(begin).serve(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Machine code for codecs and fold, before it is needed: `python -m atoll.node.worker.precompile`.
+
+A worker asks for its codec's when it starts: the compiler takes half a minute, and in the middle of a round the
+others would wait for it. What was compiled once is only loaded, in a second.
+"""
+
+import sys
+import time
+
+import torch
+
+from atoll.node.learning.compress.codecs import Codec, codec_of
+from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.outer.fixed import plus
+from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS
+
+
+def warm(codec: Codec) -> None:
+    """One chunk through all of a codec, and through the fold."""
+    residual, anchor, local = torch.zeros((1, CHUNK)), torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
+    payload = codec.encode(residual, anchor, local, 1.0)
+    codec.check(payload, 1)
+    theta = codec.onto(torch.zeros((1, CHUNK), dtype=torch.int32), [(1, payload)], Step(256, 256))
+    plus(theta, theta)
+    plus(theta, theta, theta)
+    codec.give_back(residual, payload)
+
+
+def main() -> None:
+    """Warm every codec, and say how long it took."""
+    began = time.monotonic()
+    for name in NUMBERS:
+        warm(codec_of(name, CHUNK if name in DENSE_BLOCK else 64))
+    sys.stdout.write(f"codecs compiled in {time.monotonic() - began:.0f} s\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The worker's part in reduced rounds: slices are folded, our own is reduced and opened, others' are judged.
+
+See docs/wires/reduction.md. The end of our chain of Reductions is saved with the worker's generation; one that was
+made in an earlier life can be continued, but not opened.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atoll.node.checkpoint.disk import disk, write_file
+from atoll.node.checkpoint.local import KeptBody
+from atoll.node.learning.outer.fold import Part
+from atoll.node.learning.reduction.judging import proves_fault
+from atoll.node.learning.reduction.reducer import Reducer
+from atoll.node.learning.reduction.reducing import Kept, hand_back
+from atoll.node.learning.reduction.stepping import slice_update
+from atoll.node.worker.reduction_arithmetic import COMPILED, PLAIN
+from atoll.protocols import codec
+from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.ids import Digest
+from atoll.protocols.ledger.records import decode_entry
+from atoll.protocols.ledger.reduction import Offer, ReductionRules, RowsAnswer, decode_proof, rows_max_bytes
+from atoll.protocols.ledger.rows import RowPart, check_root, checked_rows
+from atoll.protocols.local import worker_messages as w
+from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.payload import Layout
+from atoll.protocols.spans import Span
+
+Load = Callable[[str], memoryview]
+"""A file, mapped: it may be larger than what is legal. Raises CorruptFault where it is gone."""
+_SUFFIX = ".reduced"
+
+
+class SliceWork:
+    """One node's slices. Reductions have the names of their rounds."""
+
+    def __init__(self, rules: ReductionRules, alpha_256: int, load: Load, spool: Path) -> None:
+        self._rules, self._alpha_256, self._load, self._spool = rules, alpha_256, load, spool
+        self._reducer = Reducer(rules, COMPILED)
+        self._made: dict[int, w.Reduced] = {}
+        self._newest: KeptBody | None = None
+        """The last Reduction, until its round is final."""
+        with disk(spool):
+            for path in spool.glob(f"*{_SUFFIX}"):  # of an earlier life: the blob store has its own name for it
+                path.unlink(missing_ok=True)
+
+    def update(self, parts: Sequence[Part], chunks: int) -> Tensor:
+        """U int32 `[chunks, 4096]` of what counts in each slice. Raises DecodeError, CorruptFault."""
+        update = torch.zeros((chunks, CHUNK), dtype=torch.int32)
+        for span in {part.span for part in parts if part.span is not None}:
+            here = [part for part in parts if part.span == span]
+            raw = [(part.weight, self._rows(part.source, span).rows) for part in here if not part.reduced]
+            reduced = [(part.weight, self._load(part.source)) for part in here if part.reduced]
+            rows = slice_update(span.chunks, raw, reduced, self._rules, self._alpha_256, COMPILED)
+            update[span.start : span.stop] = rows
+        return update
+
+    def check(self, payload: memoryview, root: bytes, span: Span) -> None:
+        """Raise DecodeError unless these bytes are the legal payload of a Reduction with this root of its rows."""
+        PLAIN.decode(payload, span.chunks, self._rules.reduced_k)
+        check_root(payload, Layout("sparse2", span.chunks, self._rules.reduced_k), root)
+
+    def reduce(self, ask: w.Reduce, residual_C4096: Tensor) -> w.Reduced:
+        """Our Reduction of a round; what we keep no longer goes into our own error feedback.
+
+        Asked again in the same life: the same. Raises DecodeError for rows of another root.
+        """
+        known = self._made.get(ask.round)
+        if known is not None and Path(known.path).exists():
+            return known
+        last = self._reducer.last
+        if last is not None and last.name != _name(ask.previous):
+            self._reducer.drop()
+        rows = {
+            Offer(member.entry, member.author, member.weight, 0): self._part(root, member.path, ask.span)
+            for member, root in zip(ask.raw, ask.roots, strict=True)
+        }
+        made, rest = self._reducer.reduce(ask.span, rows)
+        blob = manifest_of_bytes(made.payload).id
+        path = self._spool / f"{blob.hex()}{_SUFFIX}"
+        write_file(path, [memoryview(made.payload)])
+        if rest is not None:
+            hand_back(residual_C4096, rest)
+        self._reducer.published(_name(ask.round), made)
+        previous = ask.previous if made.previous else -1
+        done = w.Reduced(ask.round, blob, str(path), made.tree.root, made.kept_root, previous)
+        self._made[ask.round] = done
+        self._newest = KeptBody(ask.round, blob, ask.span)
+        return done
+
+    def open(self, ask: w.Open) -> w.Opened:
+        """Everything about one chunk of one of our Reductions. Raises LocalFault for one that is not here."""
+        return w.Opened(codec.encode(self._reducer.open(_name(ask.round), ask.chunk)))
+
+    def judge(self, ask: w.Judge) -> w.Judged:
+        """Whether a proof shows a wrong Reduction. Raises DecodeError or SignatureFault if it does not fit."""
+        proof = decode_proof(self._load(ask.path), self._rules)
+        if decode_entry(proof.reduction, self._rules.run).id != ask.reduction:
+            raise DecodeError("the proof is about another Reduction")
+        return w.Judged(proves_fault(proof, self._rules, PLAIN))
+
+    def settle(self, number: int, counted: Collection[Digest], residual_C4096: Tensor) -> None:
+        """Rounds up to `number` are final: where our Reduction missed its set, the chain begins anew."""
+        newest = self._newest
+        if newest is not None and newest.round <= number:
+            if newest.round not in self._made and newest.payload not in counted:
+                self._reducer.drop()  # of an earlier life: what it added is not known, so nothing is owed
+            self._newest = None
+        for at in sorted(at for at in self._made if at <= number):
+            done = self._made.pop(at)
+            if done.payload not in counted:
+                hand_back(residual_C4096, self._reducer.start_anew(_name(at)))
+            self._reducer.forget(_name(at))
+            with disk(Path(done.path)):
+                Path(done.path).unlink(missing_ok=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint: the error feedback at the end of the chain; no copy."""
+        last = self._reducer.last
+        return {} if last is None else {"kept": last.left.values_C4096}
+
+    def words(self) -> tuple[KeptBody, ...]:
+        """What a checkpoint says about `tensors`."""
+        last = self._reducer.last
+        if last is None:
+            return ()
+        number = int.from_bytes(last.name, "big", signed=True)
+        payload = self._newest.payload if self._newest is not None else Digest(bytes(32))
+        return (KeptBody(number, payload, last.left.span),)
+
+    def load(self, words: Sequence[KeptBody], kept_C4096: Tensor | None, final: int) -> None:
+        """Go on from a checkpoint of that final round. What does not fit is not taken: zeros may begin a chain."""
+        for body in words:
+            if kept_C4096 is not None and kept_C4096.shape == (body.span.chunks, CHUNK):
+                self._reducer.restore(_name(body.round), Kept(body.span, kept_C4096.clone()))
+                self._newest = body if body.round > final else None
+
+    def _rows(self, path: str, span: Span) -> RowsAnswer:
+        cap = rows_max_bytes(span, self._rules.chunks, self._rules.k)
+        return codec.decode(self._load(path), RowsAnswer, max_bytes=cap)
+
+    def _part(self, root: Digest, path: str, span: Span) -> RowPart:
+        found = self._rows(path, span)
+        return checked_rows(root, self._rules.chunks, self._rules.k, span, found.rows, found.path)
+
+
+def _name(number: int) -> bytes:
+    return number.to_bytes(8, "big", signed=True)

@@ -1,0 +1,66 @@
+"""The worker's ledger of time: at each moment it does exactly one thing, and the books name all of them.
+
+Pure: the clock comes from outside. Whole nanoseconds, so that the entries add up to the age exactly.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from atoll.protocols.local.worker_messages import Spent
+
+Doing = Literal["start", "steps", "encode", "fold", "checkpoint", "evaluate", "recompute", "wait"]
+
+
+class Ledger:
+    """Begins in `start`; `enter` and `within` say what comes next."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        """`now_ns`: a clock that never goes back."""
+        self._now_ns, self._since_ns = now_ns, now_ns()
+        self._doing: Doing = "start"
+        self._booked_ns: dict[Doing, int] = {}
+        self._unsaved_ns = 0
+        self._saving_ns = 0
+
+    def enter(self, doing: Doing) -> None:
+        """From now on the worker does this."""
+        now_ns = self._now_ns()
+        gone_ns, self._since_ns = now_ns - self._since_ns, now_ns
+        self._booked_ns[self._doing] = self._booked_ns.get(self._doing, 0) + gone_ns
+        if self._doing == "steps":
+            self._unsaved_ns += gone_ns
+        self._doing = doing
+
+    @contextmanager
+    def within(self, doing: Doing) -> Iterator[None]:
+        """This for as long as the block takes, then again what was before."""
+        before = self._doing
+        self.enter(doing)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def hand_over(self) -> None:
+        """The steps so far are being saved."""
+        self.enter(self._doing)
+        self._saving_ns += self._unsaved_ns
+        self._unsaved_ns = 0
+
+    def keep(self) -> None:
+        """What was handed over is saved: it counts."""
+        self._saving_ns = 0
+
+    def discard(self) -> None:
+        """The steps since the last `hand_over` are thrown away: they were in vain, and are taken again."""
+        self.enter(self._doing)
+        self._booked_ns["steps"] = self._booked_ns.get("steps", 0) - self._unsaved_ns
+        self._booked_ns["recompute"] = self._booked_ns.get("recompute", 0) + self._unsaved_ns
+        self._unsaved_ns = 0
+
+    def read(self) -> Spent:
+        """The books up to now."""
+        self.enter(self._doing)
+        booked_ns = {f"{doing}_ns": value_ns for doing, value_ns in self._booked_ns.items()}
+        return Spent(**booked_ns, unsaved_ns=self._unsaved_ns + self._saving_ns)

@@ -1,0 +1,147 @@
+"""One download: what its conversations with the holders share."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from atoll.p2p.blobs.chunk_schedule import PATIENCE_S, Plan
+from atoll.p2p.blobs.partial import Partial
+from atoll.p2p.blobs.store import BlobStore
+from atoll.protocols.blobs import Manifest
+from atoll.protocols.errors import DecodeError, LocalFault
+from atoll.protocols.ids import Digest, PeerId, short
+
+HOLDERS_AT_ONCE = 8
+ASK_AGAIN_S = 1.0
+"""A holder that had nothing for us is asked again after this time, then after twice as long, and so on …"""
+ASK_AGAIN_LATEST_S = 30.0
+"""… at most so long, while others keep the download going."""
+NEXT_HOLDER_S = 0.3
+"""Until the first offer holders are asked one by one, so long apart: a small blob costs one stream."""
+
+
+class Job:
+    """The conductor is `BlobFetcher`; one `Pull` per holder works on it."""
+
+    def __init__(
+        self, store: BlobStore, blob: Digest, max_bytes: int, holders: Sequence[PeerId], *, start: int = 0
+    ) -> None:
+        """`start`: a number of ours, so that not everybody asks for the same chunks first."""
+        self.blob = blob
+        self.max_bytes = max_bytes
+        self.waiting = deque(dict.fromkeys(holders))
+        self.slow: deque[PeerId] = deque()
+        """Dropped for being slow; taken back when nobody else is left."""
+        self.active: set[PeerId] = set()
+        self._later: dict[PeerId, float] = {}
+        self._pauses_s: dict[PeerId, float] = {}
+        self.reasons: dict[PeerId, str] = {}
+        self.partial: Partial | None = None
+        self.plan = Plan(0)
+        self.moved_s = asyncio.get_running_loop().time()
+        """When anything came last."""
+        self._store = store
+        self._start = start
+        self._opening = asyncio.Lock()
+        self._asked_s = self.moved_s
+        self._eager: PeerId | None = None
+        self._failure: LocalFault | DecodeError | None = None
+        self._change = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Complete, or failed for a reason that no holder can mend."""
+        return self._failure is not None or (self.partial is not None and not self.plan.missing)
+
+    def next_holder(self) -> PeerId | None:
+        """Whom to ask now. None: nobody yet, or nobody is left."""
+        now_s = asyncio.get_running_loop().time()
+        if self.is_over or len(self.active) >= HOLDERS_AT_ONCE or not self._wants_another(now_s):
+            return None
+        self._recall(now_s)
+        if not self.waiting and not self.active:
+            self.waiting, self.slow = self.slow, deque()
+        if not self.waiting:
+            return None
+        self._asked_s = now_s
+        peer = self.waiting.popleft()
+        self.active.add(peer)
+        return peer
+
+    def ask_later(self, peer: PeerId, reason: str) -> None:
+        """A holder has nothing for us now; one that still downloads may have soon."""
+        self.reasons[peer] = reason
+        pause_s = self._pauses_s.get(peer, ASK_AGAIN_S)
+        self._pauses_s[peer] = min(2 * pause_s, ASK_AGAIN_LATEST_S)
+        self._later[peer] = asyncio.get_running_loop().time() + pause_s
+
+    def at_once(self, peer: PeerId) -> int:
+        """How many chunks this holder should send unasked: one, if it is the first that is asked at all."""
+        if self.partial is None and self._eager is None:
+            self._eager = peer
+            return 1
+        return 0
+
+    async def begin(self, manifest: Manifest) -> bool:
+        """Open the partial file unless it is. False: the job is over. Raises DiskFault."""
+        async with self._opening:
+            if self.check(manifest):
+                await asyncio.to_thread(self._begin, manifest)
+        return not self.is_over
+
+    def check(self, manifest: Manifest) -> bool:
+        """True if the download should begin with this manifest; fails the job if the blob is too large."""
+        if manifest.size_bytes > self.max_bytes:
+            size = f"{manifest.size_bytes} bytes where at most {self.max_bytes} are legal"
+            self.fail(DecodeError(f"blob {short(self.blob)} has {size}"))
+        return self._failure is None and self.partial is None
+
+    def left(self, peer: PeerId) -> None:
+        """The conversation with a holder is over."""
+        self.active.discard(peer)
+        self.plan.leave(peer)
+        if self._eager == peer:
+            self._eager = None
+        self.tell()
+
+    def fail(self, failure: LocalFault | DecodeError) -> None:
+        """No holder can help."""
+        self._failure = self._failure or failure
+        self.tell()
+
+    def raise_failure(self) -> None:
+        """Raise what `fail` was given."""
+        if self._failure is not None:
+            raise self._failure
+
+    def tell(self) -> None:
+        """Wake all who wait in `changed`."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def changed(self, limit_s: float) -> None:
+        """Until something happened, or the time is up."""
+        change = self._change
+        try:
+            async with asyncio.timeout(limit_s):
+                await change.wait()
+        except TimeoutError:
+            return
+
+    def _recall(self, now_s: float) -> None:
+        for peer in [peer for peer, at_s in self._later.items() if at_s <= now_s]:
+            del self._later[peer]
+            self.waiting.append(peer)
+
+    def _wants_another(self, now_s: float) -> bool:
+        if not self.active:
+            return True
+        if self.partial is None:
+            return now_s - self._asked_s >= NEXT_HOLDER_S
+        return bool(self.plan.todo) or self.plan.left_s(now_s) > PATIENCE_S
+
+    def _begin(self, manifest: Manifest) -> None:
+        partial = self._store.begin(manifest)
+        missing = sum(1 << index for index in partial.missing())
+        self.plan = Plan(missing, self._start % max(1, manifest.chunks))
+        self.partial = partial

@@ -1,0 +1,197 @@
+"""One conversation of a download: ask one holder for chunks, receive, verify, until it has no more use."""
+
+import asyncio
+from collections import Counter
+from typing import cast
+
+from atoll.p2p.blobs.download import HOLDERS_AT_ONCE, Job
+from atoll.p2p.blobs.flow_window import Pace
+from atoll.p2p.blobs.frames import (
+    HAVE_MAX_BYTES,
+    OFFER_OVERHEAD_BYTES,
+    Answer,
+    Ask,
+    Cancel,
+    Chunk,
+    Have,
+    Offer,
+    Piece,
+    Refusal,
+    Want,
+    unpack_bits,
+)
+from atoll.p2p.host.framing import PREFIX_BYTES, read_frame, write_frame
+from atoll.p2p.host.interface import Stream
+from atoll.p2p.system.first_failure import together
+from atoll.protocols import codec
+from atoll.protocols.blobs import BLOB_CHUNK_BYTES, MANIFEST_MAX_BYTES, Manifest, decode_manifest
+from atoll.protocols.errors import DecodeError, Unreachable
+from atoll.protocols.ids import DIGEST_BYTES, PeerId
+
+ROTATE_S = 3.0
+"""A holder that has nothing for us makes room for one that waits after so long."""
+LOOK_S = 0.1
+"""How often it is looked for late chunks and slow holders."""
+_READ_BYTES = 64 * 1024
+_CAME_CHUNKS = 2
+"""Chunks of one holder that wait for their verification; all of them share one way to a thread and back."""
+_PIECE_MAX_BYTES = HAVE_MAX_BYTES + 64
+
+
+class Useless(Unreachable):
+    """The holder has nothing that we lack, now."""
+
+
+class Slow(Unreachable):
+    """The holder is far behind the others."""
+
+
+class Pull:
+    """Works on `job` until the job is over; the caller then cancels `run`."""
+
+    def __init__(self, stream: Stream, job: Job, bytes_down: Counter[PeerId], stall_s: float) -> None:
+        self._stream = stream
+        self._peer = stream.peer
+        self._job = job
+        self._bytes_down = bytes_down
+        self._stall_s = stall_s
+        self._now = asyncio.get_running_loop().time
+        self._pace = Pace(self._now())
+        self._owed: set[int] = set()
+        """Chunks that may come: asked for, cancelled ones too."""
+        self._came: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(_CAME_CHUNKS)
+        self._spare: list[bytearray] = []
+        """Buffers that were used: fresh memory for every chunk costs more than hashing it."""
+        self._useful_s = self._now()
+
+    async def run(self) -> None:
+        """Raises PeerFault for a lie, LocalFault, Slow, Useless (a refusal too), Unreachable."""
+        at_once = self._job.at_once(self._peer)
+        asked_s = self._now()
+        async with asyncio.timeout(self._stall_s):
+            await self._say(Ask(self._job.blob, at_once))
+            offer = await self._hear_offer()
+        self._pace.rtt_s = self._now() - asked_s
+        manifest = decode_manifest(offer.manifest, self._job.blob)
+        if await self._job.begin(manifest):
+            self._join(manifest, offer, at_once)
+            await together(self._receive(manifest), self._keep(), self._steer())
+
+    async def _hear_offer(self) -> Offer:
+        cap = OFFER_OVERHEAD_BYTES + HAVE_MAX_BYTES + manifest_cap(self._job.max_bytes)
+        data = await read_frame(self._stream, cap)
+        answer = codec.decode(data, cast(type[Offer | Refusal], Answer), max_bytes=cap)
+        if isinstance(answer, Offer):
+            return answer
+        raise Useless("".join(letter for letter in answer.reason if letter.isprintable()))
+
+    def _join(self, manifest: Manifest, offer: Offer, at_once: int) -> None:
+        plan, have = self._job.plan, unpack_bits(offer.have, manifest.chunks)
+        plan.join(self._peer, have, self._pace)
+        for index in range(min(at_once, manifest.chunks)):
+            if have >> index & 1:
+                self._owed.add(index)
+                plan.ask(self._peer, index, self._now())
+
+    # --- what comes -----------------------------------------------------------------------------
+
+    async def _receive(self, manifest: Manifest) -> None:
+        try:
+            await self._receive_pieces(manifest)
+        except Unreachable:
+            await self._came.join()  # who sends a bad chunk and hangs up is still found out
+            raise
+
+    async def _receive_pieces(self, manifest: Manifest) -> None:
+        while True:
+            data = await read_frame(self._stream, _PIECE_MAX_BYTES)
+            piece = codec.decode(data, cast(type[Have | Chunk], Piece), max_bytes=_PIECE_MAX_BYTES)
+            if isinstance(piece, Have):
+                self._job.plan.hears(self._peer, unpack_bits(piece.have, manifest.chunks))
+                self._job.tell()
+                continue
+            if piece.index not in self._owed:
+                raise DecodeError(f"chunk {piece.index} came without being asked for")
+            self._owed.discard(piece.index)
+            body = await self._read_body(manifest.chunk_bytes(piece.index))
+            self._job.plan.came(self._peer, piece.index)
+            self._job.tell()
+            await self._came.put((piece.index, body))
+
+    async def _read_body(self, size: int) -> memoryview:
+        told = int.from_bytes(await self._stream.read_exactly(PREFIX_BYTES), "little")
+        if told != size:
+            raise DecodeError(f"a chunk of {told} bytes where {size} are legal")
+        body = memoryview(self._spare.pop() if self._spare else bytearray(BLOB_CHUNK_BYTES))[:size]
+        for start in range(0, size, _READ_BYTES):
+            part = await self._stream.read_exactly(min(_READ_BYTES, size - start))
+            body[start : start + len(part)] = part
+            self._pace.moved(len(part), self._now())
+            self._bytes_down[self._peer] += len(part)
+        return body
+
+    async def _keep(self) -> None:
+        """Verify and write what came while more comes."""
+        job = self._job
+        assert job.partial is not None
+        while True:
+            batch = [await self._came.get()]
+            while not self._came.empty():
+                batch.append(self._came.get_nowait())
+            chunks = [(index, body) for index, body in batch if job.plan.missing >> index & 1]
+            if chunks:
+                await asyncio.to_thread(job.partial.write_all, chunks)
+                for index, _ in chunks:
+                    job.plan.verified(index)
+                job.moved_s = self._useful_s = self._now()
+                job.tell()
+            for _, body in batch:
+                self._spare.append(cast(bytearray, body.obj))
+                self._came.task_done()
+
+    # --- what we ask for ------------------------------------------------------------------------
+
+    async def _steer(self) -> None:
+        plan = self._job.plan
+        while True:
+            self._look()
+            for index in plan.stale(self._peer):
+                await self._wish(Cancel(index))
+            while (wish := plan.next(self._peer, self._now())) is not None:
+                plan.ask(self._peer, wish, self._now())
+                self._owed.add(wish)
+                await self._wish(Want(wish))
+            await self._job.changed(LOOK_S)
+
+    def _look(self) -> None:
+        """Raises if this holder is of no use any more."""
+        now_s, job = self._now(), self._job
+        on_the_way = job.plan.on_the_way(self._peer)
+        if on_the_way and now_s - self._pace.moved_s > self._stall_s:
+            raise Unreachable(f"stalled for {self._stall_s:.0f} s")
+        if job.plan.is_slow(self._peer, now_s):
+            raise Slow(f"slow: {(self._pace.rate_bytes_s(now_s) or 0) / 1e3:.0f} kB/s, others give much more")
+        if on_the_way or job.plan.can_help(self._peer):
+            self._useful_s = now_s
+        is_dead_end = now_s - max(job.moved_s, self._useful_s) > self._stall_s
+        if is_dead_end or (
+            job.waiting and len(job.active) >= HOLDERS_AT_ONCE and now_s - self._useful_s > ROTATE_S
+        ):
+            raise Useless("has no chunk that is missing here")
+
+    async def _wish(self, wish: Want | Cancel) -> None:
+        try:
+            await self._say(wish)
+        except Unreachable:
+            await asyncio.sleep(self._stall_s)  # the reader meets the end too, after what was sent before it
+            raise
+
+    async def _say(self, message: Ask | Want | Cancel) -> None:
+        async with asyncio.timeout(self._stall_s):
+            await write_frame(self._stream, codec.encode(message))
+
+
+def manifest_cap(max_bytes: int) -> int:
+    """Bytes of the manifest of a blob of `max_bytes`."""
+    chunks = -(-max_bytes // BLOB_CHUNK_BYTES)
+    return min(MANIFEST_MAX_BYTES, 64 + DIGEST_BYTES * chunks)

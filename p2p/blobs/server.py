@@ -1,0 +1,215 @@
+"""Send blobs to peers that ask: verified as they leave, a bounded number at a time, each peer its turn.
+
+A peer has one chunk being written at any time, over all its streams: peers share the uplink, not streams. Blobs
+that are still being fetched are served as far as they are here.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from typing import cast
+
+from atoll.p2p.blobs.frames import (
+    ASK_MAX_BYTES,
+    PROTOCOL,
+    WINDOW,
+    Ask,
+    Cancel,
+    Chunk,
+    Have,
+    Offer,
+    Refusal,
+    Want,
+    Wish,
+    pack_bits,
+)
+from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.host.framing import PREFIX_BYTES, framed, read_frame
+from atoll.p2p.host.interface import Host, Stream
+from atoll.p2p.system.first_failure import together
+from atoll.protocols import codec
+from atoll.protocols.blobs import Manifest
+from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
+from atoll.protocols.ids import Digest, PeerId, short
+
+log = logging.getLogger(__name__)
+
+SERVES_PER_PEER = 4
+SERVES_AT_ONCE = 32
+IDLE_S = 60.0
+"""A peer that asks for nothing, or takes nothing, for so long gives its place to others."""
+HAVE_EVERY_S = 0.25
+"""A stream with nothing to send tells of new chunks so often."""
+_WRITE_BYTES = 256 * 1024
+_CHUNKS_IN_MEMORY = 4
+"""Of one stream: some are written while the next are read and verified …"""
+_CHUNKS_AT_A_TIME = 2
+"""… so many on one way to a thread and back."""
+
+
+class BlobServer:
+    """Answers the blob protocol on one host."""
+
+    def __init__(self, host: Host, store: BlobStore, *, idle_s: float = IDLE_S) -> None:
+        self.store = store
+        self._idle_s = idle_s
+        self._serving: Counter[PeerId] = Counter()
+        self._turns: dict[PeerId, asyncio.Lock] = {}
+        self.bytes_up: Counter[PeerId] = Counter()
+        self.wire_bytes_up = 0
+        """Chunks, manifests and answers with their frames: all that serving blobs sends."""
+        host.set_handler(PROTOCOL, self._handle)
+
+    @property
+    def serving(self) -> int:
+        """Streams being served now."""
+        return self._serving.total()
+
+    async def send(self, stream: Stream, data: bytes) -> None:
+        """Write, in parts with a deadline each. Raises Unreachable."""
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), _WRITE_BYTES):
+                part = view[start : start + _WRITE_BYTES]
+                async with asyncio.timeout(self._idle_s):
+                    await stream.write(part)
+                self.wire_bytes_up += len(part)
+        except TimeoutError as error:
+            raise Unreachable("the peer takes nothing") from error
+
+    async def _handle(self, stream: Stream) -> None:
+        peer = stream.peer
+        is_busy = self._serving[peer] >= SERVES_PER_PEER or self.serving >= SERVES_AT_ONCE
+        self._serving[peer] += 1
+        turn = self._turns.setdefault(peer, asyncio.Lock())
+        try:
+            ask = await self._next_ask(stream)
+            share = self.store.share(ask.blob)
+            if is_busy or share is None:
+                await self.send(stream, framed(codec.encode(Refusal("busy" if is_busy else "not here"))))
+            else:
+                await _Serve(self, stream, ask, share[0], turn).run(share[1], self._idle_s)
+        except LocalFault as fault:
+            log.warning("cannot serve a blob to %s: %s", short(peer), fault.line())
+            raise Unreachable("a fault on this machine") from fault
+        finally:
+            self._serving[peer] -= 1
+            if not self._serving[peer]:
+                del self._serving[peer], self._turns[peer]
+
+    async def _next_ask(self, stream: Stream) -> Ask:
+        try:
+            async with asyncio.timeout(self._idle_s):
+                return codec.decode(await read_frame(stream, ASK_MAX_BYTES), Ask, max_bytes=ASK_MAX_BYTES)
+        except TimeoutError as error:
+            raise Unreachable("the peer asks for nothing") from error
+
+
+class _Serve:
+    """One stream: what was asked for and is not sent yet."""
+
+    def __init__(
+        self,
+        server: BlobServer,
+        stream: Stream,
+        ask: Ask,
+        manifest: Manifest,
+        turn: asyncio.Lock,
+    ) -> None:
+        self._server = server
+        self._stream = stream
+        self._blob: Digest = ask.blob
+        self._at_once = ask.at_once
+        self._manifest = manifest
+        self._turn = turn
+        self._told = 0
+        self._wishes: deque[int] = deque()
+        self._asked = asyncio.Event()
+        self._loaded: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+        self._room = asyncio.Semaphore(_CHUNKS_IN_MEMORY)
+        self._cancelled: set[int] = set()
+        self._active_s = asyncio.get_running_loop().time()
+
+    async def run(self, have: int, idle_s: float) -> None:
+        """Offer, then send until the peer ends the stream. Raises Unreachable for that end too, DecodeError."""
+        chunks = self._manifest.chunks
+        self._told = have
+        await self._say(Offer(codec.encode(self._manifest), pack_bits(have, chunks)))
+        self._wishes.extend(index for index in range(min(self._at_once, chunks)) if have >> index & 1)
+        await together(self._listen(), self._load(), self._send(idle_s))
+
+    async def _listen(self) -> None:
+        while True:
+            data = await read_frame(self._stream, ASK_MAX_BYTES)
+            wish = codec.decode(data, cast(type[Want | Cancel], Wish), max_bytes=ASK_MAX_BYTES)
+            if isinstance(wish, Cancel):
+                self._cancel(wish.index)
+                continue
+            if wish.index >= self._manifest.chunks or not self._told >> wish.index & 1:
+                raise DecodeError(f"wants chunk {wish.index}, which was not offered")
+            if len(self._wishes) >= WINDOW:
+                raise DecodeError(f"more than {WINDOW} wishes at once")
+            self._wishes.append(wish.index)
+            self._cancelled.discard(wish.index)
+            self._active_s = asyncio.get_running_loop().time()
+            self._asked.set()
+
+    def _cancel(self, index: int) -> None:
+        if index in self._wishes:
+            self._wishes.remove(index)
+        elif index < self._manifest.chunks:
+            self._cancelled.add(index)
+
+    async def _load(self) -> None:
+        while True:
+            await self._room.acquire()
+            while not self._wishes:
+                self._asked.clear()
+                await self._asked.wait()
+            batch = [self._wishes.popleft()]
+            while self._wishes and len(batch) < _CHUNKS_AT_A_TIME and not self._room.locked():
+                await self._room.acquire()
+                batch.append(self._wishes.popleft())
+            for loaded in await asyncio.to_thread(self._read, batch):
+                self._loaded.put_nowait(loaded)
+
+    def _read(self, batch: list[int]) -> list[tuple[int, bytes]]:
+        return [(index, self._server.store.chunk(self._blob, index)) for index in batch]
+
+    async def _send(self, idle_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._tell_more()
+            try:
+                async with asyncio.timeout(idle_s if self._is_whole else HAVE_EVERY_S):
+                    index, data = await self._loaded.get()
+            except TimeoutError as error:
+                if loop.time() - self._active_s >= idle_s and not self._wishes:
+                    raise Unreachable("the peer asks for nothing") from error
+                continue
+            if index not in self._cancelled:
+                await self._send_chunk(index, data)
+            self._cancelled.discard(index)
+            self._room.release()
+            self._active_s = loop.time()
+
+    async def _send_chunk(self, index: int, data: bytes) -> None:
+        async with self._turn:
+            head = framed(codec.encode(Chunk(index)))
+            await self._server.send(self._stream, head + len(data).to_bytes(PREFIX_BYTES, "little"))
+            await self._server.send(self._stream, data)
+        self._server.bytes_up[self._stream.peer] += len(data)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._told.bit_count() == self._manifest.chunks
+
+    async def _tell_more(self) -> None:
+        """What was fetched since the last time. A blob that is gone is told of by the wish that cannot be met."""
+        share = None if self._is_whole else self._server.store.share(self._blob)
+        if share is not None and share[1] & ~self._told:
+            self._told |= share[1]
+            await self._say(Have(pack_bits(self._told, self._manifest.chunks)))
+
+    async def _say(self, message: Offer | Have) -> None:
+        await self._server.send(self._stream, framed(codec.encode(message)))

@@ -1,0 +1,256 @@
+"""The DHT as the daemon sees it: announce ourselves, find the members of a run, list runs. Hints, nothing else.
+
+hivemind's DHTNode lives in a child of its own (`dht_child`): importing it costs about 280 MB and it decodes
+peer bytes unsafely. The child starts when it is first needed; its death is an event, not an error.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.p2p.discovery.dht_pipe import (
+    FRAME_MAX_BYTES,
+    PREFIX_BYTES,
+    Answer,
+    ChildOptions,
+    Find,
+    Found,
+    Ready,
+    Store,
+    Stored,
+)
+from atoll.p2p.discovery.dht_records import (
+    RUNS_KEY,
+    VALUE_MAX_BYTES,
+    read_addresses,
+    read_runs,
+    run_key,
+    sign_record,
+)
+from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.system.notifier import Bell
+from atoll.protocols import codec
+from atoll.protocols.errors import LocalFault, Unreachable
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, RunId
+from atoll.protocols.ledger.registers import Addresses
+from atoll.protocols.run.run_spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+TTL_S = 600
+WANTED_RECORDS = 64
+"""Above so many members most do not announce: a store costs as much traffic as the key has records."""
+WANTED_RUN_RECORDS = 8
+_FIRST_BACKOFF_S = 1.0
+_MAX_BACKOFF_S = 120.0
+_START_S = 60.0
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DhtStatistics:
+    """For `atoll status`."""
+
+    is_ready: bool
+    restarts: int
+    process_id: int | None
+    maddrs: tuple[str, ...]
+    """Where the child's p2pd listens."""
+    last_error: str
+
+
+class Dht:
+    """Supervises the child and speaks to it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        options: Callable[[], ChildOptions],
+        *,
+        rng: random.Random,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`options`: asked at each start of the child; may raise LocalFault while the host has no p2pd."""
+        self._identity = identity
+        self._options = options
+        self._rng = rng
+        self._clock = wall_clock
+        self._wanted = Bell()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Stored | Found]] = {}
+        self._process: Process | None = None
+        self._ready = asyncio.Event()
+        self._maddrs: tuple[str, ...] = ()
+        self._starts = 0
+        self._last_error = ""
+
+    async def serve(self) -> None:
+        """Keep a child alive once somebody needs it, until cancelled."""
+        await self._wanted.wait()
+        failures = 0
+        while True:
+            started = time.monotonic()
+            try:
+                await self._run_child()
+            except (Unreachable, LocalFault) as error:
+                self._last_error = str(error)
+                log.info("%s; it is started again", error)
+            failures = 0 if time.monotonic() - started > _MAX_BACKOFF_S else failures + 1
+            backoff_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures, 10))
+            await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.5))
+
+    async def wait_ready(self) -> None:
+        """Until the child serves; starts it if it never ran."""
+        self._wanted.ring()
+        await self._ready.wait()
+
+    async def announce(self, run: RunId, maddrs: tuple[str, ...], run_file: bytes = b"") -> bool:
+        """Put us under the run, and the run under all runs if `run_file` is given; False if it was not needed.
+
+        Raises Unreachable. The caller owns the deadline.
+        """
+        members = await self._find(run_key(run))
+        if self._is_spared(len(members), WANTED_RECORDS):
+            return False
+        kept = await self._store(run_key(run), codec.encode(Addresses(maddrs)))
+        if run_file and len(run_file) <= VALUE_MAX_BYTES:
+            announced = await self._find(RUNS_KEY)
+            if sum(run_file in record for record in announced) < WANTED_RUN_RECORDS:
+                await self._store(RUNS_KEY, run_file)
+        return kept
+
+    async def find(self, run: RunId) -> list[PeerAddress]:
+        """Who says to be in the run. Raises Unreachable."""
+        return read_addresses(await self._find(run_key(run)), run, self._clock())
+
+    async def runs(self) -> dict[RunId, RunSpec]:
+        """Runs that somebody announces, each signed by its owner. Raises Unreachable."""
+        return read_runs(await self._find(RUNS_KEY), self._clock())
+
+    def restart(self) -> None:
+        """The p2pd that the child is attached to died: so must the child."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def statistics(self) -> DhtStatistics:
+        """A snapshot."""
+        pid = self._process.pid if self._process else None
+        return DhtStatistics(self._ready.is_set(), max(0, self._starts - 1), pid, self._maddrs, self._last_error)
+
+    def _is_spared(self, records: int, wanted: int) -> bool:
+        return records > wanted and self._rng.random() > wanted / records
+
+    async def _store(self, key: Digest, value: bytes) -> bool:
+        data = sign_record(self._identity, key, value, int(self._clock()) + TTL_S)
+        answer = await self._ask(Store(next(self._numbers), data))
+        return isinstance(answer, Stored) and answer.is_kept
+
+    async def _find(self, key: Digest) -> tuple[bytes, ...]:
+        answer = await self._ask(Find(next(self._numbers), key))
+        return answer.records if isinstance(answer, Found) else ()
+
+    async def _ask(self, ask: Store | Find) -> Stored | Found:
+        await self.wait_ready()
+        process = self._process
+        if process is None or process.stdin is None:
+            raise Unreachable("the DHT process is starting")
+        future: asyncio.Future[Stored | Found] = asyncio.get_running_loop().create_future()
+        self._waiting[ask.id] = future
+        try:
+            body = msgspec.msgpack.encode(ask)
+            process.stdin.write(len(body).to_bytes(PREFIX_BYTES, "little") + body)
+            await process.stdin.drain()
+            return await future
+        except ConnectionError as error:
+            raise Unreachable("the DHT process is gone") from error
+        finally:
+            del self._waiting[ask.id]
+
+    async def _run_child(self) -> None:
+        """One life of the child. Raises Unreachable at its end."""
+        with tempfile.TemporaryDirectory(prefix="atoll-dht-", ignore_cleanup_errors=True) as folder:
+            options = msgspec.structs.replace(self._options(), folder=folder)
+            await self._talk(await _spawn(options))
+
+    async def _talk(self, process: Process) -> None:
+        self._process = process
+        self._starts += 1
+        try:
+            async with asyncio.TaskGroup() as group:
+                words = group.create_task(_last_words(process))
+                await self._read_answers(process)
+            reason = words.result() or f"exit status {process.returncode}"
+            raise Unreachable(f"the DHT process ended: {reason}")
+        finally:
+            await self._end(process)
+
+    async def _read_answers(self, process: Process) -> None:
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_START_S) as start:
+                while True:
+                    size = int.from_bytes(await process.stdout.readexactly(PREFIX_BYTES), "little")
+                    if size > FRAME_MAX_BYTES:
+                        return
+                    self._take(msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer))
+                    start.reschedule(None)
+        except (asyncio.IncompleteReadError, TimeoutError, msgspec.MsgspecError):
+            if process.returncode is None:
+                process.kill()
+
+    def _take(self, answer: Ready | Stored | Found) -> None:
+        if isinstance(answer, Ready):
+            self._maddrs = answer.maddrs
+            self._ready.set()
+        elif (future := self._waiting.get(answer.id)) is not None and not future.done():
+            future.set_result(answer)
+
+    async def _end(self, process: Process) -> None:
+        self._ready.clear()
+        self._process = None
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(Unreachable("the DHT process died"))
+        if process.stdin is not None:
+            process.stdin.close()
+        # The end of its stdin lets the child end its own p2pd; a child that hangs is killed.
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        await process.wait()
+
+
+async def _spawn(options: ChildOptions) -> Process:
+    command = (sys.executable, "-m", "atoll.p2p.discovery.dht_child", msgspec.json.encode(options).decode())
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
+    except OSError as error:
+        raise LocalFault(f"the DHT process does not start: {error}") from error
+
+
+async def _last_words(process: Process) -> str:
+    """Read the child's stderr away; its last line."""
+    assert process.stderr is not None
+    last = ""
+    while block := await process.stderr.read(1 << 14):
+        lines = block.decode(errors="replace").strip().splitlines()
+        last = lines[-1][:200] if lines else last
+        log.debug("dht child: %s", last)
+    return last

@@ -1,0 +1,255 @@
+"""Find peers and stay connected to enough of them, for ever: seeds, cache, exchange and DHT are only hints.
+
+Every peer that is worth dialling is dialled again and again, with back-off and jitter. No failure ends the loop;
+what failed, why, and what to do about it is in `rows`.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from atoll.p2p.discovery.backoff import FIRST_BACKOFF_S, MAX_BACKOFF_S, backoff_s
+from atoll.p2p.discovery.dial_errors import Trouble, explain
+from atoll.p2p.discovery.dns_seeds import DnsSeed
+from atoll.p2p.discovery.dnsaddr import Lookup, system_lookup
+from atoll.p2p.discovery.seed_table import CONNECTED, DIALLING, FAILED, THIS_NODE, WAITING, SeedRow, line, of_name
+from atoll.p2p.host.interface import Host, PeerAddress
+from atoll.p2p.membership.address_book import AddressBook, KnownPeer, is_dns_seed
+from atoll.p2p.system.notifier import Bell
+from atoll.protocols.errors import DiskFault, Unreachable
+from atoll.protocols.ids import PeerId, short
+
+__all__ = ["FIRST_BACKOFF_S", "MAX_BACKOFF_S", "TARGET", "Discovery", "SeedRow", "backoff_s"]
+
+log = logging.getLogger(__name__)
+
+TARGET = 16
+"""Connections that we open by ourselves; peers may open more to us."""
+DIALS_AT_ONCE = 4
+DIALS_MAX = 32
+"""While nobody is connected: dials that hang do not keep the next ones waiting."""
+STAGGER_S = 0.25
+"""While nobody is connected, a dial older than this makes room for another one (as RFC 8305 does)."""
+DIAL_S = 15.0
+EXPLORE_S = 60.0
+"""With enough connections, still dial one more peer so often: two full halves of a swarm must find each other."""
+FRESH_S = 20.0
+"""A transport that refuses to dial, while we know nobody, starts anew after this time, then ever more rarely."""
+MAX_FRESH_S = 600.0
+_TICK_S = 1.0
+_FIRST_SAVE_S = 5.0
+_SAVE_S = 30.0
+
+
+class Discovery:
+    """The dial loop over one address book."""
+
+    def __init__(
+        self,
+        host: Host,
+        seeds: Sequence[PeerAddress],
+        cache: Path,
+        *,
+        now: Callable[[], float],
+        rng: random.Random,
+        target: int = TARGET,
+        lookup: Lookup = system_lookup,
+        more_caches: Iterable[Path] = (),
+    ) -> None:
+        """`seeds`: as parse_seed gives them. `cache`: file of good peers; read now, written while serving.
+
+        `more_caches`: caches of other nodes of the run, only read. A cache that cannot be read is no cache.
+        """
+        self.book = AddressBook(host.peer_id)
+        self._host = host
+        self._seeds = tuple(seed for seed in seeds if not is_dns_seed(seed))
+        self._names = tuple(DnsSeed(seed, lookup, now=now, rng=rng) for seed in seeds if is_dns_seed(seed))
+        self._cache = cache
+        self._now = now
+        self._rng = rng
+        self._target = target
+        self._connected: set[PeerId] = set()
+        self._dialling: dict[PeerId, float] = {}
+        self._wake = Bell()
+        self._next_explore = now() + EXPLORE_S
+        self._held_back, self._next_fresh, self._fresh_s = False, now() + FRESH_S, FRESH_S
+        for path in (*more_caches, cache):
+            self._load(path)
+        for seed in self._seeds:
+            self.book.add(seed.peer, seed.maddrs, "seed")
+
+    async def serve(self) -> None:
+        """Dial until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._save_often())
+            for name in self._names:
+                group.create_task(name.serve(self._on_resolved))
+            while True:
+                await self._forget_failures()
+                for known in self._choose(self._now()):
+                    self._dialling[known.peer] = self._now()
+                    group.create_task(self._dial(known))
+                try:
+                    async with asyncio.timeout(STAGGER_S if self._is_racing() else _TICK_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+
+    def learn(self, peer: PeerId, maddrs: Sequence[str], source: str) -> None:
+        """A hint where `peer` may be."""
+        self.book.add(peer, maddrs, source)
+        self._wake.ring()
+
+    def on_connected(self, peer: PeerId) -> None:
+        """The host has a connection to `peer`."""
+        self._connected.add(peer)
+        self._fresh_s = FRESH_S
+        known, now = self.book.get(peer), self._now()
+        if known is not None and known.failures:
+            self._hurry(now)
+        self.book.connected(peer, now)
+
+    def on_disconnected(self, peer: PeerId) -> None:
+        """The host has lost `peer`; it is dialled again soon, with jitter so that two sides do not collide."""
+        self._connected.discard(peer)
+        known, now = self.book.get(peer), self._now()
+        if known is not None and self.book.lost(peer, now):
+            known.next_dial = max(known.next_dial, now + self._rng.uniform(0.0, FIRST_BACKOFF_S))
+        elif known is not None:
+            pause_s = backoff_s(known.failures + 1, self._rng)
+            self.book.failed(peer, known.last_error or "hung up soon", max(known.next_dial, now + pause_s))
+        self._wake.ring()
+
+    def table(self) -> dict[str, str]:
+        """State of every seed on one line: `connected`, `this node`, or why it is not."""
+        return {row.seed: line(row) for row in self.rows() if not row.via}
+
+    def rows(self) -> list[SeedRow]:
+        """State of every seed, with reason and remedy; what a name in DNS stands for follows it."""
+        direct = [self._row(seed) for seed in self._seeds]
+        for name in self._names:
+            found = [self._row(address, via=name.text) for address in name.addresses]
+            direct += [of_name(name, found, self._now()), *found]
+        return direct
+
+    def _row(self, seed: PeerAddress, via: str = "") -> SeedRow:
+        text = f"{seed.maddrs[0]}/p2p/{seed.peer}"
+        known = self.book.get(seed.peer)
+        if seed.peer == self._host.peer_id:
+            return SeedRow(text, THIS_NODE, via=via)
+        if seed.peer in self._connected:
+            return SeedRow(text, CONNECTED, via=via)
+        if known is None or not known.failures:
+            return SeedRow(text, DIALLING if seed.peer in self._dialling else WAITING, via=via)
+        found = explain(known.last_error, seed.maddrs[0])
+        next_s = max(0.0, max(known.next_dial, known.away_until) - self._now())
+        return SeedRow(text, FAILED, found.reason, found.remedy, known.failures, next_s, via)
+
+    def _hurry(self, now: float) -> None:
+        # One who was out of reach is back: a healed cut brings back the others that were lost with it.
+        for known in self.book.all():
+            if known.good and known.failures and known.peer not in self._connected:
+                known.next_dial = min(known.next_dial, now + self._rng.uniform(0.0, FIRST_BACKOFF_S))
+        self._wake.ring()
+
+    def _on_resolved(self, addresses: tuple[PeerAddress, ...]) -> None:
+        for address in addresses:
+            self.learn(address.peer, address.maddrs, "dns")
+
+    def _choose(self, now: float) -> list[KnownPeer]:
+        """Whom to dial now."""
+        # While nobody is connected, dials that hang count no more: one that works must not wait behind them.
+        fresh = [peer for peer, since in self._dialling.items() if now - since < STAGGER_S or self._connected]
+        room = min(DIALS_AT_ONCE - len(fresh), DIALS_MAX - len(self._dialling))
+        due = [known for known in self.book.all() if self._is_due(known, now)]
+        if room <= 0 or not due:
+            return []
+        lacking = self._target - len(self._connected) - len(fresh)
+        if lacking <= 0 and now >= self._next_explore:
+            lacking = 1
+        if lacking <= 0:
+            return []
+        self._next_explore = now + self._rng.uniform(0.5, 1.5) * EXPLORE_S
+        return self._in_order(due)[: min(room, lacking)]
+
+    def _in_order(self, due: list[KnownPeer]) -> list[KnownPeer]:
+        """Those never seen to work last; among equals chance decides, so that not all dial the same few.
+
+        While nobody is connected seeds and others take turns: either kind may be dead as a whole.
+        """
+        due.sort(key=lambda known: (known.failures, known.misses, self._rng.random()))
+        if self._connected:
+            return due
+        hinted = {address.peer for name in self._names for address in name.addresses}
+        hinted.update(seed.peer for seed in self._seeds)
+        first = [known for known in due if known.peer in hinted]
+        second = [known for known in due if known.peer not in hinted]
+        turns = itertools.zip_longest(first, second)
+        return [known for pair in turns for known in pair if known is not None]
+
+    def _is_due(self, known: KnownPeer, now: float) -> bool:
+        is_busy = known.peer in self._connected or known.peer in self._dialling
+        return bool(known.maddrs) and not is_busy and max(known.next_dial, known.away_until) <= now
+
+    def _is_racing(self) -> bool:
+        return not self._connected and 0 < len(self._dialling) < DIALS_MAX
+
+    async def _dial(self, known: KnownPeer) -> None:
+        try:
+            async with asyncio.timeout(DIAL_S):
+                await self._host.connect(known.address)
+        except TimeoutError:
+            self._failed(known, f"no answer in {DIAL_S:.0f} s")
+        except Unreachable as error:
+            self._failed(known, error.line())
+        else:
+            # The host's event may be lost while it restarts; the caller's poll of connections repairs that.
+            known.next_dial = max(known.next_dial, self._now() + FIRST_BACKOFF_S)
+        finally:
+            self._dialling.pop(known.peer, None)
+            self._wake.ring()
+
+    def _failed(self, known: KnownPeer, reason: str) -> None:
+        log.debug("dial to %s failed: %s", short(known.peer), reason)
+        next_dial = self._now() + backoff_s(known.failures + 1, self._rng)
+        match explain(reason).trouble:
+            case Trouble.LOCAL:  # nobody was dialled: our own network restarts, which says nothing about the peer
+                known.next_dial = next_dial
+            case Trouble.BACKOFF:
+                self.book.postponed(known.peer, reason, next_dial)
+                self._held_back = True
+            case _:
+                self.book.failed(known.peer, reason, next_dial)
+
+    async def _forget_failures(self) -> None:
+        """The transport refuses to dial, and nobody is connected: a fresh start loses nothing."""
+        now = self._now()
+        if self._held_back and not self._connected and now >= self._next_fresh:
+            self._fresh_s = min(MAX_FRESH_S, 2 * self._fresh_s)
+            self._next_fresh, self._held_back = now + self._fresh_s, False
+            await self._host.forget_failures()
+
+    def _load(self, path: Path) -> None:
+        try:
+            self.book.load(path)
+        except DiskFault as fault:
+            log.warning("the cache of peers is not read: %s", fault.line())
+
+    async def _save_often(self) -> None:
+        pause_s = _FIRST_SAVE_S  # a node that is killed soon has learnt something too
+        try:
+            while True:
+                await asyncio.sleep(pause_s)
+                self._save()
+                pause_s = _SAVE_S
+        finally:
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            self.book.save(self._cache)
+        except DiskFault as fault:
+            log.warning("the cache of peers is not saved: %s", fault.line())

@@ -1,0 +1,144 @@
+"""Seeds by name: `/dnsaddr/seed.example.org` becomes addresses through TXT records at `_dnsaddr.seed.example.org`.
+
+libp2p's convention (multiaddr's protocols/DNSADDR.md): a record holds `dnsaddr=` and a multiaddr, which may be
+another /dnsaddr. What DNS says is not signed, so an address without /p2p/PEERID is refused: anyone on the path
+could answer there.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from atoll.p2p.discovery.dns_texts import LOOKUP_S, Lookup, Texts
+from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.host.maddrs import MADDRS_PER_PEER, parse_maddr
+from atoll.p2p.membership.address_book import dns_name
+from atoll.protocols.errors import DecodeError, Unreachable
+from atoll.protocols.ids import PeerId, peer_bytes
+
+__all__ = ["LOOKUP_S", "Lookup", "Resolved", "Texts", "parse_record", "resolve", "system_lookup"]
+
+RESULTS_MAX = 32
+"""Multiaddrs of one name, nested ones included."""
+DEPTH_MAX = 4
+LOOKUPS_MAX = 16
+RECORD_MAX_BYTES = 512
+_PREFIX = b"dnsaddr="
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a name stands for now."""
+
+    addresses: tuple[PeerAddress, ...]
+    refused: tuple[str, ...]
+    """Records that cannot be used, each with its reason."""
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Nested:
+    name: str
+    peer: PeerId
+
+
+class _Walk:
+    """One resolution: what was found and what is forbidden by now."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._seen: set[_Nested] = set()
+        self._found: dict[PeerId, dict[str, None]] = {}
+        self.refused: list[str] = []
+        self.faults: list[Unreachable] = []
+        self.ttl_s = float("inf")
+
+    async def level(self, wanted: list[_Nested]) -> list[_Nested]:
+        """Look up names of one depth, all at once; names of the next one."""
+        fresh = [nested for nested in dict.fromkeys(wanted) if nested not in self._seen]
+        fresh = fresh[: LOOKUPS_MAX - len(self._seen)]
+        self._seen.update(fresh)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._ask(nested)) for nested in fresh]
+        return [deeper for task in tasks for deeper in task.result()]
+
+    async def _ask(self, nested: _Nested) -> list[_Nested]:
+        try:
+            async with asyncio.timeout(LOOKUP_S):
+                answer = await self._lookup(f"_dnsaddr.{nested.name}")
+        except TimeoutError:
+            self.faults.append(Unreachable(f"no DNS server answers for {nested.name} in {LOOKUP_S:.0f} s"))
+            return []
+        except Unreachable as error:
+            self.faults.append(error)
+            return []
+        self.ttl_s = min(self.ttl_s, answer.ttl_s)
+        return [deeper for text in answer.texts for deeper in self._take(text, nested.peer)]
+
+    def _take(self, text: bytes, wanted: PeerId) -> list[_Nested]:
+        """Keep one record; the name that it points to, if it does. Records of other kinds are not for us."""
+        if not text.startswith(_PREFIX):
+            return []
+        try:
+            maddr, peer = parse_record(text)
+        except DecodeError as error:
+            self.refused.append(str(error))
+            return []
+        if wanted and peer and peer != wanted:
+            return []
+        if maddr.startswith("/dnsaddr/"):
+            return [_Nested(dns_name(maddr), peer or wanted)]
+        if not peer:
+            self.refused.append(f"{maddr} names no PeerID")
+        elif sum(map(len, self._found.values())) < RESULTS_MAX:
+            self._found.setdefault(peer, {})[maddr] = None
+        return []
+
+    def addresses(self) -> tuple[PeerAddress, ...]:
+        """What was found, by peer."""
+        return tuple(PeerAddress(peer, tuple(maddrs)[:MADDRS_PER_PEER]) for peer, maddrs in self._found.items())
+
+
+async def resolve(seed: PeerAddress, lookup: Lookup) -> Resolved:
+    """Addresses behind the /dnsaddr seed (`peer` empty: anybody whom DNS names). The caller owns the deadline.
+
+    Raises Unreachable when nothing usable is found: unknown name, silent servers, no or bad records.
+    """
+    name = dns_name(seed.maddrs[0])
+    walk, wanted = _Walk(lookup), [_Nested(name, seed.peer)]
+    for _ in range(DEPTH_MAX):
+        wanted = await walk.level(wanted)
+    found = walk.addresses()
+    if found:
+        return Resolved(found, tuple(walk.refused), walk.ttl_s)
+    if walk.faults:
+        raise walk.faults[0]
+    if walk.refused:
+        raise Unreachable(f"no usable dnsaddr record at _dnsaddr.{name}: {walk.refused[0]}")
+    raise Unreachable(f"no dnsaddr record at _dnsaddr.{name}" + (f" for {seed.peer}" if seed.peer else ""))
+
+
+def parse_record(text: bytes) -> tuple[str, PeerId]:
+    """Multiaddr and PeerID (empty if absent) of `dnsaddr=…`. Raises DecodeError."""
+    if len(text) > RECORD_MAX_BYTES or not text.isascii():
+        raise DecodeError("a dnsaddr record is too long or not ASCII")
+    value = text.decode("ascii").removeprefix(_PREFIX.decode()).strip()
+    maddr, separator, peer = value.rpartition("/p2p/")
+    if not separator:
+        maddr, peer = value, ""
+    elif not maddr or "/" in peer:
+        # the last /p2p is a relay's: the peer itself is not named
+        maddr, peer = value, ""
+    if peer:
+        peer_bytes(PeerId(peer))
+    if maddr.startswith("/dnsaddr/"):
+        dns_name(maddr)
+    else:
+        parse_maddr(maddr)
+    return maddr, PeerId(peer)
+
+
+async def system_lookup(name: str) -> Texts:
+    """TXT records through this machine's resolvers. Raises Unreachable."""
+    from atoll.p2p.discovery import dns_lookup  # heavy: only nodes with such seeds pay for it
+
+    return await dns_lookup.ask_system(name)

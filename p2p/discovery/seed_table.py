@@ -1,0 +1,65 @@
+"""The table of seeds that a user reads: seed → state, reason, what to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.p2p.discovery.dial_errors import explain
+from atoll.p2p.discovery.dns_seeds import DnsSeed
+
+CONNECTED: Final = "connected"
+THIS_NODE: Final = "this node"
+DIALLING: Final = "dialling"
+WAITING: Final = "not tried yet"
+RESOLVING: Final = "asking DNS"
+FAILED: Final = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRow:
+    """One seed now."""
+
+    seed: str
+    """As it can be given to `--seed`."""
+    state: str
+    """connected, this node, dialling, not tried yet, asking DNS, failed."""
+    reason: str = ""
+    """Why it failed, in a few words."""
+    remedy: str = ""
+    """What the user does next."""
+    tries: int = 0
+    """Failures in a row."""
+    next_s: float | None = None
+    """Seconds until the next try; None: none is planned."""
+    via: str = ""
+    """The /dnsaddr seed that named this one; empty for seeds of the user."""
+
+
+def line(row: SeedRow) -> str:
+    """A row without the seed itself."""
+    if row.state != FAILED:
+        return f"{row.state}: {row.reason}" if row.reason else row.state
+    why = f"{row.reason} – {row.remedy}" if row.remedy else row.reason
+    return f"{why} (tried {row.tries} times, again in {row.next_s or 0.0:.0f} s)"
+
+
+def of_name(name: DnsSeed, found: Sequence[SeedRow], now: float) -> SeedRow:
+    """The row of a /dnsaddr seed over the rows of what it stands for."""
+    up = [row for row in found if row.state in (CONNECTED, THIS_NODE)]
+    if up:
+        return SeedRow(name.text, up[0].state, f"{len(up)} of {len(found)}")
+    if not found:
+        return _unresolved(name, now)
+    failed = [row for row in found if row.state == FAILED]
+    if len(failed) < len(found):
+        return SeedRow(name.text, DIALLING, f"{len(found)} found")
+    soonest = min(failed, key=lambda row: row.next_s or 0.0)
+    reason = f"none of {len(found)} answers: {failed[0].reason}"
+    return SeedRow(name.text, FAILED, reason, failed[0].remedy, soonest.tries, soonest.next_s)
+
+
+def _unresolved(name: DnsSeed, now: float) -> SeedRow:
+    if not name.tries:
+        return SeedRow(name.text, RESOLVING)
+    found = explain(name.error)
+    return SeedRow(name.text, FAILED, found.reason, found.remedy, name.tries, max(0.0, name.next_at - now))

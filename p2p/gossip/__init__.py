@@ -1,0 +1,1 @@
+"""Flooding of small messages to all members of a run."""

@@ -1,0 +1,1 @@
+"""The interface of a libp2p host, length frames on its streams, and the addresses that it dials."""

@@ -1,0 +1,70 @@
+"""Bytes of the current month: counted durably, against a quota."""
+
+import logging
+from datetime import date, timedelta
+from pathlib import Path
+
+import msgspec
+
+from atoll.p2p.system.atomic_files import read_whole, write_whole
+from atoll.protocols import codec
+from atoll.protocols.errors import CorruptFault, DecodeError
+
+log = logging.getLogger(__name__)
+
+_FILE_MAX_BYTES = 256
+
+
+class Month(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What was used since `begin` (ISO date)."""
+
+    begin: str
+    up_bytes: int
+    down_bytes: int
+
+    def add(self, up_bytes: int, down_bytes: int, today: date, start_day: int) -> "Month":
+        """More was used. A new month begins at 0; a clock that is set back begins none."""
+        begin = month_begin(today, start_day).isoformat()
+        if begin > self.begin:
+            return Month(begin, up_bytes, down_bytes)
+        return Month(self.begin, self.up_bytes + up_bytes, self.down_bytes + down_bytes)
+
+
+def month_begin(today: date, start_day: int) -> date:
+    """The last `start_day` (1 to 28) that is not after `today`."""
+    if today.day >= start_day:
+        return today.replace(day=start_day)
+    return (today.replace(day=1) - timedelta(days=1)).replace(day=start_day)
+
+
+def month_end(begin: date) -> date:
+    """The day on which the next month begins."""
+    return (begin.replace(day=1) + timedelta(days=32)).replace(day=begin.day)
+
+
+def quota_reason(month: Month, quota_bytes: int | None) -> str:
+    """Why bulk traffic stands still; empty while there is some quota left."""
+    if quota_bytes is None or month.up_bytes + month.down_bytes < quota_bytes:
+        return ""
+    end = month_end(date.fromisoformat(month.begin))
+    return f"the monthly quota of {quota_bytes / 1e9:g} GB is used up until {end.isoformat()}"
+
+
+def load_month(path: Path, today: date, start_day: int) -> Month:
+    """What was saved; a damaged file counts from 0 and is logged. Raises DiskFault."""
+    fresh = Month(month_begin(today, start_day).isoformat(), 0, 0)
+    try:
+        data = read_whole(path, max_bytes=_FILE_MAX_BYTES)
+        if data is None:
+            return fresh
+        month = codec.decode(data, Month, max_bytes=_FILE_MAX_BYTES)
+        date.fromisoformat(month.begin)
+    except (CorruptFault, DecodeError, ValueError):
+        log.warning("%s is damaged: this month's traffic is counted from 0", path)
+        return fresh
+    return month.add(0, 0, today, start_day)
+
+
+def save_month(path: Path, month: Month) -> None:
+    """Whole or not at all. Raises DiskFault."""
+    write_whole(path, codec.encode(month))

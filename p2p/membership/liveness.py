@@ -1,0 +1,107 @@
+"""Are the peers that we are connected to still there? Ping them all, and hang up on those that stay silent.
+
+A router that restarts, a new address, a laptop that slept: the transport finds out after half a minute or never.
+Two pings without an answer do it in less than ten seconds; then the peer is dialled anew. A machine that was
+itself too busy to listen blames nobody.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+
+from atoll.p2p.rpc.calls import Calls
+from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
+from atoll.protocols.ids import PeerId, short
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.5
+SILENCE_S = 3.0
+"""A ping is lost when its answer has not come by then; the next is sent at once."""
+STRIKES = 2
+TICK_S = 0.5
+LAG_S = 1.0
+"""A timer of ours that is late by so much: we did not listen in time, so the silence proves nothing."""
+PING_BYTES = 64
+
+
+class Pulse:
+    """Round-trip times of the neighbours."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        neighbours: Callable[[], Collection[PeerId]],
+        now: Callable[[], float],
+        on_fault: Callable[[PeerId, PeerFault], None],
+        on_silent: Callable[[PeerId], None],
+    ) -> None:
+        """`on_silent`: a peer did not answer for two pings."""
+        self._calls, self._neighbours, self._now = calls, neighbours, now
+        self._on_fault, self._on_silent = on_fault, on_silent
+        self._due: dict[PeerId, float] = {}
+        self._busy: set[PeerId] = set()
+        self._silent: set[PeerId] = set()
+        self.rtt_s: dict[PeerId, float] = {}
+        calls.register("ping", bytes, bytes, _pong, max_bytes=PING_BYTES)
+
+    async def serve(self) -> None:
+        """Ping until cancelled, each neighbour at its own pace."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                neighbours = sorted(self._neighbours())
+                self._due = {peer: self._due.get(peer, 0.0) for peer in neighbours}
+                self._silent.intersection_update(neighbours)
+                for peer in self.rtt_s.keys() - self._due.keys():
+                    del self.rtt_s[peer]  # an answer that came after the connection had gone
+                for peer in neighbours:
+                    if peer not in self._busy and self._due[peer] <= self._now():
+                        self._busy.add(peer)
+                        group.create_task(self._check(peer))
+                await asyncio.sleep(TICK_S)
+
+    def forget(self, peer: PeerId) -> None:
+        """The connection is gone."""
+        self.rtt_s.pop(peer, None)
+        self._silent.discard(peer)
+
+    async def _check(self, peer: PeerId) -> None:
+        try:
+            for strike in range(1, STRIKES + 1):
+                if await self._answers(peer) or peer not in self._neighbours():
+                    self._silent.discard(peer)
+                    return
+                self._silent.add(peer)
+                if strike < STRIKES and self._is_our_own_end():
+                    break
+        finally:
+            self._busy.discard(peer)
+            self._due[peer] = self._now() + EVERY_S
+        log.info("%s is silent: hanging up", short(peer))
+        self.forget(peer)
+        self._on_silent(peer)
+
+    def _is_our_own_end(self) -> bool:
+        """Most neighbours fell silent together: it is our router or our address, and waiting does not help."""
+        silent = sum(1 for peer in self._neighbours() if peer in self._silent)
+        return silent >= max(2, len(self._neighbours()) / 2)
+
+    async def _answers(self, peer: PeerId) -> bool:
+        began = self._now()
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                await self._calls.call(peer, "ping", b"", bytes, max_bytes=PING_BYTES)
+        except TimeoutError:
+            self.rtt_s.pop(peer, None)
+            return self._now() - began > SILENCE_S + LAG_S
+        except PeerFault as fault:
+            self._on_fault(peer, fault)
+        except (Unreachable, LocalFault) as error:
+            log.debug("ping of %s: %s", short(peer), error)
+        else:
+            self.rtt_s[peer] = self._now() - began
+        return True  # an error is an answer of the transport, which tells of losses itself
+
+
+async def _pong(peer: PeerId, request: bytes) -> bytes:
+    return request

@@ -1,0 +1,191 @@
+"""The registers of one run in memory: leases and addresses that die unless their authors renew them.
+
+Merging is a join: the larger (epoch, seq) of an author wins, whatever the order of arrival. Only a larger one is
+news: an echo of a known register neither lives longer for it nor comes back after its end.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from atoll.p2p.system.atomic_files import read_whole, write_whole
+from atoll.protocols import codec
+from atoll.protocols.errors import CorruptFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId, RunId
+from atoll.protocols.ledger.registers import REGISTER_MAX_BYTES, Register, Value, decode_register, sign_register
+
+MAX_AUTHORS = 1000
+_FLOORS_PER_AUTHOR = 8
+_NEWS = 4096
+V = TypeVar("V", bound=Value)
+Key = tuple[PeerId, str]
+Order = tuple[int, int, bytes]
+
+
+class Held(NamedTuple):
+    """A register as we hold it."""
+
+    value: Value
+    data: bytes
+    expires: float
+    """On our own monotonic clock."""
+
+
+class Registers:
+    """All live registers. Pure but for memory: `now` is an argument of every method that needs it."""
+
+    def __init__(
+        self,
+        run: RunId,
+        identity: Identity,
+        epoch: int,
+        *,
+        max_authors: int = MAX_AUTHORS,
+        admits: Callable[[PeerId], bool] = lambda peer: True,
+    ) -> None:
+        """`epoch`: rises by one with each start of the node, see `next_epoch`.
+
+        `admits`: whose registers are kept; those of others are no news and no fault, now or later.
+        """
+        self._run = run
+        self._identity = identity
+        self._epoch = epoch
+        self._seq = 0
+        self._max_authors = max_authors
+        self._admits = admits
+        self._held: dict[Key, Held] = {}
+        self._newest: OrderedDict[Key, Order] = OrderedDict()
+        self._elsewhere: dict[Key, Order] = {}
+        self.echoes = 0
+        """How often a register of ours was news that this life did not write. While it rises another life goes on,
+        if this one writes nothing under that key."""
+        self._news: deque[tuple[PeerId, Value]] = deque(maxlen=_NEWS)
+
+    def publish(self, value: Value, ttl_s: float, now: float) -> bytes:
+        """Our own next register, merged here; its wire form."""
+        self._seq += 1
+        register = sign_register(self._run, self._identity, self._epoch, self._seq, ttl_s, value)
+        data = codec.encode(register)
+        self._keep(register, data, now + ttl_s)
+        return data
+
+    def merge(self, data: bytes, now: float, age_s: float = 0.0) -> bool:
+        """Take a register that a peer sent; True if it was news. Raises DecodeError or SignatureFault.
+
+        `age_s`: how long the sender has held it; that much of its life is over.
+        """
+        draft = codec.decode(data, Register, max_bytes=REGISTER_MAX_BYTES)
+        key, order = (draft.author, _tag(draft.value)), _order(draft, data)
+        if key in self._newest and self._newest[key] >= order:
+            return False
+        if draft.author == self._identity.peer_id:
+            return self._outrun(key, order, decode_register(data, self._run))
+        if not self._admits(draft.author):
+            return False
+        if key not in self._held and not self._has_room(draft.author, now):
+            return False
+        register = decode_register(data, self._run)
+        self._keep(register, data, now + register.ttl_s - min(max(age_s, 0.0), register.ttl_s))
+        self._news.append((register.author, register.value))
+        return True
+
+    def take_news(self) -> list[tuple[PeerId, Value]]:
+        """What `merge` took since the last call, the newest few thousand."""
+        news = list(self._news)
+        self._news.clear()
+        return news
+
+    def live(self, kind: type[V], now: float) -> dict[PeerId, V]:
+        """Current values of one type by author."""
+        return {
+            author: held.value
+            for (author, _), held in self._held.items()
+            if held.expires > now and isinstance(held.value, kind)
+        }
+
+    def expires(self, author: PeerId, kind: type[Value], now: float) -> float | None:
+        """Seconds that the author's register still lives; None if it is dead or unknown."""
+        held = self._held.get((author, _tag_of(kind)))
+        return held.expires - now if held and held.expires > now else None
+
+    def heard(self) -> dict[Key, tuple[int, int]]:
+        """Newest (epoch, seq) known of every author and key, dead ones too."""
+        return {key: order[:2] for key, order in self._newest.items()}
+
+    def missing(
+        self, heard: dict[Key, tuple[int, int]], now: float, limit_bytes: int
+    ) -> list[tuple[float, bytes]]:
+        """Live registers that the holder of `heard` lacks, each as (age_s, data), up to `limit_bytes`."""
+        found: list[tuple[float, bytes]] = []
+        size = 0
+        for key, held in self._held.items():
+            if held.expires <= now or heard.get(key, (-1, -1)) >= self._newest[key][:2]:
+                continue
+            size += len(held.data)
+            if found and size > limit_bytes:
+                break
+            ttl_s = codec.decode(held.data, Register, max_bytes=REGISTER_MAX_BYTES).ttl_s
+            found.append((min(ttl_s, max(0.0, ttl_s - (held.expires - now))), held.data))
+        return found
+
+    def drop_expired(self, now: float) -> int:
+        """Forget the dead; what remains is their (epoch, seq), so that an echo cannot revive them."""
+        dead = [key for key, held in self._held.items() if held.expires <= now]
+        for key in dead:
+            del self._held[key]
+        while len(self._newest) > _FLOORS_PER_AUTHOR * self._max_authors:
+            oldest = next((key for key in self._newest if key not in self._held), None)
+            if oldest is None:
+                break
+            del self._newest[oldest]
+        return len(dead)
+
+    def next_expiry(self) -> float | None:
+        """When the next register dies."""
+        return min((held.expires for held in self._held.values()), default=None)
+
+    def _keep(self, register: Register, data: bytes, expires: float) -> None:
+        key = (register.author, _tag(register.value))
+        self._held[key] = Held(register.value, data, expires)
+        self._newest[key] = _order(register, data)
+        self._newest.move_to_end(key)
+
+    def _outrun(self, key: Key, order: Order, register: Register) -> bool:
+        if key not in self._elsewhere or self._elsewhere[key] < order:
+            self._elsewhere[key] = order
+            self.echoes += 1
+        # A former life of ours was in a higher epoch: its counter was lost. Ours continues above it.
+        if (register.epoch, register.seq) > (self._epoch, self._seq):
+            self._epoch = register.epoch + 1
+        return False
+
+    def _has_room(self, author: PeerId, now: float) -> bool:
+        authors = {key[0] for key in self._held}
+        if author in authors or len(authors) < self._max_authors:
+            return True
+        return self.drop_expired(now) > 0 and self._has_room(author, now)
+
+
+def next_epoch(path: Path) -> int:
+    """Count this start in `path`, durably. Raises DiskFault, CorruptFault."""
+    data = read_whole(path, max_bytes=32)
+    if data is not None and not data.strip().isdigit():
+        raise CorruptFault(f"{path} does not hold a number", hint="remove the file; peers tell us where we were")
+    epoch = int(data or b"0") + 1
+    write_whole(path, b"%d\n" % epoch)
+    return epoch
+
+
+def _order(register: Register, data: bytes) -> Order:
+    # An author that signs two values with one number is a liar; the larger bytes win, everywhere.
+    return register.epoch, register.seq, data
+
+
+def _tag(value: Value) -> str:
+    return _tag_of(type(value))
+
+
+def _tag_of(kind: type[Value]) -> str:
+    return str(kind.__struct_config__.tag)

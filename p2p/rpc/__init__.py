@@ -1,0 +1,1 @@
+"""Typed unary calls between two peers on one long-lived stream, and single requests on their own stream."""

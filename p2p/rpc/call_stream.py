@@ -1,0 +1,265 @@
+"""One calls stream: the Hello, an outbox that joins frames into few writes, and the caller's half."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.p2p.host.framing import framed, read_frame, write_frame
+from atoll.p2p.host.interface import Stream
+from atoll.p2p.rpc import frames
+from atoll.protocols import codec
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import AtollError, DecodeError, PeerFault, RunMismatch, Unreachable
+from atoll.protocols.ids import PeerId, short
+from atoll.protocols.wires import CALLS, pick
+
+IN_FLIGHT = 64
+"""Requests of one peer that are answered at one time; also what we send to one."""
+NOTICES_QUEUED = 256
+"""Notices to one peer that wait; then the oldest is dropped."""
+NOTICES_QUEUED_BYTES = 1024 * 1024
+QUEUED_BYTES = 1024 * 1024
+"""Requests or replies of one stream that wait to be written; then nothing more is taken on."""
+_WRITE_BYTES = 64 * 1024
+"""Notices in one write, so that they do not delay replies."""
+_IDS = 1 << 32
+
+
+def check_hello(ours: frames.Hello, theirs: frames.Hello, peer: PeerId) -> int:
+    """Version to speak. Raises RunMismatch, or DecodeError for a Hello that cannot be followed."""
+    if theirs.wire != CALLS.name or theirs.peer != peer:
+        raise DecodeError(f"{short(peer)} introduced itself as {short(theirs.peer)} on the wire {theirs.wire}")
+    version = pick(CALLS, theirs.newest, theirs.oldest)
+    if theirs.run != ours.run:
+        raise RunMismatch(
+            f"peer {short(peer)} trains run {short(theirs.run)}, we train run {short(ours.run)}",
+            hint="check the invite: both sides must join the same run",
+        )
+    return version
+
+
+async def read_hello(stream: Stream) -> frames.Hello:
+    """The other side's first frame. Raises DecodeError, Unreachable."""
+    return codec.decode(await read_frame(stream, frames.HELLO_MAX_BYTES), frames.Hello)
+
+
+async def send_hello(stream: Stream, hello: frames.Hello) -> None:
+    """Our first frame. Raises Unreachable."""
+    await write_frame(stream, codec.encode(hello))
+
+
+class NoticeQueue:
+    """Bounded; a full queue loses its oldest notice."""
+
+    def __init__(self) -> None:
+        self._frames: deque[bytes] = deque()
+        self._bytes = 0
+        self.dropped = 0
+
+    def put(self, frame: bytes) -> None:
+        """Queue one whole frame."""
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        while len(self._frames) > NOTICES_QUEUED or self._bytes > NOTICES_QUEUED_BYTES:
+            self._pop()
+            self.dropped += 1
+
+    def take(self, max_bytes: int) -> list[bytes]:
+        """The oldest frames, together about `max_bytes`."""
+        taken: list[bytes] = []
+        size = 0
+        while self._frames and size < max_bytes:
+            taken.append(self._pop())
+            size += len(taken[-1])
+        return taken
+
+    def drop_all(self) -> None:
+        """The link is gone."""
+        self.dropped += len(self._frames)
+        self._frames.clear()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def _pop(self) -> bytes:
+        frame = self._frames.popleft()
+        self._bytes -= len(frame)
+        return frame
+
+
+class Outbox:
+    """Frames to one stream: everything queued in one turn of the event loop leaves in one write.
+
+    Whoever fills it waits for `room` first, so a side that sends but does not read cannot make it grow.
+    """
+
+    def __init__(self) -> None:
+        self._urgent: list[bytes] = []
+        self._urgent_bytes = 0
+        self._finished = False
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self.notices = NoticeQueue()
+
+    async def room(self) -> None:
+        """Return when less than QUEUED_BYTES wait."""
+        await self._has_room.wait()
+
+    def put(self, frame: bytes) -> None:
+        """Queue a request, a reply, a failure or a cancel."""
+        if self._finished:
+            return
+        self._urgent.append(framed(frame))
+        self._urgent_bytes += len(frame)
+        if self._urgent_bytes >= QUEUED_BYTES:
+            self._has_room.clear()
+        self._wake.set()
+
+    def put_notice(self, frame: bytes) -> None:
+        """Queue a notice behind everything else."""
+        self.notices.put(framed(frame))
+        self._wake.set()
+        if self._finished:
+            self.notices.drop_all()
+
+    async def drain(self, stream: Stream) -> None:
+        """Write until cancelled or until the stream breaks; then the stream is reset."""
+        try:
+            while True:
+                batch = self._take()
+                if not batch:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                await stream.write(batch[0] if len(batch) == 1 else b"".join(batch))
+        except Unreachable:
+            stream.reset()
+        finally:
+            self.finish()
+
+    def finish(self) -> None:
+        """The stream is gone: nobody waits any more, nothing is kept. Idempotent."""
+        self._finished = True
+        self._urgent = []
+        self._has_room.set()
+        self.notices.drop_all()
+
+    def _take(self) -> Sequence[bytes]:
+        batch, self._urgent, self._urgent_bytes = self._urgent, [], 0
+        self._has_room.set()
+        return batch + self.notices.take(_WRITE_BYTES)
+
+
+@dataclass(slots=True)
+class Pending:
+    """A request that waits for its reply."""
+
+    reply: "asyncio.Future[memoryview]"
+    max_bytes: int
+
+
+class Link:
+    """Our half of a stream that we opened: requests out, replies in. Owned by the task in `run`."""
+
+    def __init__(self, peer: PeerId) -> None:
+        self.peer = peer
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.slots = asyncio.Semaphore(IN_FLIGHT)
+        self.outbox = Outbox()
+        self._pending: dict[int, Pending] = {}
+        self._next_id = 0
+        self._end: AtollError | None = None
+
+    async def run(self, stream: Stream) -> None:
+        """Carry calls until the stream ends. Raises Unreachable or DecodeError."""
+        self.opened.set_result(None)
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(self.outbox.drain(stream))
+            try:
+                await self._read_replies(stream)
+            except AtollError as error:
+                self._end = error
+            finally:
+                writer.cancel()
+
+    def finish(self, error: AtollError) -> None:
+        """Everybody who waits gets `error`."""
+        self._end = self._end or error
+        if not self.opened.done():
+            self.opened.set_result(None)
+        for pending in self._pending.values():
+            if not pending.reply.done():
+                pending.reply.set_exception(again(self._end))
+                pending.reply.exception()  # seen: perhaps its caller has just been cancelled
+        self._pending.clear()
+        self.outbox.finish()
+
+    async def request(self, method: str, body: bytes, max_bytes: int) -> memoryview:
+        """Body of the reply. Raises Unreachable, DecodeError, and what the peer replied."""
+        if not self.opened.done():
+            await asyncio.wait((self.opened,))
+        async with self.slots:
+            await self.outbox.room()
+            if self._end is not None:
+                raise again(self._end)
+            number = self._take_id()
+            pending = Pending(asyncio.get_running_loop().create_future(), max_bytes)
+            self._pending[number] = pending
+            self.outbox.put(frames.request(number, method, body))
+            try:
+                return await pending.reply
+            except asyncio.CancelledError:
+                self.outbox.put(frames.cancel(number))
+                raise
+            finally:
+                self._pending.pop(number, None)
+
+    def _take_id(self) -> int:
+        while True:
+            self._next_id = (self._next_id + 1) % _IDS
+            if self._next_id not in self._pending:
+                return self._next_id
+
+    async def _read_replies(self, stream: Stream) -> None:
+        while True:
+            frame = frames.parse(await read_frame(stream, self._frame_max_bytes))
+            pending = self._pending.pop(frame.id, None)
+            if pending is None or pending.reply.done():
+                continue  # its caller gave up
+            if frame.kind is frames.Kind.REPLY:
+                pending.reply.set_result(frame.body)
+            elif frame.kind is frames.Kind.FAILURE:
+                pending.reply.set_exception(self._remote_error(frame.body))
+            else:
+                raise DecodeError(f"{short(self.peer)} sent a {frame.kind.name} as a reply")
+
+    def _frame_max_bytes(self) -> int:
+        largest = max((pending.max_bytes for pending in self._pending.values()), default=0)
+        return frames.HEADER_MAX_BYTES + max(largest, MESSAGE_MAX_BYTES)
+
+    def _remote_error(self, body: memoryview) -> AtollError:
+        """What the peer says, as our own error.
+
+        A complaint about us is a plain PeerFault: DecodeError always means that *their* bytes were bad. A
+        fault on their machine looks like the network's: retried, never fatal, nobody's score.
+        """
+        failure = codec.decode(body, frames.Failure)
+        text = f"peer {short(self.peer)}: {failure.message}"
+        if failure.error == RunMismatch.__name__:
+            return RunMismatch(text)
+        if failure.error in _PEER_FAULTS:
+            return PeerFault(text)
+        return Unreachable(text)
+
+
+_PEER_FAULTS = frozenset({"PeerFault", "DecodeError", "SignatureFault"})
+
+
+def again(error: AtollError) -> AtollError:
+    """A fresh copy, so that each waiter raises its own traceback."""
+    copy = type(error)(str(error), hint=error.hint)
+    copy.__cause__ = error
+    return copy

@@ -1,0 +1,153 @@
+"""Typed unary calls and notices, multiplexed on one long-lived stream per direction and peer.
+
+Here is the half that calls; `calls_link` is one stream of it, `calls_answers` the half that answers. Wire:
+docs/wires/calls.md.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from atoll.p2p.host.interface import Host, Stream
+from atoll.p2p.rpc import frames
+from atoll.p2p.rpc.call_stream import Link, check_hello, read_hello, send_hello
+from atoll.p2p.rpc.server import Answers, Method
+from atoll.p2p.transports.inbound_stream import OnFault, log_fault
+from atoll.protocols import codec
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import AtollError, LocalFault, Unreachable
+from atoll.protocols.ids import PeerId, RunId, short
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class CallsStatistics:
+    """Totals since the start."""
+
+    calls: int
+    answered: int
+    notices_sent: int
+    notices_dropped: int
+
+
+class Calls:
+    """Calls over `host` among the members of one run."""
+
+    def __init__(
+        self,
+        host: Host,
+        run_id: RunId,
+        *,
+        agent: str = "atoll",
+        on_fault: OnFault = log_fault,
+        hello_s: float = 10.0,
+        open_s: float = 20.0,
+        handler_s: float = 60.0,
+    ) -> None:
+        """`hello_s`: a peer that says nothing for so long is dropped. `handler_s`: longest answer."""
+        self._host = host
+        self._hello = frames.hello(run_id, host.peer_id, agent)
+        self._answers = Answers(self._hello, on_fault, hello_s, handler_s)
+        self._hello_s = hello_s
+        self._open_s = open_s
+        self._links: dict[PeerId, Link] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._calls = self._notices = self._dropped = 0
+        host.set_handler(frames.PROTOCOL, self._answers.serve)
+
+    def register(
+        self,
+        method: str,
+        request: type[Request],
+        reply: type[Reply],
+        handler: Callable[[PeerId, Request], Awaitable[Reply]],
+        *,
+        max_bytes: int = MESSAGE_MAX_BYTES,
+    ) -> None:
+        """Answer `method`. `max_bytes` caps the request and the reply.
+
+        A PeerFault that `handler` raises counts against the peer that asked: one that asks a third peer
+        catches that peer's faults itself.
+        """
+        self._answers.add(method, Method(request, handler, max_bytes, one_way=False))
+
+    def register_notice(
+        self,
+        method: str,
+        message: type[Request],
+        handler: Callable[[PeerId, Request], Awaitable[None]],
+        *,
+        max_bytes: int = MESSAGE_MAX_BYTES,
+    ) -> None:
+        """Take one-way notices. They start in the order of arrival and may overlap."""
+        self._answers.add(method, Method(message, handler, max_bytes, one_way=True))
+
+    async def serve(self) -> None:
+        """Own all streams that we open, until cancelled."""
+        async with asyncio.TaskGroup() as self._group:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None  # a group that ends takes no task
+
+    async def call(
+        self, peer: PeerId, method: str, request: Any, reply: type[Reply], *, max_bytes: int = MESSAGE_MAX_BYTES
+    ) -> Reply:
+        """Ask a connected peer and wait for its reply.
+
+        Raises Unreachable (the network, or a fault on the peer's machine), RunMismatch, PeerFault (the peer
+        refused the request), DecodeError (the peer sent bad bytes).
+        """
+        self._calls += 1
+        body = await self._link(peer).request(method, codec.encode(request), max_bytes)
+        return codec.decode(body, reply, max_bytes=max_bytes)
+
+    def notify(self, peer: PeerId, method: str, message: Any) -> None:
+        """Queue a notice; never waits. Lost when the peer is slow or gone, and counted then."""
+        if self._group is None:
+            self._dropped += 1
+            return
+        self._notices += 1
+        self._link(peer).outbox.put_notice(frames.notice(method, codec.encode(message)))
+
+    def statistics(self) -> CallsStatistics:
+        """A snapshot."""
+        dropped = self._dropped + sum(link.outbox.notices.dropped for link in self._links.values())
+        return CallsStatistics(self._calls, self._answers.answered, self._notices, dropped)
+
+    def _link(self, peer: PeerId) -> Link:
+        link = self._links.get(peer)
+        if link is None:
+            if self._group is None:
+                raise LocalFault("calls are not being served")
+            link = self._links[peer] = Link(peer)
+            self._group.create_task(self._run_link(link))
+        return link
+
+    async def _run_link(self, link: Link) -> None:
+        """Open, greet and carry one link; its end is everybody's error."""
+        error: AtollError = Unreachable(f"peer {short(link.peer)} closed the stream")
+        stream: Stream | None = None
+        try:
+            async with asyncio.timeout(self._open_s):
+                stream = await self._host.open_stream(link.peer, frames.PROTOCOL)
+            async with asyncio.timeout(self._hello_s):
+                await self._greet(stream)
+            await link.run(stream)
+        except TimeoutError:
+            error = Unreachable(f"peer {short(link.peer)} did not answer the Hello in time")
+        except AtollError as caught:
+            error = caught
+        finally:
+            del self._links[link.peer]
+            link.finish(error)
+            self._dropped += link.outbox.notices.dropped
+            if stream is not None:
+                stream.reset()
+
+    async def _greet(self, stream: Stream) -> None:
+        await send_hello(stream, self._hello)
+        check_hello(self._hello, await read_hello(stream), stream.peer)

@@ -1,0 +1,167 @@
+"""The half of calls that answers: streams that peers opened, their requests, and the limits of each peer."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.p2p.host.framing import read_frame
+from atoll.p2p.host.interface import Stream
+from atoll.p2p.rpc import frames
+from atoll.p2p.rpc.call_stream import IN_FLIGHT, Outbox, check_hello, read_hello, send_hello
+from atoll.p2p.transports.inbound_stream import OnFault
+from atoll.protocols import codec
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import AtollError, LocalFault, PeerFault, RunMismatch, Unreachable
+from atoll.protocols.ids import PeerId
+
+log = logging.getLogger(__name__)
+
+STREAMS_PER_PEER = 4
+"""Calls streams that one peer may hold towards us; one is in use, others are dying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    request: Any
+    handler: Callable[[PeerId, Any], Awaitable[Any]]
+    max_bytes: int
+    one_way: bool
+
+
+class _Guest:
+    """A peer that calls us: its streams share one allowance."""
+
+    def __init__(self) -> None:
+        self.slots = asyncio.Semaphore(IN_FLIGHT)
+        self.streams = 0
+
+
+class Answers:
+    """Methods, and the peers that use them."""
+
+    def __init__(self, hello: frames.Hello, on_fault: OnFault, hello_s: float, handler_s: float) -> None:
+        self.answered = 0
+        self._hello = hello
+        self._on_fault = on_fault
+        self._hello_s = hello_s
+        self._handler_s = handler_s
+        self._methods: dict[str, Method] = {}
+        self._guests: dict[PeerId, _Guest] = {}
+        self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
+
+    def add(self, name: str, method: Method) -> None:
+        """Answer `name` from now on."""
+        if name in self._methods:
+            raise ValueError(f"method {name} is registered already")
+        self._methods[name] = method
+        self._frame_max_bytes = max(self._frame_max_bytes, frames.HEADER_MAX_BYTES + method.max_bytes)
+
+    async def serve(self, stream: Stream) -> None:
+        """Handler of the protocol. Raises Unreachable and DecodeError."""
+        guest = self._guests.setdefault(stream.peer, _Guest())
+        guest.streams += 1
+        try:
+            if guest.streams > STREAMS_PER_PEER:
+                raise Unreachable("too many calls streams of one peer")
+            if await self._welcome(stream):
+                await self._answer_all(stream, guest)
+        finally:
+            guest.streams -= 1
+            if not guest.streams:
+                del self._guests[stream.peer]
+
+    async def _welcome(self, stream: Stream) -> bool:
+        """Exchange Hellos; False for a peer of another run, which learns that from our Hello."""
+        try:
+            async with asyncio.timeout(self._hello_s):
+                theirs = await read_hello(stream)
+                await send_hello(stream, self._hello)
+            check_hello(self._hello, theirs, stream.peer)
+        except TimeoutError as error:
+            raise Unreachable("no Hello in time") from error
+        except RunMismatch as mismatch:
+            log.info("%s", mismatch)
+            return False
+        return True
+
+    async def _answer_all(self, stream: Stream, guest: _Guest) -> None:
+        """Answer requests until the stream ends; then what still runs is cancelled."""
+        outbox, running = Outbox(), dict[int, asyncio.Task[None]]()
+        failure: AtollError | None = None
+        async with asyncio.TaskGroup() as group:
+            tasks: set[asyncio.Task[None]] = {group.create_task(outbox.drain(stream))}
+            try:
+                while True:
+                    await outbox.room()
+                    frame = frames.parse(await read_frame(stream, lambda: self._frame_max_bytes))
+                    if frame.kind is frames.Kind.CANCEL:
+                        if (task := running.get(frame.id)) is not None:
+                            task.cancel()
+                        continue
+                    await guest.slots.acquire()
+                    task = group.create_task(self._answer(stream.peer, frame, outbox))
+                    tasks.add(task)
+                    running[frame.id] = task
+                    task.add_done_callback(_Done(tasks, running, frame.id, guest.slots))
+            except AtollError as error:
+                failure = error
+            finally:
+                for task in tuple(tasks):
+                    task.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _answer(self, peer: PeerId, frame: frames.Frame, outbox: Outbox) -> None:
+        """Run one handler; its outcome goes to the outbox."""
+        try:
+            async with asyncio.timeout(self._handler_s):
+                body = await self._run_method(peer, frame)
+            if frame.kind is frames.Kind.REQUEST:
+                outbox.put(frames.reply(frame.id, body))
+            self.answered += 1
+        except AtollError as error:
+            if isinstance(error, PeerFault):
+                self._on_fault(peer, error)
+            self._refuse(frame, outbox, type(error).__name__, error.line())
+        except TimeoutError:
+            self._refuse(frame, outbox, Unreachable.__name__, f"{frame.method} took too long")
+        except Exception:
+            log.exception("handler of %s failed", frame.method)
+            self._refuse(frame, outbox, LocalFault.__name__, f"{frame.method} failed on this machine")
+
+    async def _run_method(self, peer: PeerId, frame: frames.Frame) -> bytes:
+        method = self._methods.get(frame.method)
+        if method is None or method.one_way != (frame.kind is frames.Kind.NOTICE):
+            raise LocalFault(f"no method {frame.method!r} here; one of us is older")
+        message = codec.decode(frame.body, method.request, max_bytes=method.max_bytes)
+        body = codec.encode(await method.handler(peer, message))
+        if len(body) > method.max_bytes:
+            raise LocalFault(f"the reply of {frame.method} has {len(body)} bytes, more than {method.max_bytes}")
+        return body
+
+    def _refuse(self, frame: frames.Frame, outbox: Outbox, error: str, message: str) -> None:
+        if frame.kind is frames.Kind.REQUEST:
+            outbox.put(frames.failure(frame.id, error, message))
+
+
+class _Done:
+    """What is left to do when an answer is over."""
+
+    __slots__ = ("number", "running", "slots", "tasks")
+
+    def __init__(
+        self,
+        tasks: set[asyncio.Task[None]],
+        running: dict[int, asyncio.Task[None]],
+        number: int,
+        slots: asyncio.Semaphore,
+    ) -> None:
+        self.tasks, self.running, self.number, self.slots = tasks, running, number, slots
+
+    def __call__(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if self.running.get(self.number) is task:
+            del self.running[self.number]
+        self.slots.release()

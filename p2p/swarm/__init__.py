@@ -1,0 +1,1 @@
+"""Everything that the members of one run share over a host, put together: ledger, registers, blobs, peers."""

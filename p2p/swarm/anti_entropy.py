@@ -1,0 +1,116 @@
+"""Anti-entropy: whatever gossip lost, two peers who talk bring it back. At each connection, and now and then."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection
+
+from atoll.p2p.ledger.sync import LedgerSync
+from atoll.p2p.membership.register_sync import RegisterExchange
+from atoll.p2p.system.notifier import Bell
+from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
+from atoll.protocols.ids import PeerId, short
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+EXCHANGE_S = 60.0
+_AT_ONCE = 4
+_PAUSE_S = 1.0
+_RETRIES = 3
+"""A peer whose exchange failed is asked again so often after a short pause; then it waits for its turn."""
+
+
+class Repair:
+    """Queues peers and exchanges registers and ledger with them, each peer once at a time."""
+
+    def __init__(
+        self,
+        ledger: LedgerSync,
+        registers: RegisterExchange,
+        neighbours: Callable[[], Collection[PeerId]],
+        rng: random.Random,
+        on_fault: Callable[[PeerId, PeerFault], None],
+        on_local_fault: Callable[[LocalFault], None],
+    ) -> None:
+        self._ledger = ledger
+        self._registers = registers
+        self._neighbours = neighbours
+        self._rng = rng
+        self._on_fault = on_fault
+        self._on_local_fault = on_local_fault
+        self._queue: dict[PeerId, None] = {}
+        self._failed: dict[PeerId, int] = {}
+        self._busy: set[PeerId] = set()
+        self._wake = Bell()
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self.synced = asyncio.Event()
+        """Set after the first whole exchange with anybody."""
+        self._exchanged: set[PeerId] = set()
+
+    async def serve(self) -> None:
+        """Exchange until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._remind())
+            while True:
+                await self._wake.wait()
+                for peer in [peer for peer in self._queue if peer not in self._busy]:
+                    await self._slots.acquire()
+                    self._queue.pop(peer, None)
+                    self._busy.add(peer)
+                    group.create_task(self._exchange(peer))
+
+    def ask(self, peer: PeerId) -> None:
+        """Exchange with `peer` soon."""
+        self._queue[peer] = None
+        self._wake.ring()
+
+    def is_abreast(self) -> bool:
+        """Whether there was a whole exchange with each neighbour, and with one at least.
+
+        Who does not answer, or breaks the protocol, does not count.
+        """
+        neighbours = set(self._neighbours())
+        asked = {peer for peer in neighbours if self._failed.get(peer, 0) <= _RETRIES}
+        return bool(neighbours & self._exchanged) and asked <= self._exchanged
+
+    def exchanged(self) -> frozenset[PeerId]:
+        """Neighbours with whom there was a whole exchange."""
+        return frozenset(self._exchanged)
+
+    async def _exchange(self, peer: PeerId) -> None:
+        try:
+            async with asyncio.timeout(EXCHANGE_S):
+                await self._registers.pull(peer)
+                await self._ledger.exchange(peer)
+            self._failed.pop(peer, None)
+            self.synced.set()
+            self._exchanged.add(peer)
+        except (Unreachable, TimeoutError) as error:
+            log.debug("exchange with %s failed: %s", short(peer), error)
+            self._failed[peer] = self._failed.get(peer, 0) + 1
+        except PeerFault as fault:
+            self._on_fault(peer, fault)
+            self._failed[peer] = _RETRIES + 1  # asked in its turn, waited for no more
+        except LocalFault as fault:
+            self._on_local_fault(fault)
+            await asyncio.sleep(_PAUSE_S)
+        finally:
+            self._slots.release()
+            self._busy.discard(peer)
+            if peer in self._queue:
+                self._wake.ring()
+
+    async def _remind(self) -> None:
+        loop = asyncio.get_running_loop()
+        turn = loop.time()
+        while True:
+            await asyncio.sleep(_PAUSE_S * self._rng.uniform(0.5, 1.5))
+            neighbours = sorted(self._neighbours())
+            self._failed = {peer: tries for peer, tries in self._failed.items() if peer in neighbours}
+            self._exchanged &= {*neighbours}  # who comes back may have more by then
+            for peer in [peer for peer, tries in self._failed.items() if tries <= _RETRIES]:
+                self.ask(peer)
+            if neighbours and loop.time() >= turn:
+                turn = loop.time() + EVERY_S * self._rng.uniform(0.5, 1.5)
+                self.ask(self._rng.choice(neighbours))

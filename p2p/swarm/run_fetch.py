@@ -1,0 +1,133 @@
+"""The signed RunSpec from any node of the run, before membership: an invite names it only by its hash.
+
+One stream of the wire `run`: the asker sends the run id (32 bytes) as a frame, the answer is one frame with the
+`.run` file, empty where the node does not have it. Whoever answers is not trusted: the hash must be the run id.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from atoll.p2p.discovery.dnsaddr import Lookup, resolve, system_lookup
+from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.interface import Host, PeerAddress, Stream
+from atoll.p2p.membership.address_book import is_dns_seed
+from atoll.protocols.codec import MESSAGE_MAX_BYTES
+from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
+from atoll.protocols.ids import DIGEST_BYTES, PeerId, RunId, short
+from atoll.protocols.run.run_spec import open_run
+from atoll.protocols.wires import RUN
+
+PROTOCOL = RUN.protocol()
+SEED_S = 15.0
+"""One seed: name, dial, question and answer."""
+_ANSWER_S = 10.0
+
+
+def serve_run(host: Host, run_file: bytes) -> None:
+    """Give `run_file` to everybody who asks for its run id. Raises DecodeError or SignatureFault."""
+    run = open_run(run_file).id
+
+    async def answer(stream: Stream) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                asked = await read_frame(stream, DIGEST_BYTES)
+                if len(asked) != DIGEST_BYTES:
+                    raise DecodeError("a run id has 32 bytes")
+                await write_frame(stream, run_file if asked == run else b"")
+                await _end_of(stream)
+        except TimeoutError:
+            stream.reset()
+
+    host.set_handler(PROTOCOL, answer)
+
+
+async def fetch_run(
+    host: Host, seeds: Sequence[PeerAddress], run: RunId, *, lookup: Lookup = system_lookup
+) -> bytes:
+    """The `.run` file of `run` from whichever seed gives it first; all are asked at once, each for SEED_S.
+
+    Raises Unreachable that names each seed with its reason.
+    """
+    asking = _Asking(host, run, lookup)
+    async with asyncio.TaskGroup() as asking.group:
+        asking.add(_by_peer(seeds))
+    if asking.found:
+        return asking.found[0]
+    text = "; ".join(f"{seed}: {reason}" for seed, reason in asking.reasons.items())
+    raise Unreachable(f"no seed gave the run: {text or 'the invite names no seed'}")
+
+
+class _Asking:
+    """Questions under way. The first good answer ends the others."""
+
+    group: asyncio.TaskGroup
+
+    def __init__(self, host: Host, run: RunId, lookup: Lookup) -> None:
+        self._host, self._run, self._lookup = host, run, lookup
+        self._tasks: list[asyncio.Task[None]] = []
+        self.found: list[bytes] = []
+        self.reasons: dict[str, str] = {}
+
+    def add(self, seeds: Sequence[PeerAddress]) -> None:
+        """Ask these too."""
+        self._tasks += [self.group.create_task(self._ask(seed)) for seed in seeds]
+
+    async def _ask(self, seed: PeerAddress) -> None:
+        try:
+            async with asyncio.timeout(SEED_S):
+                if is_dns_seed(seed):
+                    self.add((await resolve(seed, self._lookup)).addresses)
+                    return
+                self.found.append(await _from_peer(self._host, seed, self._run))
+        except TimeoutError:
+            self.reasons[_name(seed)] = f"no answer in {SEED_S:.0f} s"
+        except (Unreachable, PeerFault) as error:
+            self.reasons[_name(seed)] = error.line()
+        else:
+            for task in self._tasks:
+                task.cancel()
+
+
+async def _from_peer(host: Host, address: PeerAddress, run: RunId) -> bytes:
+    await host.connect(address)
+    stream = await host.open_stream(address.peer, PROTOCOL)
+    try:
+        await write_frame(stream, run)
+        data = await read_frame(stream, MESSAGE_MAX_BYTES)
+        await stream.close()
+    except BaseException:
+        stream.reset()
+        raise
+    return _verified(data, address.peer, run)
+
+
+def _verified(data: bytes, peer: PeerId, run: RunId) -> bytes:
+    if not data:
+        raise Unreachable(f"{short(peer)} does not train this run")
+    if open_run(data).id != run:
+        raise DecodeError(f"{short(peer)} gave another run")
+    return data
+
+
+def _by_peer(seeds: Sequence[PeerAddress]) -> list[PeerAddress]:
+    """One question per peer, with all its addresses; names stay apart."""
+    grouped: dict[str, PeerAddress] = {}
+    for seed in seeds:
+        key = _name(seed) if is_dns_seed(seed) else str(seed.peer)
+        known = grouped.get(key, PeerAddress(seed.peer, ()))
+        grouped[key] = PeerAddress(seed.peer, tuple(dict.fromkeys((*known.maddrs, *seed.maddrs))))
+    return list(grouped.values())
+
+
+def _name(seed: PeerAddress) -> str:
+    return f"{seed.maddrs[0]}/p2p/{seed.peer}" if seed.peer else seed.maddrs[0]
+
+
+async def _end_of(stream: Stream) -> None:
+    # The initiator closes first (rules of p2p/host/interface.py): closing before it has read would cut our tail.
+    try:
+        await stream.read_exactly(1)
+    except Unreachable:
+        await stream.close()
+    else:
+        raise DecodeError("bytes after the question")

@@ -1,0 +1,1 @@
+"""The operating system, used safely: whole-file writes, key files, child processes, notifiers."""

@@ -1,0 +1,191 @@
+"""One stream of the simulated network: two bounded pipes with the same rules as p2pd's streams.
+
+No half-close; an end and a reset look the same to the other side; the responder's `close` waits for the
+initiator's end.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S
+from atoll.p2p.transports.socket_end import Traffic
+from atoll.protocols.errors import Unreachable
+from atoll.protocols.ids import PeerId
+
+WINDOW_BYTES = 1024 * 1024
+"""Bytes of one direction of one stream that are on the way or unread; then the writer waits."""
+PART_BYTES = 64 * 1024
+"""Streams that share a link take turns in parts of this size."""
+
+Send = Callable[[int, Callable[[], None]], None]
+"""(bytes on the link, what happens at the other end)."""
+
+
+class Signal:
+    """Wakes all who wait for a change."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def fire(self) -> None:
+        """Wake them."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Until the next `fire`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+
+class MemoryStream:
+    """See `atoll.p2p.host.interface.Stream`. `partner` is the same stream as the other side holds it."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        protocol: str,
+        send: Send,
+        traffic: Traffic,
+        on_end: "Callable[[MemoryStream], None]",
+        *,
+        initiator: bool,
+    ) -> None:
+        self._peer = peer
+        self._protocol = protocol
+        self._send = send
+        self._traffic = traffic
+        self._on_end = on_end
+        self._initiator = initiator
+        self._ended = False
+        self._partner_ended = False
+        self._unread = bytearray()
+        self._wanted = 0
+        self._unacknowledged = 0
+        self._changed = Signal()
+        """Bytes came, or an end: what readers wait for."""
+        self._eased = Signal()
+        """The other side reads, or an end: what writers wait for."""
+        self.partner: MemoryStream | None = None
+
+    @property
+    def peer(self) -> PeerId:
+        """The other side."""
+        return self._peer
+
+    @property
+    def protocol(self) -> str:
+        """Protocol id."""
+        return self._protocol
+
+    async def read_exactly(self, size: int) -> bytes:
+        """`size` bytes. Raises Unreachable when the stream ends before."""
+        self._wanted = size
+        self._partner_changed()  # a read beyond the window makes room for its writer
+        try:
+            while len(self._unread) < size:
+                self._require_open(reading=True)
+                await self._changed.wait()
+            if self._ended:
+                raise Unreachable("stream is closed")
+        finally:
+            self._wanted = 0
+        data = bytes(self._unread[:size])
+        self._consume(size)
+        return data
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Hand over all of `data`, waiting for room in the window. Raises Unreachable."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), PART_BYTES):
+            part = bytes(view[start : start + PART_BYTES])
+            while self._room() <= 0:
+                self._require_open(reading=False)
+                await self._eased.wait()
+            self._require_open(reading=False)
+            self._unacknowledged += len(part)
+            self._traffic.up += len(part)
+            self._post(part)
+        await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """End our side in good order. Idempotent."""
+        if self._ended:
+            return
+        try:
+            if not self._initiator:
+                with contextlib.suppress(TimeoutError):
+                    await self._read_over()
+        finally:
+            self.reset()
+
+    def reset(self) -> None:
+        """Drop the stream now. Idempotent."""
+        partner = self.partner
+        if not self._ended and partner is not None:
+            self._send(0, partner.hear_end)
+        self.break_off()
+
+    def break_off(self) -> None:
+        """The stream is over on this side, and the other side is not told."""
+        if not self._ended:
+            self._ended = True
+            self._on_end(self)
+            self._wake_all()
+
+    def deliver(self, part: bytes) -> None:
+        """Bytes arrive."""
+        if not self._ended:
+            self._unread += part
+            self._changed.fire()
+
+    def hear_end(self) -> None:
+        """The other side ended or reset; what it wrote before can still be read."""
+        self._partner_ended = True
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._changed.fire()
+        self._eased.fire()
+
+    def _post(self, part: bytes) -> None:
+        partner = self.partner
+        assert partner is not None  # a stream is handed out when it has one
+        self._send(len(part), lambda: partner.deliver(part))
+
+    def _room(self) -> int:
+        wanted = self.partner._wanted if self.partner is not None else 0
+        return max(WINDOW_BYTES, wanted) - self._unacknowledged
+
+    def _consume(self, size: int) -> None:
+        del self._unread[:size]
+        self._traffic.down += size
+        if self.partner is not None:
+            self.partner._unacknowledged -= size
+            self._partner_changed()
+
+    def _partner_changed(self) -> None:
+        if self.partner is not None:
+            self.partner._eased.fire()
+
+    def _require_open(self, *, reading: bool) -> None:
+        if self._ended:
+            raise Unreachable("stream is closed")
+        if self._partner_ended:
+            raise Unreachable("stream ended early" if reading else "the other side ended the stream")
+
+    async def _read_over(self) -> None:
+        left = LINGER_BYTES
+        async with asyncio.timeout(LINGER_S):
+            while left > 0 and not self._partner_ended and not self._ended:
+                left -= len(self._unread)
+                self._consume(len(self._unread))
+                await self._changed.wait()

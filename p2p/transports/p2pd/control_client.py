@@ -1,0 +1,159 @@
+"""Thin client of p2pd's control socket: one short Unix connection per request, one per stream.
+
+Multiaddrs are encoded by the `multiaddr` package: hivemind's own encoding of `/p2p/…` is refused by
+go-multiaddr, so that circuit addresses could not be dialled. Every failure becomes Unreachable.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from multiaddr import Multiaddr
+
+from atoll.p2p.transports.p2pd.schema import messages
+from atoll.protocols.errors import DecodeError, Unreachable
+from atoll.protocols.ids import PeerId, peer_bytes, peer_from_bytes
+
+Socket = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+BUFFER_BYTES = 256 * 1024
+"""Read-ahead and write-behind of one stream's socket."""
+_REPLY_MAX_BYTES = 8 * 1024 * 1024
+_P2PD_DEADLINE_S = 30
+"""p2pd gives up a dial that nobody waits for any more after this time."""
+_ERROR_CHARACTERS = 4000
+_UNIX_CODE = b"\x90\x03"  # multicodec 400 as a varint
+
+
+class P2pdControl:
+    """Requests to the p2pd that listens on `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pb: Any = messages()
+
+    async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
+        """p2pd's PeerID, and its listen and observed multiaddrs."""
+        response = await self._ask(self._pb.Request(type=self._pb.Request.IDENTIFY))
+        try:
+            return peer_from_bytes(response.identify.id), texts_of(response.identify.addrs)
+        except DecodeError as error:
+            raise Unreachable(f"p2pd has another kind of identity: {error}") from error
+
+    async def connect(self, peer: PeerId, maddrs: Iterable[str]) -> None:
+        """Dial; returns when a connection exists."""
+        try:
+            raw = [Multiaddr(text).to_bytes() for text in maddrs]
+        except Exception as error:  # multiaddr raises a dozen kinds
+            raise Unreachable(f"not a multiaddr we can dial: {error}") from error
+        body = self._pb.ConnectRequest(peer=peer_bytes(peer), addrs=raw, timeout=_P2PD_DEADLINE_S)
+        await self._ask(self._pb.Request(type=self._pb.Request.CONNECT, connect=body))
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections to a peer."""
+        body = self._pb.DisconnectRequest(peer=peer_bytes(peer))
+        await self._ask(self._pb.Request(type=self._pb.Request.DISCONNECT, disconnect=body))
+
+    async def list_peers(self) -> tuple[tuple[PeerId, str], ...]:
+        """(peer, remote multiaddr) of every live connection with an Ed25519 peer."""
+        response = await self._ask(self._pb.Request(type=self._pb.Request.LIST_PEERS))
+        found = []
+        for info in response.peers:
+            try:
+                found.append((peer_from_bytes(info.id), next(iter(texts_of(info.addrs)), "")))
+            except DecodeError:
+                continue  # an RSA peer is no member of ours; p2pd may still be connected to it
+        return tuple(found)
+
+    async def register(self, protocol: str, socket_path: str) -> None:
+        """Inbound streams of `protocol` become connections to our Unix socket."""
+        body = self._pb.StreamHandlerRequest(addr=_unix_maddr(socket_path), proto=[protocol], balanced=False)
+        await self._ask(self._pb.Request(type=self._pb.Request.STREAM_HANDLER, streamHandler=body))
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Socket:
+        """A socket that carries the stream's bytes from now on."""
+        body = self._pb.StreamOpenRequest(peer=peer_bytes(peer), proto=[protocol], timeout=_P2PD_DEADLINE_S)
+        return await self._keep(self._pb.Request(type=self._pb.Request.STREAM_OPEN, streamOpen=body))
+
+    async def hold(self) -> Socket:
+        """A persistent connection: p2pd exits when the last of them closes, so it dies with us."""
+        return await self._keep(self._pb.Request(type=self._pb.Request.PERSISTENT_CONN_UPGRADE))
+
+    async def _ask(self, request: Any) -> Any:
+        async with self._socket() as (reader, writer):
+            response = await self._exchange(request, reader, writer)
+            writer.close()
+            return response
+
+    async def _keep(self, request: Any) -> Socket:
+        async with self._socket() as (reader, writer):
+            await self._exchange(request, reader, writer)
+            return reader, writer
+
+    @asynccontextmanager
+    async def _socket(self) -> AsyncIterator[Socket]:
+        """A connection to p2pd; aborted when the block is left by an error or a cancellation."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path, limit=BUFFER_BYTES)
+        except OSError as error:
+            raise Unreachable(f"p2pd does not answer: {error}") from error
+        try:
+            yield reader, writer
+        except (OSError, asyncio.IncompleteReadError) as error:
+            writer.transport.abort()
+            raise Unreachable("p2pd closed its control socket") from error
+        except BaseException:
+            writer.transport.abort()
+            raise
+
+    async def _exchange(self, request: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+        body = request.SerializeToString()
+        writer.write(varint(len(body)) + body)
+        await writer.drain()
+        response = await read_message(reader, self._pb.Response)
+        if response.type == self._pb.Response.ERROR:
+            raise Unreachable(" ".join(response.error.msg.split())[:_ERROR_CHARACTERS])
+        return response
+
+
+async def read_message(reader: asyncio.StreamReader, kind: Any) -> Any:
+    """One length-prefixed protobuf message from p2pd."""
+    size = shift = 0
+    while True:
+        byte = (await reader.readexactly(1))[0]
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+        if shift > 28:
+            raise Unreachable("p2pd sent a length that is too long")
+    if size > _REPLY_MAX_BYTES:
+        raise Unreachable(f"p2pd announced a message of {size} bytes")
+    return kind.FromString(await reader.readexactly(size))
+
+
+def texts_of(raw_maddrs: Iterable[bytes]) -> tuple[str, ...]:
+    """Multiaddrs as text; kinds that the `multiaddr` package does not know are left out."""
+    texts = []
+    for raw in raw_maddrs:
+        try:
+            texts.append(str(Multiaddr(raw)))
+        except Exception:  # multiaddr raises a dozen kinds; such an address is no use to us
+            continue
+    return tuple(texts)
+
+
+def _unix_maddr(path: str) -> bytes:
+    raw = path.encode()
+    return _UNIX_CODE + varint(len(raw)) + raw
+
+
+def varint(value: int) -> bytes:
+    """protobuf's length prefix."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

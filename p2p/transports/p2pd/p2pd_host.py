@@ -1,0 +1,316 @@
+"""Host over hivemind's p2pd: our own launch, supervision and control client.
+
+`serve` keeps one p2pd alive. When it dies every stream ends at once, and it comes back after a back-off
+with the same PeerID, the same ports and all handlers.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.p2p.host.interface import (
+    Connection,
+    Handler,
+    HostRestarted,
+    HostStatistics,
+    PeerAddress,
+    PeerConnected,
+    PeerDisconnected,
+)
+from atoll.p2p.host.interface import Path as Route
+from atoll.p2p.transports.events import Announcer, Subscription
+from atoll.p2p.transports.inbound_stream import Admission, OnFault, log_fault, run_handler
+from atoll.p2p.transports.p2pd.control_client import BUFFER_BYTES, P2pdControl, Socket, read_message
+from atoll.p2p.transports.p2pd.listen import require_free, with_port
+from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
+from atoll.p2p.transports.p2pd.process import (
+    CONTROL_SOCKET,
+    STREAMS_SOCKET,
+    P2pdOptions,
+    P2pdProcess,
+    private_folder,
+)
+from atoll.p2p.transports.p2pd.schema import messages
+from atoll.p2p.transports.socket_end import Traffic
+from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId, peer_from_bytes
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_FIRST_S = 0.2
+_BACKOFF_MAX_S = 10.0
+_SETTLED_S = 60.0
+"""A p2pd that lived so long starts again without back-off from earlier deaths."""
+
+
+class P2pdHost:
+    """See `atoll.p2p.host.interface.Host`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        options: P2pdOptions | None = None,
+        *,
+        on_fault: OnFault = log_fault,
+        poll_s: float = 1.0,
+    ) -> None:
+        """`poll_s`: how often connections are compared to find peers that came or left."""
+        self._identity = identity
+        self._options = options or P2pdOptions()
+        self._on_fault = on_fault
+        self._poll_s = poll_s
+        self._listen = self._options.listen
+        self._handlers: dict[str, Handler] = {}
+        self._announcer = Announcer()
+        self._admission = Admission()
+        self._traffic = Traffic()
+        self._streams: set[P2pdStream] = set()
+        self._peers: set[PeerId] = set()
+        self._restarts = 0
+        self._is_wanted = False
+        """The next death of p2pd is one that we asked for."""
+        self._group: asyncio.TaskGroup | None = None
+        self._control: P2pdControl | None = None
+        self._folder: Path | None = None
+        self._process: P2pdProcess | None = None
+        self._hold: Socket | None = None
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our PeerID."""
+        return self._identity.peer_id
+
+    @property
+    def control_socket(self) -> Path:
+        """p2pd's Unix socket, the same over restarts. Raises LocalFault unless `serve` runs."""
+        if self._folder is None:
+            raise LocalFault("the network is not being served")
+        return self._folder / CONTROL_SOCKET
+
+    @property
+    def process_id(self) -> int:
+        """Process id of p2pd. Raises Unreachable while there is none."""
+        if self._process is None:
+            raise Unreachable("p2pd is not running")
+        return self._process.pid
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Keep p2pd alive until cancelled. Raises LocalFault when it cannot start the first time."""
+        with private_folder() as folder:
+            require_free(self._listen)
+            self._folder = folder
+            # Not started here: that would be a place to be cancelled before we hold the server.
+            server = await asyncio.start_unix_server(
+                self._on_inbound, path=folder / STREAMS_SOCKET, limit=BUFFER_BYTES, start_serving=False
+            )
+            try:
+                await server.start_serving()
+                await self._start_first()
+                async with asyncio.TaskGroup() as self._group:
+                    self._group.create_task(self._watch_peers())
+                    try:
+                        await self._supervise(ready)
+                    finally:
+                        self._group = None  # a group that ends takes no task, and streams may still arrive
+            finally:
+                server.close()
+                await self._stop()
+                self._folder = None
+                self._announcer.end()
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Listen and observed multiaddrs, relay addresses included. Raises Unreachable during a restart."""
+        return (await self._live().identify())[1]
+
+    async def connect(self, address: PeerAddress) -> None:
+        """Dial a peer. Raises Unreachable."""
+        await self._live().connect(address.peer, address.maddrs)
+        self._saw(address.peer)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections to a peer."""
+        await self._live().disconnect(peer)
+        self._lost(peer)
+
+    async def connections(self) -> tuple[Connection, ...]:
+        """All live connections; none during a restart."""
+        if self._control is None:
+            return ()
+        try:
+            listed = await self._control.list_peers()
+        except Unreachable:
+            return ()
+        return tuple(Connection(peer, maddr, _route(maddr)) for peer, maddr in listed)
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> P2pdStream:
+        """Open a stream to a connected peer. Raises Unreachable."""
+        link = await self._live().open_stream(peer, protocol)
+        self._saw(peer)
+        return self._adopt(peer, protocol, link, initiator=True)
+
+    async def forget_failures(self) -> None:
+        """Start p2pd anew when it is connected to nobody: only that ends go-libp2p's dial back-off."""
+        if self._process is not None and not self._peers:
+            self._is_wanted = True
+            await self._process.stop()
+
+    def set_handler(self, protocol: str, handler: Handler) -> None:
+        """Serve `protocol`, from now on and after every restart."""
+        known = protocol in self._handlers
+        self._handlers[protocol] = handler
+        if not known and self._group is not None and self._control is not None:
+            self._group.create_task(self._register((protocol,)))
+
+    def events(self) -> Subscription:
+        """All events from now on."""
+        return self._announcer.subscribe()
+
+    def statistics(self) -> HostStatistics:
+        """A snapshot."""
+        return HostStatistics(self._traffic.up, self._traffic.down, len(self._streams), self._restarts)
+
+    async def _start_first(self) -> None:
+        try:
+            await self._start()
+        except Unreachable as error:
+            raise LocalFault(f"p2pd died while it started: {error}") from error
+
+    async def _start(self) -> None:
+        """A p2pd that answers, with our handlers."""
+        assert self._folder is not None
+        process = await P2pdProcess.start(self._options, self._listen, self._identity, self._folder)
+        self._process = process
+        control = P2pdControl(str(self._folder / CONTROL_SOCKET))
+        self._hold = await control.hold()
+        peer, maddrs = await control.identify()
+        if peer != self.peer_id:
+            raise LocalFault(f"p2pd runs as {peer}, not as {self.peer_id}")
+        self._listen = tuple(with_port(maddr, maddrs) for maddr in self._listen)
+        self._control = control
+        await self._register(tuple(self._handlers))
+
+    async def _stop(self) -> None:
+        """End p2pd and every stream."""
+        self._control = None
+        for stream in tuple(self._streams):
+            stream.reset()
+        for peer in tuple(self._peers):
+            self._lost(peer)
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold[1].transport.abort()
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+
+    async def _supervise(self, ready: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        backoff_s = _BACKOFF_FIRST_S
+        ready()
+        while True:
+            born = loop.time()
+            await self._until_dead()
+            await self._stop()
+            backoff_s = _BACKOFF_FIRST_S if loop.time() - born > _SETTLED_S else backoff_s
+            backoff_s = await self._start_again(backoff_s)
+            self._announcer.announce(HostRestarted(self._restarts))
+
+    async def _until_dead(self) -> None:
+        assert self._process is not None
+        await self._process.exited()
+        if self._is_wanted:
+            log.info("p2pd starts anew, to forget failed dials")
+            self._is_wanted = False
+        else:
+            self._restarts += 1
+            log.warning("p2pd died: %s", self._process.last_words())
+
+    async def _start_again(self, backoff_s: float) -> float:
+        """Try until p2pd is back; returns the back-off of its next death."""
+        while True:
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            try:
+                await self._start()
+            except (LocalFault, Unreachable) as error:
+                log.warning("p2pd is not back yet: %s", error)
+                await self._stop()
+            else:
+                return backoff_s
+
+    async def _register(self, protocols: tuple[str, ...]) -> None:
+        assert self._folder is not None
+        path = str(self._folder / STREAMS_SOCKET)
+        for protocol in protocols:
+            with contextlib.suppress(Unreachable):  # p2pd died; its successor gets all handlers
+                await self._live().register(protocol, path)
+
+    async def _watch_peers(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            before = set(self._peers)
+            if self._control is None:
+                continue
+            try:
+                listed = {peer for peer, _ in await self._control.list_peers()}
+            except Unreachable:
+                continue
+            for peer in before - listed:
+                self._lost(peer)
+            if self._control is not None:
+                for peer in listed - self._peers:
+                    self._saw(peer)
+
+    def _on_inbound(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._group is None:
+            writer.transport.abort()
+        else:
+            self._group.create_task(self._inbound((reader, writer)))
+
+    async def _inbound(self, link: Socket) -> None:
+        """One stream that p2pd hands to us: who and what first, then its bytes."""
+        try:
+            info = await read_message(link[0], messages().StreamInfo)
+            peer, handler = peer_from_bytes(info.peer), self._handlers[info.proto]
+        except (OSError, asyncio.IncompleteReadError, Unreachable, DecodeError, KeyError):
+            link[1].transport.abort()
+            return
+        except asyncio.CancelledError:
+            link[1].transport.abort()
+            raise
+        if not self._admission.enter(peer):
+            link[1].transport.abort()
+            return
+        self._saw(peer)
+        try:
+            stream = self._adopt(peer, info.proto, link, initiator=False)
+            await run_handler(stream, handler, self._on_fault)
+        finally:
+            self._admission.leave(peer)
+
+    def _adopt(self, peer: PeerId, protocol: str, link: Socket, *, initiator: bool) -> P2pdStream:
+        stream = P2pdStream(peer, protocol, link, self._traffic, self._streams.discard, initiator=initiator)
+        self._streams.add(stream)
+        return stream
+
+    def _live(self) -> P2pdControl:
+        if self._control is None:
+            raise Unreachable("p2pd is not running")
+        return self._control
+
+    def _saw(self, peer: PeerId) -> None:
+        if peer not in self._peers and self._control is not None:
+            self._peers.add(peer)
+            self._announcer.announce(PeerConnected(peer))
+
+    def _lost(self, peer: PeerId) -> None:
+        if peer in self._peers:
+            self._peers.discard(peer)
+            self._announcer.announce(PeerDisconnected(peer))
+
+
+def _route(maddr: str) -> Route:
+    return Route.RELAYED if "/p2p-circuit" in maddr else Route.DIRECT

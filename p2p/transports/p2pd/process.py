@@ -1,0 +1,200 @@
+"""The p2pd child process: its private folder, its flags, its start and its end.
+
+p2pd dies with us in two ways: it exits when our persistent control connection closes (every platform), and
+the kernel sends SIGKILL when our process is gone (Linux), which also covers a p2pd that hangs.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+from atoll.p2p.system.child_processes import die_with_parent
+from atoll.p2p.transports.p2pd.schema import binary
+from atoll.protocols.errors import LocalFault
+from atoll.protocols.identity import Identity
+
+_PREFIX: Final = "atoll-p2pd-"
+_SOCKET_PATH_MAX_BYTES: Final = 100  # sun_path has 104 (macOS) or 108 (Linux)
+_START_S: Final = 30.0
+_STOP_S: Final = 3.0
+_FRESH_S: Final = 60.0
+_TAIL_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class P2pdOptions:
+    """What we ask of p2pd. Punching, relaying and what is announced are ours (`p2p/nat`), not p2pd's."""
+
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    """Port 0 is chosen once and kept over restarts."""
+    port_map: bool = False
+    """UPnP and NAT-PMP."""
+    connections_low: int = 96
+    connections_high: int = 192
+    idle_exit_s: int = 20
+    """p2pd exits when we never attach within this time."""
+
+    def flags(self, listen: Sequence[str], folder: Path) -> tuple[str, ...]:
+        """Command line for p2pd; no `-b`: a bootstrap peer that is down would kill p2pd, so we dial."""
+        return (
+            f"-listen=/unix{folder / CONTROL_SOCKET}",
+            f"-id={folder / _KEY_FILE}",
+            f"-hostAddrs={','.join(listen)}",
+            f"-idleTimeout={self.idle_exit_s}s",
+            "-connManager=1",
+            f"-connLo={self.connections_low}",
+            f"-connHi={self.connections_high}",
+            "-connGrace=30s",
+            "-relayDiscovery=0",
+            "-relayService=0",
+            "-autoRelay=0",
+            "-autonat=0",
+            f"-natPortMap={self.port_map:d}",
+        )
+
+
+CONTROL_SOCKET: Final = "control"
+STREAMS_SOCKET: Final = "streams"
+_KEY_FILE: Final = "key"
+_LOCK_FILE: Final = "lock"
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A 0700 folder with a short path, removed at the end; folders of dead processes are removed too."""
+    root = tempfile.gettempdir()
+    if len(os.fsencode(root)) + len(_PREFIX) + 20 > _SOCKET_PATH_MAX_BYTES:
+        root = "/tmp"  # mkdtemp makes an unguessable 0700 folder below it
+    _sweep(Path(root))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    try:
+        with (folder / _LOCK_FILE).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    """Remove our folders whose owner was killed: nobody holds their lock, and it is not just being taken."""
+    for lock_file in root.glob(f"{_PREFIX}*/{_LOCK_FILE}"):
+        with contextlib.suppress(OSError), lock_file.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - lock_file.stat().st_mtime < _FRESH_S:
+                continue
+            shutil.rmtree(lock_file.parent, ignore_errors=True)
+
+
+class P2pdProcess(asyncio.SubprocessProtocol):
+    """One running p2pd. Made by `start`."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._up: asyncio.Future[None] = loop.create_future()
+        self._exited: asyncio.Future[None] = loop.create_future()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self.tail = b""
+
+    @classmethod
+    async def start(
+        cls, options: P2pdOptions, listen: Sequence[str], identity: Identity, folder: Path
+    ) -> "P2pdProcess":
+        """Start p2pd and wait until its control socket answers. Raises LocalFault with p2pd's last words."""
+        for name in (CONTROL_SOCKET, _KEY_FILE):
+            (folder / name).unlink(missing_ok=True)
+        _write_key(folder / _KEY_FILE, identity)
+        process = cls()
+        try:
+            await process._spawn(options.flags(listen, folder))
+            async with asyncio.timeout(_START_S):
+                await asyncio.wait((process._up, process._exited), return_when=asyncio.FIRST_COMPLETED)
+            if process._exited.done():
+                raise LocalFault(f"p2pd did not start: {process.last_words()}")
+        except TimeoutError as error:
+            await process.stop()
+            raise LocalFault(f"p2pd was not ready within {_START_S:.0f} s: {process.last_words()}") from error
+        except BaseException:
+            await process.stop()
+            raise
+        finally:
+            (folder / _KEY_FILE).unlink(missing_ok=True)
+        return process
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._transport is not None
+        return self._transport.get_pid()
+
+    async def exited(self) -> None:
+        """Return when p2pd is gone, for whatever reason."""
+        await asyncio.shield(self._exited)
+
+    async def stop(self) -> None:
+        """End p2pd: politely, then not. Returns when it is reaped."""
+        if self._transport is None:
+            return
+        try:
+            self._signal(signal.SIGTERM)
+            await asyncio.wait((self._exited,), timeout=_STOP_S)
+        finally:
+            self._signal(signal.SIGKILL)
+            await asyncio.shield(self._exited)
+            self._transport.close()
+
+    def last_words(self) -> str:
+        """What p2pd printed last, on one line."""
+        lines = [line for line in self.tail.decode(errors="replace").splitlines() if line.strip()]
+        return " / ".join(lines[-3:])[-400:] or "no output"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: the process runs."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)  # uvloop's does not inherit from it
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """asyncio: output; only its end is kept."""
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
+        if not self._up.done() and b"Peer ID:" in self.tail:
+            self._up.set_result(None)
+
+    def process_exited(self) -> None:
+        """asyncio: reaped."""
+        if not self._exited.done():
+            self._exited.set_result(None)
+
+    async def _spawn(self, flags: Sequence[str]) -> None:
+        loop = asyncio.get_running_loop()
+        environment = {**os.environ, "GOLOG_LOG_LEVEL": "error"}
+        try:
+            await loop.subprocess_exec(
+                lambda: self,
+                str(binary()),
+                *flags,
+                stdin=None,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C in the terminal is for the node, which ends p2pd in order
+                preexec_fn=die_with_parent(os.getpid()),
+            )
+        except OSError as error:
+            raise LocalFault(f"cannot run p2pd: {error}") from error
+
+    def _signal(self, number: int) -> None:
+        if self._transport is not None and not self._exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.send_signal(number)
+
+
+def _write_key(path: Path, identity: Identity) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(identity.libp2p_private_key())

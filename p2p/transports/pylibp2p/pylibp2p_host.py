@@ -1,0 +1,263 @@
+"""Host over py-libp2p: pure Python, in our own process, over TCP.
+
+libp2p and trio are imported when `serve` starts, so that only a node that chose this transport pays for them
+(0.5 s, 80 MB). An engine that dies of a bug is logged and started again with the same ports and handlers.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import psutil
+
+from atoll.p2p.host.interface import (
+    Connection,
+    Handler,
+    HostRestarted,
+    HostStatistics,
+    Path,
+    PeerAddress,
+    PeerConnected,
+    PeerDisconnected,
+)
+from atoll.p2p.transports.events import Announcer, Subscription
+from atoll.p2p.transports.inbound_stream import Admission, OnFault, log_fault, run_handler
+from atoll.p2p.transports.p2pd.listen import require_free
+from atoll.p2p.transports.pylibp2p.options import PyLibp2pOptions, refused_listen
+from atoll.p2p.transports.socket_end import Traffic
+from atoll.protocols.errors import LocalFault, Unreachable
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId
+
+if TYPE_CHECKING:
+    from atoll.p2p.transports.pylibp2p.engine import Engine
+    from atoll.p2p.transports.pylibp2p.pylibp2p_stream import PyLibp2pStream
+    from atoll.p2p.transports.pylibp2p.trio_bridge import Guest
+    from atoll.p2p.transports.pylibp2p.yamux import Lane
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_FIRST_S = 0.2
+_BACKOFF_MAX_S = 10.0
+_SETTLED_S = 60.0
+"""An engine that lived so long starts again without back-off from earlier deaths."""
+
+
+class PyLibp2pHost:
+    """See `atoll.p2p.host.interface.Host`."""
+
+    def __init__(
+        self, identity: Identity, options: PyLibp2pOptions | None = None, *, on_fault: OnFault = log_fault
+    ) -> None:
+        self._identity = identity
+        self._options = options or PyLibp2pOptions()
+        self._on_fault = on_fault
+        self._listen = self._options.listen
+        self._handlers: dict[str, Handler] = {}
+        self._announcer = Announcer()
+        self._admission = Admission()
+        self._traffic = Traffic()
+        self._streams: set[PyLibp2pStream] = set()
+        self._restarts = 0
+        self._group: asyncio.TaskGroup | None = None
+        self._guest: Guest | None = None
+        self._engine: Engine | None = None
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our PeerID."""
+        return self._identity.peer_id
+
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` in trio, beside the connections and with their fate. Raises Unreachable."""
+        nursery = self._live().nursery
+        assert nursery is not None
+        nursery.start_soon(work)
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Keep the network alive until cancelled. Raises LocalFault when it cannot start the first time."""
+        if refused := refused_listen(self._listen):
+            raise LocalFault(f"py-libp2p cannot listen on {refused[0]}", hint="choose the p2pd transport")
+        require_free(self._listen)
+        from atoll.p2p.transports.pylibp2p.trio_bridge import trio_guest
+
+        # It logs what any peer can cause, as errors and with tracebacks; we log what matters.
+        logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+        try:
+            async with trio_guest() as self._guest, asyncio.TaskGroup() as self._group:
+                try:
+                    fault = await self._supervise(ready)
+                finally:
+                    self._group = None  # a group that ends takes no task, and streams may still arrive
+            raise fault  # not inside: a group would wrap it
+        finally:
+            self._guest = None
+            self._announcer.end()
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Where we may be dialled. Raises Unreachable while nothing is served."""
+        maddrs = self._live().maddrs
+        return self._options.announce or tuple(one for maddr in maddrs for one in _interfaces(maddr))
+
+    async def connect(self, address: PeerAddress) -> None:
+        """Dial a peer. Raises Unreachable."""
+        engine, guest = self._live(), self._guest
+        assert guest is not None
+        await guest.call(lambda: engine.dial(address), within=engine.nursery)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections to a peer."""
+        engine, guest = self._live(), self._guest
+        assert guest is not None
+        await guest.call(lambda: engine.close(peer), within=engine.nursery)
+
+    async def connections(self) -> tuple[Connection, ...]:
+        """All live connections; none during a restart."""
+        links = self._engine.links() if self._engine is not None else ()
+        return tuple(Connection(link.peer, link.maddr, Path.DIRECT) for link in links)
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> "PyLibp2pStream":
+        """Open a stream to a connected peer. Raises Unreachable."""
+        engine, guest = self._live(), self._guest
+        assert guest is not None
+        link = next((link for link in engine.links(peer) if link.nursery is not None), None)
+        if link is None:
+            raise Unreachable(f"not connected to {peer}")
+
+        async def open_adopted() -> "PyLibp2pStream":
+            lane = await link.open(protocol)
+            stream = self._adopt(peer, protocol, lane, initiator=True)
+            if link.nursery is None:
+                stream.reset()
+                raise Unreachable("the connection ended")
+            link.nursery.start_soon(stream.carry)
+            return stream
+
+        return await guest.call(open_adopted, within=link.nursery, lost=lambda stream: stream.reset())
+
+    async def forget_failures(self) -> None:
+        """Nothing to do: this transport dials whenever it is asked to."""
+
+    def set_handler(self, protocol: str, handler: Handler) -> None:
+        """Serve `protocol`, from now on and after every restart."""
+        self._handlers[protocol] = handler
+        if self._engine is not None:
+            self._engine.add_protocol(protocol)
+
+    def events(self) -> Subscription:
+        """All events from now on."""
+        return self._announcer.subscribe()
+
+    def statistics(self) -> HostStatistics:
+        """A snapshot."""
+        return HostStatistics(self._traffic.up, self._traffic.down, len(self._streams), self._restarts)
+
+    async def _supervise(self, ready: Callable[[], None]) -> LocalFault:
+        """Run one engine after the other; returns why the first could not start."""
+        loop = asyncio.get_running_loop()
+        backoff_s = _BACKOFF_FIRST_S
+        ever = False
+
+        def on_ready(maddrs: tuple[str, ...]) -> None:
+            nonlocal ever
+            self._listen = maddrs
+            if ever:
+                self._restarts += 1
+                self._announcer.announce(HostRestarted(self._restarts))
+            else:
+                ever = True
+                ready()
+
+        while True:
+            born = loop.time()
+            try:
+                await self._run_engine(on_ready)
+            except Exception as error:  # of py-libp2p, of trio or ours: the node survives it
+                if not ever:
+                    return _cannot_start(self._listen, error)
+                log.exception("the network died")
+            backoff_s = _BACKOFF_FIRST_S if loop.time() - born > _SETTLED_S else backoff_s
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    async def _run_engine(self, ready: Callable[[tuple[str, ...]], None]) -> None:
+        """One life of the engine."""
+        from atoll.p2p.transports.pylibp2p.connection import Upgrader
+        from atoll.p2p.transports.pylibp2p.engine import Callbacks, Engine
+
+        assert self._guest is not None
+        upgrader = Upgrader(self._identity.libp2p_private_key()[4:36], self._options.keepalive_s)
+        assert upgrader.peer_id == self.peer_id
+        tell = Callbacks(
+            lambda peer: self._announcer.announce(PeerConnected(peer)),
+            lambda peer: self._announcer.announce(PeerDisconnected(peer)),
+            self._on_inbound,
+            self._reset_streams,
+        )
+        engine = Engine(upgrader, tuple(self._handlers), self._options.connections_max, tell)
+
+        def listening(maddrs: tuple[str, ...]) -> None:
+            self._engine = engine
+            ready(maddrs)
+
+        try:
+            await self._guest.call(lambda: engine.run(self._listen, listening))
+        finally:
+            self._engine = None
+            self._reset_streams()
+
+    def _reset_streams(self) -> None:
+        for stream in tuple(self._streams):
+            stream.reset()
+
+    def _on_inbound(self, peer: PeerId, protocol: str, lane: "Lane") -> "PyLibp2pStream | None":
+        """In trio: a peer opened a stream of a protocol that we serve."""
+        if self._group is None or not self._admission.enter(peer):
+            return None
+        stream = self._adopt(peer, protocol, lane, initiator=False)
+        self._group.create_task(self._inbound(stream))
+        return stream
+
+    async def _inbound(self, stream: "PyLibp2pStream") -> None:
+        try:
+            await run_handler(stream, self._handlers[stream.protocol], self._on_fault)
+        finally:
+            self._admission.leave(stream.peer)
+
+    def _adopt(self, peer: PeerId, protocol: str, lane: "Lane", *, initiator: bool) -> "PyLibp2pStream":
+        from atoll.p2p.transports.pylibp2p.pylibp2p_stream import PyLibp2pStream
+
+        stream = PyLibp2pStream(peer, protocol, lane, self._traffic, self._streams.discard, initiator=initiator)
+        self._streams.add(stream)
+        return stream
+
+    def _live(self) -> "Engine":
+        if self._engine is None or self._engine.nursery is None:
+            raise Unreachable("the network is not running")
+        return self._engine
+
+
+def _cannot_start(maddrs: tuple[str, ...], error: Exception) -> LocalFault:
+    where = ", ".join(maddrs)
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        fault = LocalFault(f"the port is in use: {where}", hint="choose another port or stop the other program")
+    elif isinstance(error, OSError):
+        fault = LocalFault(f"cannot listen on {where}: {error.strerror or error}")
+    else:
+        fault = LocalFault(f"py-libp2p did not start: {error!r}")
+    fault.__cause__ = error
+    return fault
+
+
+def _interfaces(maddr: str) -> tuple[str, ...]:
+    """`maddr`, or one address per interface when it listens on all of them."""
+    _, kind, host, _, port = maddr.split("/")
+    if host not in ("0.0.0.0", "::"):
+        return (maddr,)
+    family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
+    found = (each for interface in psutil.net_if_addrs().values() for each in interface)
+    plain = (each.address for each in found if each.family == family)
+    return tuple(f"/{kind}/{address}/tcp/{port}" for address in plain if not address.startswith("fe80:"))

@@ -1,0 +1,135 @@
+"""Who trains which experts of a mixture: each expert has some holders among the members (`outer.holders`).
+
+A pure function of what the members announce (registers.Holding), so nobody has to be asked. Where two members see
+different announcements, an expert has one holder more or less for a round, and never is a round held up by it.
+
+- Nobody has more experts than it has room for; where there is room, all have as many, or one more or less.
+- Members keep what they train. With one holder each, when a member leaves only its experts move, and when one
+  comes experts move to it alone.
+- What is free, and what is kept where two claim it, goes by the highest BLAKE3(run, expert, peer) (rendezvous
+  hashing: D. Thaler, C. Ravishankar, 1998). Plain rendezvous hashing, weighted or not, would give shares that vary
+  as those of a lottery: neither a bound of memory nor one of bytes could be promised.
+
+The function is a fixed point of itself: announced and applied again it changes nothing.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from atoll.protocols.ids import PeerId, RunId, digest, peer_bytes
+from atoll.protocols.run.experts import ALL, bitmap_of
+from atoll.protocols.run.run_spec import RunSpec
+
+Held = dict[PeerId, set[int]]
+
+
+def splits(spec: RunSpec) -> int:
+    """The number of experts of each layer in runs whose members train some of them only; else 0."""
+    return spec.model.expert_count if spec.outer.holders else 0
+
+
+def nothing(spec: RunSpec) -> bytes:
+    """The bitmap of a node that does not train any expert yet."""
+    return bitmap_of((), splits(spec)) if splits(spec) else ALL
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """What a member says of itself."""
+
+    experts: frozenset[int]
+    """Those that it trains now."""
+    room: int
+    """How many it could."""
+
+
+def assigned(
+    run: RunId, count: int, holders: int, members: Mapping[PeerId, Announced]
+) -> dict[PeerId, frozenset[int]]:
+    """The experts of each member: `holders` members for each of `count` experts, or all where they are fewer.
+
+    Where the members have not that much room, every expert gets one holder before any gets two. Pure.
+    """
+    wanted = min(holders, len(members))
+    ranks = _Ranks(run, members)
+    order = sorted(ranks[count], key=lambda peer: -len(members[peer].experts))
+    caps = shares(count * wanted, {peer: min(count, one.room) for peer, one in members.items()}, order)
+    held: Held = {peer: set() for peer in members}
+    many = [0] * count
+    for expert, peer in _claims(run, count, members):
+        if many[expert] < wanted and len(held[peer]) < caps[peer]:
+            held[peer].add(expert)
+            many[expert] += 1
+    left = sum(caps.values()) - sum(many)
+    for level in range(wanted):
+        for expert in (expert for expert in range(count) if many[expert] <= level):
+            if left and _place(expert, ranks[expert], held, caps, set()):
+                many[expert] += 1
+                left -= 1
+    return {peer: frozenset(experts) for peer, experts in held.items()}
+
+
+def shares(total: int, rooms: Mapping[PeerId, int], first: Iterable[PeerId]) -> dict[PeerId, int]:
+    """How many each has: the same where the room reaches, `total` together if it fits; the rest of the division
+    goes one by one to the `first` of the members with room."""
+    low, high = 0, max(rooms.values(), default=0)
+    while low < high:
+        middle = (low + high) // 2
+        if sum(min(room, middle) for room in rooms.values()) >= total:
+            high = middle
+        else:
+            low = middle + 1
+    found = {peer: min(room, max(0, low - 1)) for peer, room in rooms.items()}
+    more = [peer for peer in first if rooms[peer] > found[peer]]
+    for peer in more[: max(0, total - sum(found.values()))]:
+        found[peer] += 1
+    return found
+
+
+def shortage(count: int, holders: int, rooms: Collection[int]) -> str:
+    """One line where members with these rooms have none for all experts; empty where they have."""
+    room = sum(min(count, one) for one in rooms)
+    each = min(holders, len(rooms))
+    if room >= count * each:
+        return ""
+    return f"they have room for {room} experts; {count} with {each} holders each need {count * each}"
+
+
+def _place(expert: int, order: list[PeerId], held: Held, caps: Mapping[PeerId, int], seen: set[PeerId]) -> bool:
+    """Give an expert one more holder: the best with room, else one where a move of another expert makes room."""
+    for peer in order:
+        if len(held[peer]) < caps[peer] and expert not in held[peer] and peer not in seen:
+            held[peer].add(expert)
+            return True
+    for peer in [peer for peer in order if expert not in held[peer] and peer not in seen]:
+        seen.add(peer)
+        for other in sorted(held[peer]):
+            if _place(other, order, held, caps, seen):
+                held[peer].remove(other)
+                held[peer].add(expert)
+                return True
+    return False
+
+
+def _claims(run: RunId, count: int, members: Mapping[PeerId, Announced]) -> list[tuple[int, PeerId]]:
+    """Pairs of expert and member that trains it, highest hash first."""
+    pairs = [(expert, peer) for peer, one in members.items() for expert in one.experts if expert < count]
+    return sorted(pairs, key=lambda pair: digest(_prefix(run, pair[0]), peer_bytes(pair[1])), reverse=True)
+
+
+class _Ranks(dict[int, list[PeerId]]):
+    """Members for an expert, highest hash first; made when first asked for, once."""
+
+    def __init__(self, run: RunId, members: Iterable[PeerId]) -> None:
+        super().__init__()
+        self._run, self._raw = run, {peer: peer_bytes(peer) for peer in members}
+
+    def __missing__(self, expert: int) -> list[PeerId]:
+        start = _prefix(self._run, expert)
+        scores = {peer: digest(start + raw) for peer, raw in self._raw.items()}
+        self[expert] = sorted(scores, key=scores.__getitem__, reverse=True)
+        return self[expert]
+
+
+def _prefix(run: RunId, expert: int) -> bytes:
+    return b"atoll expert\0" + run + expert.to_bytes(4, "big")

@@ -1,0 +1,1 @@
+"""Messages between the processes of one machine: daemon, worker, local ranks and CLI. Never a peer wire."""

@@ -1,0 +1,101 @@
+"""Control messages as lines of JSON, and back. A decoder returns a legal value or raises DecodeError."""
+
+from typing import Any
+
+import msgspec
+
+from atoll.protocols import errors
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.local.control_messages import (
+    MAX_LINES,
+    MAX_ROUNDS,
+    Answer,
+    Ask,
+    GetLogs,
+    GetRounds,
+    PauseNode,
+    Refused,
+    Reply,
+    Request,
+    Watch,
+)
+from atoll.protocols.wires import CONTROL
+
+REQUEST_MAX_BYTES = 64 * 1024
+REPLY_MAX_BYTES = 32 * 1024 * 1024
+"""`rounds` of a long run; both ends are the same user."""
+
+
+class _Version(msgspec.Struct, frozen=True):
+    v: int
+
+
+_encoder = msgspec.json.Encoder()
+_version = msgspec.json.Decoder(_Version)
+_requests = msgspec.json.Decoder(Request)
+_replies = msgspec.json.Decoder(Reply)
+
+
+def encode_ask(ask: Ask) -> bytes:
+    """One line for the daemon."""
+    return _encoder.encode(Request(CONTROL.newest, ask)) + b"\n"
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """One line for the operator. Non-finite numbers become null."""
+    return _encoder.encode(Reply(CONTROL.newest, answer)) + b"\n"
+
+
+def decode_ask(line: bytes) -> Ask:
+    """The ask on a line, with its numbers in range. Raises DecodeError."""
+    request: Request = _decode(_requests, line, REQUEST_MAX_BYTES)
+    ask = request.ask
+    match ask:
+        case Watch():
+            _within("interval_s", ask.interval_s, 0.05, 3600)
+        case GetRounds():
+            _within("last", ask.last, 1, MAX_ROUNDS)
+        case GetLogs():
+            _within("tail", ask.tail, 0, MAX_LINES)
+        case PauseNode() if not (len(ask.reason) <= 200 and ask.reason.isprintable()):
+            raise DecodeError("reason must have at most 200 printable characters")
+    return ask
+
+
+def decode_answer(line: bytes) -> Answer:
+    """The answer on a line. Raises DecodeError."""
+    reply: Reply = _decode(_replies, line, REPLY_MAX_BYTES)
+    return reply.answer
+
+
+def refusal(error: errors.AtollError) -> Refused:
+    """The answer that carries an error to the operator."""
+    return Refused(type(error).__name__, str(error), error.hint)
+
+
+def fault_of(refused: Refused) -> errors.AtollError:
+    """The error that the daemon meant; LocalFault where this side does not know its name."""
+    kind = getattr(errors, refused.fault, errors.LocalFault)
+    if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):
+        kind = errors.LocalFault
+    return kind(refused.message, hint=refused.hint)
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], line: bytes, max_bytes: int) -> Any:
+    if len(line) > max_bytes:
+        raise DecodeError(f"{len(line)} bytes where at most {max_bytes} are legal")
+    try:
+        version = _version.decode(line).v
+        if not CONTROL.oldest <= version <= CONTROL.newest:
+            raise DecodeError(
+                f"control version {version}; this side speaks {CONTROL.oldest} to {CONTROL.newest}",
+                hint="upgrade atoll and restart the node",
+            )
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        raise DecodeError(f"not a legal control message: {error}") from error
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise DecodeError(f"{name} = {value} is outside {low} … {high}")

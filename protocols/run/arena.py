@@ -1,0 +1,103 @@
+"""The arena: every atom cut into chunks of 4096 values, laid end to end.
+
+The master weights, pseudo-gradients and error feedback are all `[chunks, 4096]` arrays in this one
+order, so that compression and the fold never look at shapes.
+
+- A matrix is cut into 64×64 blocks, row of blocks by row of blocks; its edges are padded with zeros
+  (SparseLoCo, arXiv 2508.15706: 2-D tensors in 64×64 blocks).
+- All vectors are laid end to end in one last region and cut into chunks of 4096, zeros at the end.
+"""
+
+from functools import lru_cache
+
+import msgspec
+
+from atoll.protocols.run.model_spec import ModelSpec, atoms
+
+CHUNK = 4096
+SIDE = 64
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where one atom lies."""
+
+    name: str
+    shape: tuple[int, ...]
+    first_chunk: int
+    """First chunk of a matrix; for a vector, the first chunk of the vector region."""
+    offset: int
+    """Values before a vector inside the vector region; 0 for a matrix."""
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Rows and columns of 64×64 blocks of a matrix."""
+        rows, cols = self.shape
+        return -(-rows // SIDE), -(-cols // SIDE)
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """A chunk that holds padding: value i is real if its row i // 64 < `rows`, its column i % 64 < `cols`
+    and i < `values`."""
+
+    chunk: int
+    rows: int
+    cols: int
+    values: int
+
+
+class Arena(msgspec.Struct, frozen=True):
+    """The whole layout. `values` counts real parameters, `chunks * 4096` includes padding."""
+
+    placements: tuple[Placement, ...]
+    chunks: int
+    values: int
+
+
+@lru_cache(maxsize=32)
+def arena_of(model: ModelSpec) -> Arena:
+    """Layout of a model's atoms; a pure function of the RunSpec."""
+    table = atoms(model)
+    placed: list[Placement] = []
+    chunk = 0
+    for atom in table:
+        if len(atom.shape) == 2:
+            place = Placement(atom.name, atom.shape, chunk, 0)
+            placed.append(place)
+            chunk += place.blocks[0] * place.blocks[1]
+    offset = 0
+    for atom in table:
+        if len(atom.shape) == 1:
+            placed.append(Placement(atom.name, atom.shape, chunk, offset))
+            offset += atom.shape[0]
+    return Arena(tuple(placed), chunk - (-offset // CHUNK), model.parameters)
+
+
+def edges(arena: Arena) -> tuple[Edge, ...]:
+    """All chunks with padding, rising. Padding is zero in every state: no contribution may move it."""
+    found: list[Edge] = []
+    tail = 0
+    for place in arena.placements:
+        if len(place.shape) == 2:
+            found += _matrix_edges(place)
+        else:
+            tail = (place.offset + place.shape[0]) % CHUNK
+    if tail:
+        found.append(Edge(arena.chunks - 1, SIDE, SIDE, tail))
+    return tuple(found)
+
+
+def _matrix_edges(place: Placement) -> list[Edge]:
+    down, across = place.blocks
+    rows = place.shape[0] - (down - 1) * SIDE
+    cols = place.shape[1] - (across - 1) * SIDE
+    found: list[Edge] = []
+    for block in range(down * across):
+        edge = Edge(
+            place.first_chunk + block,
+            rows if block // across == down - 1 else SIDE,
+            cols if block % across == across - 1 else SIDE,
+            CHUNK,
+        )
+        if edge.rows < SIDE or edge.cols < SIDE:
+            found.append(edge)
+    return found

@@ -1,0 +1,223 @@
+"""Invites: a signed link that says which run to join, through whom, until when, and with which permit.
+
+    atoll:<base32>      version u8 | length u16 | check 4 bytes | body
+
+Lower-case base32 (RFC 4648, no padding) survives line breaks, double clicks and changes of case; in capitals a QR
+code packs it tighter than base64. Length and check tell a link that was cut off from one that was mistyped and
+from a forged one; their places stay the same in every version.
+"""
+
+import base64
+
+import msgspec
+
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DecodeError, SignatureFault
+from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
+from atoll.protocols.ids import DIGEST_BYTES, PeerId, RunId, digest, peer_id_of, public_key_of, short
+from atoll.protocols.run.admission import MAX_UNIX_S, Token, check_token
+
+INVITE_VERSION = 1
+SCHEME = "atoll:"
+EMBED_MAX_BYTES = 1536
+"""A signed run up to this size may travel inside the link; others are fetched from a seed."""
+MAX_SEEDS = 16
+MAX_MADDRS = 8
+_MADDR_MAX_CHARACTERS = 256
+_BODY_MAX_BYTES = 8192
+_HEADER_BYTES = 7
+_HEADER_CHARACTERS = 16
+_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
+_DOMAIN = "invite/1"
+
+
+class Seed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One node to dial first."""
+
+    key: bytes
+    """Its public key, 32 bytes; empty for a name (`/dnsaddr/…`) that stands for several nodes."""
+    maddrs: tuple[str, ...]
+    """Without the node's own /p2p part."""
+
+
+class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The body of a link. The run id names the RunSpec: no other spec has it."""
+
+    run: RunId
+    expires: int
+    """Unix seconds."""
+    seeds: tuple[Seed, ...]
+    token: tuple[Token, ...]
+    """At most one; none where the run admits without permits."""
+    run_file: bytes
+    """The signed RunSpec, or empty: ask a seed for it."""
+    key: bytes
+    """The signer's public key."""
+    signature: bytes
+
+    @property
+    def signer(self) -> PeerId:
+        """Who made the invite: the owner or another member."""
+        return peer_id_of(self.key)
+
+    @property
+    def seed_texts(self) -> tuple[str, ...]:
+        """The seeds as a configuration writes them: `…/p2p/PEERID`, or a name alone."""
+        tails = [(seed, f"/p2p/{peer_id_of(seed.key)}" if seed.key else "") for seed in self.seeds]
+        return tuple(maddr + tail for seed, tail in tails for maddr in seed.maddrs)
+
+
+def seeds_of(texts: list[str]) -> tuple[Seed, ...]:
+    """`…/p2p/PEERID` multiaddrs (or `/dnsaddr/…` alone), grouped by peer. Raises ConfigError."""
+    grouped: dict[bytes, list[str]] = {}
+    for text in texts:
+        maddr, separator, peer = text.strip().rpartition("/p2p/")
+        if not separator:
+            maddr, peer = text.strip(), ""
+        try:
+            key = public_key_of(PeerId(peer)) if peer else b""
+        except DecodeError as error:
+            raise ConfigError(f"seed {text!r}: {error}") from error
+        if not key and not maddr.startswith("/dnsaddr/"):
+            raise ConfigError(f"seed {text!r} does not end in /p2p/PEERID")
+        grouped.setdefault(key, []).append(maddr)
+    return tuple(Seed(key, tuple(dict.fromkeys(maddrs))) for key, maddrs in grouped.items())
+
+
+def sign_invite(signer: Identity, draft: Invite) -> str:
+    """The link. `draft` comes without key and signature. Raises DecodeError for an illegal value."""
+    keyed = msgspec.structs.replace(draft, key=signer.public_key, signature=b"")
+    invite = msgspec.structs.replace(keyed, signature=signer.sign(_DOMAIN, _unsigned(keyed)))
+    _check(invite)
+    return link_of(codec.encode(invite))
+
+
+def make_invite(
+    signer: Identity,
+    run: RunId,
+    seeds: tuple[Seed, ...],
+    expires: int,
+    token: Token | None = None,
+    run_file: bytes = b"",
+) -> str:
+    """A signed link. `expires`: unix seconds. Raises DecodeError for an illegal value."""
+    tokens = (token,) if token is not None else ()
+    return sign_invite(signer, Invite(run, expires, seeds, tokens, run_file, b"", b""))
+
+
+def read_invite(text: str) -> Invite:
+    """The verified invite of a link, expired or not. Raises DecodeError that says what is wrong with it."""
+    version, body = _unpack(text)
+    if version > INVITE_VERSION:
+        raise DecodeError(
+            f"the invite was made by a newer atoll (version {version}; this one reads {INVITE_VERSION})",
+            hint="upgrade atoll",
+        )
+    if version != INVITE_VERSION:
+        raise DecodeError(f"the invite has version {version}, which never was")
+    invite = codec.decode(body, Invite, max_bytes=_BODY_MAX_BYTES)
+    _check(invite)
+    try:
+        verify(invite.signer, _DOMAIN, _unsigned(invite), invite.signature)
+    except SignatureFault as error:
+        raise DecodeError(
+            f"the invite was changed after {short(invite.signer)} signed it", hint="do not use it; ask for another"
+        ) from error
+    return invite
+
+
+def decode_invite(text: str, unix_s: float) -> Invite:
+    """`read_invite`, refused when it has expired at `unix_s`. Raises DecodeError."""
+    invite = read_invite(text)
+    if unix_s >= invite.expires:
+        raise DecodeError(
+            f"the invite expired {_span(unix_s - invite.expires)} ago",
+            hint=f"ask {short(invite.signer)}, who made it, for a new one (or set this machine's clock)",
+        )
+    return invite
+
+
+def is_invite(text: str) -> bool:
+    """Does it look like a link of ours, right or wrong?"""
+    return text.strip().lower().startswith(SCHEME)
+
+
+def link_of(body: bytes, version: int = INVITE_VERSION) -> str:
+    """The text form of a body."""
+    head = bytes([version]) + len(body).to_bytes(2, "big")
+    blob = head + _check_of(head, body) + body
+    return SCHEME + base64.b32encode(blob).decode().rstrip("=").lower()
+
+
+def _unpack(text: str) -> tuple[int, bytes]:
+    """(version, body), with cut and mistyped links told apart."""
+    if not is_invite(text):
+        raise DecodeError(f"this is not an invite: an invite begins with {SCHEME}")
+    if len(text) > 4 * _BODY_MAX_BYTES:
+        raise DecodeError("this is not an invite: it is far too long")
+    packed = "".join(text.split()).lower().removeprefix(SCHEME).removeprefix("//").rstrip("/")
+    for place, letter in enumerate(packed):
+        if letter not in _ALPHABET:
+            raise _mistyped(f"{letter!r} at place {place + 1} is in no invite")
+    if len(packed) < _HEADER_CHARACTERS:
+        raise _cut(len(packed), None)
+    head = base64.b32decode(packed[:_HEADER_CHARACTERS].upper())
+    length = int.from_bytes(head[1:3], "big")
+    wanted = -(-(_HEADER_BYTES + length) * 8 // 5)
+    if length > _BODY_MAX_BYTES or len(packed) > wanted:
+        raise _mistyped(f"{len(packed)} characters where {wanted} belong")
+    if len(packed) < wanted:
+        raise _cut(len(packed), wanted)
+    blob = base64.b32decode(packed.upper() + "=" * (-len(packed) % 8))
+    if _check_of(blob[:3], blob[_HEADER_BYTES:]) != blob[3:_HEADER_BYTES]:
+        raise _mistyped("its check does not fit")
+    if base64.b32encode(blob).decode().rstrip("=").lower() != packed:
+        raise _mistyped("its last character does not fit")
+    return blob[0], blob[_HEADER_BYTES:]
+
+
+def _check_of(head: bytes, body: bytes) -> bytes:
+    return digest(b"invite", head, body)[:4]
+
+
+def _cut(have: int, wanted: int | None) -> DecodeError:
+    part = f"{have} of {wanted} characters" if wanted else f"only {have} characters"
+    return DecodeError(f"the invite is cut off: {part} are here", hint="copy the whole link, in quotes")
+
+
+def _mistyped(what: str) -> DecodeError:
+    return DecodeError(f"the invite is mistyped: {what}", hint="copy it again")
+
+
+def _unsigned(invite: Invite) -> bytes:
+    return codec.encode((invite.run, invite.expires, invite.seeds, invite.token, invite.run_file, invite.key))
+
+
+def _check(invite: Invite) -> None:
+    if len(invite.run) != DIGEST_BYTES or len(invite.key) != 32 or len(invite.signature) != SIGNATURE_BYTES:
+        raise DecodeError("invite: illegal length of run id, key or signature")
+    if not 0 < invite.expires < MAX_UNIX_S:
+        raise DecodeError("invite: expiry outside its range")
+    if len(invite.seeds) > MAX_SEEDS or len(invite.token) > 1 or len(invite.run_file) > EMBED_MAX_BYTES:
+        raise DecodeError("invite: too many seeds or tokens, or a run that is too large for a link")
+    for seed in invite.seeds:
+        _check_seed(seed)
+    for token in invite.token:
+        check_token(token)
+
+
+def _check_seed(seed: Seed) -> None:
+    if len(seed.key) not in (0, 32) or not 1 <= len(seed.maddrs) <= MAX_MADDRS:
+        raise DecodeError("invite: a seed without an address, with too many, or with an illegal key")
+    for maddr in seed.maddrs:
+        is_plain = maddr.isascii() and maddr.isprintable() and " " not in maddr
+        if not (maddr.startswith("/") and is_plain and len(maddr) <= _MADDR_MAX_CHARACTERS):
+            raise DecodeError("invite: an address that is none")
+        if not seed.key and not maddr.startswith("/dnsaddr/"):
+            raise DecodeError("invite: a seed without a key that is no /dnsaddr name")
+
+
+def _span(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    hours = minutes // 60
+    return f"{hours // 24} d {hours % 24} h" if hours >= 24 else f"{hours} h {minutes % 60} min"

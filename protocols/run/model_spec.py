@@ -1,0 +1,235 @@
+"""What a run trains: the decoder's dimensions and the atoms (named parameter tensors) they give.
+
+Atoms carry the names that Hugging Face checkpoints of Llama, Qwen3, Qwen3-MoE and OLMoE have on disk: one tensor
+per expert and projection, however a node stacks them in memory. Shapes follow `nn.Linear`: `[out, in]`.
+"""
+
+import math
+
+import msgspec
+
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.rope import RopeStretch
+
+MAX_PARAMETERS = 1 << 37
+MAX_EXPERTS = 4096
+MAX_EXPERT_LAYERS = 1 << 16
+"""Experts times layers: each pair is three atoms, and a table of atoms is made from what a peer sent."""
+_EXPERTS = ".mlp.experts."
+BIAS = "mlp.gate.e_score_correction_bias"
+"""The one atom that no gradient moves: a controller does (`node.model.balance`)."""
+
+
+class ExpertsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every layer's feed-forward is a mixture of experts, routed token by token, none dropped."""
+
+    count: int
+    """E: experts with parameters."""
+    per_token: int
+    """k: slots that each token chooses."""
+    ffn: int
+    """Width of one expert."""
+    normalise: bool = True
+    """The k weights of a token are divided by their sum (`norm_topk_prob`)."""
+    zero: int = 0
+    """Z: slots that give the token back as it is (zero-computation experts, LongCat-Flash, arXiv 2509.01322)."""
+    computed: float | None = None
+    """How many experts with parameters a token should meet on average; None: `per_token`."""
+    bias_rate: float = 0.0
+    """Step of the controller of the choice bias; 0: there is no bias."""
+    load_balance: float = 0.01
+    """Weight of the load-balance loss, mean over layers."""
+    router_z: float = 0.001
+    """Weight of the router's z-loss, mean over layers."""
+
+    @property
+    def slots(self) -> int:
+        """What the router chooses from: experts 0 … E − 1, then the zero experts."""
+        return self.count + self.zero
+
+    def check(self) -> None:
+        """Raise ConfigError, with the key's name, for values that no mixture can have."""
+        _within("model.experts.count", self.count, 1, MAX_EXPERTS)
+        _within("model.experts.zero", self.zero, 0, MAX_EXPERTS)
+        _within("model.experts.per_token", self.per_token, 1, self.slots)
+        _within("model.experts.ffn", self.ffn, 1, 1 << 22)
+        _within("model.experts.bias_rate", self.bias_rate, 0, 1)
+        _within("model.experts.load_balance", self.load_balance, 0, 1)
+        _within("model.experts.router_z", self.router_z, 0, 1)
+        if self.computed is not None:
+            _within("model.experts.computed", self.computed, 0, min(self.per_token, self.count))
+        if self.zero and (self.computed is None or not self.bias_rate):
+            raise ConfigError("model.experts.zero needs model.experts.computed and model.experts.bias_rate")
+        if not self.zero and self.computed is not None:
+            raise ConfigError("model.experts.computed is for runs with model.experts.zero")
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A decoder: RMSNorm, RoPE, grouped-query attention; SwiGLU, or a mixture of experts of that shape.
+
+    A key at its default is left out of the bytes: a spec without it is the same run as before the key existed.
+    """
+
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    """Width that one token passes: with experts, `per_token` times the width of one."""
+    vocab: int
+    context: int
+    """Tokens of one training sequence."""
+    tied: bool
+    """The output head is the embedding."""
+    rope_theta: float
+    norm_eps: float
+    qk_norm: bool = False
+    """RMSNorm of each head's query and key before the rotation (Qwen3)."""
+    qk_norm_across: bool = False
+    """That norm is one over all heads together instead (OLMoE). Needs `qk_norm`."""
+    head_size: int | None = None
+    """Width of one attention head; None: `dim / heads`."""
+    experts: ExpertsSpec | None = None
+    rope_stretch: RopeStretch | None = None
+    """None: all pairs turn as `rope_theta` says."""
+
+    def check(self) -> None:
+        """Raise ConfigError for dimensions that no decoder can have."""
+        for name in ("dim", "layers", "heads", "kv_heads", "ffn", "vocab", "context"):
+            _within(f"model.{name}", getattr(self, name), 1, 1 << 22)
+        if self.layers > 1024 or self.heads > 1024:
+            raise ConfigError("model: more than 1024 layers or heads")
+        self._check_heads()
+        if not (math.isfinite(self.rope_theta) and self.rope_theta > 1 and 0 < self.norm_eps < 1):
+            raise ConfigError("model.rope_theta must be finite and above 1, model.norm_eps within 0 … 1")
+        if self.rope_stretch is not None:
+            self.rope_stretch.check()
+        if self.experts is not None:
+            self._check_experts(self.experts)
+        if self.parameters > MAX_PARAMETERS:
+            raise ConfigError(f"model has {self.parameters} parameters; at most {MAX_PARAMETERS} are legal")
+
+    def _check_heads(self) -> None:
+        if self.head_size is None and (self.dim % self.heads or self.head_dim % 2):
+            raise ConfigError("model.dim must be heads × an even head size")
+        if self.head_size is not None:
+            _within("model.head_size", self.head_size, 2, 1 << 14)
+        if self.head_dim % 2 or self.head_size == self.dim / self.heads:
+            raise ConfigError("model.head_size must be even, and absent where it is dim / heads")
+        if self.heads % self.kv_heads:
+            raise ConfigError("model.heads must be a multiple of model.kv_heads")
+        if self.qk_norm_across and not self.qk_norm:
+            raise ConfigError("model.qk_norm_across needs model.qk_norm")
+
+    def _check_experts(self, experts: ExpertsSpec) -> None:
+        experts.check()
+        if self.layers * experts.count > MAX_EXPERT_LAYERS:
+            raise ConfigError(f"model.layers × model.experts.count is above {MAX_EXPERT_LAYERS}")
+        if self.ffn != experts.per_token * experts.ffn:
+            raise ConfigError(
+                f"model.ffn = {self.ffn} is not model.experts.per_token × ffn = {experts.per_token * experts.ffn}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.head_size or self.dim // self.heads
+
+    @property
+    def qk_widths(self) -> tuple[int, int]:
+        """Values of the norms of queries and of keys."""
+        across = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return across if self.qk_norm_across else (self.head_dim, self.head_dim)
+
+    @property
+    def expert_count(self) -> int:
+        """Experts of each layer; 0 in a dense model."""
+        return self.experts.count if self.experts is not None else 0
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        attention = 2 * self.dim * (self.heads + self.kv_heads) * self.head_dim
+        attention += sum(self.qk_widths) if self.qk_norm else 0
+        heads = 1 if self.tied else 2
+        return heads * self.vocab * self.dim + self.layers * (attention + self._mlp + 2 * self.dim) + self.dim
+
+    @property
+    def _mlp(self) -> int:
+        if self.experts is None:
+            return 3 * self.dim * self.ffn
+        bias = self.experts.slots if self.experts.bias_rate else 0
+        return self.experts.slots * self.dim + bias + self.experts.count * 3 * self.dim * self.experts.ffn
+
+
+class Atom(msgspec.Struct, frozen=True):
+    """One named parameter tensor: the unit of sharding, checkpointing and coverage."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def atoms(model: ModelSpec) -> tuple[Atom, ...]:
+    """All atoms of a model in their one agreed order."""
+    wide = model.dim
+    found = [Atom("model.embed_tokens.weight", (model.vocab, wide))]
+    for layer in range(model.layers):
+        at = f"model.layers.{layer}."
+        found.append(Atom(at + "input_layernorm.weight", (wide,)))
+        found += _attention(at + "self_attn.", model)
+        found.append(Atom(at + "post_attention_layernorm.weight", (wide,)))
+        found += (
+            _swiglu(at + "mlp.", wide, model.ffn) if model.experts is None else _mixture(at, model, model.experts)
+        )
+    found.append(Atom("model.norm.weight", (wide,)))
+    if not model.tied:
+        found.append(Atom("lm_head.weight", (model.vocab, wide)))
+    return tuple(found)
+
+
+def is_experts(name: str) -> bool:
+    """Whether these are weights of an expert, or of experts that are stacked in memory."""
+    return _EXPERTS in name
+
+
+def expert_of(name: str) -> int | None:
+    """The expert that an atom belongs to; None for atoms that every member trains."""
+    _, found, rest = name.partition(_EXPERTS)
+    return int(rest.split(".", 1)[0]) if found else None
+
+
+def _attention(at: str, model: ModelSpec) -> list[Atom]:
+    dim, wide, narrow = model.dim, model.heads * model.head_dim, model.kv_heads * model.head_dim
+    found = [
+        Atom(at + "q_proj.weight", (wide, dim)),
+        Atom(at + "k_proj.weight", (narrow, dim)),
+        Atom(at + "v_proj.weight", (narrow, dim)),
+        Atom(at + "o_proj.weight", (dim, wide)),
+    ]
+    if model.qk_norm:
+        found += [
+            Atom(at + f"{kind}_norm.weight", (width,)) for kind, width in zip("qk", model.qk_widths, strict=True)
+        ]
+    return found
+
+
+def _mixture(at: str, model: ModelSpec, experts: ExpertsSpec) -> list[Atom]:
+    found = [Atom(at + "mlp.gate.weight", (experts.slots, model.dim))]
+    if experts.bias_rate:
+        found.append(Atom(at + BIAS, (experts.slots,)))
+    for expert in range(experts.count):
+        found += _swiglu(f"{at}mlp.experts.{expert}.", model.dim, experts.ffn)
+    return found
+
+
+def _swiglu(at: str, wide: int, ffn: int) -> list[Atom]:
+    return [
+        Atom(at + "gate_proj.weight", (ffn, wide)),
+        Atom(at + "up_proj.weight", (ffn, wide)),
+        Atom(at + "down_proj.weight", (wide, ffn)),
+    ]
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # false for NaN, and safe for any int
+        raise ConfigError(f"{name} = {value} is outside {low} … {high}")

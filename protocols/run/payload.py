@@ -1,0 +1,149 @@
+"""Layouts of a payload: where each bit of a compressed pseudo-gradient lies, and how long it must be.
+
+Header, then one array over all chunks for each section (little endian; bit 0 of a byte is the lowest):
+
+    header   "atlp" | u8 version | u8 codec | u16 k | u32 chunks
+
+    sparse2, sparse1: k values of each chunk
+    words    u16 per chunk: bits 14-15 the shape (sparse1: 0), bits 0-13 the scale, an fp16 within 0 … 1
+    lows     k × `low_bits` low bits of the indices of a chunk
+    highs    the indices' high parts in unary (Elias-Fano): bit `high_i + i` is set for the i-th index
+    codes    sparse2: 2 bits per value, bit 0 set means the large level, bit 1 negative; sparse1: 1 bit, negative
+
+    int8, e3m0: all 4096 values
+    scales   u16 per block: an fp16 within 0 … `most_scale`
+    codes    int8: a signed byte per value; e3m0: 4 bits, magnitude in bits 0-2, bit 3 negative
+
+A value is ±level × scale / 4. As such an fp16 is a multiple of 2⁻²⁴, every value is an integer `q` in units of
+2⁻²⁶, and |q| ≤ 12·2²⁴. One byte string per value: see `docs/wires/payload.md`. Elias-Fano: P. Elias 1974;
+selection: SparseLoCo, arXiv 2508.15706; 4 bits with 3 of exponent: Streaming DiLoCo, arXiv 2501.18512.
+"""
+
+import struct
+
+import msgspec
+
+from atoll.protocols.errors import ConfigError, DecodeError
+from atoll.protocols.run.arena import CHUNK
+
+MAGIC = b"atlp"
+VERSION = 1
+NUMBERS = {"sparse2": 1, "sparse1": 2, "int8": 3, "e3m0": 4}
+"""Codec by name: its number in the header."""
+DENSE_BLOCK = {"int8": 4096, "e3m0": 256}
+"""Dense codecs: values that share a scale."""
+LOW_LEVEL = 4
+HIGH_LEVELS = (5, 6, 8, 12)
+"""Large level by shape: Gaussian tails choose 5, Laplace 6, heavier ones 8 and 12 (docs/wires/payload.md)."""
+TOP_LEVEL = {"int8": 127, "e3m0": 64}
+"""Dense codecs: the largest level, which each block that speaks has at least once."""
+MOST_SCALE = {"sparse2": 0x3C00, "sparse1": 0x3C00, "int8": 0x2E00, "e3m0": 0x3200}
+"""Bits of the largest legal fp16 scale: 1, 1, 3/32 and 3/16."""
+VALUE_BITS = 26
+"""A decoded `q` counts units of 2⁻²⁶."""
+MAX_Q = 12 << 24
+"""Bound of |q| for every codec."""
+ONE_FP16 = 0x3C00
+"""Bits of 1.0."""
+SCALE_MASK = 0x3FFF
+SHAPE_SHIFT = 14
+_HEADER = struct.Struct("<4sBBHI")
+HEADER_BYTES = _HEADER.size
+
+
+def check_codec(name: str, k: int) -> None:
+    """Raise ConfigError for a codec that does not exist, or a k that it cannot have."""
+    if name not in NUMBERS:
+        raise ConfigError(f"compress.codec {name!r} is not one of {', '.join(NUMBERS)}")
+    if not 1 <= k <= CHUNK:
+        raise ConfigError(f"compress.k = {k} is outside 1 … {CHUNK}")
+    if name in DENSE_BLOCK and k != CHUNK:
+        raise ConfigError(f"compress.k = {k}: {name} keeps all {CHUNK} values of a chunk")
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Sizes of a payload of `chunks` chunks with `k` values each."""
+
+    codec: str
+    chunks: int
+    k: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether all values are sent."""
+        return self.codec in DENSE_BLOCK
+
+    @property
+    def low_bits(self) -> int:
+        """Sparse: low bits of an index, floor(log2(4096 / k))."""
+        return (CHUNK // self.k).bit_length() - 1
+
+    @property
+    def high_bits(self) -> int:
+        """Sparse: bits of a chunk's unary part."""
+        return self.k + (CHUNK >> self.low_bits)
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of one value's code."""
+        return {"sparse2": 2, "sparse1": 1, "int8": 8, "e3m0": 4}[self.codec]
+
+    @property
+    def row_bytes(self) -> tuple[int, ...]:
+        """Bytes of one chunk in each section; each is filled up with zero bits."""
+        codes = _bytes(self.code_bits * self.k)
+        if self.is_dense:
+            return 2 * CHUNK // DENSE_BLOCK[self.codec], codes
+        return 2, _bytes(self.k * self.low_bits), _bytes(self.high_bits), codes
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each section begins."""
+        rows = self.row_bytes
+        return tuple(HEADER_BYTES + self.chunks * sum(rows[:at]) for at in range(len(rows)))
+
+    @property
+    def size_bytes(self) -> int:
+        """The only legal length."""
+        return HEADER_BYTES + self.chunks * sum(self.row_bytes)
+
+    @property
+    def header(self) -> bytes:
+        """The only legal header."""
+        return _HEADER.pack(MAGIC, VERSION, NUMBERS[self.codec], self.k, self.chunks)
+
+
+def payload_bytes(codec: str, chunks: int, k: int) -> int:
+    """Exact length of a payload: what a node may ask for before it saw a byte."""
+    return Layout(codec, chunks, k).size_bytes
+
+
+def check_frame(payload: bytes | memoryview, layout: Layout) -> None:
+    """Raise DecodeError unless header and length are the ones that the run prescribes.
+
+    The header is looked at first: what another version says is likely to have another length, too.
+    """
+    said = bytes(payload[:HEADER_BYTES])
+    if len(said) == HEADER_BYTES and said != layout.header:
+        raise DecodeError(f"payload {_difference(said, layout)}")
+    if len(payload) != layout.size_bytes:
+        raise DecodeError(f"payload of {len(payload)} bytes where {layout.size_bytes} are legal")
+
+
+def _difference(said: bytes, layout: Layout) -> str:
+    """The first field of the header that is not the run's, and both values."""
+    magic, version, number, k, chunks = _HEADER.unpack(said)
+    if magic != MAGIC:
+        return f"begins with {magic.hex()}; one begins with {MAGIC.hex()}"
+    if version != VERSION:
+        return f"version {version}; this node speaks {VERSION}"
+    if number != NUMBERS[layout.codec]:
+        codec = {known: name for name, known in NUMBERS.items()}.get(number, "of no name")
+        return f"codec {number} ({codec}); the run's is {NUMBERS[layout.codec]} ({layout.codec})"
+    if k != layout.k:
+        return f"k {k}; the run's is {layout.k}"
+    return f"chunks {chunks}; {layout.chunks} are legal"
+
+
+def _bytes(bits: int) -> int:
+    return -(-bits // 8)

@@ -1,0 +1,1 @@
+"""`bench blobs`: one and several holders, honest and lying."""

@@ -1,0 +1,1 @@
+"""`bench calls`: request and reply on loopback, beside rivals."""

@@ -1,0 +1,109 @@
+"""`atoll bench`: the published figures, measured again on this machine."""
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from atoll.cli.formatting import print_table
+from atoll.node.runs.presets import NAMES
+from atoll.p2p.system.atomic_files import write_whole
+from atoll.protocols.errors import LocalFault
+from atoll_bench.machine import machine
+from atoll_bench.report import Row, all_reached, unjudged
+
+BENCHES = {
+    "calls": "Calls on loopback, against bare p2pd unary calls and the lattica package.",
+    "blobs": "Blobs from one holder and from four, against a raw stream; one holder lies.",
+    "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
+    "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
+    "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
+    "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
+    "wan": "Nodes that train behind slow links, beside hivemind's averager on the same links (root, Linux).",
+}
+"""Name -> its one line. A bench is the module `atoll_bench.NAME`, imported when it is asked for."""
+OPTIONS = {
+    "calls": (),
+    "blobs": ("mib",),
+    "connections": ("count", "own_limits"),
+    "compress": ("millions", "device"),
+    "topology": ("millions",),
+    "experts": ("loss", "device"),
+    "wan": ("nodes", "preset", "rounds", "overlap"),
+}
+DEADLINE_S = 900.0
+DEADLINES_S = {"wan": 3600.0, "experts": 1800.0}
+"""Of benches that take longer with a larger preset."""
+LOSS_DEADLINE_S = 6 * 3600.0
+"""Of a bench that trains whole runs (`--loss`)."""
+
+
+@click.command(epilog="\b\n" + "\n".join(f"{name:12} {line}" for name, line in BENCHES.items()))
+@click.argument("name", type=click.Choice(list(BENCHES)))
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the rows here.")
+@click.option("--quick", is_flag=True, help="A few seconds, to see that it works; nothing is judged.")
+@click.option("--mib", type=click.IntRange(4, 4096), help="blobs: size of the blob that four holders serve.")
+@click.option("--count", type=click.IntRange(1, 4000), help="connections: how many.")
+@click.option("--own-limits", is_flag=True, default=None, help="connections: the node may close what it likes.")
+@click.option(
+    "--millions", type=click.IntRange(1, 1024), help="compress: parameters, in Mi (64; GPU: 1024); topology: (16)."
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="compress, experts: `cuda` for the rows of a GPU (cpu)."
+)
+@click.option("--nodes", type=click.IntRange(2, 16), help="wan: how many (4).")
+@click.option("--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny).")
+@click.option("--rounds", type=click.IntRange(1, 1000), help="wan: how many are measured.")
+@click.option(
+    "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
+)
+@click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
+def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
+    """Measure NAME and compare with the bars: calls, blobs, connections, compress, topology, experts, wan
+    (docs/bench.md).
+
+    Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
+    status 1 when a bar is missed or could not be measured.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given.keys() - set(OPTIONS[name]):
+        raise click.UsageError(f"--{key.replace('_', '-')} is no option of `bench {name}`")
+    measure = importlib.import_module(f"atoll_bench.{name}.{name}").measure
+    facts = machine()
+    deadline_s = LOSS_DEADLINE_S if given.get("loss") else DEADLINES_S.get(name, DEADLINE_S)
+    rows = asyncio.run(_within_deadline(deadline_s, measure(quick, _say, **given)))
+    if quick:
+        rows = unjudged(rows)
+    print_table(("metric", "value", "unit", "bar", ""), map(_cells, rows))
+    if json_file is not None:
+        report = {"bench": name, "machine": facts, "quick": quick, "rows": rows}
+        write_whole(json_file, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    return 0 if quick or all_reached(rows) else 1
+
+
+async def _within_deadline(deadline_s: float, rows: Awaitable[list[Row]]) -> list[Row]:
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await rows
+    except TimeoutError as error:
+        raise LocalFault(f"no end after {deadline_s:.0f} s") from error
+
+
+def _say(line: str) -> None:
+    """What goes on, beside the table."""
+    click.echo(line, err=True)
+
+
+def _cells(row: Row) -> Sequence[str]:
+    judged = {None: "", True: "ok", False: "MISSED"}[row.passed]
+    words = "; ".join(word for word in (judged, row.note) if word)
+    return row.metric, _figure(row.value), row.unit, row.bar or "", words
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

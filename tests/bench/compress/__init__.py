@@ -1,0 +1,1 @@
+"""`bench compress`: encoder and fold beside the published pipeline and memcpy."""

@@ -1,0 +1,112 @@
+"""Times on a GPU of the kernels, of the published pipeline and of the device's memcpy, in turns; and whether the
+kernels' bits are the CPU's. `atoll bench compress --device cuda`."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from atoll.node.learning.compress import folding
+from atoll.node.learning.compress.encoding import encode_residual
+from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.gpu.encoding import encode_into
+from atoll.node.learning.compress.gpu.folding import fold_into
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.payload import Layout
+from atoll_bench.compress import codec_pace as pace
+from atoll_bench.compress.codec_pace import BETA, PEERS, K, Paces
+
+STEP = Step(256, 64)
+
+
+class Work(pace.Work):
+    """As `pace.Work`; e goes to and fro between two arrays."""
+
+    def __init__(self, chunks: int, device: str) -> None:
+        super().__init__(chunks, device)
+        self.layout = Layout("sparse2", chunks, K)
+        self.spare = torch.empty_like(self.residual)
+        self.said = torch.empty(0)
+
+    def encode(self) -> bytes:
+        """Ours; the payload stays on the device, as theirs does."""
+        self.said = encode_into(self.spare, self.residual, self.base_float, self.local, BETA, self.layout)
+        self.residual, self.spare = self.spare, self.residual
+        return b""
+
+    def fetch(self) -> bytes:
+        """The payload, in the host's memory."""
+        return bytes(self.said.cpu().numpy())
+
+    def fold(self) -> None:
+        """Ours, payloads from the host: θ + U; every rule of the wire and the range of every weight is checked."""
+        fold_into(self.base, [(64, payload) for payload in self.payloads], K, STEP, self.view, codec="sparse2")
+
+
+def measure(chunks: int, same_chunks: int, turns: int, say: Callable[[str], None], device: str = "cuda") -> Paces:
+    """Everything; the bits of the first `same_chunks` chunks are held against the CPU's before.
+
+    `extra_bytes`: the most that the encoder allocates. Raises ConfigError where there is no such device.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no CUDA device here")
+    paces, began = Paces(), time.perf_counter()
+    work = Work(chunks, device)
+    settle(device)
+    say(f"arrays made in {time.perf_counter() - began:.0f} s")
+    paces.take("first", work.encode)
+    paces.first_call_s = paces.seconds.pop("first")[0]
+    paces.errors = {}
+    paces.differs = differences(work, min(chunks, same_chunks))
+    say(f"compared with the CPU after {time.perf_counter() - began:.0f} s")
+    for _ in range(PEERS):
+        work.encode()
+        work.payloads.append(work.fetch())
+        work.sent.append(work.encode_published())
+    paces.ours_bytes = len(work.payloads[0])
+    paces.published_bytes = sum(sent.size_bytes for sent in work.sent[0])
+    paces.extra_bytes = _peak_bytes(work, device)
+    pace.take_turns(paces, work, turns, say, lambda: settle(device))
+    paces.take("fetch", work.fetch)
+    return paces
+
+
+def settle(device: str) -> None:
+    """Wait for what was begun on the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def differences(work: Work, chunks: int) -> list[str]:
+    """What is not the CPU's, bit for bit, of one encoding of the first chunks and of a fold of what it gave."""
+    residual, anchor, local = (each[:chunks] for each in (work.residual, work.base_float, work.local))
+    ours = [each.to("cpu", copy=True) for each in (residual, anchor, local)]
+    left = torch.empty_like(residual)
+    said = encode_into(left, residual, anchor, local, BETA, Layout("sparse2", chunks, K))
+    threads = torch.get_num_threads()
+    payload = encode_residual(ours[0], ours[1], ours[2], BETA, K, codec="sparse2", threads=threads)
+    members, base = [(weight, payload) for weight in (1, 64, 255)], work.base[:chunks]
+    theta, view = base.cpu(), torch.empty_like(base)
+    moved = torch.empty_like(theta)
+    fold_into(base, members, K, STEP, view, codec="sparse2")
+    folding.fold_into(theta, members, K, STEP, moved, codec="sparse2", threads=threads)
+    pairs = {
+        "payload": bytes(said.cpu().numpy()) == payload,
+        "e": _same(left, ours[0]),
+        "θ + U": _same(view, moved),
+    }
+    return [name for name, is_same in pairs.items() if not is_same]
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
+
+
+def _peak_bytes(work: Work, device: str) -> int | None:
+    if device != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work.encode()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,1 @@
+"""`bench connections`: the memory of many idle connections."""

@@ -1,0 +1,1 @@
+"""`bench experts`: what members save that share the experts of a mixture."""

@@ -1,0 +1,44 @@
+"""Steps of a worker session, on a device of which it may have only a part (`bench experts --device cuda`)."""
+
+import msgspec
+import torch
+
+from atoll.node.worker.session import Session
+from atoll.protocols.local import worker_messages as w
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a process that was to take some steps."""
+
+    steps: int
+    """Those that it took."""
+    out_of_memory: bool
+    peak_bytes: int
+    """Of tensors on the device, at most; 0 on the host, which does not count them."""
+
+
+def gpu_bytes() -> int:
+    """Memory of the first CUDA device; 0 where torch finds none."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+
+
+def train(start: w.Start, ask: w.Train, cap: int) -> Outcome:
+    """Train one round. `cap`: bytes of the GPU that this process may have from now on; 0: all there are.
+
+    Only out of memory is an outcome; every other failure is raised.
+    """
+    on_gpu = start.device != "cpu"
+    if on_gpu and cap:
+        torch.cuda.set_per_process_memory_fraction(cap / gpu_bytes(), start.device)
+    steps, short = 0, False
+    try:
+        session = Session(start)
+        for event in session.train(ask):
+            if isinstance(event, w.Progress):
+                steps = event.step
+            elif isinstance(event, w.Trained):
+                steps = ask.steps
+        session.close()
+    except torch.OutOfMemoryError:
+        short = True
+    return Outcome(steps, short, torch.cuda.max_memory_allocated(start.device) if on_gpu else 0)

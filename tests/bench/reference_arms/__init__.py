@@ -1,0 +1,1 @@
+"""What a swarm is measured against: data-parallel AdamW and dense averaging in one process."""

@@ -1,0 +1,28 @@
+"""The arithmetic of training some of the experts, held against what is alive in memory."""
+
+import pytest
+
+from atoll.node.runs.presets import model_of
+from atoll_bench.experts.held import arithmetic_bytes, held_by
+from tests.node.worker.session_home import SPEC
+
+SMOKE = model_of("moe-smoke")
+OWNED, ALL = frozenset({0, 5}), frozenset(range(8))
+ONE = 3 * 128 * 128 * 4
+"""Parameters of one expert, in all layers."""
+
+
+@pytest.mark.parametrize("frozen", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("owned", [OWNED, ALL, frozenset()])
+def test_a_node_holds_what_the_arithmetic_says(owned, frozen):
+    held, said = held_by(SMOKE, SPEC.inner, owned, frozen), arithmetic_bytes(SMOKE, owned, frozen)
+    assert said <= sum(held) < 1.1 * said
+    trained = SMOKE.parameters - (8 - len(owned)) * ONE
+    assert held[:3] == (4 * trained, 4 * trained, 8 * trained)
+    assert held.frozen >= (8 - len(owned)) * ONE
+
+
+def test_narrow_frozen_experts_save_what_they_should():
+    assert arithmetic_bytes(SMOKE, OWNED, "float32") == 16 * (SMOKE.parameters - 6 * ONE) + 4 * 6 * ONE
+    whole = sum(held_by(SMOKE, SPEC.inner, ALL, "float32"))
+    assert sum(held_by(SMOKE, SPEC.inner, OWNED, "int8")) < 0.45 * whole

@@ -1,0 +1,1 @@
+"""`bench topology`: bytes of each member and round for 4 to 64 simulated members."""

@@ -1,0 +1,1 @@
+"""`bench wan`: nodes behind slow links, beside hivemind's averager."""

@@ -1,0 +1,90 @@
+"""`atoll doctor` as a user runs it: with a node, without one, and with a home that is broken."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.cli.commands import doctor
+from atoll.cli.commands.doctor import lines
+from atoll.node.doctor import machine as doctor_machine
+from atoll.node.doctor.checks import Row
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """Without the check that imports torch in a child: tests/node/doctor/test_checks.py has it."""
+    kept = tuple(check for check in doctor.CHECKS if check.work is not doctor_machine.gpu)
+    monkeypatch.setattr(doctor, "CHECKS", kept)
+
+
+def rows_in(out: str) -> dict[str, Row]:
+    return {row.check: row for row in msgspec.json.decode(out, type=list[Row])}
+
+
+@pytest.mark.network
+def test_without_a_node(atoll, tmp_path: Path) -> None:
+    ran = atoll("doctor")
+    assert (ran.code, ran.err) == (0, "")
+    assert not (tmp_path / "home").exists(), "looking makes nothing"
+    text = ran.out.splitlines()
+    assert len(text) <= 40
+    assert "no node runs here" in ran.out
+    assert text[-1].strip().endswith("0 failed")
+    assert {line[:4] for line in text} <= {"pass", "warn", "    "}
+    assert [line for line in text if line.startswith("pass gpu") or line.startswith("warn gpu")]
+
+
+@pytest.mark.network
+def test_with_a_node_as_json(atoll, daemon, quick) -> None:
+    daemon.operator.state = msgspec.structs.replace(daemon.operator.state, uptime_s=600.0)
+    ran = atoll("doctor", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert set(json.loads(ran.out)[0]) == {"check", "state", "found", "remedy"}
+    rows = rows_in(ran.out)
+    assert rows["node"].found.startswith("pid 4711, collecting: waiting for 1 of 4")
+    assert (rows["peers"].state, rows["peers"].found) == ("pass", "3 connections (3 direct)")
+    assert rows["port"].found == "the node listens on 4710"
+
+
+def test_a_bad_configuration_is_a_row_and_the_other_checks_go_on(atoll, tmp_path: Path, quick) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / "config.toml").write_text("prot = 4710")
+    (tmp_path / "home" / "identity.key").write_bytes(b"short")
+    ran = atoll("doctor", "--json")
+    assert ran.code == 1
+    rows = rows_in(ran.out)
+    assert (rows["config"].state, rows["config"].remedy) == ("fail", "did you mean port?")
+    assert rows["identity"].state == "fail"
+    assert rows["disk"].state == "pass"
+
+
+def test_an_unknown_run_is_refused(atoll, quick) -> None:
+    ran = atoll("doctor", "--run", "nothing")
+    assert ran.code == 78
+    assert "no run is called 'nothing' here" in ran.err
+
+
+def test_a_bug_in_a_check_is_a_row_and_stands_in_a_log(atoll, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+
+    def bug(patient):
+        raise ZeroDivisionError("in a test")
+
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.CHECKS[0]._replace(work=bug), doctor.CHECKS[2]))
+    ran = atoll("doctor")
+    assert (ran.code, ran.err) == (1, "")
+    assert "fail identity   ZeroDivisionError: in a test" in ran.out
+    assert "Traceback" not in ran.out
+    assert "Traceback" in (tmp_path / "home" / "doctor.log").read_text()
+
+
+def test_lines_are_aligned_and_say_what_to_do() -> None:
+    rows = [Row("disk", "pass", "much"), Row("clock", "fail", "wrong", "set it")]
+    assert lines(rows) == [
+        ("pass", "disk       much"),
+        ("fail", "clock      wrong"),
+        ("", "           → set it"),
+        ("", "1 passed, 0 warnings, 1 failed"),
+    ]

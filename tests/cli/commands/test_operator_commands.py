@@ -1,0 +1,261 @@
+"""Commands that ask a running node, over the real protocol."""
+
+import io
+import json
+import socket
+import threading
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from atoll.cli.client import ask, call, stream
+from atoll.cli.commands.status import facts, one_line
+from atoll.cli.live_panel import is_news, new_addresses, render
+from atoll.node.config.home import Home
+from atoll.protocols.errors import ConfigError, NotRunning
+from atoll.protocols.local import control_messages as c
+
+
+def test_status_says_what_and_why(atoll, daemon):
+    ran = atoll("status")
+    assert ran.code == 0
+    assert "round 7 of 54: collecting – waiting for 1 of 4, about 2.5 s left" in ran.out
+    assert "4 members, 3 connections (3 direct)" in ran.out
+    assert "up 1.5 MB, down 900 B, payload 19.7 kB" in ran.out
+
+
+def test_status_says_where_the_time_goes(atoll, daemon):
+    line = "93.1 % of the last 10 m 00 s: wait 4.0, fold 1.9, encode 0.6, checkpoint 0.4"
+    assert f"goodput   {line}\n" in atoll("status").out
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render(daemon.operator.state))
+    assert line in console.export_text()
+    assert "goodput 93.1 %" in one_line(daemon.operator.state)
+    total = json.loads(atoll("status", "--json").out)["goodput"]["total"]
+    assert sum(total.values()) == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [
+        (c.Room(experts=6, of=16, free_bytes=11_200_000_000, place="cuda:0"), "(from 11.2 GB free on cuda:0)"),
+        (c.Room(experts=6, of=16, free_bytes=3_200_000_000, place="memory"), "(from 3.2 GB of free memory)"),
+        (c.Room(experts=6, of=16), "(`experts` in config.toml)"),
+    ],
+)
+def test_status_says_how_many_experts_there_is_room_for(daemon, room, said):
+    assert not [line for line in facts(daemon.operator.state) if "room" in line]
+    now = msgspec.structs.replace(daemon.operator.state, experts=(3, 5), room=room)
+    assert "experts   3, 5" in facts(now)
+    assert f"          room for 6 of 16 experts {said}" in facts(now)
+
+
+@pytest.mark.parametrize("window_s", [None, 0.0])
+def test_a_node_that_does_not_know_where_its_time_goes_says_so(daemon, window_s):
+    nothing = c.TimeShares(**dict.fromkeys(c.TimeShares.__struct_fields__, 0.0))
+    found = None if window_s is None else c.Goodput(window_s=window_s, window=nothing, total=nothing)
+    now = msgspec.structs.replace(daemon.operator.state, goodput=found)
+    assert "goodput   –" in facts(now)
+    assert "goodput –" in one_line(now)
+
+
+def test_status_and_rounds_show_how_far_the_node_ran_ahead_of_a_fold(atoll, daemon):
+    line = "overlap   up to 4 steps before a fold is in; 2 in the newest round, then held 100 ms\n"
+    assert line in atoll("status").out
+    assert "2 of 4" in atoll("rounds").out
+    now = msgspec.structs.replace(daemon.operator.state, overlapped=None, held_s=None)
+    assert "overlap   up to 4 steps before a fold is in" in facts(now)
+    alone = msgspec.structs.replace(now, overlap_allowed=0)
+    assert not [fact for fact in facts(alone) if fact.startswith("overlap")]
+
+
+def test_status_json_is_the_status(atoll, daemon):
+    shown = json.loads(atoll("status", "--json").out)
+    assert msgspec.convert(shown, c.Status) == daemon.operator.state
+    assert set(shown) == {"type", *c.Status.__struct_fields__}
+
+
+def test_health_check_fails_when_the_node_needs_help(atoll, daemon):
+    assert atoll("status", "--exit-code").code == 0
+    daemon.operator.state = msgspec.structs.replace(
+        daemon.operator.state, trouble="the disk is full; free some space"
+    )
+    ran = atoll("status", "--exit-code")
+    assert ran.code == 4
+    assert "the disk is full; free some space" in ran.out
+
+
+def test_peers(atoll, daemon):
+    assert "punched" in atoll("peers").out
+    rows = json.loads(atoll("peers", "--json").out)["peers"]
+    assert [row["path"] for row in rows] == ["punched"]
+    assert set(rows[0]) == set(c.PeerRow.__struct_fields__)
+
+
+def test_rounds(atoll, daemon):
+    table = atoll("rounds").out.splitlines()
+    assert [line.split()[0] for line in table] == ["round", "6", "7"]
+    assert [line.split()[-2:] for line in table[1:]] == [["12.5", "%"]] * 2
+    assert "1.7 s" in table[1], "idle in all"
+    rows = json.loads(atoll("rounds", "--json", "--last", "1").out)["rounds"]
+    assert [row["round"] for row in rows] == [7]
+    assert set(rows[0]) == set(c.RoundRow.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("args", "order"),
+    [
+        (["pause"], "pause paused by the operator"),
+        (["pause", "--reason", "games"], "pause games"),
+        (["resume"], "resume"),
+        (["stop"], "stop finish=False"),
+        (["stop", "--finish"], "stop finish=True"),
+    ],
+)
+def test_orders_arrive(atoll, daemon, args, order):
+    ran = atoll(*args)
+    assert (ran.code, ran.out) == (0, f"taken: {order}\n")
+    assert daemon.operator.orders == [order]
+    assert json.loads(atoll(*args, "--json").out) == {"type": "done", "message": f"taken: {order}"}
+
+
+def test_eval(atoll, daemon):
+    assert atoll("eval").out == "3.2500 bits per byte (2.2500 nats per token) after round 7\n"
+    assert json.loads(atoll("eval", "--json").out) == {
+        "type": "eval",
+        "round": 7,
+        "val_bpb": 3.25,
+        "val_loss": 2.25,
+    }
+
+
+def test_a_refusal_is_one_line(atoll, daemon, fault):
+    daemon.operator.fault = fault
+    ran = atoll("eval")
+    assert (ran.code, ran.out, ran.err) == (1, "", "error: the worker is starting; try again in a moment\n")
+    daemon.operator.fault = ConfigError("no")
+    assert atoll("resume").code == 78
+
+
+def test_a_bug_in_the_daemon_is_a_refusal(atoll, daemon):
+    daemon.operator.rows = None
+    ran = atoll("rounds")
+    assert ran.code == 1
+    assert ran.err.startswith("error: internal error: TypeError")
+    assert atoll("status").code == 0
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "rounds", "logs", "pause", "resume", "eval"])
+def test_no_node_is_exit_3(atoll, command):
+    ran = atoll(command)
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("error: no node runs in ")
+    assert ran.err.endswith("start it with `atoll start`\n")
+    assert ran.err.count("\n") == 1
+
+
+def test_stop_is_idempotent(atoll):
+    ran = atoll("stop")
+    assert (ran.code, ran.out) == (0, "no node runs here\n")
+
+
+def test_a_dead_nodes_socket_is_no_node(atoll, daemon, tmp_path):
+    other = tmp_path / "dead"
+    other.mkdir()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(other / "control.sock"))
+    assert atoll("status", "--home", str(other)).code == 3
+
+
+def write_log(home, *messages: str) -> None:
+    with home.log.open("a", encoding="utf-8") as file:
+        for message in messages:
+            line = {
+                "time": "2026-01-02T03:04:05.678+00:00",
+                "level": "info",
+                "logger": "atoll.node.x",
+                "message": message,
+            }
+            file.write(json.dumps(line) + "\n")
+
+
+def test_logs(atoll, daemon):
+    write_log(daemon.home, *(f"line {number}" for number in range(1200)))
+    assert (
+        atoll("logs", "-n", "2").out
+        == "03:04:05.678 info    node.x: line 1198\n03:04:05.678 info    node.x: line 1199\n"
+    )
+    shown = [json.loads(line)["message"] for line in atoll("logs", "--json", "-n", "1200").out.splitlines()]
+    assert shown == [f"line {number}" for number in range(1200)]
+
+
+def test_logs_of_a_stopped_node(atoll, tmp_path):
+    home = Home(tmp_path / "home")
+    home.make()
+    write_log(home, "last words")
+    assert "last words" in atoll("logs").out
+    assert atoll("logs", "-f").code == 3
+
+
+def test_follow_goes_on_with_new_lines(daemon):
+    write_log(daemon.home, "old")
+    answers = stream(daemon.home, c.GetLogs(tail=10, follow=True), c.Logs)
+    assert [line.message for line in next(answers).lines] == ["old"]
+    write_log(daemon.home, "new")
+    assert [line.message for line in next(answers).lines] == ["new"]
+    answers.close()
+
+
+def test_watch_streams_until_the_daemon_ends(idle_daemon):
+    with idle_daemon.running():
+        answers = stream(idle_daemon.home, c.Watch(0.05), c.Status)
+        assert [next(answers).round for _ in range(3)] == [7, 7, 7]
+    assert len(list(answers)) < 100
+    assert not idle_daemon.home.control_socket.exists()
+
+
+def test_ask_gives_what_json_shows(daemon):
+    assert ask(daemon.home.root, "status")["round"] == 7
+    assert [row["round"] for row in ask(daemon.home.root, "rounds")["rounds"]] == [6, 7]
+    with pytest.raises(NotRunning):
+        ask(daemon.home.root / "nowhere", "status")
+
+
+def test_many_operators_at_once(daemon):
+    seen: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: seen.append(call(daemon.home, c.GetStatus(), c.Status).round))
+        for _ in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [7] * 12
+
+
+def test_panel_draws_every_status(daemon):
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(
+        render(msgspec.structs.replace(daemon.operator.state, trouble="look here", eta_s=None, val_bpb=None))
+    )
+    text = console.export_text()
+    assert "round 7 of 54" in text
+    assert "look here" in text
+    assert "waiting for 1 of 4" in text
+
+
+def test_addresses_are_shown_when_they_change(daemon):
+    now = daemon.operator.state
+    assert new_addresses(now, None) == [f"others join with --seed /ip4/127.0.0.1/tcp/4710/p2p/{now.peer}"]
+    assert new_addresses(now, now) == []
+    assert len(new_addresses(msgspec.structs.replace(now, addresses=("/ip4/1.2.3.4/tcp/1",)), now)) == 1
+
+
+def test_plain_lines_come_when_something_changed_or_time_passed(daemon):
+    now = daemon.operator.state
+    assert is_news(now, None, 0)
+    assert not is_news(msgspec.structs.replace(now, step=3, uptime_s=70), now, 1)
+    assert is_news(msgspec.structs.replace(now, round=8), now, 1)
+    assert is_news(now, now, 31)

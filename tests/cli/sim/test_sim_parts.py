@@ -1,0 +1,104 @@
+"""The story and the verdict of `atoll sim`: pure parts. The verdict must be able to say no."""
+
+import pytest
+
+from atoll.cli.sim import verdict
+from atoll.cli.sim.report import baselines, bpb_at, members_of_rounds, share_of, tokens_used
+from atoll.cli.sim.scenario import plan
+from atoll.protocols.local.control_messages import TimeShares
+
+
+def row(
+    number: int, digest: str = "aa", *, final: bool = True, contributors: tuple[str, ...] = ("p",)
+) -> dict[str, object]:
+    return {"round": number, "digest": digest, "final": final, "contributors": list(contributors)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_story_fits_its_rounds(seed):
+    story = plan(4, 20, seed, kill=True, late_join=True)
+    (kill,) = story.kills
+    (join,) = story.joins
+    assert 1 <= kill.at_round < kill.back_round <= 18
+    assert 0 <= kill.node < 4
+    assert (join.node, join.at_round) == (4, 10)
+    assert story == plan(4, 20, seed, kill=True, late_join=True)
+
+
+def test_seeds_choose_different_victims():
+    assert {plan(4, 20, seed, kill=True, late_join=False).kills[0].node for seed in range(40)} == {0, 1, 2, 3}
+
+
+def test_a_fork_is_seen():
+    rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb")]}
+    assert not verdict.one_digest(verdict.by_round(rows), 2).ok
+
+
+def test_equal_digests_pass_and_open_rounds_do_not_count_as_forks():
+    rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb", final=False)]}
+    assert verdict.one_digest(verdict.by_round(rows), 2).ok
+
+
+def test_a_round_that_nobody_made_final_is_seen():
+    assert not verdict.one_digest(verdict.by_round({0: [row(0)]}), 2).ok
+
+
+def test_a_node_that_stayed_behind_is_seen():
+    assert not verdict.all_finished({0: [row(0), row(1)], 1: [row(0)]}, 2).ok
+
+
+def test_a_node_that_never_contributed_again_is_seen():
+    rows = [row(0, contributors=("p", "q")), row(1), row(2)]
+    assert verdict.returned(rows, "q", 0).ok
+    assert not verdict.returned(rows, "q", 1).ok
+
+
+@pytest.mark.parametrize(("sent", "ok"), [(1000, True), (1049, True), (1060, False), (0, False)])
+def test_bytes_on_the_wire_are_held_against_the_payloads(sent, ok):
+    assert verdict.wire_overhead([{"blob_bytes_up": sent, "blob_payload_up": 1000}]).ok is ok
+
+
+def test_shares_of_time_are_of_all_rounds_of_a_node_but_the_newest():
+    empty = {"round": 0, **dict.fromkeys(TimeShares.__struct_fields__, 0.0)}
+    first, second = {**empty, "steps_s": 3.0}, {**empty, "wait_s": 4.0, "transfer_s": 2.0, "fold_s": 1.0}
+    newest = {**empty, "round": 2, "wait_s": 1e6}
+    rows = {0: [newest, first, {**second, "round": 1}], 1: [empty, newest], 2: []}
+    assert share_of(rows, "steps") == {"0": 0.3, "1": 0.0, "2": 0.0}
+    assert share_of(rows, "wait", "transfer") == {"0": 0.6, "1": 0.0, "2": 0.0}
+
+
+def test_limits_of_learning():
+    assert verdict.compression(1_000_000, 40_000).ok
+    assert not verdict.compression(1_000_000, 40_001).ok
+    assert verdict.learned(3.0, 4.8).ok
+    assert not verdict.learned(4.0, 4.8).ok
+    assert verdict.against("adamw", 1.09, 1.0, 1.10).ok
+    assert not verdict.against("adamw", 1.11, 1.0, 1.10).ok
+
+
+def test_arms_are_met_at_the_tokens_that_final_sets_used():
+    def used(peer: str, tokens: int, **more) -> dict[str, object]:
+        return {**row(0, contributors=("p", "q"), **more), "peer": peer, "tokens": tokens}
+
+    rows = {0: [used("p", 100), used("p", 7, final=False)], 1: [used("q", 60)], 2: [used("late", 1000)]}
+    assert tokens_used(rows) == 160
+    points = [{"tokens": 100, "val_bpb": 4.0}, {"tokens": 200, "val_bpb": 3.0}, {"tokens": 300, "val_bpb": 2.5}]
+    met = {tokens: bpb_at(points, tokens) for tokens in (0, 100, 160, 200, 250, 300, 999)}
+    assert met == {0: 4.0, 100: 4.0, 160: 3.4, 200: 3.0, 250: 2.75, 300: 2.5, 999: 2.5}
+    arms = {"average": {"points": points}}
+    assert [check.ok for bpb in (3.43, 3.44) for check in baselines(bpb, 160, arms)] == [True, False]
+    (dense,) = baselines(3.41, 160, {"diloco": {"points": points}})
+    assert not dense.ok
+    assert baselines(None, 160, arms) == []
+
+
+def test_the_arms_have_as_many_members_as_each_final_set():
+    rows = {
+        0: [
+            row(0, contributors=("p", "q")),
+            row(1, contributors=("p",)),
+            row(2, contributors=("p",), final=False),
+        ],
+        1: [row(0, contributors=("p", "q")), row(3, contributors=("p", "q", "r"))],
+    }
+    assert members_of_rounds(rows, 4) == [2, 1, 1, 3]

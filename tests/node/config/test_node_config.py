@@ -1,0 +1,94 @@
+"""NodeConfig: file, then flags; unknown keys and impossible values are errors that name the key."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.config.node_config import NodeConfig, load_config
+from atoll.protocols.errors import ConfigError
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    path = tmp_path / "config.toml"
+
+    def call(text: str) -> Path:
+        path.write_text(text)
+        return path
+
+    return call
+
+
+def test_no_file_is_all_defaults(tmp_path):
+    config = load_config(tmp_path / "config.toml")
+    assert config.listen == ()
+    assert config.seeds == ()
+    assert config.device in ("cpu", "cuda"), "auto is decided"
+    assert config.threads >= 1, "0 is replaced by the cores"
+
+
+def test_flags_win_over_the_file_and_absent_flags_do_not(write):
+    path = write('name = "otter"\nthreads = 3\neval_every = 5\n')
+    config = load_config(path, {"threads": 2, "name": None})
+    assert (config.name, config.threads, config.eval_every) == ("otter", 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('lisen = "/ip4/1.2.3.4/tcp/1"', "unknown key lisen; did you mean listen?"),
+        ('[limits]\nup = "fast"', "write it like 20mbit"),
+        ('[limits]\nupp = "1mbit"', "unknown key limits.upp; did you mean up?"),
+        ("relay_only = true\nrelay = true", "cannot go with relay"),
+        ("port = 70000", "outside 0 … 65535"),
+        ("wibble = 1", "unknown key wibble; known keys: name, listen"),
+        ('threads = "two"', "(key threads)"),
+        ("threads = -1", "threads = -1 is outside 0"),
+        ("eval_every = -1", "eval_every = -1 is outside 0"),
+        ('listen = ["0.0.0.0:4710"]', "is not a multiaddr"),
+        ('listen = ["/ip4/1.2.3.4/tcp/1/p2p/12D3KooW"]', "is not a multiaddr"),
+        ('seeds = ["/ip4/1.2.3.4/tcp/1"]', "does not end in an address and /p2p/PEERID"),
+        ('device = "tpu"', "device 'tpu' is not one of"),
+        ('log = "loud"', "(key log)"),
+        ("threads = ", "is not TOML"),
+        ("name = 'a\\tb'\nname = 'c'", "is not TOML"),
+        ("[limmits]\nup = 1", "unknown key limmits"),
+    ],
+)
+def test_what_cannot_work_is_one_line_with_the_file(write, text, said):
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert said in caught.value.line()
+    assert str(path) in caught.value.line()
+    assert "\n" not in caught.value.line()
+    assert "`" not in caught.value.line()
+
+
+def test_a_config_that_is_a_folder_or_too_long(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "folder")
+    (tmp_path / "long").write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(ConfigError, match="more than"):
+        load_config(tmp_path / "long")
+
+
+def test_the_environment_changes_nothing(write, monkeypatch):
+    before = load_config(write("threads = 2"))
+    for name in NodeConfig.__struct_fields__:
+        monkeypatch.setenv(f"ATOLL_{name.upper()}", "1")
+    assert load_config(write("threads = 2")) == before
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_config_or_a_config_error(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("any") / "config.toml"
+    path.write_bytes(data)
+    try:
+        said = load_config(path).name
+    except ConfigError as error:
+        said = error.line()
+    assert "\n" not in said

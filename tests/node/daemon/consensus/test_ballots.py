@@ -1,0 +1,143 @@
+"""What the ledger says about a round: the same facts whatever the order of arrival, and who may decide."""
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.daemon.consensus.ballots import Book, decided, order, owner_of, quorum, record
+from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Reduction, Vote
+from atoll.protocols.spans import Span
+
+RUN = RunId(digest(b"ballots"))
+PEERS = [PeerId(f"p{n}") for n in range(5)]
+ORDER = order(RUN, 3, PEERS)
+NUMBER = Round(3)
+
+
+def ballot(attempt: int) -> Ballot:
+    return Ballot(attempt, owner_of(ORDER, attempt))
+
+
+def proposal(attempt: int, *names: bytes) -> Proposal:
+    return Proposal(NUMBER, ballot(attempt), tuple(sorted(digest(n) for n in names)), digest(*names))
+
+
+def entry(author: PeerId, body: object) -> tuple[Digest, PeerId, object]:
+    return digest(author.encode(), repr(body).encode()), author, body
+
+
+def book_of(*entries: tuple[Digest, PeerId, object]) -> tuple[Book, list[str]]:
+    book, faults = Book(), []
+    for one in entries:
+        book, fault = record(book, *one)
+        faults += [fault] if fault else []
+    return book, faults
+
+
+PROPOSED = entry(ballot(0).proposer, proposal(0, b"a", b"b"))
+VOTES = [entry(peer, Vote(NUMBER, ballot(0), PROPOSED[0])) for peer in ORDER]
+
+
+def test_the_order_of_ballots_depends_on_run_and_round_only():
+    assert order(RUN, 3, reversed(PEERS)) == ORDER == order(RUN, 3, PEERS * 2)
+    assert len({order(RUN, number, PEERS) for number in range(30)}) > 10
+    assert order(RunId(digest(b"other")), 3, PEERS) != ORDER
+
+
+@given(st.integers(1, 60))
+def test_two_quorums_share_more_than_a_third(count):
+    assert 3 * (2 * quorum(count) - count) >= count
+    assert quorum(count) <= count
+
+
+@given(st.permutations([PROPOSED, *VOTES[:4], entry(ORDER[1], Ack(NUMBER, digest(b"s"), digest(b"v")))]))
+def test_entries_of_different_authors_may_come_in_any_order(entries):
+    assert book_of(*entries)[0] == book_of(*sorted(entries))[0]
+    assert decided(book_of(*entries)[0], ORDER) == (PROPOSED[0], PROPOSED[2])
+
+
+def test_every_vote_less_than_a_quorum_decides_nothing():
+    for few in permutations(VOTES, quorum(len(ORDER)) - 1):
+        assert decided(book_of(PROPOSED, *few, *few)[0], ORDER) is None
+
+
+def test_votes_of_two_ballots_do_not_add_up():
+    again = entry(ballot(1).proposer, proposal(1, b"a", b"b"))
+    mixed = [*VOTES[:2], *(entry(peer, Vote(NUMBER, ballot(1), again[0])) for peer in ORDER[2:])]
+    assert decided(book_of(PROPOSED, again, *mixed)[0], ORDER) is None
+
+
+@pytest.mark.parametrize("body", [Prepare(NUMBER, ballot(1)), proposal(1, b"a")])
+def test_a_ballot_that_names_somebody_else_is_not_recorded(body):
+    stranger = next(peer for peer in PEERS if peer != ballot(1).proposer)
+    book, faults = book_of(entry(stranger, body))
+    assert book == Book()
+    assert faults == ["a ballot belongs to the peer that it names"]
+
+
+def test_a_ballot_out_of_turn_never_decides():
+    thief = PeerId(ORDER[1])
+    stolen = entry(thief, Proposal(NUMBER, Ballot(0, thief), (digest(b"a"),), digest(b"x")))
+    votes = [entry(peer, Vote(NUMBER, Ballot(0, thief), stolen[0])) for peer in ORDER]
+    assert decided(book_of(stolen, *votes)[0], ORDER) is None
+
+
+def test_a_second_vote_and_a_vote_below_a_promise_do_not_count():
+    me = ORDER[3]
+    other = Vote(NUMBER, ballot(0), digest(b"another proposal"))
+    book, faults = book_of(VOTES[3], VOTES[3], entry(me, other))
+    assert faults == ["two votes in one ballot"]
+    assert book.votes[me, ballot(0)] == (VOTES[3][0], VOTES[3][2])
+    book, faults = book_of(entry(me, Promise(NUMBER, ballot(2), ())), VOTES[3])
+    assert faults == ["a vote below its author's promise"]
+    assert book.votes == {}
+
+
+def test_promises_and_votes_bind_their_author_to_the_highest_ballot():
+    me = ORDER[0]
+    book, _ = book_of(VOTES[0], entry(me, Promise(NUMBER, ballot(4), (VOTES[0][0],))))
+    assert book.promised(me) == ballot(4)
+    assert book.highest_vote(me) == (VOTES[0][0], VOTES[0][2])
+    book, _ = record(book, *entry(me, Vote(NUMBER, ballot(6), digest(b"p"))))
+    assert book.promised(me) == ballot(6)
+    assert book.promised(ORDER[1]) is None
+    assert book.highest_vote(ORDER[1]) is None
+
+
+def test_of_two_proposals_in_one_ballot_everybody_takes_the_same():
+    first, second = PROPOSED, entry(ballot(0).proposer, proposal(0, b"c"))
+    forward, faults = book_of(first, second)
+    backward, _ = book_of(second, first)
+    assert faults == ["two proposals in one ballot"]
+    assert forward.firsts()[ballot(0)] == backward.firsts()[ballot(0)]
+    assert ballot(1) not in forward.firsts()
+
+
+def test_the_newest_acknowledgement_of_an_author_counts():
+    acks = [entry(ORDER[0], Ack(NUMBER, digest(name), digest(b"v"))) for name in (b"old", b"new")]
+    book, _ = book_of(*acks)
+    assert book.acks == {ORDER[0]: digest(b"new")}
+
+
+def test_of_contributions_and_reductions_of_one_author_the_first_counts():
+    def both(name: bytes) -> list[tuple[Digest, PeerId, object]]:
+        roots = (digest(name), digest(b"rows"), digest(b"kept"))
+        reduction = Reduction(NUMBER, Span(0, 4), b"", (), digest(b"set"), *roots, b"")
+        return [
+            entry(ORDER[0], Contribution(NUMBER, digest(b"b"), digest(name), 1, 1, 64, 1.0)),
+            entry(ORDER[0], reduction),
+        ]
+
+    first, second = both(b"first"), both(b"second")
+    book, faults = book_of(*first, *second)
+    assert book.unknown([one[0] for one in (*first, *second)]) == tuple(one[0] for one in second)
+    assert not faults
+
+
+def test_contributions_are_kept_by_entry():
+    one = entry(ORDER[0], Contribution(NUMBER, digest(b"b"), digest(b"p"), 1, 1, 64, 1.0))
+    book, _ = book_of(one, one)
+    assert book.contributions == {one[0]: (ORDER[0], one[2])}

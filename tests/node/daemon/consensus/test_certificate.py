@@ -1,0 +1,141 @@
+"""A proof of finality: entries from which anybody who has the RunSpec sees that a round is final."""
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus import certificate as final_proof
+from atoll.node.daemon.consensus.ballots import order
+from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, FinalProof, gather, proven
+from atoll.p2p.ledger.store import LEDGER, Ledger
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DecodeError, SignatureFault
+from atoll.protocols.ids import Digest, Round, digest
+from atoll.protocols.ledger.records import (
+    Ballot,
+    Contribution,
+    Proposal,
+    Vote,
+    decode_entry,
+    encode_entry,
+    sign_entry,
+)
+from atoll_bench.experts.experts_ledger import Peer, decide
+from atoll_bench.experts.experts_members import identity_of
+from tests.node.worker.session_home import SPEC
+
+PEERS = [identity_of(number) for number in range(5)]
+RUN = replace(SPEC, owner=PEERS[0].peer_id)
+STATES = [digest(b"state", bytes([at])) for at in range(3)]
+GOLDEN = "cd4d83c1ce7b2498bf8db3706f10ae40c4915459293284d4bb73b80a940dc4e4"
+
+
+def contribution(at, number):
+    return PEERS[number].peer_id, Contribution(Round(at), STATES[0], digest(bytes([at, number])), 1, 64, 1, 2.0)
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory):
+    """Of a run of three rounds: all of 0 … 3, then 1 … 3, then 1 … 4."""
+    folder = tmp_path_factory.mktemp("ledger")
+    peers = [Peer(identity, folder / str(number)) for number, identity in enumerate(PEERS)]
+    for at, who in enumerate(((0, 1, 2, 3), (1, 2, 3), (1, 2, 3, 4))):
+        decide(RUN, peers, at, [contribution(at, number) for number in who], STATES[at])
+    ledger = Ledger(folder / "3" / LEDGER, RUN.id)
+    yield ledger
+    ledger.close()
+
+
+def proof_of(ledger, last):
+    return gather(RUN, last, lambda at: ledger.entries(round=at))
+
+
+def rounds_of(data):
+    return [list(one) for one in codec.decode(data, FinalProof, max_bytes=PROOF_MAX_BYTES).rounds]
+
+
+def remade(rounds):
+    return codec.encode(FinalProof(1, tuple(map(tuple, rounds))))
+
+
+def kind(entry):
+    return type(decode_entry(entry, RUN.id).body)
+
+
+@pytest.mark.parametrize(
+    ("last", "newest", "members"),
+    [
+        (0, 1, (0, 1, 2, 3)), (1, 1, (1, 2, 3)), (2, 1, (1, 2, 3, 4)), (1, 2, (0, 1, 2, 3)),
+        (2, 2, (1, 2, 3, 4)), (2, 16, (0, 1, 2, 3, 4)),
+    ],
+)  # fmt: skip
+def test_it_says_round_state_and_members(ledger, last, newest, members, monkeypatch):
+    monkeypatch.setattr(final_proof, "MEMBER_ROUNDS", newest)
+    found = proven(RUN, proof_of(ledger, last))
+    assert (found.round, found.state) == (last, STATES[last])
+    assert found.members == tuple(sorted(PEERS[number].peer_id for number in members))
+    assert len(found.known) == (5 if last == 2 else 4)
+    assert found.needed == {5: 4, 4: 3, 3: 2}[len(members)]
+
+
+def test_it_has_no_more_votes_than_are_needed(ledger):
+    votes = [sum(kind(entry) is Vote for entry in one) for one in rounds_of(proof_of(ledger, 2))]
+    assert votes == [1, 3, 2]
+
+
+def test_rounds_that_the_run_does_not_have_and_entries_without_end_are_refused(ledger):
+    rounds = rounds_of(proof_of(ledger, 2))
+    with pytest.raises(DecodeError, match="the run's rounds"):
+        proven(replace(RUN, outer=replace(RUN.outer, rounds=2)), remade(rounds))
+    rounds[0] = rounds[0] * 2000
+    with pytest.raises(DecodeError, match="more entries than round 0 has"):
+        proven(RUN, remade(rounds))
+
+
+def test_golden(ledger):
+    assert digest(proof_of(ledger, 2)).hex() == GOLDEN
+
+
+@pytest.mark.parametrize("missing", [Proposal, Vote, Contribution])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_nothing_of_it_can_be_left_out(ledger, at, missing):
+    rounds = rounds_of(proof_of(ledger, 2))
+    rounds[at].remove(next(entry for entry in rounds[at] if kind(entry) is missing))
+    with pytest.raises(DecodeError, match=f"round {at} is final"):
+        proven(RUN, remade(rounds))
+
+
+def test_votes_of_others_than_the_deciders_do_not_count(ledger):
+    """The first owner left after round 0: with its friends it cannot decide round 2."""
+    rounds = rounds_of(proof_of(ledger, 2))
+    deciders = order(RUN.id, 2, [PEERS[number].peer_id for number in (1, 2, 3)])
+    lie = Proposal(Round(2), Ballot(0, deciders[0]), names_in(rounds[2]), Digest(bytes(32)))
+    proposer = next(peer for peer in PEERS if peer.peer_id == deciders[0])
+    proposed = sign_entry(RUN.id, proposer, 99, bytes(32), lie)
+    votes = [
+        sign_entry(RUN.id, peer, 99, bytes(32), Vote(Round(2), lie.ballot, proposed.id))
+        for peer in (PEERS[0], PEERS[4], proposer)
+    ]
+    rounds[2] = [e for e in rounds[2] if kind(e) is Contribution] + [encode_entry(e) for e in (proposed, *votes)]
+    with pytest.raises(DecodeError, match="round 2 is final"):
+        proven(RUN, remade(rounds))
+
+
+def names_in(entries):
+    return next(decode_entry(e, RUN.id).body.contributions for e in entries if kind(e) is Proposal)
+
+
+def test_another_runs_entries_and_changed_ones_are_refused(ledger):
+    rounds = rounds_of(proof_of(ledger, 2))
+    with pytest.raises(SignatureFault, match="another run"):
+        proven(replace(RUN, name="other"), remade(rounds))
+    rounds[1][0] = rounds[1][0][:-1] + bytes([rounds[1][0][-1] ^ 1])
+    with pytest.raises(SignatureFault):
+        proven(RUN, remade(rounds))
+    for data in (b"", b"\x92\x02\x90", codec.encode(FinalProof(2, ())), codec.encode(FinalProof(1, ()))):
+        with pytest.raises(DecodeError):
+            proven(RUN, data)
+
+
+def test_a_ledger_that_proves_less_says_what_to_do(ledger):
+    with pytest.raises(ConfigError, match="does not prove that round 3 is final"):
+        proof_of(ledger, 3)

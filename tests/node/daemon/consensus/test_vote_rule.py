@@ -1,0 +1,273 @@
+"""A set gets our vote only if it names more than half of what we have, or if we are bound to it.
+
+Node and helpers are those of test_finality.py: round 1, four deciders, three votes make it final.
+"""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.ballots import Book, bound_to, order, owner_of, quorum, record
+from atoll.node.daemon.consensus.types import (
+    Append,
+    Checked,
+    CheckRound,
+    EntrySeen,
+    Finalize,
+    Idle,
+    PayloadHeld,
+    ReportNarrow,
+    RoundClosed,
+    Tick,
+)
+from atoll.node.daemon.consensus.vote_rule import is_broad
+from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import Ballot, Contribution, Prepare, Promise, Proposal, Vote
+
+RUN = RunId(digest(b"breadth"))
+PATIENCE_S = 10.0
+
+
+def peers(count: int) -> tuple[PeerId, ...]:
+    return order(RUN, 1, [PeerId(f"peer-{n}") for n in range(count)])
+
+
+def named(*authors: PeerId) -> tuple[Digest, ...]:
+    return tuple(sorted(digest(b"entry", author.encode()) for author in authors))
+
+
+def state_of(names: tuple[Digest, ...]) -> Digest:
+    return digest(b"state", *names)
+
+
+class Voter:
+    """A decider of round 1 that holds the contributions of all deciders; it checks what it is asked to."""
+
+    def __init__(self, deciders: tuple[PeerId, ...], me: PeerId) -> None:
+        start = finality.begin(RUN, me, 8, deciders[0])
+        self.state = replace(
+            start, last_final=0, applied=0, closed=0, acceptors=deciders, live=True, patience_s=PATIENCE_S
+        )
+        self.me, self.log = me, []
+        for author in deciders:
+            (entry,) = named(author)
+            body = Contribution(Round(1), digest(b"base"), digest(author.encode()), 1, 1, 64, 1.0)
+            self.feed(EntrySeen(entry, author, body), PayloadHeld(entry))
+
+    def feed(self, *events) -> "Voter":
+        for event in events:
+            self.state, actions = finality.step(self.state, event)
+            self.log += actions
+            for action in actions:
+                if isinstance(action, CheckRound):
+                    names = action.contributions
+                    self.feed(Checked(action.round, names, state_of(names)))
+                elif isinstance(action, Append):
+                    self.hear(self.me, action.body)
+        return self
+
+    def hear(self, author: PeerId, body) -> Digest:
+        entry = digest(b"heard", author.encode(), repr(body).encode())
+        self.feed(EntrySeen(entry, author, body))
+        return entry
+
+    def close(self, *authors: PeerId, ripe: bool = True) -> "Voter":
+        """Close round 1 with these; and round 2 too: more is not expected to come."""
+        self.feed(RoundClosed(Round(1), named(*authors)))
+        return self.feed(RoundClosed(Round(2), ())) if ripe else self
+
+    def votes(self) -> list[Vote]:
+        return [a.body for a in self.log if isinstance(a, Append) and isinstance(a.body, Vote)]
+
+    def find(self, kind) -> list:
+        return [action for action in self.log if isinstance(action, kind)]
+
+
+def propose(names: tuple[Digest, ...], owner: PeerId, attempt: int = 0) -> Proposal:
+    return Proposal(Round(1), Ballot(attempt, owner), names, state_of(names))
+
+
+# --- the first ballot -------------------------------------------------------------------------------
+
+
+@given(count=st.integers(2, 12), data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_a_vote_needs_more_than_half_of_what_the_voter_has(count, data):
+    all_of_them = peers(count)
+    ours = data.draw(st.lists(st.sampled_from(all_of_them), unique=True, min_size=1))
+    theirs = data.draw(st.lists(st.sampled_from(all_of_them), unique=True, min_size=1))
+    node = Voter(all_of_them, all_of_them[-1]).close(*ours)
+    node.hear(all_of_them[0], propose(named(*theirs), all_of_them[0]))
+    common = len(set(ours) & set(theirs))
+    assert len(node.votes()) == (2 * common > len(ours))
+    reports = [(report.named, report.ours) for report in node.find(ReportNarrow)]
+    assert reports == ([(common, len(ours))] if 2 * common <= len(ours) else [])
+
+
+@given(members=st.integers(1, 500), data=st.data())
+def test_a_third_never_gets_a_quorum_of_a_set_that_has_half(members, data):
+    """So every final set had an honest vote, and the next one needs one again: sets cannot shrink step by step."""
+    liars = data.draw(st.integers(0, members // 3))
+    size = data.draw(st.integers(members // 2 + 1, members))
+    assert min(liars, size) < quorum(size)
+
+
+def test_before_it_closed_the_round_a_node_votes_for_nothing():
+    """The proposer was first: its own contribution is all that there is."""
+    a, b, *_ = deciders = peers(4)
+    node = Voter(deciders, b)
+    node.hear(a, propose(named(*deciders), a))
+    assert node.votes() == []
+    assert len(node.close(*deciders, ripe=False).votes()) == 1
+
+
+def test_before_it_closed_the_next_round_a_node_votes_only_for_all_that_it_has():
+    a, b, c, _ = deciders = peers(4)
+    node = Voter(deciders, b).close(a, b, c, ripe=False)
+    node.hear(a, propose(named(a, b), a))
+    assert node.votes() == []
+    assert len(node.feed(RoundClosed(Round(2), ())).votes()) == 1
+    early = Voter(deciders, b).close(a, b, c, ripe=False)
+    early.hear(a, propose(named(*deciders), a))
+    assert len(early.votes()) == 1
+
+
+def test_work_that_comes_late_counts_when_it_was_folded():
+    a, b, c, _ = deciders = peers(4)
+    node = Voter(deciders, b).close(b, ripe=False)
+    node.hear(a, propose(named(a, b), a))
+    assert len(node.votes()) == 1
+    node = Voter(deciders, b).close(b, c, ripe=False).close(*deciders)
+    node.hear(a, propose(named(a, b), a))
+    assert node.votes() == []
+
+
+def test_who_rests_and_never_closes_the_round_goes_by_what_it_holds_after_a_while():
+    a, b, *_ = deciders = peers(4)
+    for names, count in ((named(a, b), 0), (named(*deciders[:3]), 1)):
+        node = Voter(deciders, b).feed(Idle(True, 100.0))
+        node.hear(a, propose(names, a))
+        assert node.feed(Tick(100.0 + PATIENCE_S - 0.1)).votes() == []
+        assert len(node.feed(Tick(100.0 + PATIENCE_S)).votes()) == count
+
+
+def test_one_node_alone_decides_with_what_it_has():
+    (me,) = deciders = peers(1)
+    assert Voter(deciders, me).close(me).find(Finalize)
+
+
+def test_the_next_owner_brings_a_broad_set_after_one_turn():
+    """What a narrow proposal costs is what silence costs: the patience, once."""
+    a, b, c, d = deciders = peers(4)
+    node = Voter(deciders, b).close(*deciders)
+    name = node.hear(a, propose(named(a), a))
+    node.hear(a, Vote(Round(1), Ballot(0, a), name))
+    node.feed(Tick(PATIENCE_S))
+    ballot = Ballot(1, b)
+    assert Append(Prepare(Round(1), ballot)) in node.log
+    for peer in (a, c):
+        node.hear(peer, Promise(Round(1), ballot, ()))
+    assert Append(propose(named(*deciders), b, 1)) in node.log
+    assert [vote.ballot for vote in node.votes()] == [ballot]
+    mine = digest(b"heard", b.encode(), repr(propose(named(*deciders), b, 1)).encode())
+    for peer in (c, d):
+        node.hear(peer, Vote(Round(1), ballot, mine))
+    assert [final.contributions for final in node.find(Finalize)] == [named(*deciders)]
+
+
+def test_saying_the_same_ballot_again_does_not_put_the_next_owner_off():
+    a, b, *_ = deciders = peers(4)
+    node = Voter(deciders, b).close(*deciders)
+    node.hear(a, propose(named(a), a))
+    for second in range(1, 11):
+        node.feed(Tick(float(second)))
+        node.hear(a, propose(named(a, deciders[second % 4]), a))
+    assert Append(Prepare(Round(1), Ballot(1, b))) in node.log
+
+
+# --- later ballots: bound or not ----------------------------------------------------------------------
+
+
+def in_second_ballot(node: Voter, deciders, voted, promised, names) -> None:
+    """`voted` for the first owner alone; `promised` the second owner's ballot, in which it proposes `names`."""
+    a, b, *_ = deciders
+    first = node.hear(a, propose(named(a), a))
+    for peer in voted:
+        node.hear(peer, Vote(Round(1), Ballot(0, a), first))
+    node.hear(b, Prepare(Round(1), Ballot(1, b)))
+    for peer in promised:
+        node.hear(peer, Promise(Round(1), Ballot(1, b), ()))
+    node.hear(b, propose(names, b, 1))
+
+
+def test_a_narrow_set_that_all_may_be_bound_to_gets_votes():
+    """Two voted for it, and one more may have: it may be final somewhere."""
+    a, b, c, d = deciders = peers(4)
+    node = Voter(deciders, d).close(*deciders)
+    in_second_ballot(node, deciders, (a, c), (a, b, c, d), named(a))
+    assert node.votes() == [], "two votes are not three, and nobody is silent"
+    node = Voter(deciders, d).close(*deciders)
+    in_second_ballot(node, deciders, (a, c), (a, c), named(a))
+    assert node.votes() == [], "b may still show that it did not vote"
+    node.feed(Tick(PATIENCE_S / 2))
+    assert [vote.ballot for vote in node.votes()] == [Ballot(1, b)]
+
+
+def test_a_lone_vote_binds_nobody():
+    a, b, _, d = deciders = peers(4)
+    node = Voter(deciders, d).close(*deciders)
+    in_second_ballot(node, deciders, (a,), (a, b), named(a))
+    node.feed(Tick(PATIENCE_S))
+    assert node.votes() == []
+
+
+def test_a_set_that_may_be_final_elsewhere_is_not_passed_over():
+    """A proposer of a later ballot says what it likes; no vote unless nothing else can be final."""
+    a, b, c, d = deciders = peers(4)
+    node = Voter(deciders, d).close(*deciders)
+    in_second_ballot(node, deciders, (a, c), (a, c), named(*deciders))
+    node.feed(Tick(PATIENCE_S))
+    assert node.votes() == []
+    node.hear(b, Promise(Round(1), Ballot(1, b), ()))
+    assert [vote.ballot for vote in node.votes()] == [Ballot(1, b)]
+
+
+def test_a_proposal_without_a_quorum_of_promises_gets_no_vote():
+    _, b, c, d = deciders = peers(4)
+    node = Voter(deciders, d).close(*deciders)
+    in_second_ballot(node, deciders, (), (b,), named(*deciders))
+    assert node.votes() == []
+    node.hear(c, Promise(Round(1), Ballot(1, b), ()))
+    assert len(node.votes()) == 1
+
+
+@given(count=st.integers(1, 10), data=st.data())
+@settings(deadline=None)
+def test_what_a_quorum_voted_for_binds_whoever_promised_and_votes_of_a_third_do_not(count, data):
+    deciders = peers(count)
+    ballot, later = Ballot(0, deciders[0]), Ballot(1, owner_of(deciders, 1))
+    voters = data.draw(st.sets(st.sampled_from(deciders)))
+    promised = data.draw(st.sets(st.sampled_from(deciders), min_size=quorum(count)))
+    seen = {peer for peer in voters if peer in promised or data.draw(st.booleans())}
+    book, entry = Book(), digest(b"proposal")
+    book, _ = record(book, entry, deciders[0], Proposal(Round(1), ballot, named(*deciders), digest(b"state")))
+    for peer in seen:
+        book, _ = record(book, digest(b"vote", peer.encode()), peer, Vote(Round(1), ballot, entry))
+    for peer in promised:
+        book, _ = record(book, digest(peer.encode()), peer, Promise(Round(1), later, ()))
+    bound = bound_to(book, deciders, later)
+    if len(voters) >= quorum(count):
+        assert bound == (entry,)
+    if 3 * len(voters) < count:
+        assert bound == ()
+
+
+def test_a_set_is_broad_or_narrow_by_what_is_ours_of_it():
+    a, b, c, d = deciders = peers(4)
+    state = Voter(deciders, d).close(a, b, d).state
+    assert is_broad(state, named(a, b))
+    assert is_broad(state, named(*deciders))
+    assert not is_broad(state, named(a, c))
+    assert not is_broad(state, ())

@@ -1,0 +1,74 @@
+"""Who takes an expert asks its worker for it now and then, until the worker has come to the round that does."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.node.daemon.coordinator.moment_transfer import REST_S, Handover
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ids import digest
+from atoll.protocols.local import worker_messages as w
+from atoll.protocols.run.experts import bitmap_of
+from atoll.protocols.run.model_spec import ExpertsSpec
+from tests.node.worker.session_home import OTHER, SPEC
+
+BLOB = digest(b"moments")
+RUN = replace(SPEC, model=replace(SPEC.model, experts=ExpertsSpec(count=2, per_token=1, ffn=64)))
+
+
+class Driver:
+    def __init__(self, takes_at_s, group):
+        self._group = group
+        self.deleted = []
+        self.spec, self.round, self.worker_ready = RUN, SimpleNamespace(round=4), True
+        self.log = SimpleNamespace(event=lambda *_, **__: None)
+        self._takes_at_s, self.asked = takes_at_s, []
+
+    def now(self):
+        return asyncio.get_running_loop().time()
+
+    def start_task(self, work, name):
+        self._group.create_task(work, name=name)
+
+    def delete_blob(self, blob):
+        self.deleted.append(blob)
+
+    async def ask(self, ask, kind):
+        self.asked.append(self.now())
+        return w.Inherited(self.now() >= self._takes_at_s)
+
+
+class Net:
+    def __init__(self):
+        self.fetched = []
+
+    def holdings(self):
+        return {OTHER: SimpleNamespace(moments=((1, BLOB),))}
+
+    def has_blob(self, blob):
+        return blob in self.fetched
+
+    def blob_path(self, blob):
+        return f"/blobs/{blob.hex()}"
+
+    async def fetch_blob(self, blob, holders, max_bytes):
+        self.fetched.append(blob)
+
+
+def test_a_worker_that_is_not_there_yet_is_asked_again_after_a_rest():
+    async def story():
+        began, net = asyncio.get_running_loop().time(), Net()
+        async with asyncio.TaskGroup() as group:
+            driver = Driver(began + 7.0, group)
+            handover = Handover(driver, net)
+            handover.taken(bitmap_of({0}, 2), bitmap_of({1}, 2))
+            for _ in range(60):
+                handover.step()
+                await asyncio.sleep(0.25)
+        assert net.fetched == driver.deleted == [BLOB], "fetched once, and not kept when it was used"
+        rests = [after - before for before, after in zip(driver.asked, driver.asked[1:], strict=False)]
+        assert rests == pytest.approx([REST_S] * 4, abs=0.3)
+
+    run_virtual(story())

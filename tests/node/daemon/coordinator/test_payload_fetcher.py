@@ -1,0 +1,293 @@
+"""Getting payloads: from the author, else from others, again and again until they are held or not needed."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from atoll.node.daemon.coordinator.payload_fetcher import LAST_RETRY_S, PARALLEL, SMALL_BYTES, Named, Payloads
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.errors import AtollError, DecodeError, DiskFault, LocalFault, Unreachable
+from atoll.protocols.ids import Digest, PeerId, Round, digest
+
+AUTHOR, *OTHERS = (PeerId(f"p{n}") for n in range(9))
+ONE = digest(b"payload")
+
+
+class Shelf:
+    """Blobs of one node, and what its neighbours hold. Obeys `BlobSource`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.here: set[Digest] = set()
+        self.connected = [AUTHOR, *OTHERS]
+        self.holding: dict[PeerId, set[Digest]] = {}
+        self.full = False
+        self.asked: list[tuple[float, list[PeerId]]] = []
+        self.at_work = self.most_at_work = 0
+        self.takes_s = 0.1
+
+    def has_blob(self, blob: Digest) -> bool:
+        return blob in self.here
+
+    def blob_path(self, blob: Digest) -> Path:
+        if blob not in self.here:
+            raise LocalFault("not here")
+        return self.folder / blob.hex()
+
+    def delete_blob(self, blob: Digest) -> None:
+        self.here.discard(blob)
+
+    def neighbours(self) -> list[PeerId]:
+        return list(self.connected)
+
+    async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
+        self.asked.append((asyncio.get_running_loop().time(), holders))
+        self.at_work += 1
+        self.most_at_work = max(self.most_at_work, self.at_work)
+        try:
+            await asyncio.sleep(self.takes_s)
+        finally:
+            self.at_work -= 1
+        if self.full:
+            raise DiskFault("no space")
+        if not any(blob in self.holding.get(peer, ()) for peer in holders):
+            raise Unreachable("from no holder")
+        self.here.add(blob)
+        return self.blob_path(blob)
+
+
+class Rig:
+    def __init__(self, folder: Path, payload_bytes: int = 1000) -> None:
+        self.shelf = Shelf(folder)
+        self.held: list[Digest] = []
+        self.faults: list[tuple[PeerId, AtollError]] = []
+        self.disk: list[DiskFault] = []
+        self.bad: set[Digest] = set()
+        self.void: list[Digest] = []
+        self.payloads = Payloads(
+            *(self.shelf, lambda named: payload_bytes, self.verify, self.settled),
+            *(lambda peer, error: self.faults.append((peer, error)), self.disk.append),
+        )
+
+    def settled(self, named: Named) -> None:
+        (self.held if self.payloads.held(named) else self.void).append(named.payload)
+
+    async def verify(self, path: Path, named: Named) -> None:
+        if Digest(bytes.fromhex(path.name)) in self.bad:
+            raise DecodeError("not a payload")
+
+
+Story = Callable[[Rig, asyncio.TaskGroup], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., Rig]:
+    """Runs a story on virtual time; tasks that it leaves behind are cancelled."""
+
+    def run(story: Story, **options: int) -> Rig:
+        rig = Rig(tmp_path, **options)
+
+        async def main() -> None:
+            async with asyncio.TaskGroup() as outer:
+
+                async def inner() -> None:
+                    async with asyncio.TaskGroup() as group:
+                        await story(rig, group)
+                        raise asyncio.CancelledError
+
+                outer.create_task(inner())
+
+        run_virtual(main())
+        return rig
+
+    return run
+
+
+def test_the_author_alone_is_asked_for_a_small_payload(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.holding = {peer: {ONE} for peer in (AUTHOR, *OTHERS)}
+        assert not rig.payloads.held(Named(ONE, Round(0)))
+        for _ in range(3):
+            rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(1.0)
+        assert rig.payloads.held(Named(ONE, Round(0)))
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(1.0)
+
+    rig = play(story)
+    assert [holders for _, holders in rig.shelf.asked] == [[AUTHOR]]
+    assert rig.held == [ONE]
+
+
+def test_a_large_payload_comes_from_many_at_once(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(0.2)
+
+    assert play(story, payload_bytes=SMALL_BYTES + 1).shelf.asked[0][1] == [AUTHOR, *OTHERS]
+
+
+@pytest.mark.parametrize("holder", OTHERS)
+def test_whoever_holds_it_is_found_when_the_author_is_gone(play, holder):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.connected = OTHERS
+        rig.shelf.holding = {holder: {ONE}}
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(10.0)
+
+    rig = play(story)
+    assert rig.held == [ONE]
+    assert max(len(holders) for _, holders in rig.shelf.asked) <= 4
+
+
+def test_an_author_whom_we_do_not_know_directly_is_dialled(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.connected = OTHERS
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(5.0)
+
+    rig = play(story)
+    assert rig.held == [ONE]
+    assert AUTHOR not in rig.shelf.asked[0][1]
+
+
+def test_it_is_tried_for_ever_but_not_without_rest_until_its_round_is_final(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.payloads.want(group, Named(ONE, Round(4)), AUTHOR)
+        await asyncio.sleep(600.0)
+        rig.payloads.forget(Round(3))
+        before = len(rig.shelf.asked)
+        await asyncio.sleep(30.0)
+        assert len(rig.shelf.asked) > before
+        rig.payloads.forget(Round(4))
+        await asyncio.sleep(LAST_RETRY_S + 1)
+        before = len(rig.shelf.asked)
+        await asyncio.sleep(600.0)
+        assert len(rig.shelf.asked) == before
+
+    rig = play(story)
+    times = [at for at, _ in rig.shelf.asked]
+    gaps = [round(b - a, 6) for a, b in itertools.pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert LAST_RETRY_S <= gaps[-1] <= LAST_RETRY_S + 1
+    assert rig.held == []
+
+
+def test_bytes_that_do_not_decode_are_void_and_blamed_on_their_author_once(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.bad.add(ONE)
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(1.0)
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(1.0)
+        assert not rig.payloads.held(Named(ONE, Round(0)))
+
+    rig = play(story)
+    assert [(peer, type(error)) for peer, error in rig.faults] == [(AUTHOR, DecodeError)]
+    assert (len(rig.shelf.asked), rig.held, rig.shelf.here) == (1, [], set())
+
+
+def test_a_full_disk_is_told_and_waited_out(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.holding, rig.shelf.full = {AUTHOR: {ONE}}, True
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(3.0)
+        assert rig.disk
+        rig.shelf.full = False
+        await asyncio.sleep(LAST_RETRY_S + 1)
+
+    assert play(story).held == [ONE]
+
+
+def test_few_at_a_time_and_one_that_hangs_does_not_stop_the_others(play):
+    many = [digest(bytes([n])) for n in range(3 * PARALLEL)]
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.holding = {AUTHOR: set(many[1:])}
+        for payload in many:
+            rig.payloads.want(group, Named(payload, Round(0)), AUTHOR)
+        await asyncio.sleep(3.0)
+
+    rig = play(story)
+    assert sorted(rig.held) == sorted(many[1:])
+    assert rig.shelf.most_at_work == PARALLEL
+
+
+def test_a_payload_that_the_disk_damaged_is_fetched_again(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.here.add(ONE)
+        rig.bad.add(ONE)
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        mending = group.create_task(rig.payloads.mend(Named(ONE, Round(0)), AUTHOR))
+        await asyncio.sleep(0.05)
+        rig.bad.clear()
+        await mending
+        assert rig.shelf.has_blob(ONE)
+
+    rig = play(story)
+    assert len(rig.shelf.asked) == 1
+    assert rig.faults == [], "it was fine when it came"
+
+
+def test_what_lies_on_the_disk_counts_only_after_a_look(play):
+    """A blob of that name may be a snapshot, or have come just before a kill. What is no payload stays."""
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        two = digest(b"another")
+        rig.shelf.here, rig.bad = {ONE, two}, {ONE}
+        for payload in (ONE, two):
+            assert not rig.payloads.held(Named(payload, Round(0)))
+            rig.payloads.want(group, Named(payload, Round(0)), AUTHOR)
+        await asyncio.sleep(1.0)
+        assert not rig.payloads.held(Named(ONE, Round(0)))
+        assert rig.payloads.held(Named(two, Round(0)))
+        assert rig.shelf.here == {ONE, two}
+
+    rig = play(story)
+    assert (rig.shelf.asked, len(rig.faults)) == ([], 1)
+
+
+def test_a_payload_of_one_fragment_is_not_one_of_another(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.payloads._size_of = lambda named: 1000 + named.round % 2
+
+        async def verify(path: Path, named: Named) -> None:
+            if named.round % 2:
+                raise DecodeError("of another size")
+
+        rig.payloads._verify = verify
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        await asyncio.sleep(1.0)
+        rig.payloads.want(group, Named(ONE, Round(1)), OTHERS[0])
+        await asyncio.sleep(1.0)
+        assert [rig.payloads.held(Named(ONE, Round(number))) for number in range(4)] == [True, False, True, False]
+
+    rig = play(story)
+    assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
+    assert len(rig.shelf.asked) == 1
+
+
+def test_a_payload_with_these_rows_is_not_one_with_others(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        async def verify(path: Path, named: Named) -> None:
+            if named.rows != b"true":
+                raise DecodeError("of another root")
+
+        rig.payloads._verify = verify
+        rig.shelf.holding = {AUTHOR: {ONE}}
+        for rows, author in ((b"true", AUTHOR), (b"false", OTHERS[0])):
+            rig.payloads.want(group, Named(ONE, Round(0), rows=rows), author)
+            await asyncio.sleep(1.0)
+        assert rig.payloads.held(Named(ONE, Round(0), rows=b"true"))
+        assert rig.payloads.is_void(Named(ONE, Round(0), rows=b"false"))
+        assert rig.shelf.here == {ONE}
+
+    rig = play(story)
+    assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
+    assert (rig.held, rig.void) == ([ONE], [ONE])

@@ -1,0 +1,139 @@
+"""Whom a round waits for, how many are enough, where the others are."""
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.daemon.rounds.participants import (
+    Known,
+    MemberView,
+    chosen,
+    enough,
+    expected,
+    frontier,
+    slot_of,
+    takes_part,
+    walked,
+)
+from atoll.protocols.ids import Digest, PeerId, Round, digest
+
+ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
+
+
+def known(author: PeerId, number: int = 3, *, held: bool = True, salt: int = 0) -> Known:
+    entry = digest(author.encode(), bytes([number, salt]))
+    return Known(entry, author, Round(number), 64, digest(b"payload", entry), held)
+
+
+def view(number: int, activity="training") -> MemberView:
+    return MemberView(activity, Round(number), 0.0)
+
+
+def books(*ones: Known) -> dict[int, dict[Digest, Known]]:
+    table: dict[int, dict[Digest, Known]] = {}
+    for one in ones:
+        table.setdefault(one.round, {})[one.entry] = one
+    return table
+
+
+def test_a_set_does_not_depend_on_the_order():
+    ones = [known(A), known(B), known(B, salt=1, held=False)]
+    sets = {tuple(k.entry for k in chosen(order)) for order in permutations(ones)}
+    assert sets == {tuple(sorted(one.entry for one in ones[:2]))}
+
+
+def test_what_is_not_held_is_not_folded():
+    assert chosen([known(A, held=False)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "activity", "waited"),
+    [
+        (1, "training", False),
+        (2, "training", True),
+        (3, "training", True),
+        (4, "training", False),
+        (3, "syncing", False),
+        (3, "paused", False),
+        (3, "done", False),
+    ],
+)
+def test_only_members_at_this_round_or_the_one_before_are_waited_for(number, activity, waited):
+    assert takes_part(view(number, activity), 3) is waited
+    assert (A in expected(ME, 3, [], {A: view(number, activity)}, {})) is waited
+
+
+def test_a_missing_payload_is_waited_for_while_its_author_lives():
+    announced = known(A, held=False)
+    assert expected(ME, 3, [announced], {}, {}) == {ME}
+    assert expected(ME, 3, [announced], {A: view(9)}, {}) == {ME, A}
+    assert expected(ME, 3, [known(A)], {}, {}) == {ME, A}
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "needed"), [(1, 1, 1), (4, 128, 2), (5, 128, 3), (4, 171, 3), (4, 256, 4)]
+)
+def test_quorums_round_up(count, share, needed):
+    assert enough(count, share) == needed
+
+
+@given(st.integers(1, 1024), st.integers(1, 256))
+def test_a_quorum_is_reachable_and_never_empty(count, share):
+    assert 1 <= enough(count, share) <= count
+
+
+def test_slots_are_disjoint_and_cover_all():
+    peers = [A, B, C, ME]
+    places = [slot_of(me, 3, {peer: view(3) for peer in peers if peer != me}) for me in peers]
+    assert sorted(places) == [(n, 4) for n in range(4)]
+    assert slot_of(ME, 3, {A: view(3, "syncing"), B: view(9)}) == (0, 1)
+
+
+def test_the_frontier_needs_half_of_the_others():
+    members = {A: view(5), B: view(5), C: view(3)}
+    assert frontier(3, 9, books(known(A, 3)), members) == 2
+    assert frontier(3, 9, books(known(A, 3), known(B, 3)), members) == 3
+    assert frontier(3, 9, books(known(A, 3), known(B, 3, held=False)), members) == 2
+    assert frontier(3, 9, books(known(A, 3), known(B, 3), known(A, 4), known(C, 4)), members) == 4
+
+
+def test_nobody_is_pulled_over_an_empty_round():
+    members = {A: view(7)}
+    assert frontier(3, 9, books(known(A, 7)), members) == 2
+    assert frontier(3, 9, books(*(known(A, n) for n in (3, 4, 5, 7))), members) == 5
+
+
+def test_the_frontier_stays_in_its_window_and_sees_members_that_are_done():
+    ones = books(*(known(A, n) for n in range(3, 10)))
+    assert frontier(3, 6, ones, {A: view(10, "done")}) == 6
+    assert frontier(3, 6, ones, {A: view(10, "paused")}) == 2
+
+
+def test_who_goes_on_to_the_next_round_has_contributed_to_the_one_before():
+    before = {A: view(3), B: view(3), C: view(3)}
+    walks = walked(before, {A: view(4), B: view(5), C: view(3)}, {})
+    assert walks == {A: 3}, "B came by a leap, C is still there"
+    assert expected(ME, 3, [], {A: view(4), B: view(5)}, walks) == {ME, A}
+    assert expected(ME, 3, [], {A: view(4), B: view(5)}, {}) == {ME}
+
+
+def test_a_walk_is_remembered_until_the_next_one():
+    walks = walked({A: view(3)}, {A: view(4)}, {})
+    walks = walked({A: view(4)}, {A: view(4, "paused")}, walks)
+    assert walks == {A: 3}
+    assert walked({A: view(4)}, {A: view(5)}, walks) == {A: 4}
+    assert walked({A: view(4)}, {A: view(7)}, walks) == {}
+    assert walked({A: view(4)}, {}, walks) == {}
+    assert walked({}, {A: view(4)}, {}) == {}
+    assert walked({A: view(3, "syncing")}, {A: view(4)}, {}) == {}, "who synced trained nothing"
+
+
+def test_with_overlap_slots_count_members_that_are_a_round_ahead():
+    peers = [A, B, ME]
+    at = {A: 4, B: 3, ME: 2}
+    for me in peers:
+        others = {peer: view(at[peer]) for peer in peers if peer != me}
+        assert slot_of(me, 3, others, 1) == (sorted(peers).index(me), 3)
+    assert slot_of(ME, 3, {A: view(4)}) == (0, 1)

@@ -1,0 +1,690 @@
+"""The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
+
+from atoll.node.daemon.rounds import machine as round_machine
+from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.types import (
+    STALL_ROUNDS,
+    Announce,
+    Behind,
+    ContributionSeen,
+    Discard,
+    FetchPayload,
+    Finalized,
+    Finish,
+    Folded,
+    FoldRound,
+    Kept,
+    LeasesChanged,
+    Pause,
+    PayloadHeld,
+    Phase,
+    Planned,
+    PublishAck,
+    PublishLease,
+    Ready,
+    Resume,
+    RoundConfig,
+    SetKnown,
+    Settle,
+    StartTraining,
+    Tick,
+    Trained,
+)
+from atoll.protocols.ids import Digest, PeerId, Round, digest
+from atoll.protocols.ledger.records import Contribution, set_digest
+from atoll.protocols.local.worker_messages import Pending
+
+ME, A, B, C = (PeerId(name) for name in ("me", "peer-a", "peer-b", "peer-c"))
+TRAIN_S = 10.0
+STEPS = 10
+LEASE_S = 20.0
+
+
+def entry_of(author: PeerId, number: int) -> Digest:
+    return digest(b"entry", author.encode(), bytes([number]))
+
+
+def payload_of(author: PeerId, number: int) -> Digest:
+    return digest(b"payload", author.encode(), bytes([number]))
+
+
+def pending_of(number: int) -> Pending:
+    return Pending(Round(number), digest(b"base"), payload_of(ME, number), "path", STEPS, 1, 64, 1.0)
+
+
+class Node:
+    """Drives one machine; every action of the newest event is in `said`, all of them in `log`."""
+
+    def __init__(self, rounds: int = 8, quorum_256: int = 192, grace_256: int = 128, min_members: int = 1, **more):
+        self.state = round_machine.begin(
+            RoundConfig(ME, rounds, quorum_256, grace_256, LEASE_S, min_members, **more)
+        )
+        self.now = 0.0
+        self.said: list[object] = []
+        self.log: list[object] = []
+
+    def feed(self, event) -> "Node":
+        before = self.state
+        self.state, self.said = round_machine.step(before, event)
+        assert round_machine.step(before, event) == (self.state, self.said), "not a function"
+        self.log += self.said
+        return self
+
+    def find(self, kind):
+        return [action for action in self.said if isinstance(action, kind)]
+
+    def ready(self, final: int = -1, *pending: Pending) -> "Node":
+        return self.feed(Ready(final, pending, self.now))
+
+    def seen(self, author: PeerId, number: int, *, held: bool = True) -> "Node":
+        body = Contribution(Round(number), digest(b"base"), payload_of(author, number), 1, 1, 64, 1.0)
+        return self.feed(ContributionSeen(entry_of(author, number), author, body, held, self.now))
+
+    def leases(self, **at) -> "Node":
+        """`a=3` trains round 3; `b=("done", 8)` says more."""
+        peers = {"a": A, "b": B, "c": C}
+        views = {
+            peers[name]: MemberView(*(what if isinstance(what, tuple) else ("training", what)), self.now)
+            for name, what in at.items()
+        }
+        return self.feed(LeasesChanged(views, self.now))
+
+    def tick(self, seconds: float) -> "Node":
+        self.now += seconds
+        return self.feed(Tick(self.now))
+
+    def trained(self, number: int, train_s: float = TRAIN_S) -> "Node":
+        """Trained, and at once safe on the disk."""
+        said = self.only_trained(number, train_s).said
+        self.said = said + self.kept(number).said
+        return self
+
+    def only_trained(self, number: int, train_s: float = TRAIN_S) -> "Node":
+        self.now += train_s
+        return self.feed(Trained(Round(number), pending_of(number), train_s, self.now))
+
+    def kept(self, number: int) -> "Node":
+        return self.feed(Kept(pending_of(number), self.now))
+
+    def train(self, number: int) -> "Node":
+        """Train, announce and see our own contribution in the ledger."""
+        assert self.state.phase is Phase.TRAIN
+        assert self.state.round == number
+        return self.trained(number).seen(ME, number)
+
+    def fold(self) -> "Node":
+        """The worker answers every open fold."""
+        while self.state.folding:
+            number = min(self.state.folding)
+            self.feed(Folded(Round(number), digest(b"view", *self.state.folding[number]), self.now))
+        return self
+
+
+def test_a_round_of_one_node_from_ready_to_the_next():
+    node = Node().ready()
+    assert node.find(StartTraining) == [StartTraining(Round(0), 0, 1, -1)]
+    node.trained(0)
+    assert node.find(Announce) == [Announce(pending_of(0))]
+    node.seen(ME, 0)
+    assert node.find(FoldRound) == [FoldRound(Round(0), (entry_of(ME, 0),))]
+    node.fold()
+    names = (entry_of(ME, 0),)
+    assert node.find(PublishAck) == [PublishAck(Round(0), names, set_digest(list(names)), digest(b"view", *names))]
+    assert node.find(StartTraining) == [StartTraining(Round(1), 0, 1, -1)]
+    assert node.find(PublishLease) == [PublishLease("training", Round(1))]
+
+
+def test_one_author_cannot_fill_the_disk_with_one_round():
+    """A feed has one order, so that all nodes take the same one."""
+    node = Node().ready()
+    for number in range(40):
+        body = Contribution(Round(0), digest(b"base"), digest(bytes([number])), 1, 1, 64, 1.0)
+        node.feed(ContributionSeen(digest(b"entry", bytes([number])), A, body, False, node.now))
+    fetched = [action for action in node.log if isinstance(action, FetchPayload)]
+    assert fetched == [FetchPayload(digest(b"entry", bytes([0])))]
+    assert len(node.state.books[0]) == 1
+    node.seen(B, 0, held=False)
+    assert node.find(FetchPayload) == [FetchPayload(entry_of(B, 0))]
+
+
+def test_nothing_starts_before_ready():
+    node = Node().leases(a=0).seen(A, 0, held=False).tick(99.0)
+    assert node.state.phase is Phase.SYNC
+    assert not any(isinstance(action, StartTraining | FetchPayload) for action in node.log)
+
+
+def test_round_zero_waits_for_its_members():
+    node = Node(min_members=3).ready()
+    assert node.state.phase is Phase.GATHER
+    assert "1 of 3" in round_machine.reason(node.state)
+    node.leases(a=0, b=("syncing", 0))
+    assert node.state.phase is Phase.GATHER
+    node.leases(a=0, b=0)
+    assert node.find(StartTraining) == [StartTraining(Round(0), 0, 3, -1)]
+
+
+def test_nobody_gathers_once_the_run_has_begun():
+    assert Node(min_members=3).seen(A, 0).ready().state.phase is Phase.TRAIN
+    assert Node(min_members=3).ready(4).state.phase is Phase.TRAIN
+
+
+def test_a_round_closes_when_everybody_expected_is_held():
+    node = Node().ready().leases(a=0, b=0).train(0)
+    assert node.state.phase is Phase.COLLECT
+    node.seen(A, 0).seen(B, 0, held=False)
+    assert node.find(FetchPayload) == [FetchPayload(entry_of(B, 0))]
+    assert node.state.phase is Phase.COLLECT
+    node.feed(PayloadHeld(entry_of(B, 0), Round(0), node.now))
+    assert len(node.find(FoldRound)[0].members) == 3
+
+
+def test_grace_counts_from_the_quorum_in_own_round_times():
+    node = Node(quorum_256=128).ready().leases(a=0, b=0, c=0).train(0)
+    node.tick(30.0).seen(A, 0)
+    node.tick(TRAIN_S / 2 - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_grace_never_begins_before_own_training_is_done():
+    node = Node(quorum_256=128).ready().leases(a=0, b=0, c=0).seen(A, 0).seen(B, 0)
+    node.tick(100.0).train(0)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(TRAIN_S / 2)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_a_member_whose_lease_expired_is_not_waited_for():
+    node = Node(quorum_256=256).ready().leases(a=0, b=0).train(0).seen(A, 0)
+    assert node.state.phase is Phase.COLLECT
+    node.leases(a=0)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_a_member_that_lives_but_is_stuck_is_not_waited_for_for_ever():
+    node = Node(quorum_256=256).ready().leases(a=0).train(0)
+    node.tick(STALL_ROUNDS * TRAIN_S + LEASE_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_waiting_explains_itself():
+    node = Node(quorum_256=256).ready().leases(a=0, b=0).train(0).seen(B, 0).tick(4.0)
+    text = round_machine.reason(node.state)
+    assert text.startswith("waiting for 1 of 3: …peer-a (training round 0, heard 14 s ago)")
+    assert "goes on in 96 s at the latest" in text
+
+
+def test_a_late_contribution_is_folded_and_acknowledged_at_the_next_close():
+    node = Node().ready().train(0).fold()
+    node.seen(A, 0)
+    assert node.said == []
+    node.train(1).fold()
+    acked = [action.round for action in node.log if isinstance(action, PublishAck)]
+    assert acked == [0, 0, 1]
+
+
+def test_what_came_twice_changes_nothing():
+    node = Node().ready().leases(a=0).train(0).seen(A, 0)
+    state = node.fold().state
+    for author in (A, ME):
+        node.seen(author, 0)
+        assert node.said == []
+        node.feed(PayloadHeld(entry_of(author, 0), Round(0), node.now))
+        assert node.said == []
+    node.feed(Folded(Round(0), digest(b"old"), node.now))
+    assert node.said == []
+    assert node.state == state
+
+
+def test_of_two_contributions_of_one_author_the_first_counts():
+    node = Node().ready().leases(a=0).train(0).seen(A, 0, held=False)
+    second = Contribution(Round(0), digest(b"base"), digest(b"another"), 1, 1, 255, 1.0)
+    node.feed(ContributionSeen(digest(b"second"), A, second, True, node.now))
+    assert node.said == []
+    node.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now))
+    (fold,) = node.find(FoldRound)
+    assert fold.members == tuple(sorted([entry_of(A, 0), entry_of(ME, 0)]))
+
+
+def test_a_reduced_round_is_folded_when_its_set_is_known_and_again_when_it_changes():
+    node = Node().ready().leases(a=0)
+    node.feed(Planned(Round(0), node.now)).train(0).seen(A, 0, held=False)
+    assert node.find(FetchPayload) == []
+    node.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now))
+    assert node.find(Settle) == [Settle(Round(0))]
+    assert node.find(FoldRound) == []
+    assert "reduced slices" in round_machine.reason(node.state)
+    names = tuple(sorted([entry_of(A, 0), entry_of(ME, 0), digest(b"reduction")]))
+    node.feed(SetKnown(Round(0), names, node.now))
+    assert node.said == [FoldRound(Round(0), names)]
+    node.feed(Folded(Round(0), digest(b"view"), node.now))
+    (ack,) = node.find(PublishAck)
+    assert ack.members == names
+    assert node.find(StartTraining)
+    fewer = names[:2]
+    node.feed(SetKnown(Round(0), fewer, node.now))
+    assert node.find(FoldRound) == [], "not while it trains"
+    node.train(1).seen(A, 1)
+    assert FoldRound(Round(0), fewer) in node.find(FoldRound)
+
+
+def test_a_plan_that_comes_after_the_round_closed_changes_nothing_here():
+    node = Node().ready().leases(a=0).train(0).seen(A, 0)
+    node.feed(Planned(Round(0), node.now))
+    assert node.said == []
+    assert not node.state.reduced
+
+
+def test_contributions_to_final_rounds_are_ignored():
+    node = Node().ready(3)
+    node.seen(A, 3, held=False)
+    assert node.said == []
+    assert 3 not in node.state.books
+
+
+def test_who_is_behind_goes_where_the_others_are():
+    """Half of the others contributed to rounds 0 … 4 and train round 5 by now."""
+    node = Node().leases(a=5, b=5, c=1)
+    for number in range(5):
+        node.seen(A, number).seen(B, number)
+    node.ready()
+    assert sorted(action.round for action in node.find(FoldRound)) == list(range(5))
+    node.fold()
+    assert node.find(StartTraining) == [StartTraining(Round(5), 0, 3, -1)]
+
+
+def test_who_is_a_little_late_still_takes_part():
+    """The others contributed to round 1 but still collect it: it is not too late."""
+    node = Node().leases(a=1, b=1)
+    for number in range(2):
+        node.seen(A, number).seen(B, number)
+    node.ready().fold()
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_a_node_never_contributes_twice_to_a_round():
+    node = Node().seen(ME, 0).seen(ME, 1).leases(a=1)
+    node.ready()
+    assert node.state.phase is Phase.COLLECT
+    assert node.state.round == 1
+    node.seen(A, 1).fold()
+    assert [action.round for action in node.log if isinstance(action, StartTraining)] == [2]
+
+
+def test_saved_work_is_announced_after_a_restart_once():
+    node = Node().ready(-1, pending_of(0))
+    assert node.find(Announce) == [Announce(pending_of(0))]
+    node = Node().seen(ME, 0)
+    assert not node.ready(-1, pending_of(0)).find(Announce)
+    assert Node().ready(0, pending_of(0)).find(Discard) == [Discard(pending_of(0))]
+
+
+def test_an_announcement_that_the_disk_refused_is_offered_again():
+    node = Node().ready().leases(a=0).trained(0)
+    node.tick(1.0)
+    assert not node.find(Announce)
+    node.tick(round_machine.ANNOUNCE_AGAIN_S)
+    assert node.find(Announce) == [Announce(pending_of(0))]
+    node.seen(ME, 0).tick(round_machine.ANNOUNCE_AGAIN_S)
+    assert not node.find(Announce)
+
+
+def test_work_for_a_round_that_became_final_is_discarded():
+    node = Node().ready().leases(a=1).seen(A, 0).feed(Finalized(Round(0), 1.0))
+    node.trained(0)
+    assert node.find(Discard) == [Discard(pending_of(0))]
+    assert not node.find(Announce)
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_collecting_a_round_that_became_final_ends():
+    node = Node(quorum_256=256).ready().leases(a=0).train(0)
+    node.feed(Finalized(Round(0), node.now))
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_open_payloads_are_waited_for_at_the_start_but_not_for_ever():
+    node = Node().leases(a=1).seen(A, 0, held=False)
+    node.ready()
+    assert node.find(FetchPayload) == [FetchPayload(entry_of(A, 0))]
+    assert node.state.phase is Phase.CATCH_UP
+    assert node.tick(LEASE_S).state.phase is Phase.TRAIN
+
+
+def test_a_fresh_worker_folds_everything_again():
+    node = Node().ready().train(0).fold()
+    node.ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    node.fold()
+    assert node.find(StartTraining)[0].round == 1
+    assert not node.find(PublishAck), "the set is the acknowledged one"
+
+
+def test_a_pause_ends_the_round_at_hand_first():
+    node = Node().ready().leases(a=0).feed(Pause("by the user", 1.0))
+    assert node.said == []
+    node.train(0).seen(A, 0).fold()
+    assert node.state.phase is Phase.PAUSED
+    assert PublishLease("paused", Round(1)) in node.said
+    assert "by the user" in round_machine.reason(node.state)
+    assert node.tick(50.0).said == []
+    node.feed(Resume(node.now))
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_late_contributions_are_folded_during_a_pause():
+    node = Node().ready().feed(Pause("by the user", 1.0)).train(0).fold()
+    node.seen(A, 0)
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert [action.round for action in node.fold().find(PublishAck)] == [0]
+
+
+def test_who_resumes_folds_the_rounds_of_the_others_before_it_trains():
+    node = Node().ready().feed(Pause("by the user", 1.0)).train(0).fold().leases(a=4)
+    for number in range(4):
+        node.seen(A, number)
+    node.fold().feed(Resume(node.now))
+    node.fold()
+    started = [action.round for action in node.log if isinstance(action, StartTraining)]
+    assert started == [0, 4]
+    assert sorted(node.state.folded) == [0, 1, 2, 3]
+
+
+def test_behind_stops_everything_until_ready():
+    node = Node().ready().train(0).fold().feed(Behind("fetching the model of round 5", node_now := 11.0))
+    assert node.find(PublishLease) == [PublishLease("syncing", Round(1))]
+    assert round_machine.reason(node.state) == "fetching the model of round 5"
+    assert node.tick(node_now + LEASE_S).said == []
+    node.ready(5)
+    assert node.find(StartTraining)[0].round == 6
+
+
+def test_open_rounds_are_bounded_and_the_node_says_why_it_waits():
+    node = Node(max_open_rounds=3).ready()
+    for number in range(3):
+        node.train(number).fold()
+    assert node.state.phase is Phase.FULL
+    assert round_machine.reason(node.state).startswith("waiting for finality: 3 rounds are open")
+    assert PublishLease("paused", Round(3)) in node.log
+    node.feed(Finalized(Round(0), node.now))
+    assert node.find(StartTraining)[0].round == 3
+
+
+def test_the_end_waits_for_finality_and_finishes_once():
+    node = Node(rounds=1).ready().train(0).fold()
+    assert node.state.phase is Phase.DONE
+    assert PublishLease("done", Round(1)) in node.log
+    node.seen(A, 0)
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    node.fold().feed(Finalized(Round(0), node.now))
+    assert node.find(Finish) == [Finish()]
+    assert not node.tick(1.0).find(Finish)
+
+
+def test_who_comes_when_all_is_final_finishes_at_once():
+    assert Node(rounds=4).ready(3).find(Finish) == [Finish()]
+
+
+def test_a_slow_node_goes_to_the_end_when_the_others_are_done():
+    node = Node(rounds=4).leases(a=("done", 4))
+    for number in range(4):
+        node.seen(A, number)
+    node.ready().fold()
+    assert node.state.phase is Phase.DONE
+
+
+def test_foreign_rounds_beyond_the_run_are_ignored():
+    assert Node(rounds=4).ready().seen(A, 4, held=False).said == []
+
+
+def test_payloads_beyond_the_open_window_are_not_fetched():
+    node = Node(rounds=200, max_open_rounds=3).ready()
+    assert not node.seen(A, 100, held=False).find(FetchPayload)
+
+
+def test_saved_work_is_not_trained_again_while_its_entry_is_on_the_way():
+    node = Node().ready(-1, pending_of(0))
+    assert node.state.phase is Phase.COLLECT
+    assert not node.find(StartTraining)
+    node.seen(ME, 0).fold()
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_work_that_ends_after_the_node_fell_behind_is_announced_late():
+    node = Node().ready().train(0).fold()
+    node.feed(Behind("fetching the model of round 5", node.now))
+    node.trained(1)
+    assert node.said == [Announce(pending_of(1))]
+    assert node.state.phase is Phase.CATCH_UP
+    node.ready(0)
+    assert (node.state.phase, node.state.round) == (Phase.COLLECT, 1), "it is not trained again"
+
+
+# --- overlap: the next round is trained while this one is collected -----------------------------------
+
+
+def overlapping(steps: int = STEPS, **more) -> Node:
+    return Node(overlap_steps=steps, **more).ready()
+
+
+def started(node: Node) -> list[tuple[int, int]]:
+    """(round, after) of every StartTraining so far."""
+    return [(action.round, action.after) for action in node.log if isinstance(action, StartTraining)]
+
+
+def test_the_next_round_begins_while_ours_is_saved_and_is_folded_into_later():
+    node = overlapping().leases(a=0).only_trained(0)
+    assert node.said == [StartTraining(Round(1), 0, 2, 0), PublishLease("training", Round(1))]
+    assert node.kept(0).said == [Announce(pending_of(0))], "not before the disk has it"
+    node.seen(ME, 0).seen(A, 0)
+    assert [(f.round, len(f.members)) for f in node.find(FoldRound)] == [(0, 2)]
+    assert (node.state.phase, node.state.round) == (Phase.TRAIN, 1)
+    node.fold()
+    assert [action.round for action in node.find(PublishAck)] == [0]
+    node.train(1)
+    assert started(node) == [(0, -1), (1, 0), (2, 1)]
+
+
+def test_one_round_at_most_is_in_flight():
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1)
+    assert node.state.phase is Phase.COLLECT
+    assert round_machine.reason(node.state).startswith("round 0: waiting for 1 of 2: …peer-a (training round 0")
+    assert PublishLease("training", Round(1)) in node.log, "the lease does not go back"
+    node.seen(A, 0)
+    assert started(node) == [(0, -1), (1, 0)]
+    assert round_machine.reason(node.state) == "round 0: folding contributions"
+    node.fold()
+    assert started(node) == [(0, -1), (1, 0), (2, 1)]
+
+
+def test_the_grace_begins_when_waiting_costs_time():
+    """Five of ten steps may be ahead: then the worker waits for the fold, and from then on the grace runs."""
+    node = overlapping(5, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0)
+    assert round_machine.reason(node.state) == ""
+    node.tick(TRAIN_S / 2 + TRAIN_S / 2 - 0.1)
+    assert not node.find(FoldRound)
+    assert round_machine.reason(node.state).startswith("round 0: waiting for 1 of 3: …peer-b")
+    assert node.tick(0.1).find(FoldRound)
+
+
+def test_the_grace_follows_what_the_link_was_seen_to_need():
+    """Bounds of two and eight of ten steps: it begins with eight; with three after lags of two."""
+    node = overlapping(2, overlap_most=8, quorum_256=128, rounds=20).leases(a=0, b=0)
+    assert node.state.ahead.chosen == 8
+    for number in range(8):
+        node.now += TRAIN_S
+        lag = 2.0 if number else None
+        node.feed(Trained(Round(number), pending_of(number), TRAIN_S, node.now, lag))
+        node.kept(number).seen(ME, number).seen(A, number).seen(B, number)
+        node.leases(a=number + 1, b=number + 1).fold()
+    assert node.state.ahead.chosen == 3
+    node.train(8).leases(a=9, b=8).seen(A, 8)
+    node.tick(0.3 * TRAIN_S + TRAIN_S / 2 - 0.1)
+    assert not [fold for fold in node.find(FoldRound) if fold.round == 8]
+    assert [fold.round for fold in node.tick(0.1).find(FoldRound)] == [8]
+
+
+def test_the_grace_of_a_long_overlap_begins_when_the_next_round_is_trained():
+    node = overlapping(10 * STEPS, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0).train(1)
+    node.tick(TRAIN_S / 2 - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert node.tick(0.1).find(FoldRound)
+
+
+def test_the_last_round_waits_for_members_that_are_a_round_behind():
+    node = overlapping(rounds=1, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0)
+    node.tick(TRAIN_S + TRAIN_S / 2 - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert node.tick(0.1).find(FoldRound)
+
+
+def test_a_stuck_member_stalls_an_overlapped_round_no_longer_than_another():
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1)
+    node.tick((STALL_ROUNDS - 1) * TRAIN_S + LEASE_S - 0.1)
+    assert not node.find(FoldRound)
+    assert node.tick(0.1).find(FoldRound)
+
+
+def test_late_contributions_are_folded_while_training():
+    node = overlapping().train(0).fold()
+    assert (node.state.phase, node.state.round, node.state.collecting) == (Phase.TRAIN, 1, -1)
+    node.seen(A, 0)
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert [action.round for action in node.fold().find(PublishAck)] == [0]
+
+
+def test_no_round_begins_while_an_older_one_is_being_folded():
+    node = overlapping().train(0).fold().seen(A, 0)
+    assert node.state.folding
+    node.trained(1).seen(ME, 1)
+    assert started(node)[-1] == (1, 0)
+    node.fold()
+    assert started(node)[-1][0] == 2
+
+
+def test_a_pause_and_the_end_close_the_round_in_flight_and_the_one_at_hand():
+    for node in (overlapping().leases(a=0), overlapping(rounds=2).leases(a=0)):
+        node.train(0)
+        if node.state.config.rounds > 2:
+            node.feed(Pause("by the user", node.now))
+        node.train(1).seen(A, 0).seen(A, 1).fold()
+        assert started(node) == [(0, -1), (1, 0)]
+        assert node.state.phase in (Phase.PAUSED, Phase.DONE)
+        assert sorted(node.state.acked) == [0, 1]
+
+
+def test_who_resumes_before_its_round_closed_trains_on_at_once():
+    node = overlapping().leases(a=0).feed(Pause("by the user", 0.0)).train(0)
+    assert node.state.phase is Phase.COLLECT
+    assert node.feed(Resume(node.now)).find(StartTraining) == [StartTraining(Round(1), 0, 2, 0)]
+
+
+def test_open_rounds_are_bounded_with_overlap_too():
+    node = overlapping(max_open_rounds=2).train(0).fold().train(1).fold()
+    assert node.state.phase is Phase.FULL
+    node.feed(Finalized(Round(0), node.now))
+    assert node.find(StartTraining)[0].round == 2
+
+
+def test_the_contribution_of_a_member_that_just_went_on_is_waited_for():
+    """Of B, which leaped, and C, which was not seen before, nothing may be on the way."""
+    node = overlapping().leases(a=0, b=0).leases(a=1, b=3, c=1).train(0)
+    assert round_machine.reason(node.tick(TRAIN_S).state).startswith("round 0: waiting for 1 of 2: …peer-a")
+    assert node.seen(A, 0).find(FoldRound)
+
+
+def test_a_slow_node_skips_no_round_that_the_others_still_collect():
+    """The others are a round ahead and wait; a moment after our contribution they are two ahead."""
+    node = overlapping().leases(a=0, b=0).leases(a=1, b=1).seen(A, 0).seen(B, 0).seen(A, 1).seen(B, 1)
+    node.train(0).leases(a=2, b=2).fold()
+    assert started(node) == [(0, -1), (1, 0)]
+
+
+def test_who_came_late_goes_where_the_others_are():
+    node = overlapping()
+    for number in range(3):
+        node.seen(A, number).seen(B, number)
+    node.leases(a=3, b=3).train(0)
+    assert node.state.phase is Phase.FOLD
+    node.fold()
+    assert started(node) == [(0, -1), (3, -1)]
+
+
+def test_a_round_in_flight_that_becomes_final_is_not_waited_for():
+    node = overlapping(quorum_256=256).leases(a=0).train(0).feed(Finalized(Round(0), TRAIN_S))
+    assert node.state.collecting == -1
+    assert started(node.train(1))[-1] == (2, 1)
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(Finalized(Round(0), 2 * TRAIN_S))
+    assert started(node)[-1] == (2, 1)
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(Finalized(Round(1), 2 * TRAIN_S))
+    assert started(node)[-1] == (2, -1)
+
+
+def test_after_a_restart_the_older_of_two_open_rounds_is_collected_first():
+    node = Node(overlap_steps=STEPS, quorum_256=256).seen(ME, 0).seen(ME, 1).leases(a=1).seen(A, 0)
+    node.ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    node.fold()
+    assert started(node) == [(2, 1)]
+
+
+def test_a_worker_that_dies_with_a_round_in_flight_begins_without_one():
+    node = overlapping().leases(a=0).train(0).seen(A, 0).fold()
+    node.feed(Behind("the worker died", node.now)).ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert node.fold().find(StartTraining) == [StartTraining(Round(1), 0, 2, -1)]
+
+
+def test_a_fresh_worker_folds_what_is_closed_before_it_trains_over_the_newest_round():
+    node = overlapping(quorum_256=256).leases(a=1).seen(A, 0).train(0).fold().train(1)
+    assert (node.state.collecting, node.state.closed, node.state.round) == (1, 0, 2)
+    node.feed(Behind("the worker died", node.now)).ready()
+    assert [action.round for action in node.find(FoldRound)] == [0]
+    assert not node.find(StartTraining)
+    assert node.fold().find(StartTraining) == [StartTraining(Round(2), 0, 2, 1)]
+
+
+def test_work_whose_announcement_is_refused_is_announced_again_and_with_the_next():
+    node = overlapping(quorum_256=256).leases(a=0).trained(0).seen(A, 0).tick(round_machine.ANNOUNCE_AGAIN_S)
+    assert node.find(Announce) == [Announce(pending_of(0))]
+    node.trained(1)
+    assert node.find(Announce) == [Announce(pending_of(0)), Announce(pending_of(1))]
+    assert started(node) == [(0, -1), (1, 0)], "the older one is not collected yet"
+
+
+def test_announcements_of_two_rounds_that_are_refused_are_both_offered_again():
+    restarted = Node(overlap_steps=STEPS).ready(-1, pending_of(0), pending_of(1))
+    refused = (
+        overlapping(quorum_256=256)
+        .leases(a=0)
+        .trained(0)
+        .seen(A, 0)
+        .tick(round_machine.ANNOUNCE_AGAIN_S)
+        .trained(1)
+    )
+    for node in (restarted, refused):
+        both = [Announce(pending_of(0)), Announce(pending_of(1))]
+        assert node.find(Announce) == both
+        assert node.tick(round_machine.ANNOUNCE_AGAIN_S).find(Announce) == both
+        assert node.seen(ME, 1).tick(round_machine.ANNOUNCE_AGAIN_S).find(Announce) == [Announce(pending_of(0))]
+        node.feed(Finalized(Round(0), node.now)).tick(round_machine.ANNOUNCE_AGAIN_S)
+        assert node.find(Discard) == [Discard(pending_of(0))]
+        assert not node.tick(round_machine.ANNOUNCE_AGAIN_S).said
+
+
+def test_without_overlap_nothing_is_trained_while_work_is_saved():
+    node = Node().ready().leases(a=0).seen(A, 0).only_trained(0)
+    assert not node.said
+    assert (node.state.phase, node.state.collecting) == (Phase.COLLECT, 0)
+    assert node.kept(0).said == [Announce(pending_of(0))]
+
+
+def test_work_that_was_not_safe_when_the_worker_died_is_trained_again():
+    node = overlapping().leases(a=0).only_trained(0)
+    node.feed(Behind("the worker died", node.now)).ready()
+    assert started(node) == [(0, -1), (1, 0), (0, -1)]
+    assert not node.trained(0).find(StartTraining)[1:]
+    assert node.find(Announce) == [Announce(pending_of(0))]

@@ -1,0 +1,89 @@
+"""Laws of the share of a round's steps that a member takes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.daemon.rounds.step_budget import REMEMBERED, Tempo, choose, measured
+
+TOKENS = 4096
+speeds = st.floats(1e-2, 1e6)
+nominals = st.integers(1, 512)
+least = st.integers(1, 256)
+most = st.integers(256, 1024)
+
+
+def tempo(speed: float, least_256: int = 64, most_256: int = 512) -> Tempo:
+    return measured(Tempo(TOKENS, least_256, most_256), 10 * TOKENS / speed, 10)
+
+
+@given(speeds, st.lists(st.floats(0, 1e6)), nominals, least, most)
+def test_the_bounds_hold_and_a_step_is_always_taken(own, others, nominal, least_256, most_256):
+    steps = choose(tempo(own, least_256, most_256), nominal, others).chosen
+    assert 1 <= -(-nominal * least_256 // 256) <= steps <= nominal * most_256 // 256
+
+
+def test_a_peer_that_reports_nonsense_changes_nothing_beyond_the_bounds():
+    for nonsense in (5e-324, 1e308, float("inf"), float("nan"), -1.0):
+        assert choose(tempo(100.0), 30, [nonsense] * 3).chosen in range(8, 61)
+
+
+@given(speeds, st.lists(speeds, max_size=9), nominals)
+def test_without_bounds_to_use_it_is_the_nominal_number(own, others, nominal):
+    assert choose(tempo(own, 256, 256), nominal, others).chosen == nominal
+
+
+@given(speeds, st.lists(st.floats(0.95, 1.05), min_size=1, max_size=9), nominals)
+def test_members_that_are_alike_take_the_nominal_steps(own, noise, nominal):
+    assert choose(tempo(own), nominal, [own * share for share in noise]).chosen == nominal
+
+
+@given(st.floats(0.3, 3.0), st.lists(st.floats(0.93, 1.07), min_size=1, max_size=20), st.integers(20, 512))
+def test_noise_does_not_change_a_choice(ratio, noise, nominal):
+    """The others are steady; our own rounds are measured with noise."""
+    node = choose(tempo(1000.0 * ratio), nominal, [1000.0] * 4)
+    first = node.chosen
+    for share in noise:
+        noisy = Tempo(TOKENS, 64, 512, (TOKENS / (1000.0 * ratio * share),), node.chosen)
+        node = choose(noisy, nominal, [1000.0] * 4)
+        near = abs(ratio * nominal - nominal) <= 0.25 * nominal
+        assert node.chosen == first or near, "only near the nominal number may it go over to it"
+
+
+@given(st.floats(0.3, 1.9), st.integers(20, 512))
+def test_who_has_another_speed_ends_with_the_others(ratio, nominal):
+    own, others = 1000.0 * ratio, [1000.0] * 4
+    steps = choose(tempo(own), nominal, others).chosen
+    assert 0.85 <= (steps / own) / (nominal / 1000.0) <= 1.12
+
+
+@given(st.lists(speeds, min_size=1, max_size=9), nominals, speeds, speeds)
+def test_faster_nodes_take_no_fewer_steps(others, nominal, one, two):
+    """Beyond what the tolerance around the nominal number allows."""
+    slow, fast = sorted((one, two))
+    few, many = (choose(tempo(speed), nominal, others).chosen for speed in (slow, fast))
+    assert few <= many + 0.25 * nominal
+
+
+def test_unknown_speeds_change_nothing():
+    assert choose(Tempo(TOKENS, 64, 512), 30, [5.0, 9.0]).chosen == 30
+    assert choose(tempo(100.0), 30, []).chosen == 30
+    assert choose(tempo(100.0), 30, [0.0, 0.0]).chosen == 30
+
+
+def test_one_disturbed_round_is_forgotten():
+    node = tempo(100.0)
+    for _ in range(REMEMBERED):
+        node = measured(node, 10 * TOKENS / 100.0, 10)
+    hit = measured(node, 10 * 10 * TOKENS / 100.0, 10)
+    assert hit.tokens_per_s == node.tokens_per_s
+    assert len(hit.step_s) == REMEMBERED
+    assert measured(node, 0.0, 10) == node
+
+
+def test_the_two_ends_of_a_mixed_swarm():
+    """Three times slower than the median: a third of the steps, or the bound; the fast ones may take more."""
+    others = [1000.0, 1000.0, 1000.0, 1000.0]
+    assert choose(tempo(1000.0 / 3, 64), 30, others).chosen in (9, 10)
+    assert choose(tempo(1000.0 / 3, 128), 30, others).chosen == 15
+    assert choose(tempo(2000.0, 64, 256), 30, others).chosen == 30
+    assert choose(tempo(2000.0, 64, 512), 30, others).chosen == 60

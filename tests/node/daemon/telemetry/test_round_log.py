@@ -1,0 +1,199 @@
+"""The round log: rows survive a restart and torn lines, files stay bounded, a bad disk never stops a node."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from atoll.node.daemon.telemetry import round_log as roundlog
+from atoll.node.daemon.telemetry.goodput import Shares
+from atoll.node.daemon.telemetry.round_log import RoundLog, RoundRow
+from atoll.protocols.errors import DiskFault
+from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.local import control_messages as control
+from atoll.protocols.local.worker_messages import Pending, Trained
+
+ME, YOU = PeerId("me"), PeerId("you")
+NOBODY = (0, 0, 0, 0)
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[Path], RoundLog]]:
+    """Opens logs, and closes them at the end."""
+    logs: list[RoundLog] = []
+
+    def one(folder: Path) -> RoundLog:
+        logs.append(RoundLog(folder, ME, lambda: 1000.0))
+        return logs[-1]
+
+    yield one
+    for log in logs:
+        log.close()
+
+
+def trained(number: int) -> Trained:
+    pending = Pending(Round(number), digest(b"b"), digest(b"p"), "/p", 5, 640, 64, 2.5)
+    return Trained(pending, 996, 12.0, 3, 0.5)
+
+
+def events(folder: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_tokens_are_counted_since_the_start(opened, tmp_path):
+    log = opened(tmp_path)
+    for number in (0, 1, 1):  # the worker died after the second round, and trained it again
+        log.training(Round(number))
+        log.trained(trained(number), 0)
+    assert log.tokens == 3 * 640
+    log.close()
+    assert opened(tmp_path).tokens == 0
+
+
+def test_rows_are_what_the_control_socket_shows():
+    assert {field.name for field in fields(RoundRow)} == set(control.RoundRow.__struct_fields__)
+
+
+def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
+    log = opened(tmp_path)
+    log.training(Round(0))
+    log.trained(trained(0), 5)
+    log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], (100, 200, 30, 20))
+    log.evaluated(Round(0), 3.25)
+    log.spend(Shares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
+    log.training(Round(1))
+    log.spend(Shares(steps_s=5.0), 0.0)
+    log.finalized(Round(0), digest(b"final set"), digest(b"final"), [ME])
+    log.close()
+    row = opened(tmp_path).rows[0]
+    assert (row.train_loss, row.steps, row.tokens, row.payload_bytes) == (2.5, 5, 640, 996)
+    assert (row.train_s, row.steps_s, row.wait_s, row.fold_s, row.val_bpb) == (12.0, 11.0, 3.0, 1.0, 3.25)
+    assert (row.overlap_allowed, row.overlapped, row.held_s) == (5, 3, 0.5)
+    assert (row.bytes_up, row.bytes_down, row.blob_bytes_up, row.blob_payload_up) == (100, 200, 30, 20)
+    assert (row.final, row.digest, row.contributors) == (True, digest(b"final").hex(), ["me"])
+    assert events(tmp_path) == ["training", "trained", "closed", "evaluated", "training", "final"]
+
+
+def test_time_goes_to_the_newest_round_that_was_begun_and_survives_a_good_end(opened, tmp_path):
+    log = opened(tmp_path)
+    log.spend(Shares(start_s=9.0), 0.0)
+    assert log.rows == {}, "nothing was trained yet"
+    log.training(Round(4))
+    log.spend(Shares(steps_s=2.0, down_s=1.0), 0.0)
+    log.spend(Shares(steps_s=3.0), 0.0)
+    log.close()
+    row = opened(tmp_path).rows[4]
+    assert (row.steps_s, row.down_s, row.start_s) == (5.0, 1.0, 0.0)
+
+
+def test_lost_steps_are_booked_where_they_were_made(opened, tmp_path):
+    """The newer round that took the place of round 0 has begun when the worker says what was lost."""
+    log = opened(tmp_path)
+    log.training(Round(0))
+    log.spend(Shares(steps_s=6.0), 0.0)
+    log.training(Round(1))
+    log.spend(Shares(wait_s=1.0), 6.0)
+    assert (log.rows[0].steps_s, log.rows[0].recompute_s) == (0.0, 6.0)
+    assert (log.rows[1].steps_s, log.rows[1].recompute_s, log.rows[1].wait_s) == (0.0, 0.0, 1.0)
+
+
+def test_steps_before_a_restart_of_the_same_round_were_in_vain(opened, tmp_path):
+    log = opened(tmp_path)
+    log.training(Round(0))
+    log.spend(Shares(steps_s=6.0), 0.0)
+    log.close()
+    again = opened(tmp_path)
+    again.training(Round(0))
+    again.spend(Shares(steps_s=12.0), 0.0)
+    again.trained(trained(0), 5)
+    assert (again.rows[0].steps_s, again.rows[0].recompute_s) == (12.0, 6.0)
+    assert again.newest_payload == (0, 996)
+
+
+def test_lines_of_older_versions_load(opened, tmp_path):
+    (tmp_path / "rounds.jsonl").write_text(
+        '{"round": 3, "peer": "me", "train_s": 9.5, "encode_s": 0.5, "wait_s": 2.0, "payload_bytes": 996}\n'
+    )
+    row = opened(tmp_path).rows[3]
+    assert (row.train_s, row.encode_s, row.wait_s, row.steps_s, row.transfer_s) == (9.5, 0.5, 2.0, 0.0, 0.0)
+
+
+def test_bytes_are_counted_for_the_round_in_which_they_moved(opened, tmp_path):
+    log = opened(tmp_path)
+    log.closed(Round(0), digest(b"s"), digest(b"v"), [ME], (10, 1, 0, 0))
+    log.closed(Round(1), digest(b"s"), digest(b"v"), [ME], (25, 3, 0, 0))
+    log.closed(Round(0), digest(b"t"), digest(b"w"), [ME, YOU], (26, 3, 0, 0))
+    assert (log.rows[0].bytes_up, log.rows[1].bytes_up) == (11, 15)
+
+
+def test_a_final_row_keeps_its_digest_and_is_written_once(opened, tmp_path):
+    log = opened(tmp_path)
+    for _ in range(3):
+        log.finalized(Round(0), digest(b"s"), digest(b"final"), [ME])
+    log.closed(Round(0), digest(b"s"), digest(b"view"), [ME], NOBODY)
+    assert log.rows[0].digest == digest(b"final").hex()
+    assert events(tmp_path).count("final") == 1
+
+
+def test_torn_and_foreign_lines_are_skipped(opened, tmp_path):
+    log = opened(tmp_path)
+    log.evaluated(Round(0), 3.0)
+    log.evaluated(Round(1), 2.0)
+    log.close()
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": [1], "peer": "x"}\n[]\nnot json\n{"round": 2, "peer": "x", "unknown')
+    again = opened(tmp_path)
+    assert sorted(again.rows) == [0, 1]
+    assert again.newest_bpb() == 2.0
+
+
+def test_a_file_of_repeated_rows_is_written_anew(opened, tmp_path):
+    log = opened(tmp_path)
+    for at in range(500):
+        log.evaluated(Round(at % 2), float(at))
+    log.close()
+    again = opened(tmp_path)
+    again.close()
+    assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
+    assert [row.val_bpb for _, row in sorted(again.rows.items())] == [498.0, 499.0]
+
+
+def test_a_long_journal_is_set_aside_at_the_next_start(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(roundlog, "JOURNAL_BYTES", 100)
+    for at in range(3):
+        log = opened(tmp_path)
+        for _ in range(5):
+            log.event(f"start_{at}")
+        log.close()
+    assert events(tmp_path) == ["start_2"] * 5
+    assert "start_1" in (tmp_path / "events.1.jsonl").read_text()
+
+
+def test_memory_is_bounded(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(roundlog, "KEEP_ROWS", 10)
+    log = opened(tmp_path)
+    for number in range(30):
+        log.evaluated(Round(number), 1.0)
+    assert sorted(log.rows) == list(range(20, 30))
+    log.close()
+    assert sorted(opened(tmp_path).rows) == list(range(20, 30))
+
+
+def test_a_disk_that_refuses_lines_does_not_stop_the_node(opened, tmp_path):
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    (tmp_path / "events.jsonl").symlink_to(full)
+    log = opened(tmp_path)
+    log.event("anything", big="x" * 100_000)
+    log.evaluated(Round(0), 1.0)
+    assert log.newest_bpb() == 1.0
+    log.close()
+
+
+def test_a_folder_that_is_none_is_a_disk_fault(opened, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskFault):
+        opened(tmp_path / "file")

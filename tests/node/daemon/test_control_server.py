@@ -1,0 +1,201 @@
+"""The control socket: private, bounded, and not stopped by operators that misbehave."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from atoll.node.daemon import control_server as control
+from atoll.node.daemon.control_server import ControlServer
+from atoll.protocols.errors import LocalFault
+from atoll.protocols.local import control_messages as c
+
+
+class Operator:
+    """Answers evaluations only; `release` lets them end."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.cancelled = False
+
+    def status(self) -> c.Status:
+        raise LocalFault("no status here")
+
+    async def peers(self) -> Sequence[c.PeerRow]:
+        return ()
+
+    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+        return ()
+
+    async def stop(self, *, finish: bool) -> str:
+        return str(finish)
+
+    async def pause(self, reason: str) -> str:
+        return reason
+
+    async def resume(self) -> str:
+        return ""
+
+    async def evaluate(self) -> c.Evaluation:
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return c.Evaluation(1, 2.0, 3.0)
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[Path, Operator]]:
+    operator, ready = Operator(), asyncio.Event()
+    path = folder / "control.sock"
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        server = group.create_task(ControlServer(path, folder / "node.log", operator).serve(ready.set))
+        await ready.wait()
+        yield path, operator
+        server.cancel()
+
+
+async def say(path: Path, *lines: bytes, answers: int = 1) -> list[dict]:
+    """What the server answers to `lines` sent at once."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.writelines(lines)
+    found = [json.loads(line)["answer"] for line in [await reader.readline() for _ in range(answers)] if line]
+    writer.close()
+    await writer.wait_closed()
+    return found
+
+
+PEERS = b'{"v":1,"ask":{"type":"peers"}}\n'
+
+
+async def test_socket_is_private_and_goes_away(tmp_path):
+    async with served(tmp_path) as (path, _):
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert not path.exists()
+
+
+async def test_a_dead_nodes_socket_is_replaced(tmp_path):
+    (tmp_path / "control.sock").touch()
+    async with served(tmp_path) as (path, _):
+        assert await say(path, PEERS) == [{"type": "peers", "peers": []}]
+
+
+async def test_a_connection_carries_many_requests(tmp_path):
+    async with served(tmp_path) as (path, _):
+        pause = b'{"v":1,"ask":{"type":"pause","reason":"games"}}\n'
+        answers = await say(path, PEERS, pause, PEERS, answers=3)
+        assert [answer["type"] for answer in answers] == ["peers", "done", "peers"]
+        assert answers[1]["message"] == "games"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"not json\n",
+        b"[]\n",
+        b'{"v":1}\n',
+        b'{"v":2,"ask":{"type":"peers"}}\n',
+        b'{"v":1,"ask":{"type":"format-disk"}}\n',
+        b'{"v":1,"ask":{"type":"rounds","last":0}}\n',
+        b'{"v":1,"ask":{"type":"watch","interval_s":0}}\n',
+        b'{"v":1,"ask":{"type":"logs","tail":-1}}\n',
+        b'{"v":1,"ask":{"type":"pause","reason":"\\u001b[2J"}}\n',
+        b'{"v":1,"ask":' + b"[" * 5000 + b"\n",
+        b"\xff\xfe\n",
+    ],
+)
+async def test_nonsense_is_refused_and_the_connection_goes_on(tmp_path, line):
+    async with served(tmp_path) as (path, _):
+        first, second = await say(path, line, PEERS, answers=2)
+        assert (first["type"], first["fault"]) == ("refused", "DecodeError")
+        assert second["type"] == "peers"
+
+
+async def test_a_line_without_end_is_hung_up_on(tmp_path):
+    async with served(tmp_path) as (path, _):
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(b"x" * 300_000)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        assert len(await say(path, PEERS)) == 1
+
+
+async def test_errors_of_the_operator_are_refusals(tmp_path):
+    async with served(tmp_path) as (path, _):
+        (answer,) = await say(path, b'{"v":1,"ask":{"type":"status"}}\n')
+        assert answer == {"type": "refused", "fault": "LocalFault", "message": "no status here", "hint": ""}
+
+
+async def test_too_many_operators_are_turned_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "MAX_CONNECTIONS", 2)
+    async with served(tmp_path) as (path, operator):
+        links = [await asyncio.open_unix_connection(str(path)) for _ in range(2)]
+        for _, writer in links:
+            writer.write(b'{"v":1,"ask":{"type":"eval"}}\n')
+        with pytest.raises((ConnectionError, AssertionError)):
+            assert await say(path, PEERS)
+        operator.release.set()
+        for reader, writer in links:
+            assert json.loads(await reader.readline())["answer"]["val_bpb"] == 2.0
+            writer.write_eof()
+            assert await reader.read() == b"", "the server has let go"
+            writer.close()
+            await writer.wait_closed()
+        assert (await say(path, PEERS))[0]["type"] == "peers"
+
+
+async def test_one_slow_request_does_not_hold_up_others(tmp_path):
+    async with served(tmp_path) as (path, operator):
+        _, writer = await asyncio.open_unix_connection(str(path))
+        writer.write(b'{"v":1,"ask":{"type":"eval"}}\n')
+        assert len(await say(path, PEERS)) == 1
+        writer.close()
+    assert operator.cancelled, "ending the server ends its requests"
+
+
+async def test_an_operator_that_does_not_read_is_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "WRITE_S", 0.05)
+    (tmp_path / "node.log").write_text(("x" * 400 + "\n") * 9_000)
+    async with served(tmp_path) as (path, _):
+        reader, writer = await asyncio.open_unix_connection(str(path), limit=1024)
+        writer.write(b'{"v":1,"ask":{"type":"logs","tail":9000}}\n')
+        await asyncio.sleep(0.4)
+        total = 0
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 20):
+                total += len(data)
+        assert total < 3_600_000
+        writer.close()
+
+
+async def test_a_folder_that_is_gone_is_a_local_fault(tmp_path):
+    with pytest.raises(LocalFault, match="cannot open the control socket"):
+        await ControlServer(tmp_path / "no" / "control.sock", tmp_path / "log", Operator()).serve()
+
+
+async def test_a_connection_that_comes_while_the_server_ends_is_hung_up(tmp_path):
+    server, ready = ControlServer(tmp_path / "c.sock", tmp_path / "node.log", Operator()), asyncio.Event()
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=theirs)
+    operator_asks = b'{"v":1,"ask":{"type":"eval"}}\n'
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve(ready.set))
+        await ready.wait()
+        busy, session = await asyncio.open_unix_connection(str(tmp_path / "c.sock"))
+        session.write(operator_asks)
+        await asyncio.sleep(0.05)  # until the request is being served
+        serving.cancel()
+        await asyncio.sleep(0)  # the group ends, its session is still there
+        assert not serving.done()
+        server._accept(reader, writer)
+        assert writer.transport.is_closing()
+        assert not await busy.read()
+    session.close()
+    ours.close()

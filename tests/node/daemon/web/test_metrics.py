@@ -1,0 +1,146 @@
+"""Metrics: every sample is what the status says, in a text that the reference parsers read."""
+
+import msgspec
+import pytest
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as open_parser
+
+from atoll.node.daemon.web.metrics import Metrics, cause
+from atoll.node.daemon.web.reply import Reply
+from atoll.protocols.local import control_messages as c
+
+OPEN = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
+REASONS = {
+    "steps", "wait", "transfer", "encode", "fold", "checkpoint", "evaluate", "recompute", "start", "down",
+}  # fmt: skip
+
+
+class Scraped:
+    """A node whose status the test sets."""
+
+    def __init__(self, status: c.Status) -> None:
+        self.now = status
+        self.metrics = Metrics(lambda: self.now)
+
+    def text(self, accept: str = "") -> Reply:
+        return self.metrics.reply(accept)
+
+    def samples(self, name: str) -> dict[tuple[str, ...], float]:
+        """By label values, in the order of the labels' names."""
+        families = parser.text_string_to_metric_families(self.text().body.decode())
+        return {
+            tuple(value for _, value in sorted(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name
+        }
+
+    def book(self, **total: float) -> None:
+        goodput = c.Goodput(window_s=0.0, window=shares(), total=shares(**total))
+        self.now = msgspec.structs.replace(self.now, goodput=goodput)
+
+
+def shares(**seconds: float) -> c.TimeShares:
+    return c.TimeShares(**{**dict.fromkeys(c.TimeShares.__struct_fields__, 0.0), **seconds})
+
+
+@pytest.fixture
+def node(status) -> Scraped:
+    return Scraped(status)
+
+
+def test_both_formats_parse_and_say_the_same(node):
+    plain, new = node.text(), node.text(OPEN)
+    assert plain.kind.startswith("text/plain; version=0.0.4")
+    assert new.kind.startswith("application/openmetrics-text; version=1.0.0")
+    old = list(parser.text_string_to_metric_families(plain.body.decode()))
+    strict = list(open_parser.text_string_to_metric_families(new.body.decode()))
+    said = [
+        {(s.name, *sorted(s.labels.items())): s.value for f in found for s in f.samples} for found in (old, strict)
+    ]
+    assert said[0] == said[1]
+    assert len(strict) > 25
+
+
+def test_names_follow_the_conventions(node):
+    for family in open_parser.text_string_to_metric_families(node.text(OPEN).body.decode()):
+        assert family.name.startswith("atoll_")
+        assert family.documentation
+        assert not family.name.endswith(("_s", "_ms", "_kb"))
+        assert len(family.samples) <= 10
+        assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
+
+
+def test_every_reason_for_the_time_is_there(node):
+    spent = node.samples("atoll_time_seconds_total")
+    assert {reason for (reason,) in spent} == REASONS
+    assert spent["steps",] == 180.0
+    assert sum(spent.values()) == 200.0
+    assert node.samples("atoll_goodput_ratio") == {(): 0.95}
+
+
+@pytest.mark.parametrize("reason", sorted(REASONS))
+def test_each_reason_has_its_own_seconds(node, reason):
+    node.book(**{f"{reason}_s": 12.5})
+    assert node.samples("atoll_time_seconds_total") == {(name,): 12.5 * (name == reason) for name in REASONS}
+
+
+def test_a_counter_stands_still_where_the_books_take_back(node):
+    node.book(steps_s=100.0)
+    assert node.samples("atoll_time_seconds_total")["steps",] == 100.0
+    node.book(steps_s=94.0, recompute_s=6.0)
+    spent = node.samples("atoll_time_seconds_total")
+    assert (spent["steps",], spent["recompute",]) == (100.0, 6.0)
+    node.book(steps_s=120.0, recompute_s=6.0)
+    spent = node.samples("atoll_time_seconds_total")
+    assert (spent["steps",], spent["recompute",]) == (120.0, 6.0)
+
+
+def test_state_has_a_reason_of_few_words(node):
+    assert node.samples("atoll_state") == {("waiting for N of N", "collecting"): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("reason", "short"),
+    [
+        ("", ""),
+        ("waiting for 3 of 12: …abcdef (training, round 5); goes on in 9 s at the latest", "waiting for N of N"),
+        ("round 5: waiting for 1 of 4: …abcdef", "waiting for N of N"),
+        ("round 5: folding contributions", "folding contributions"),
+        ("waiting for finality: 64 rounds are open; two thirds …", "waiting for finality"),
+        ("paused: games", "paused"),
+        ("waiting for a peer: /ip4/192.0.2.1/tcp/1/p2p/12D3Koo refused", "waiting for a peer"),
+        ("fetching moments from …QmXyzA", "fetching moments from N"),
+    ],
+)  # fmt: skip
+def test_causes(reason, short):
+    assert cause(reason) == short
+
+
+def test_bytes_by_direction_and_kind_add_up(node):
+    assert node.samples("atoll_network_bytes_total") == {
+        ("up", "file"): 1_400_000.0,
+        ("up", "other"): 100_000.0,
+        ("down", "file"): 800.0,
+        ("down", "other"): 100.0,
+    }
+
+
+def test_peers_by_path_have_zeros_and_unknown_numbers_have_no_sample(node):
+    assert node.samples("atoll_peers") == {("direct",): 2.0, ("punched",): 0.0, ("relayed",): 1.0}
+    assert node.samples("atoll_train_loss_nats") == {(): 2.5}
+    assert node.samples("atoll_validation_loss_bits") == {}
+    assert node.samples("atoll_worker_restarts_total") == {(): 1.0}
+    assert node.samples("atoll_tokens_total") == {(): 65536.0}
+    assert node.samples("atoll_trouble") == {(): 0.0}
+
+
+def test_a_node_that_has_only_begun(node):
+    node.now = msgspec.structs.replace(node.now, goodput=None, train_loss=None, tokens_per_s=None)
+    assert node.samples("atoll_time_seconds_total") == {}
+    assert node.samples("atoll_goodput_ratio") == {}
+
+
+def test_words_of_the_user_cannot_break_the_text(node):
+    node.now = msgspec.structs.replace(node.now, reason='the"re is\n\\nothing', activity="paused")
+    assert node.samples("atoll_state") == {('the"re is\n\\nothing', "paused"): 1.0}

@@ -1,0 +1,93 @@
+"""Configs as people publish them: what transformers loads from one is what we load from it."""
+
+import json
+import math
+
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import AutoModelForCausalLM
+
+from atoll.node.import_export.huggingface.config import config_of, model_of
+from atoll.node.import_export.huggingface.folder import load_folder
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.rope import RopeStretch
+from tests.node.import_export.huggingface.test_transformers import DENSE, MIXED, TOKENS, logits_of, saved, theta_of
+
+GONE = object()
+SMOL = {
+    "_name_or_path": "somewhere", "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2,
+    "is_llama_config": True,
+    "initializer_range": 0.041666666666666664, "mlp_bias": False, "pad_token_id": 2, "pretraining_tp": 1,
+    "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "torch_dtype": "bfloat16",
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "use_cache": True, "rope_parameters": GONE,
+}  # fmt: skip
+"""The keys of SmolLM2-135M."""
+PLAIN = {"rope_parameters": GONE, "rope_theta": GONE}
+LLAMA_3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
+"""The scaling of Llama-3.2-1B, but for the length that it had before."""
+STRETCH = RopeStretch(factor=32.0, low=1.0, high=4.0, original=20)
+OLMOE = replace(MIXED, qk_norm_across=True, rope_theta=1e4)
+CONFIGS = {
+    "SmolLM2": (DENSE, SMOL, 1e5),
+    "no base at all": (DENSE, PLAIN, 1e4),
+    "no base, null scaling": (DENSE, PLAIN | {"rope_scaling": None, "rope_parameters": None}, 1e4),
+    "OLMoE without a base": (OLMOE, PLAIN, 1e4),
+    "Mixtral without a base": (replace(MIXED, qk_norm=False, rope_theta=1e6), PLAIN, 1e6),
+    "plain scaling of version 4": (DENSE, PLAIN | {"rope_theta": 3e4, "rope_scaling": {"type": "default"}}, 3e4),
+    "scaling goes first": (
+        DENSE,
+        {"rope_parameters": {"rope_theta": 7e4}, "rope_theta": 3e4, "rope_scaling": {"rope_type": "default"}},
+        3e4,
+    ),
+    "the base inside goes first": (DENSE, {"rope_parameters": {"rope_theta": 7e4}, "rope_theta": 3e4}, 7e4),
+    "Llama 3.2": (
+        DENSE,
+        PLAIN | {"rope_theta": 5e5, "rope_scaling": LLAMA_3 | {"original_max_position_embeddings": 20}},
+        5e5,
+    ),
+    "Llama 3.2 as version 5 writes it": (
+        DENSE,
+        PLAIN | {"rope_parameters": LLAMA_3 | {"original_max_position_embeddings": 20, "rope_theta": 5e5}},
+        5e5,
+    ),
+    "one key head for each head": (replace(DENSE, kv_heads=4), {"num_key_value_heads": GONE}, 5e4),
+    "Qwen3 with heads of 128": (replace(DENSE, qk_norm=True, head_size=128), {"head_dim": GONE}, 5e4),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_published_config_gives_the_logits_of_transformers(tmp_path, name):
+    spec, changes, base = CONFIGS[name]
+    saved(tmp_path / "hf", spec, theta_of(spec))
+    path = tmp_path / "hf/config.json"
+    config = {k: v for k, v in (json.loads(path.read_text()) | changes).items() if v is not GONE}
+    path.write_text(json.dumps(config))
+    found = load_folder(tmp_path / "hf")
+    assert found.model.rope_theta == base
+    assert found.model.rope_stretch == (STRETCH if "Llama 3" in name else None)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    with torch.no_grad():
+        difference = theirs(input_ids=TOKENS).logits - logits_of(found.model, found.theta)
+    assert float(difference.abs().max()) <= 1e-5
+
+
+def test_what_a_config_does_not_say_is_its_familys(tmp_path):
+    config = config_of(OLMOE)
+    for key in ("router_aux_loss_coef", "rope_theta", "rope_parameters"):
+        del config[key]
+    assert model_of(config).experts.load_balance == 0.01
+
+
+def test_a_stretch_keeps_the_fast_turns_and_slows_the_slow_ones():
+    full = 2 * math.pi
+    assert STRETCH.stretched([full]) == [full]
+    assert STRETCH.stretched([full * 4 / 20]) == [full * 4 / 20], "four rounds in twenty tokens"
+    assert STRETCH.stretched([full / 20, full / 2000]) == [full / 20 / 32, full / 2000 / 32]
+    assert STRETCH.stretched([full * 2.5 / 20])[0] == pytest.approx(full * 2.5 / 20 * (0.5 + 0.5 / 32))
+
+
+@pytest.mark.parametrize("changes", [{"factor": 0.5}, {"low": 4.0}, {"low": 0.0}, {"original": 0}, {"high": 1e9}])
+def test_a_stretch_that_makes_no_rotations_is_refused(changes):
+    with pytest.raises(ConfigError, match=r"model\.rope_stretch"):
+        replace(DENSE, rope_stretch=replace(STRETCH, **changes)).check()

@@ -1,0 +1,162 @@
+"""An exported folder gives the same logits in transformers, and comes back bit by bit."""
+
+import json
+
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from atoll.node.import_export.huggingface.folder import load_folder, save_folder
+from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer, tokenizer_files
+from atoll.node.import_export.huggingface.upcycle import upcycled
+from atoll.node.learning.model.decoder import Decoder
+from atoll.node.learning.model.genesis import genesis
+from atoll.node.learning.model.named import write_atoms
+from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
+from atoll.protocols.run.rope import RopeStretch
+
+torch.set_num_threads(1)
+DENSE = ModelSpec(
+    dim=64, layers=3, heads=4, kv_heads=2, ffn=96, vocab=256, context=32, tied=True, rope_theta=5e4, norm_eps=1e-5
+)
+EXPERTS = ExpertsSpec(count=6, per_token=2, ffn=48)
+MIXED = replace(DENSE, qk_norm=True, experts=EXPERTS)
+SPECS = {
+    "LlamaForCausalLM tied": DENSE,
+    "LlamaForCausalLM untied": replace(DENSE, tied=False),
+    "LlamaForCausalLM stretched": replace(
+        DENSE, rope_stretch=RopeStretch(factor=8.0, low=1.0, high=4.0, original=16)
+    ),
+    "Qwen3ForCausalLM tied": replace(DENSE, qk_norm=True),
+    "LlamaForCausalLM narrow heads": replace(DENSE, head_size=8),
+    "Qwen3ForCausalLM wide heads": replace(DENSE, qk_norm=True, head_size=32),
+    "Qwen3MoeForCausalLM wide heads": replace(MIXED, head_size=24),
+    "OlmoeForCausalLM tied": replace(MIXED, qk_norm_across=True),
+    "OlmoeForCausalLM untied": replace(
+        MIXED, qk_norm_across=True, tied=False, experts=replace(EXPERTS, normalise=False)
+    ),
+    "MixtralForCausalLM tied": replace(MIXED, qk_norm=False),
+    "MixtralForCausalLM untied": replace(MIXED, qk_norm=False, tied=False, head_size=8),
+    "Qwen3MoeForCausalLM tied": MIXED,
+    "Qwen3MoeForCausalLM untied": replace(MIXED, tied=False, experts=replace(EXPERTS, normalise=False)),
+}
+TOKENS = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
+
+
+def theta_of(spec, seed=3):
+    """Genesis with gains that are not all 1, and a router that has a say."""
+    found = {name: torch.from_numpy(value) for name, value in genesis(spec, seed).items()}
+    for at, (name, value) in enumerate(found.items()):
+        if value.dim() == 1:
+            found[name] = value + torch.arange(value.numel(), dtype=torch.int32) * (1 << 15) * (1 + at % 3)
+        elif "mlp.gate." in name:
+            found[name] = value * 8
+    return found
+
+
+def logits_of(spec, theta):
+    model = Decoder(spec)
+    write_atoms(model, ((name, value.float() * 2.0**-24) for name, value in theta.items()))
+    with torch.no_grad():
+        return model(TOKENS)
+
+
+def saved(folder, spec, theta):
+    return save_folder(folder, spec, theta.__getitem__, tokenizer_files(byte_tokenizer(), spec.context))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_logits_are_those_of_the_decoder(tmp_path, name):
+    spec = SPECS[name]
+    theta = theta_of(spec)
+    assert saved(tmp_path / "out", spec, theta) == name.split()[0]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert type(model).__name__ == name.split()[0]
+    with torch.no_grad():
+        theirs = model(input_ids=TOKENS).logits
+    ours = logits_of(spec, theta)
+    assert float(ours.std()) > 0.05, "logits that say something"
+    assert float((theirs - ours).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_there_and_back_is_the_same(tmp_path, name):
+    spec = SPECS[name]
+    theta = theta_of(spec)
+    saved(tmp_path / "out", spec, theta)
+    back = load_folder(tmp_path / "out")
+    assert back.model == spec, "the weights of the router's losses are at their defaults, or travel"
+    assert list(back.theta) == list(theta)
+    # Gains above 1 have no room for all 31 bits in a float32: one of two steps.
+    assert all(int((back.theta[n].long() - v.long()).abs().max()) <= 1 for n, v in theta.items())
+    assert all(torch.equal(back.theta[n], v) for n, v in theta.items() if v.dim() == 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LlamaForCausalLM tied",
+        "LlamaForCausalLM stretched",
+        "Qwen3ForCausalLM tied",
+        "Qwen3ForCausalLM wide heads",
+        "Qwen3MoeForCausalLM untied",
+        "OlmoeForCausalLM untied",
+        "MixtralForCausalLM untied",
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_transformers_saves_is_read(tmp_path, name, dtype):
+    spec = SPECS[name]
+    saved(tmp_path / "out", spec, theta_of(spec))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+    model.save_pretrained(tmp_path / "again")
+    back = load_folder(tmp_path / "again")
+    assert back.model.experts == spec.experts
+    if dtype == torch.float32:
+        with torch.no_grad():
+            theirs = model(input_ids=TOKENS).logits
+        ours = logits_of(back.model, back.theta)
+        assert float((theirs - ours).abs().max()) <= 1e-5
+
+
+def test_the_tokenizer_gives_bytes(tmp_path):
+    saved(tmp_path / "out", DENSE, theta_of(DENSE))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "Hello, World!\n\tÄ é 你好 🙂  x"
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert tokenizer.model_max_length == 32
+
+
+def test_it_generates(tmp_path):
+    saved(tmp_path / "out", MIXED, theta_of(MIXED))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    start = TOKENS[:1, :4]
+    found = model.generate(
+        start, attention_mask=torch.ones_like(start), max_new_tokens=5, max_length=None, do_sample=False
+    )
+    assert found.shape == (1, 9)
+    assert int(found[0, 4]) == int(logits_of(MIXED, theta_of(MIXED))[0, 3].argmax())
+
+
+def test_both_keys_for_the_number_of_experts(tmp_path):
+    saved(tmp_path / "out", MIXED, theta_of(MIXED))
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["num_experts"] == config["num_local_experts"] == 6
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("noise", [None, 4])
+def test_upcycling_starts_where_the_dense_model_ended(tmp_path, noise, qk_norm):
+    dense = replace(DENSE, qk_norm=qk_norm)
+    theta = theta_of(dense)
+    experts = ExpertsSpec(count=4, per_token=2, ffn=96)
+    model, found = upcycled(dense, theta, experts, 7, noise)
+    difference = (logits_of(model, found) - logits_of(dense, theta)).abs().max()
+    assert float(difference) <= 1e-5 if noise is None else 1e-5 < float(difference) < 0.2
+    assert all(torch.equal(found[n], v) for n, v in upcycled(dense, theta, experts, 7, noise)[1].items())
+    assert saved(tmp_path / "out", model, found) == ("Qwen3MoeForCausalLM" if qk_norm else "MixtralForCausalLM")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        assert float((loaded(input_ids=TOKENS).logits - logits_of(model, found)).abs().max()) <= 1e-5

@@ -1,0 +1,351 @@
+"""The supervisor of the worker: real child processes, most of them a stand-in that speaks the pipe's protocol."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from atoll.node.ipc import worker_process as module
+from atoll.node.ipc.worker_process import Trainer, WorkerDied
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DiskFault, LocalFault, Superseded
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.local import worker_messages as w
+from atoll.protocols.run.model_spec import ModelSpec
+from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+
+STAND_IN = """
+import sys, time
+from pathlib import Path
+from atoll.node.ipc.framing import Inbox, Outbox
+from atoll.protocols import worker as w
+from atoll.protocols.ids import Digest, Round
+
+inbox, outbox, lives = Inbox(0), Outbox(1), Path(sys.argv[1])
+with lives.open("a") as file:
+    file.write("life\\n")
+print("a last word", file=sys.stderr, flush=True)
+while (request := inbox.take()) is not None:
+    ask, say = request.ask, lambda answer: outbox.send(w.Reply(request.id, answer, w.Spent(wait_ns=7)))
+    match ask:
+        case w.Start(home="broken"):
+            say(w.Failed("ConfigError", "no such data", "give --data"))
+        case w.Start(home="mute"):
+            time.sleep(60)
+        case w.Start(home="full") if lives.read_text().count("life") in (2, 3):
+            say(w.Failed("DiskFault", "no space", ""))
+        case w.Start():
+            say(w.Started(-1, Digest(bytes(32)), (), 1, "cpu"))
+        case w.Verify("die"):
+            sys.exit(3)
+        case w.Verify("garbage"):
+            sys.stdout.buffer.write(b"\\xff" * 64)
+            sys.stdout.buffer.flush()
+        case w.Verify("hang"):
+            time.sleep(60)
+        case w.Verify("odd"):
+            say(w.Failed("SystemExit", "?", ""))
+        case w.Verify("full"):
+            say(w.Failed("DiskFault", "no space left", "free some"))
+        case w.Verify():
+            say(w.Verified())
+        case w.Train(number):
+            say(w.Progress(number, 1, 2, 1.0, 10.0))
+            pending = w.Pending(number, Digest(bytes(32)), Digest(bytes(32)), "", 1, 1, 1, 1.0)
+            say(w.Trained(pending, 1, 1.0))
+        case w.Keep():
+            say(w.Kept())
+        case w.Report():
+            say(w.Reported())
+        case w.Stop():
+            say(w.Stopped())
+            break
+"""
+TINY = RunSpec(
+    version=3, name="trainer", owner=Identity(bytes([1]) * 32).peer_id, seed=1,
+    model=ModelSpec(
+        dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
+        tied=True, rope_theta=1e4, norm_eps=1e-5,
+    ),
+    data=DataSpec(source="synthetic:markov?size=65536", tokenizer="bytes", digest=b""),
+    inner=InnerSpec(
+        lr=1e-2, lr_min=0.1, warmup_steps=1, total_steps=100, beta1=0.9, beta2=0.95, eps=1e-8,
+        weight_decay=0.0, clip=1.0, batch=2,
+    ),
+    outer=OuterSpec(rounds=50, stages=(Stage(0, 40),), alpha_256=256, floor_256=0),
+    compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
+    pace=PaceSpec(quorum_256=128, grace_256=256, lease_s=20.0, min_members=1),
+)  # fmt: skip
+
+
+class Rig:
+    """One trainer, and what it told."""
+
+    def __init__(self, folder: Path, start: w.Start, command: tuple[str, ...]) -> None:
+        self.log = folder / "worker.log"
+        self.started: list[w.Started] = []
+        self.progress: list[w.Progress] = []
+        self.told: list[str] = []
+        self.spent: list[w.Spent] = []
+        self.news = asyncio.Event()
+        self.trainer = Trainer(
+            start, self.log, self._on_started, self._on_progress, self._on_gone, command=command,
+            on_spent=self.spent.append,
+        )  # fmt: skip
+
+    async def _on_started(self, started: w.Started) -> None:
+        self.started.append(started)
+        self.told.append("started")
+        self.news.set()
+
+    def _on_progress(self, progress: w.Progress) -> None:
+        self.progress.append(progress)
+
+    def _on_gone(self) -> None:
+        self.told.append("gone")
+
+    async def life(self, number: int) -> None:
+        """Until the worker has started so often."""
+        async with asyncio.timeout(30.0):
+            while len(self.started) < number:
+                self.news.clear()
+                await self.news.wait()
+
+    @property
+    def pid(self) -> int:
+        return self.trainer.statistics().pid
+
+
+@pytest.fixture
+def rig(tmp_path, monkeypatch):
+    """A rig around the stand-in, or around the real worker."""
+    monkeypatch.setattr(module, "FIRST_BACKOFF_S", 0.01)
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+
+    def build(home: str = "home", *, real: bool = False) -> Rig:
+        command = (
+            module.WORKER if real else (sys.executable, str(tmp_path / "stand_in.py"), str(tmp_path / "lives"))
+        )
+        spec = codec.encode(TINY) if real else b""
+        start = w.Start(spec, TINY.owner, str(tmp_path / home) if real else home, "", 1, "cpu")
+        return Rig(tmp_path, start, command)
+
+    return build
+
+
+@asynccontextmanager
+async def served(rig: Rig) -> AsyncIterator[Rig]:
+    async with asyncio.timeout(60.0), asyncio.TaskGroup() as group:
+        group.create_task(rig.trainer.serve())
+        yield rig
+        await rig.trainer.stop()
+
+
+async def wait_for(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(30.0):
+        while not true():  # noqa: ASYNC110 - another process has no event to wait for
+            await asyncio.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_asks_are_answered_and_faults_keep_their_name(rig):
+    async with served(rig()) as one:
+        await one.life(1)
+        assert await one.trainer.ask(w.Verify("x", 0), w.Verified) == w.Verified()
+        many = [one.trainer.ask(w.Verify("x" * 10_000, 0), w.Verified) for _ in range(200)]
+        assert len(await asyncio.gather(*many)) == 200
+        with pytest.raises(DiskFault) as full:
+            await one.trainer.ask(w.Verify("full", 0), w.Verified)
+        assert full.value.hint == "free some"
+        with pytest.raises(LocalFault):
+            await one.trainer.ask(w.Verify("odd", 0), w.Verified)
+        with pytest.raises(LocalFault, match="answered Verified"):
+            await one.trainer.ask(w.Verify("x", 0), w.Folded)
+        trained = await one.trainer.ask(w.Train(Round(3), 0, 1, 40, -1), w.Trained)
+        assert trained.pending.round == one.progress[0].round == 3
+        pid = one.pid
+    assert is_gone(pid)
+    assert one.told == ["started", "gone"]
+    assert one.trainer.statistics().restarts == 0
+    assert "a last word" in one.log.read_text()
+
+
+@pytest.mark.parametrize("way", ["die", "garbage"])
+async def test_a_worker_that_dies_is_started_again_and_its_asks_fail(rig, way):
+    async with served(rig()) as one:
+        await one.life(1)
+        waiting = asyncio.gather(
+            *(one.trainer.ask(w.Verify(text, 0), w.Verified) for text in (way, "x", "x")), return_exceptions=True
+        )
+        assert {type(answer) for answer in await waiting} <= {WorkerDied, w.Verified}
+        with pytest.raises(WorkerDied):
+            await one.trainer.ask(w.Verify("x", 0), w.Verified)
+        await one.life(2)
+        assert await one.trainer.ask(w.Verify("x", 0), w.Verified) == w.Verified()
+        assert one.trainer.statistics().restarts == 1
+        assert one.told == ["started", "gone", "started"]
+
+
+async def test_a_killed_worker_fails_what_was_asked_of_it(rig):
+    async with served(rig()) as one:
+        await one.life(1)
+        hanging = asyncio.gather(one.trainer.ask(w.Verify("hang", 0), w.Verified), return_exceptions=True)
+        await asyncio.sleep(0.05)
+        os.kill(one.pid, signal.SIGKILL)
+        assert [type(answer) for answer in await hanging] == [WorkerDied]
+        await one.life(2)
+
+
+async def test_the_last_words_of_a_killed_worker_are_of_its_own_life(rig, caplog):
+    caplog.set_level("INFO")
+    async with served(rig()) as one:
+        await one.life(1)
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+        assert module._last_words(one.log, 0) == "a last word"
+        assert module._last_words(one.log, one.log.stat().st_size) == "none"
+        one.log.unlink()
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(3)
+    told = [line.rsplit(": ", 1)[1] for line in caplog.messages if "its last words" in line]
+    assert told == ["a last word", "none"], "and it is started again without its log"
+
+
+async def test_nothing_is_asked_before_the_worker_said_what_it_holds(rig):
+    """An early ask would reach a worker without a session, or one that is rounds behind what we believe."""
+    one = rig()
+    async with served(one):
+        with pytest.raises(WorkerDied):
+            await one.trainer.ask(w.Verify("x", 0), w.Verified)
+        await wait_for(lambda: one.pid)
+        with pytest.raises(WorkerDied):
+            await one.trainer.ask(w.Verify("x", 0), w.Verified)
+        await one.life(1)
+
+
+async def test_a_worker_that_dies_at_every_round_is_given_up(rig):
+    """Answers in between are no sign of health: a round that never fits into memory must not loop for ever."""
+    one = rig()
+
+    async def hurt() -> None:
+        for life in range(1, module.GIVE_UP_AFTER + 1):
+            await one.life(life)
+            await one.trainer.ask(w.Verify("x", 0), w.Verified)
+            with pytest.raises(WorkerDied):
+                await one.trainer.ask(w.Verify("die", 0), w.Verified)
+
+    fault, _ = await asyncio.gather(one.trainer.serve(), hurt(), return_exceptions=True)
+    assert isinstance(fault, LocalFault)
+    assert str(one.log) in fault.hint
+
+
+async def test_a_kept_round_is_a_sign_of_health(rig):
+    async with served(rig()) as one:
+        for life in range(1, 2 * module.GIVE_UP_AFTER):
+            await one.life(life)
+            await one.trainer.ask(w.Keep(Round(life)), w.Kept)
+            with pytest.raises(WorkerDied):
+                await one.trainer.ask(w.Verify("die", 0), w.Verified)
+
+
+async def test_what_the_user_must_mend_ends_the_node(rig):
+    with pytest.raises(ExceptionGroup) as found:
+        await rig("broken").trainer.serve()
+    (fault,) = found.value.exceptions
+    assert isinstance(fault, ConfigError)
+    assert fault.hint == "give --data"
+
+
+async def test_a_worker_that_waits_is_asked_for_its_books(rig, monkeypatch):
+    monkeypatch.setattr(module, "REPORT_S", 0.02)
+    one = rig()
+    async with served(one):
+        await one.life(1)
+        await wait_for(lambda: len(one.spent) > 5)
+        assert set(one.spent) == {w.Spent(), w.Spent(wait_ns=7)}
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+        known = len(one.spent)
+        await wait_for(lambda: len(one.spent) > known + 5)
+        assert one.spent.count(w.Spent()) == 2, "one for each life"
+
+
+async def test_a_disk_that_is_full_at_a_restart_is_waited_for(rig):
+    async with served(rig("full")) as one:
+        await one.life(1)
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+        assert one.trainer.statistics().restarts == 3
+
+
+async def test_stop_while_it_starts_does_not_wait_for_it(rig, monkeypatch):
+    monkeypatch.setattr(module, "STOP_S", 0.2)
+    one = rig("mute")
+    began = time.monotonic()
+    async with served(one):
+        await wait_for(lambda: one.pid)
+        pid = one.pid
+    assert time.monotonic() - began < 10.0
+    assert is_gone(pid)
+    assert one.started == []
+
+
+async def test_stop_at_once_leaves_no_child(rig):
+    one = rig()
+    async with served(one):
+        await asyncio.sleep(0)
+    assert one.trainer.statistics().pid == 0
+    await one.trainer.stop()
+
+
+async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
+    async with served(rig(real=True)) as one:
+        await one.life(1)
+        assert (one.started[0].final, one.started[0].parameters) == (-1, TINY.model.parameters)
+        training = asyncio.gather(one.trainer.ask(w.Train(Round(0), 0, 1, 40, -1), w.Trained))
+        await wait_for(lambda: one.progress)
+        assert await one.trainer.ask(w.Evaluate(), w.Evaluated), "served between two steps"
+        pending = (await training)[0].pending
+        assert await one.trainer.ask(w.Keep(Round(0)), w.Kept)
+        member = w.Member(digest(b"e"), TINY.owner, pending.weight, pending.payload, pending.path)
+        assert await one.trainer.ask(w.Verify(pending.path, 0), w.Verified)
+        folded = await one.trainer.ask(w.Fold(Round(0), (member,)), w.Folded)
+        evaluated = await one.trainer.ask(w.Evaluate(), w.Evaluated)
+        assert evaluated.state == folded.state
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+        assert one.started[1].pending == (pending,)
+        assert (await one.trainer.ask(w.Finalize(Round(0), (member,)), w.Finalized)).state == folded.state
+        late = asyncio.gather(one.trainer.ask(w.Train(Round(1), 0, 1, 40, -1), w.Trained), return_exceptions=True)
+        await wait_for(lambda: one.progress[-1].round == 1)
+        newer = await one.trainer.ask(w.Train(Round(2), 0, 1, 40, -1), w.Trained)
+        assert [type(answer) for answer in await late] == [Superseded]
+        assert newer.pending.round == 2
+        assert await one.trainer.ask(w.Keep(Round(2)), w.Kept)
+        last = one.spent[-1]
+        assert last.recompute_ns > 0, "round 1 was given up"
+        assert min(last.start_ns, last.steps_ns, last.encode_ns, last.fold_ns, last.checkpoint_ns) > 0
+        assert last.unsaved_ns < 0.1 * last.steps_ns, "round 2 is saved"
+
+
+async def test_a_crash_in_machine_code_leaves_its_last_words_in_the_log(rig):
+    """A bus error, as of a mapped file on a failing disk: nothing can catch it, but it says where it was."""
+    async with served(rig(real=True)) as one:
+        await one.life(1)
+        os.kill(one.pid, signal.SIGBUS)
+        await one.life(2)
+        assert "Bus error" in one.trainer._log.read_text()

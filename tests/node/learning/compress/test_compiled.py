@@ -1,0 +1,62 @@
+"""Where machine code is kept: the user's choice, the cache folder, a private temporary one, or nowhere."""
+
+import os
+import subprocess
+import sys
+
+from atoll.node.learning.kernels.compiled import usable_folder, version_of_sources
+
+PROBE = """
+from atoll.node.learning.kernels.compiled import compiled
+
+@compiled
+def twice(value: int) -> int:
+    return 2 * value
+
+print(twice(21))
+"""
+
+
+def run_probe(tmp_path, **env):
+    """Files of machine code below `tmp_path` after a process compiled one function."""
+    (tmp_path / "file").touch()
+    script = tmp_path / "probe.py"
+    script.write_text(PROBE)
+    kept = {key: value for key, value in os.environ.items() if key not in ("NUMBA_CACHE_DIR", "ATOLL_KERNELS")}
+    kept |= {key: str(tmp_path / value) for key, value in env.items()}
+    ran = subprocess.run([sys.executable, "-W", "error", script], env=kept, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "42"
+    return [file.relative_to(tmp_path) for file in tmp_path.rglob("*.nbi")]
+
+
+def test_the_users_folder_comes_first(tmp_path):
+    (found,) = run_probe(tmp_path, NUMBA_CACHE_DIR="kept", XDG_CACHE_HOME="cache", TMPDIR="")
+    assert found.parts[:2] == ("kept", version_of_sources())
+
+
+def test_nothing_is_kept_where_the_users_folder_is_impossible(tmp_path):
+    assert run_probe(tmp_path, NUMBA_CACHE_DIR="file/impossible", TMPDIR="") == []
+
+
+def test_without_a_cache_folder_a_private_temporary_one_serves(tmp_path):
+    (found,) = run_probe(tmp_path, XDG_CACHE_HOME="file/impossible", HOME="file", TMPDIR="")
+    assert found.parts[0].startswith("atoll-kernels-")
+    assert (tmp_path / found.parts[0]).stat().st_mode & 0o777 == 0o700
+
+
+def test_ready_machine_code_is_taken(tmp_path):
+    version = version_of_sources()
+    run_probe(tmp_path, NUMBA_CACHE_DIR="ready", TMPDIR="")
+    (tmp_path / "ready" / version / "mark").touch()
+    run_probe(tmp_path, NUMBA_CACHE_DIR="fresh", ATOLL_KERNELS="ready", TMPDIR="")
+    assert (tmp_path / "fresh" / version / "mark").exists()
+
+
+def test_a_folder_that_others_may_write_is_not_used(tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert not usable_folder(folder)
+    folder.chmod(0o755)
+    assert usable_folder(folder)

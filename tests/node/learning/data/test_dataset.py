@@ -1,0 +1,99 @@
+"""Tokens and windows: lossless, byte-exact weights, one tokenizer from one text, digests that are checked."""
+
+import numpy as np
+import pytest
+
+from atoll.node.learning.data import corpus, markov
+from atoll.node.learning.data.dataset import digest_of, open_data
+from atoll.node.learning.data.tokens import BPE_VOCAB, Bytes, tokenizer_for, train_bpe
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.run_spec import DataSpec
+
+SOURCE = "synthetic:markov?seed=1&size=65536"
+TEXT = "".join(f"line {n}: schön & 東 {n * n}\n" for n in range(3000)).encode()
+
+
+def spec_of(**changes):
+    return DataSpec(**{"source": SOURCE, "tokenizer": "bytes", "digest": b"", **changes})
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return train_bpe(TEXT)
+
+
+def test_windows_are_pieces_of_the_text(tmp_path):
+    data = open_data(spec_of(), 32, "", tmp_path)
+    train, _ = markov.texts(markov.parse(SOURCE))
+    assert data.num_windows == (65536 - 1) // 32
+    got = data.batch(np.array([0, 7, data.num_windows - 1]))
+    assert (got.shape, got.dtype) == ((3, 33), np.dtype(np.int64))
+    assert bytes(got[1].astype(np.uint8)) == train[7 * 32 : 7 * 32 + 33]
+    assert bytes(got[2].astype(np.uint8)) == train[(data.num_windows - 1) * 32 :][:33]
+
+
+def test_validation_is_bounded_spread_and_constant(tmp_path):
+    data = open_data(spec_of(), 32, "", tmp_path)
+    few, every = data.validation(10), data.validation(10**9)
+    assert few.shape == (10, 33)
+    assert every.shape == ((8192 - 1) // 32, 33)
+    assert np.array_equal(few, data.validation(10))
+    assert np.array_equal(few[1], every[25])
+    assert data.validation_bytes(10) == 320
+
+
+def test_a_text_other_than_the_runs_is_refused(tmp_path):
+    right = digest_of(spec_of(), "", tmp_path)
+    assert open_data(spec_of(digest=right), 32, "", tmp_path).digest == right
+    with pytest.raises(ConfigError, match="not the text of this run") as caught:
+        open_data(spec_of(digest=bytes(32)), 32, "", tmp_path)
+    assert caught.value.hint
+
+
+def test_too_short_a_text_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="too short"):
+        open_data(spec_of(), 16384, "", tmp_path)
+
+
+def test_an_unknown_tokenizer_is_refused():
+    with pytest.raises(ConfigError, match="gpt2"):
+        tokenizer_for("gpt2", b"")
+
+
+def test_bytes_are_lossless():
+    tokens = Bytes()
+    every = bytes(range(256))
+    assert tokens.decode(tokens.encode(every)) == every
+    assert [part.tolist() for part in tokens.encode_sized(b"ab")] == [[97, 98], [1, 1]]
+
+
+def test_bpe_is_lossless_shorter_and_weighs_its_bytes(bpe):
+    coded = bpe.encode(TEXT)
+    assert bpe.decode(coded) == TEXT
+    assert len(coded) < len(TEXT) / 2
+    assert coded.max() < BPE_VOCAB
+    again, sizes = bpe.encode_sized(TEXT)
+    assert np.array_equal(again, coded)
+    assert sizes.sum() == len(TEXT)
+
+
+def test_one_text_gives_one_bpe(bpe):
+    assert train_bpe(TEXT).identity == bpe.identity
+    assert train_bpe(TEXT.replace(b"line", b"mile")).identity != bpe.identity
+
+
+def test_bpe_of_broken_utf8_does_not_fail(bpe):
+    assert b"ab" in bpe.decode(bpe.encode(b"ab\xff\xfe"))
+
+
+def test_the_tokenizer_is_part_of_the_digest(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_bytes(TEXT)
+    plain = digest_of(spec_of(source="file:t"), str(path), tmp_path)
+    coded = digest_of(spec_of(source="file:t", tokenizer="bpe8k"), str(path), tmp_path)
+    assert plain != coded
+    assert plain == corpus.text_digest(corpus.load("file:t", str(path), tmp_path))
+    data = open_data(spec_of(source="file:t", tokenizer="bpe8k", digest=coded), 64, str(path), tmp_path)
+    windows = (len(data.val_N) - 1) // 64
+    assert data.validation_bytes(10**9) == data.val_bytes_N[1 : windows * 64 + 1].sum()
+    assert data.val_bytes_N.sum() == len(corpus.load("file:t", str(path), tmp_path).val)

@@ -1,0 +1,73 @@
+"""A small arena, payloads as the network carries them, and a fold over them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from atoll.node.learning.compress.sparse2 import decode, encode
+from atoll.node.learning.outer.fixed import plus, to_fixed
+from atoll.node.learning.outer.fold import Fold, Part
+from atoll.node.learning.outer.mean import outer_update
+from atoll.protocols.ids import digest
+from atoll.protocols.ledger.coverage import Cover
+from atoll.protocols.run.arena import Arena, arena_of
+from atoll.protocols.run.model_spec import ModelSpec
+from atoll.protocols.spans import Span
+
+torch.set_num_threads(1)
+K = 64
+MODEL = ModelSpec(
+    dim=40, layers=1, heads=4, kv_heads=2, ffn=100, vocab=70, context=16,
+    tied=True, rope_theta=10000.0, norm_eps=1e-5,
+)  # fmt: skip
+
+
+def pattern(chunks: int, salt: int) -> torch.Tensor:
+    """Values that no random generator's version can change."""
+    at = torch.arange(chunks * 4096, dtype=torch.int64).view(chunks, 4096) + 977 * salt
+    mixed = (at * 2654435761 + salt * 40503) % 4294967296
+    mixed = (mixed ^ (mixed >> 13)) * 1274126177 % 4294967296
+    return ((mixed % 65536) - 32768).float() / 32768
+
+
+class World:
+    """Payloads by name, and folds that read them."""
+
+    def __init__(self, model: ModelSpec = MODEL) -> None:
+        self.arena: Arena = arena_of(model)
+        self.theta = to_fixed(pattern(self.arena.chunks, 99) * 0.05)
+        self.mean = partial(outer_update, alpha_256=200, floor_256=64)
+        self.cover: Cover = (Span(0, self.arena.chunks),)
+        self.payloads: dict[str, bytes] = {}
+
+    def part(self, salt: int, weight: int = 64) -> Part:
+        source = f"payload-{salt}"
+        if source not in self.payloads:
+            self.payloads[source] = encode(pattern(self.arena.chunks, salt) ** 5 * 0.01, K)
+        return Part(digest(source.encode()), weight, source)
+
+    def load(self, source: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return decode(self.payloads[source], self.arena.chunks, K)
+
+    def update(self, parts: Sequence[Part], chunks: int) -> torch.Tensor:
+        return self.mean([(part.weight, *self.load(part.source)) for part in parts], chunks)
+
+    def onto(self, parts: Sequence[Part], theta_N4096: torch.Tensor) -> torch.Tensor:
+        return plus(theta_N4096, self.update(parts, len(theta_N4096)))
+
+    def fold(self, **more: Any) -> Fold:
+        return Fold(self.theta, self.arena, self.onto, lambda _: self.cover, **more)
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(scope="session")
+def flat_arena() -> Arena:
+    return replace(arena_of(MODEL), placements=())

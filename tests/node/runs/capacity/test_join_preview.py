@@ -1,0 +1,145 @@
+"""The preview's arithmetic, against itself. That of memory: test_footprint.py."""
+
+import msgspec
+import pytest
+
+from atoll.node.config.node_config import NodeConfig
+from atoll.node.runs.capacity.expert_capacity import room_of
+from atoll.node.runs.capacity.join_preview import MEMBERS, ROUND_FLOOR_S, preview_of, round_bytes, round_time_s
+from atoll.node.runs.capacity.memory_model import Free, needs_of
+from atoll.node.runs.presets import preset
+from atoll.protocols.ids import peer_id_of
+from atoll.protocols.ledger.coverage import largest_payload
+from atoll.protocols.run.experts import bitmap_of
+from atoll.protocols.run.run_spec import StartSpec
+
+OWNER = peer_id_of(bytes(range(32)))
+CPU = NodeConfig(device="cpu", threads=2)
+GPU = NodeConfig(device="cuda:0", threads=2, exchange_on="host")
+
+
+def shared(holders=1, **more):
+    spec = preset("moe-12m", OWNER, 1)
+    spec = msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, holders=holders))
+    return msgspec.structs.replace(spec, **more)
+
+
+def costs_of(spec, config=CPU, memory=1 << 40, gpu=None, members=None):
+    return preview_of(spec, config, room_of(spec, config, Free(memory, 1 << 40, gpu)), members)
+
+
+def test_devices_share_the_time():
+    spec = preset("50m", OWNER, 1)
+    many = msgspec.structs.replace(GPU, device="cuda:0,cuda:1")
+    assert costs_of(spec, many).round_s <= costs_of(spec, GPU).round_s < costs_of(spec, CPU).round_s
+
+
+def test_traffic_is_payloads_to_and_from_every_other_member():
+    spec = preset("50m", OWNER, 1)
+    costs = costs_of(spec, GPU)
+    payload = largest_payload(spec)
+    assert (costs.payload_bytes, costs.members) == (payload, MEMBERS)
+    assert costs.rounds_day == pytest.approx(min(spec.outer.rounds, 86400 / costs.round_s))
+    assert costs.day_up_bytes == costs.day_down_bytes == int(payload * 7 * costs.rounds_day)
+    assert costs.join_bytes == 4 * spec.model.parameters
+    assert (costs.experts, costs.needs) == (None, costs.whole)
+    assert costs.whole_payload_bytes == payload
+
+
+def test_of_a_mixture_a_member_has_its_share_and_sends_it():
+    spec = shared()
+    costs = costs_of(spec)
+    assert costs.experts == 2, "of eight members that are assumed"
+    assert costs.needs == needs_of(spec, CPU, 2)
+    assert costs.whole == needs_of(spec, CPU)
+    assert costs.needs.host < costs.whole.host
+    assert costs.payload_bytes == largest_payload(spec, bitmap_of((3, 11), 16))
+    assert costs.whole_payload_bytes == largest_payload(spec) > 3 * costs.payload_bytes
+    assert costs.round_bytes == 7 * costs.payload_bytes
+    assert costs.disk_bytes < costs_of(shared(holders=0)).disk_bytes
+
+
+def test_a_share_is_said_in_fragments_too():
+    spec = shared()
+    parts = msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, fragments=3))
+    costs, whole = costs_of(parts), costs_of(spec)
+    assert costs.payload_bytes < whole.payload_bytes
+    assert costs.round_bytes == 7 * (costs.exchange_bytes // 3)
+    assert 0 < costs.exchange_bytes - whole.exchange_bytes < 200, "headers"
+    assert costs.whole_exchange_bytes > 3 * costs.exchange_bytes
+
+
+def test_the_members_that_are_known_count():
+    spec = shared()
+    assert [costs_of(spec, members=count).experts for count in (1, 2, 4, 16)] == [16, 8, 4, 1]
+    assert costs_of(shared(holders=2), members=4).experts == 8
+    crowd = msgspec.structs.replace(spec, pace=msgspec.structs.replace(spec.pace, min_members=16))
+    assert costs_of(crowd).experts == costs_of(crowd, members=2).experts == 1, "the first round waits for them"
+
+
+def test_who_has_less_room_than_the_share_trains_less_and_it_fits():
+    spec = shared()
+    few = needs_of(spec, GPU, 1).device
+    costs = costs_of(spec, GPU, gpu=few * 10 // 9 + 1)
+    assert costs.experts == 1
+    assert costs.needs.device == few < costs.whole.device
+    mine = msgspec.structs.replace(GPU, experts=6)
+    assert costs_of(spec, mine, gpu=few).needs.device == needs_of(spec, mine, 6).device > few
+
+
+def test_moments_of_a_checkpoint_are_those_of_the_share():
+    start = StartSpec(weights=bytes(32), state=bytes(32), moments=bytes(17 * 32))
+    spec = shared(start=start)
+    fetched = costs_of(spec).join_bytes - costs_of(shared()).join_bytes
+    assert 12 * spec.model.parameters / 8 < fetched < 12 * spec.model.parameters / 4
+
+
+def test_a_token_meets_some_of_the_experts():
+    spec = shared()
+    dense = preset("10m", OWNER, 1)
+    assert round_time_s(spec, CPU) < round_time_s(dense, CPU) / 2
+
+
+def test_a_short_run_moves_no_more_than_its_rounds():
+    costs = costs_of(preset("tiny", OWNER, 1))
+    assert costs.round_s == ROUND_FLOOR_S
+    assert costs.rounds_day == 54
+
+
+def test_a_round_longer_than_a_day():
+    costs = costs_of(preset("1b", OWNER, 1))
+    assert costs.round_s > 86400
+    assert 0 < costs.rounds_day < 1
+    assert 0 < costs.day_up_bytes < costs.payload_bytes * 7
+
+
+def test_a_reduced_round_costs_the_same_however_many_they_are():
+    spec = preset("50m", OWNER, 1)
+    payload = largest_payload(spec)
+    each = {members: round_bytes(spec, members) for members in (15, 16, 17, 64)}
+    assert each[16] - each[15] == payload
+    assert payload < each[17] == each[64] < each[15] / 4
+    whole = msgspec.structs.replace(spec, reduce=None)
+    assert round_bytes(whole, 64) == 63 * payload
+
+
+def test_more_members_where_the_run_waits_for_more():
+    spec = preset("tiny", OWNER, 1)
+    crowd = msgspec.structs.replace(spec, pace=msgspec.structs.replace(spec.pace, min_members=50))
+    assert costs_of(crowd).members == 50
+
+
+def test_a_file_of_ones_own():
+    assert costs_of(preset("tiny", OWNER, 1, "file:book.txt")).text == "book.txt"
+    assert costs_of(preset("tiny", OWNER, 1)).text == ""
+
+
+def test_moments_of_a_checkpoint_are_fetched_and_kept_for_a_while():
+    spec = preset("tiny", OWNER, 1)
+    given = msgspec.structs.replace(spec, start=StartSpec(weights=bytes(32), state=bytes(32)))
+    with_moments = msgspec.structs.replace(
+        spec, start=StartSpec(weights=bytes(32), state=bytes(32), moments=bytes(32))
+    )
+    before, after = costs_of(given), costs_of(with_moments)
+    more = after.join_bytes - before.join_bytes, after.disk_bytes - before.disk_bytes
+    assert more == (12 * spec.model.parameters, 12 * spec.model.parameters)

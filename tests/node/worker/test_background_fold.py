@@ -1,0 +1,70 @@
+"""Work beside the steps: one after the other, each commit before the next work."""
+
+import threading
+
+import pytest
+
+from atoll.node.worker.background_fold import Beside
+from atoll.protocols.errors import Divergence
+from atoll.protocols.local import worker_messages as w
+
+
+def request(number: int) -> w.Request:
+    return w.Request(number, w.Report())
+
+
+def test_the_next_work_begins_after_the_commit_of_the_one_before():
+    ended = threading.Semaphore(0)
+    beside, seen = Beside(ended.release), list[str]()
+
+    def work(name: str):
+        seen.append(f"work {name}")
+
+        def commit() -> w.Answer:
+            seen.append(f"commit {name}")
+            return w.Reported()
+
+        return commit
+
+    assert not beside.is_busy
+    for number, name in enumerate("abc"):
+        beside.add(request(number), lambda name=name: work(name))
+    for number in range(3):
+        assert beside.is_busy
+        assert ended.acquire(timeout=60)
+        done = beside.take()
+        assert done is not None
+        assert done.request.id == number
+        assert done.commit() == w.Reported()
+        assert (beside.take() is None) or number == 2
+    assert seen == ["work a", "commit a", "work b", "commit b", "work c", "commit c"]
+    assert not beside.is_busy
+    assert beside.take(wait=True) is None
+
+
+def test_a_fault_of_the_work_is_raised_by_its_commit_and_stops_nothing():
+    beside = Beside(lambda: None)
+
+    def fault():
+        raise Divergence("lost")
+
+    beside.add(request(1), fault)
+    beside.add(request(2), lambda: w.Reported)
+    first = beside.take(wait=True)
+    assert first is not None
+    with pytest.raises(Divergence):
+        first.commit()
+    second = beside.take(wait=True)
+    assert second is not None
+    assert (second.request.id, second.commit()) == (2, w.Reported())
+
+
+def test_what_is_not_done_is_not_taken_without_waiting():
+    gate = threading.Event()
+    beside = Beside(lambda: None)
+    beside.add(request(1), lambda: (gate.wait(60), w.Reported)[1])
+    assert beside.take() is None
+    gate.set()
+    done = beside.take(wait=True)
+    assert done is not None
+    assert done.commit() == w.Reported()

@@ -1,0 +1,196 @@
+"""Local weights and their anchor: nothing trained is lost, the order of folds leaves no trace but rounding."""
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.node.learning.model import bridge
+from atoll.node.learning.model.decoder import Decoder
+from atoll.node.learning.outer.fixed import to_fixed, to_float
+from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.worker.local_weights import LocalWeights, carries, check_saved
+from atoll.protocols.errors import CorruptFault
+from atoll.protocols.ledger.coverage import cover_of, rest_of
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.spans import Span
+from tests.node.worker.session_home import SPEC
+
+torch.set_num_threads(1)
+ARENA = arena_of(SPEC.model)
+LAWS = settings(max_examples=25, deadline=None)
+
+
+def spec_of(fragments=1, overlap_steps=1, keep_256=256):
+    outer = msgspec.structs.replace(
+        SPEC.outer, fragments=fragments, overlap_steps=overlap_steps, keep_256=keep_256
+    )
+    return msgspec.structs.replace(SPEC, outer=outer)
+
+
+def noise(seed, size=1e-2):
+    values = torch.randn((ARENA.chunks, 4096), generator=torch.Generator().manual_seed(seed)) * size
+    return clear(values, padding_of(ARENA))
+
+
+VIEW = to_fixed(noise(0, 0.02))
+
+
+class World:
+    """Weights that start at VIEW; what the inner optimiser does to them is noise."""
+
+    def __init__(self, **options):
+        self.spec = spec_of(**options)
+        self.module = Decoder(self.spec.model)
+        self.weights = LocalWeights(self.module, self.spec)
+        self.weights.start(VIEW)
+
+    def local(self):
+        return bridge.read(self.module, ARENA).detach()
+
+    def train(self, seed):
+        bridge.fill(self.module, self.local() + noise(seed), ARENA)
+
+    def send(self, number):
+        for span in cover_of(self.spec, number):
+            self.weights.mark_sent(span, self.weights.rows(span))
+        self.weights.sent = number
+
+    def rows(self, number):
+        return [chunk for span in cover_of(self.spec, number) for chunk in range(span.start, span.stop)]
+
+
+def test_weights_that_did_not_move_become_exactly_the_view():
+    world = World(keep_256=77)
+    world.train(1)
+    world.send(0)
+    view = VIEW + to_fixed(noise(2))
+    world.weights.merge(view, arrived=True)
+    assert torch.equal(world.local(), to_float(view))
+    assert torch.equal(world.weights.anchor_C4096, to_float(view))
+
+
+@pytest.mark.parametrize("keep_256", [0, 128, 256])
+def test_a_share_of_what_was_trained_in_flight_stays(keep_256):
+    world = World(keep_256=keep_256)
+    world.train(1)
+    world.send(0)
+    world.train(2)
+    view = VIEW + to_fixed(noise(3))
+    world.weights.merge(view, arrived=False)
+    assert torch.allclose(world.local(), to_float(VIEW) + noise(1) + noise(2), atol=1e-6), "left alone in flight"
+    world.weights.merge(view, arrived=True)
+    assert torch.allclose(world.local(), to_float(view) + keep_256 / 256 * noise(2), atol=1e-6)
+    assert world.weights.sent == -1
+
+
+@pytest.mark.parametrize("keep_256", [0, 256])
+def test_a_view_that_moves_carries_unsent_work_along(keep_256):
+    world = World(keep_256=keep_256)
+    world.train(1)
+    view = VIEW.clone()
+    view[3] += 1000
+    before = world.local()
+    world.weights.merge(view, arrived=True)
+    after = world.local()
+    others = [chunk for chunk in range(ARENA.chunks) if chunk != 3]
+    assert torch.equal(after[others], before[others]), "chunks whose view did not move keep their bits"
+    assert torch.allclose(after[3], to_float(view)[3] + noise(1)[3], atol=1e-6)
+
+
+def test_chunks_outside_the_cover_are_not_in_flight():
+    world = World(fragments=2, keep_256=0)
+    world.train(1)
+    world.send(1)
+    world.train(2)
+    world.weights.merge(VIEW + 500, arrived=True)
+    sent = world.rows(1)
+    kept = [chunk for span in rest_of(cover_of(world.spec, 1), ARENA.chunks) for chunk in range(*span)]
+    local, fresh = world.local(), clear(to_float(VIEW + 500), padding_of(ARENA))
+    assert torch.allclose(local[sent], fresh[sent], atol=1e-6)
+    assert torch.allclose(local[kept], (fresh + noise(1) + noise(2))[kept], atol=1e-6)
+
+
+@LAWS
+@given(
+    st.permutations(range(4)),
+    st.integers(0, 256),
+    st.integers(1, 2),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_the_order_in_which_the_view_moves_leaves_no_trace_but_rounding(order, keep, fragments, looked):
+    """Moves before and after the arrival of what is in flight, merged one by one or together."""
+    moves = [to_fixed(noise(10 + at, 1e-3)) for at in range(4)]
+    ends = []
+    for one_by_one in (True, False):
+        world = World(fragments=fragments, keep_256=keep)
+        world.train(1)
+        world.send(0)
+        world.train(2)
+        view = VIEW
+        for at in order if one_by_one else ():
+            view = view + moves[at]
+            if at == 0 or looked[at]:  # move 0 is the fold of what is in flight
+                world.weights.merge(view, arrived=at == 0)
+        world.weights.merge(VIEW + sum(moves), arrived=True)
+        ends.append(world.local())
+    assert torch.allclose(*ends, atol=1e-6)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_saved_and_loaded_weights_go_on_as_if_nothing_had_happened(fragments):
+    steady, other = World(fragments=fragments, keep_256=100), World(fragments=fragments, keep_256=100)
+    steady.train(1)
+    steady.send(1)
+    steady.train(2)
+    saved = {name: value.clone() for name, value in steady.weights.tensors().items()}
+    check_saved(saved, other.spec)
+    other.weights.load(saved, steady.weights.sent, b"")
+    for world in (steady, other):
+        world.weights.merge(VIEW + 300, arrived=True)
+    assert torch.equal(steady.local(), other.local())
+    assert torch.equal(steady.weights.anchor_C4096, other.weights.anchor_C4096)
+
+
+@pytest.mark.parametrize("fault", ["missing", "shape", "nan"])
+def test_saved_weights_that_cannot_be_used_are_refused(fault):
+    world = World()
+    saved = {name: value.clone() for name, value in world.weights.tensors().items()}
+    name = sorted(saved)[-1]
+    if fault == "missing":
+        del saved[name]
+    elif fault == "shape":
+        saved[name] = saved[name].reshape(-1)[1:]
+    else:
+        saved[name].view(-1)[-1] = float("nan")
+    with pytest.raises(CorruptFault, match=name):
+        check_saved(saved, world.spec)
+
+
+def test_the_module_is_lent_and_comes_back():
+    world = World()
+    world.train(1)
+    before, anchor = world.local(), world.weights.anchor_C4096.clone()
+
+    def fail():
+        with world.weights.lent_to(VIEW + 9):
+            assert torch.equal(world.local(), clear(to_float(VIEW + 9), padding_of(ARENA)))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.equal(world.local(), before)
+    assert torch.equal(world.weights.anchor_C4096, anchor)
+
+
+def test_rows_are_copies():
+    world = World()
+    world.weights.rows(Span(0, 2)).zero_()
+    assert world.local()[:2].any()
+
+
+def test_weights_are_carried_over_a_restart_only_where_they_are_more_than_the_view():
+    assert not carries(spec_of(1, 0))
+    assert carries(spec_of(2, 0))
+    assert carries(spec_of(1, 3))

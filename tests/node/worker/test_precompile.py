@@ -1,0 +1,59 @@
+"""A worker that was warmed compiles nothing in the middle of a round."""
+
+import sys
+
+import pytest
+from numba.core.dispatcher import Dispatcher
+
+from atoll.node.ipc.time_budget import Allowance
+from atoll.node.learning.compress.codecs import codec_of
+from atoll.node.worker.precompile import warm
+from atoll.node.worker.session import Session
+from atoll.protocols.ids import Round
+from atoll.protocols.local import worker_messages as w
+from atoll.protocols.run.arena import CHUNK
+from tests.node.worker.session_home import ME, OTHER, SPEC, Home, K, member
+from tests.node.worker.test_reduction_work import Pair
+
+
+def machine_code():
+    """Compiled function -> the types that it was compiled for."""
+    return {
+        f"{name}.{key}": set(value.overloads)
+        for name, module in list(sys.modules.items())
+        if name.startswith("atoll.")
+        for key, value in vars(module).items()
+        if isinstance(value, Dispatcher)
+    }
+
+
+@pytest.mark.parametrize(("codec", "k"), [("sparse2", 64), ("int8", CHUNK)])
+def test_rounds_need_no_compiler(tmp_path, codec, k):
+    warm(codec_of(codec, k))
+    before = machine_code()
+    assert sum(map(len, before.values())) >= 5
+    compress = type(SPEC.compress)(codec=codec, k=k, feedback=0.95)
+    spec = type(SPEC)(**{name: getattr(SPEC, name) for name in SPEC.__struct_fields__} | {"compress": compress})
+    node, other = (Home(tmp_path / name, peer, spec) for name, peer in (("a", ME), ("b", OTHER)))
+    for number in range(2):
+        ours, theirs = node.train(number).pending, other.train(number).pending
+        node.ask(w.Verify(theirs.path, Round(number)))
+        node.ask(w.Fold(Round(number), (member(ours),)))
+        node.ask(w.Fold(Round(number), (member(ours), member(theirs, OTHER))))
+        members = (member(theirs, OTHER),) if number else (member(ours), member(theirs, OTHER))
+        node.ask(w.Check(Round(number), members))
+        node.ask(w.Finalize(Round(number), members))
+    node.session = Session(node.start, saves=Allowance(1.0))
+    node.train(2)
+    assert machine_code() == before
+
+
+def test_reduced_rounds_need_no_compiler(tmp_path):
+    warm(codec_of("sparse2", K))
+    before = machine_code()
+    pair = Pair(tmp_path)
+    for number in range(2):
+        pair.train(number)
+        pair.mine.ask(w.Fold(Round(number), (), pair.slices(pair.reduce(number, number - 1))))
+    assert pair.mine.ask(w.Open(Round(1), 3)).opening
+    assert machine_code() == before

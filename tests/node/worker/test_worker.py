@@ -1,0 +1,147 @@
+"""The worker's loop: what it does while a round waits for its fold, without a process around it."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll.node.worker.background_fold import Beside
+from atoll.node.worker.main import Worker
+from atoll.protocols import codec
+from atoll.protocols.errors import Divergence, Superseded
+from atoll.protocols.ids import Round
+from atoll.protocols.local import worker_messages as w
+from tests.node.worker.session_home import ME, OVERLAPPING, member
+
+
+class Daemon:
+    """Both ends of the pipe. An ask is there only when the worker waits for one: it never looks in between."""
+
+    def __init__(self, home: Path) -> None:
+        self.said: list[w.Answer] = []
+        self.waits = 0
+        self._news = threading.Event()
+        self._is_keeping = False
+        self._script = self.script(str(home))
+
+    def script(self, home: str) -> Iterator[w.Ask]:
+        yield w.Start(codec.encode(OVERLAPPING), ME, home, "", 1, "cpu")
+        yield w.Train(Round(0), 0, 1, 2, -1)
+        first = self.said[-1]
+        assert isinstance(first, w.Trained)
+        yield w.Train(Round(1), 0, 1, 2, 0, ahead=1)
+        assert self.said[-1] is first, "the round waits"
+        yield w.Keep(Round(0))
+        assert isinstance(self.said[-1], w.Kept)
+        yield w.Evaluate()
+        assert isinstance(self.said[-1], w.Evaluated)
+        yield w.Fold(Round(0), (member(first.pending),))
+        second = self.said[-1]
+        assert isinstance(second, w.Trained)
+        assert second.overlapped == 1
+        yield w.Train(Round(2), 0, 1, 2, 1, ahead=1)
+        yield w.Train(Round(3), 0, 1, 2, -1)
+        yield w.Stop()
+
+    def waiting(self) -> bool:
+        return False
+
+    def wait(self) -> bool:
+        """The next ask does not come before Keep is answered."""
+        if self._is_keeping:
+            assert self._news.wait(timeout=60)
+            self._news.clear()
+        return not self._is_keeping
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def take(self) -> w.Request | None:
+        self.waits += 1
+        ask = next(self._script)
+        self._is_keeping = isinstance(ask, w.Keep)
+        return w.Request(self.waits, ask)
+
+    def send(self, reply: w.Reply) -> None:
+        self._is_keeping = self._is_keeping and not isinstance(reply.answer, w.Kept)
+        if not isinstance(reply.answer, w.Progress):
+            self.said.append(reply.answer)
+
+
+def test_a_round_that_waits_blocks_on_the_inbox_and_goes_on_with_its_fold(tmp_path):
+    daemon = Daemon(tmp_path)
+    Worker(daemon, daemon).run()
+    kinds = [type(answer).__name__ for answer in daemon.said]
+    assert kinds == [
+        *("Started", "Trained", "Kept", "Evaluated", "Folded", "Trained", "Failed", "Trained", "Stopped"),
+    ]
+    assert daemon.said[6].fault == Superseded.__name__
+    assert daemon.said[7].pending.round == 3
+
+
+class Busy(Daemon):
+    """Asks that come while round 1 is trained, with a step between any two."""
+
+    _is_there = _is_training = False
+
+    def script(self, home: str) -> Iterator[w.Ask]:
+        yield w.Start(codec.encode(OVERLAPPING), ME, home, "", 1, "cpu")
+        yield w.Train(Round(0), 0, 1, 2, -1)
+        first = self.said[-1]
+        assert isinstance(first, w.Trained)
+        members = (member(first.pending),)
+        yield w.Keep(Round(0))
+        self._is_training = True
+        yield w.Train(Round(1), 0, 1, 12, -1)
+        yield w.Verify(first.pending.path, Round(0))
+        yield w.Check(Round(3), members)
+        yield w.Check(Round(0), members)
+        yield w.Fold(Round(0), members)
+        yield w.Finalize(Round(0), members)
+        yield w.Report()
+        self._is_training = False
+        yield w.Snapshot(f"{home}/snapshot")
+        yield w.Stop()
+
+    def waiting(self) -> bool:
+        self._is_there = self._is_training and not self._is_there
+        return self._is_there
+
+
+def test_asks_about_the_fold_are_worked_on_beside_the_steps_and_answered_in_order(tmp_path, monkeypatch):
+    daemon, beside = Busy(tmp_path), list[str]()
+
+    def add(self: Beside, request: w.Request, work: object) -> None:
+        beside.append(type(request.ask).__name__)
+        real(self, request, work)
+
+    real = Beside.add
+    monkeypatch.setattr(Beside, "add", add)
+    Worker(daemon, daemon).run()
+    assert beside == ["Verify", "Check", "Check", "Fold", "Finalize"]
+    kinds = [type(answer).__name__ for answer in daemon.said if not isinstance(answer, w.Reported | w.Trained)]
+    asked = ["Verified", "Failed", "Checked", "Folded", "Finalized"]
+    assert kinds == ["Started", "Kept", *asked, "Snapshotted", "Stopped"]
+    by_kind = {type(answer): answer for answer in daemon.said}
+    assert by_kind[w.Failed].fault == Divergence.__name__, "round 3 does not follow"
+    assert by_kind[w.Checked].state == by_kind[w.Folded].state == by_kind[w.Finalized].state
+    assert by_kind[w.Snapshotted].round == 0, "it came after the final round"
+    assert by_kind[w.Trained].pending.round == 1
+
+
+def test_a_worker_that_trains_has_not_imported_torchs_compiler(tmp_path):
+    """It takes seconds, and a hundred megabytes, at every start; torch.optim's classes import it."""
+    script = f"""
+import sys
+from pathlib import Path
+from tests.node.worker.test_worker import Daemon
+from atoll.node.worker.background_fold import Beside
+from atoll.node.worker.main import Worker
+daemon = Daemon(Path({str(tmp_path)!r}))
+Worker(daemon, daemon).run()
+assert type(daemon.said[-1]).__name__ == "Stopped"
+print(sorted(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor", "sympy")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr

@@ -1,0 +1,352 @@
+"""Five nodes on the simulated network: they converge, survive a partition, a death and a newcomer."""
+
+import asyncio
+import random
+from pathlib import Path
+
+from atoll.p2p.discovery.dht import Dht
+from atoll.p2p.discovery.dht_pipe import ChildOptions
+from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.ledger.store import Quota
+from atoll.p2p.membership.reputation import FAULTS_ALLOWED, Standings
+from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
+from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import Ack, sign_entry
+from atoll.protocols.ledger.registers import Lease
+
+RUN = RunId(digest(b"run of the swarm tests"))
+
+
+class World:
+    """A network and the nodes in it; leaving the block stops them all."""
+
+    def __init__(self, root: Path, **network: float) -> None:
+        self.root = root
+        self.network = MemoryNetwork(seed=1, **network)
+        self.nodes: dict[int, Swarm] = {}
+        self.hosts: dict[int, MemoryHost] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> "World":
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for number in tuple(self.nodes):
+            await self.stop(number)
+        await self._group.__aexit__(*error)
+
+    async def start(
+        self,
+        number: int,
+        *seeds: int,
+        home: str = "",
+        run: RunId = RUN,
+        dht: Dht | None = None,
+        quota: Quota | None = None,
+    ) -> Swarm:
+        """Serve a node; its seeds are the nodes of these numbers."""
+        identity = Identity(bytes([number]) * 32)
+        host = self.network.host(identity.peer_id)
+        addresses = [PeerAddress(self.hosts[seed].peer_id, (self.hosts[seed].maddr,)) for seed in seeds]
+        swarm = Swarm(
+            *(host, identity, run, self.root / (home or f"n{number}"), addresses),
+            options=SwarmOptions(target=8, quota=quota or Quota()),
+            dht=dht,
+            now=asyncio.get_running_loop().time,
+            rng=random.Random(number),
+        )
+        self.nodes[number], self.hosts[number] = swarm, host
+        ready = asyncio.Event()
+        self._tasks[number] = self._group.create_task(swarm.serve(ready.set))
+        await ready.wait()
+        return swarm
+
+    async def stop(self, number: int) -> None:
+        """End a node, as a kill would: nothing is said."""
+        del self.nodes[number]
+        task = self._tasks.pop(number)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def until_equal(self, limit_s: float = 60.0) -> float:
+        """Wait until all ledgers have one vector; virtual seconds that took."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        while len({tuple(sorted(node.ledger.vector().items())) for node in self.nodes.values()}) > 1:
+            assert loop.time() - started < limit_s, [node.ledger.vector() for node in self.nodes.values()]
+            await asyncio.sleep(0.05)
+        return loop.time() - started
+
+
+def ack(number: int) -> Ack:
+    return Ack(Round(number), digest(b"set"), digest(number.to_bytes(4, "big")))
+
+
+def lease(number: int) -> Lease:
+    return Lease("training", Round(number), Round(-1), b"", -1, 10.0)
+
+
+def peer(number: int) -> PeerId:
+    return Identity(bytes([number]) * 32).peer_id
+
+
+def test_five_nodes_converge_part_heal_die_and_are_replaced(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, latency_s=0.05) as world:
+            one = await world.start(1)
+            for number in (2, 3, 4, 5):
+                await world.start(number, 1)
+            await asyncio.sleep(5)
+            assert all(len(node.neighbours()) == 4 for node in world.nodes.values()), "exchange meshes them"
+
+            for number, node in world.nodes.items():
+                node.publish(ack(number))
+                node.lease(lease(number), 60.0)
+            assert await world.until_equal() < 1.0, "gossip, not anti-entropy"
+            await asyncio.sleep(1)
+            assert all(len(node.live(Lease)) == 5 for node in world.nodes.values())
+            assert len(one.ledger.vector()) == 5
+
+            world.network.cut([peer(1), peer(2)], [peer(3), peer(4), peer(5)])
+            await asyncio.sleep(30)
+            assert {row.peer for row in one.peers() if row.connected} == {peer(2)}
+            for number, node in world.nodes.items():
+                node.publish(ack(100 + number))
+            await asyncio.sleep(5)
+            assert one.ledger.vector()[peer(3)] == 1
+            world.network.heal()
+            assert await world.until_equal(150) < 120
+            assert set(one.ledger.vector().values()) == {2}
+
+            await world.stop(5)
+            await asyncio.sleep(70)
+            assert peer(5) not in one.live(Lease), "a lease dies with its node"
+            one.publish(ack(200))
+            six = await world.start(6, 1)
+            six.publish(ack(6))
+            six.lease(lease(6), 60.0)
+            await world.until_equal()
+            assert len(six.ledger.vector()) == 6
+            assert six.ledger.vector()[peer(1)] == 3
+            await asyncio.sleep(1)
+            assert peer(6) in one.live(Lease)
+            assert not any(row.faults for node in world.nodes.values() for row in node.peers())
+
+    run_virtual(main(), seed=3)
+
+
+def test_it_replays_to_the_same_trace(tmp_path: Path) -> None:
+    async def main(root: Path) -> list[object]:
+        async with World(root, latency_s=0.02, loss=0.05) as world:
+            for number in (1, 2, 3):
+                (await world.start(number, *((1,) if number > 1 else ()))).publish(ack(number))
+            await world.until_equal()
+            await asyncio.sleep(20)
+            arrivals = [entry.id for _, entry in world.nodes[3].ledger.since(0)]
+            return [arrivals, [host.statistics() for host in world.hosts.values()]]
+
+    first = run_virtual(main(tmp_path / "a"), seed=5)
+    assert first == run_virtual(main(tmp_path / "b"), seed=5)
+
+
+def test_a_restarted_node_goes_on_in_its_feed_without_any_seed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await world.start(1)
+            two = await world.start(2, 1)
+            two.publish(ack(1))
+            await two.wait_synced()
+            await world.until_equal()
+            epoch = two.registers.heard()[(peer(2), "addresses")][0]
+            await world.stop(2)
+            await asyncio.sleep(1)
+            two = await world.start(2)
+            await two.wait_synced()
+            two.publish(ack(2))
+            await world.until_equal()
+            assert two.ledger.vector() == {peer(2): 2}
+            assert two.registers.heard()[(peer(2), "addresses")][0] == epoch + 1
+
+    run_virtual(main())
+
+
+def test_a_home_that_lost_its_ledger_gets_its_own_feed_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            two.publish(ack(1))
+            await two.wait_synced()
+            await world.until_equal()
+            await world.stop(2)
+            two = await world.start(2, 1, home="empty")
+            await two.wait_synced()
+            assert two.publish(ack(2)).seq == 1
+            await world.until_equal()
+            assert not one.ledger.equivocators()
+
+    run_virtual(main())
+
+
+def test_entries_are_never_skipped_by_a_slow_reader(tmp_path: Path) -> None:
+    async def main() -> list[int]:
+        seen: list[int] = []
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            for number in range(10):
+                one.publish(ack(number))
+            async with asyncio.timeout(60):
+                async for _, entry in two.entries():
+                    seen.append(entry.seq)
+                    await asyncio.sleep(0.2)
+                    if len(seen) % 2 == 0:
+                        one.publish(ack(100 + len(seen)))
+                    if len(seen) == 19:
+                        return seen
+        return []
+
+    assert run_virtual(main()) == list(range(19))
+
+
+def test_an_equivocator_is_known_to_all_and_relays_are_innocent(tmp_path: Path) -> None:
+    liar = Identity(bytes([9]) * 32)
+    branches = [sign_entry(RUN, liar, 0, b"", ack(number)) for number in (1, 2)]
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            (await world.start(1)).ledger.insert(branches[0])
+            (await world.start(2)).ledger.insert(branches[1])
+            await world.start(3, 1, 2)
+            await asyncio.sleep(60)
+            for node in world.nodes.values():
+                assert node.ledger.equivocators() == {liar.peer_id}
+                assert node.standings.get(liar.peer_id).faults
+                assert not any(row.faults for row in node.peers() if row.peer != liar.peer_id)
+
+    run_virtual(main())
+
+
+def test_a_peer_of_another_run_is_left_alone_but_not_blamed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1, run=RunId(digest(b"other")))
+            await asyncio.sleep(30)
+            assert not two.neighbours()
+            assert not any(row.connected for row in two.peers())
+            assert "trains" in next(iter(two.discovery_table().values()))
+            assert one.standings.get(peer(2)).faults == 0
+
+    run_virtual(main())
+
+
+def test_a_peer_that_sends_garbage_is_sent_away_for_a_while(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            await two.wait_synced()
+            for number in range(int(FAULTS_ALLOWED) + 2):
+                two.calls.notify(peer(1), "gossip.entry", b"garbage %d" % number)
+            await asyncio.sleep(15)
+            assert one.standings.get(peer(2)).faults > FAULTS_ALLOWED
+            assert peer(2) not in one.neighbours()
+            assert not [row for row in one.peers() if row.connected]
+            assert one.publish(ack(1)).seq == 0, "the node itself goes on"
+
+    run_virtual(main())
+
+
+def test_blobs_travel_between_nodes_that_were_not_connected(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(3 * (1 << 20) + 5)
+
+    async def main() -> None:
+        async with World(tmp_path, bandwidth_bps=100e6) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            await two.wait_synced()
+            blob = one.blobs.store.add_bytes(data)
+            await world.hosts[2].disconnect(peer(1))
+            path = await two.fetch(blob, [peer(2), peer(1)], 4 << 20)
+            assert path.read_bytes() == data
+            assert next(row for row in two.peers() if row.peer == peer(1)).blob_bytes_down == len(data)
+
+    run_virtual(main())
+
+
+class PaperDht(Dht):
+    """Announcements on one sheet of paper that all nodes read."""
+
+    def __init__(self, peer: PeerId, sheet: dict[PeerId, tuple[str, ...]]) -> None:
+        super().__init__(Identity(bytes(32)), ChildOptions, rng=random.Random(1))
+        self._peer, self._sheet = peer, sheet
+
+    async def serve(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def announce(self, run: RunId, maddrs: tuple[str, ...], run_file: bytes = b"") -> bool:
+        self._sheet[self._peer] = maddrs
+        return True
+
+    async def find(self, run: RunId) -> list[PeerAddress]:
+        if not self._sheet:
+            raise Unreachable("nobody answers")
+        return [PeerAddress(peer, maddrs) for peer, maddrs in self._sheet.items()]
+
+
+def test_the_dht_alone_brings_nodes_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        sheet: dict[PeerId, tuple[str, ...]] = {}
+        async with World(tmp_path) as world:
+            for number in (1, 2, 3):
+                await world.start(number, dht=PaperDht(peer(number), sheet))
+            await asyncio.sleep(30)
+            assert all(len(node.neighbours()) == 2 for node in world.nodes.values())
+            assert world.nodes[1].discovery_table() == {"dht": "not started yet"}
+            assert {"dht"} <= {source for row in world.nodes[3].peers() for source in row.sources}
+
+    run_virtual(main())
+
+
+def test_a_full_disk_is_said_and_the_node_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1, quota=Quota(disk_bytes=24 * 4096))
+            await two.wait_synced()
+            for number in range(300):
+                one.publish(ack(number))
+                await asyncio.sleep(0.1)
+            assert isinstance(two.local_fault, DiskFault)
+            assert two.local_fault.hint
+            assert 0 < two.ledger.vector()[peer(1)] < 300
+            assert not any(row.faults for node in world.nodes.values() for row in node.peers())
+            await world.stop(2)
+            two = await world.start(2, 1)
+            await world.until_equal()
+            assert two.local_fault is None
+
+    run_virtual(main())
+
+
+def test_standing_counts_proofs_only() -> None:
+    now = [0.0]
+    standings = Standings(lambda: now[0])
+    for _ in range(100):
+        assert not standings.blame(peer(1), PeerFault("refused"))
+    for _ in range(int(FAULTS_ALLOWED)):
+        assert not standings.blame(peer(1), DecodeError("bad"))
+        now[0] += 1
+    assert standings.blame(peer(1), DecodeError("bad"))
+    assert standings.is_away(peer(1))
+    now[0] += 601
+    assert not standings.is_away(peer(1))
+    assert standings.blame(peer(2), RunMismatch("other"))
+    assert standings.get(peer(2)).faults == 0

@@ -1,0 +1,66 @@
+"""Files are whole or not there; what the disk refuses is a DiskFault with a hint."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.p2p.system.atomic_files import disk, make_folder, read_whole, write_whole
+from atoll.protocols.errors import CorruptFault, DiskFault
+
+
+def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+    path = make_folder(tmp_path / "a" / "b") / "file"
+    assert read_whole(path, max_bytes=10) is None
+    write_whole(path, b"old")
+    write_whole(path, b"new!")
+    assert read_whole(path, max_bytes=4) == b"new!"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["file"], "no temporary file is left"
+    with pytest.raises(CorruptFault):
+        read_whole(path, max_bytes=3)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EMFILE])
+def test_os_errors_become_disk_faults_with_a_hint(tmp_path: Path, code: int) -> None:
+    with pytest.raises(DiskFault) as caught, disk(tmp_path):
+        raise OSError(code, os.strerror(code))
+    assert caught.value.hint
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_missing_folder_is_a_disk_fault(tmp_path: Path) -> None:
+    with pytest.raises(DiskFault, match="No such file"):
+        write_whole(tmp_path / "gone" / "file", b"data")
+
+
+_FILL = """
+import sys
+from pathlib import Path
+from atoll.p2p.system.atomic_files import write_whole
+from atoll.protocols.errors import DiskFault
+try:
+    write_whole(Path(sys.argv[1]), bytes(1 << 20))
+except DiskFault as fault:
+    print(fault.line())
+"""
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+    """A real refusal in the middle of a file: the size limit of the process."""
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+
+    done = subprocess.run(
+        [sys.executable, "-c", _FILL, str(path)], preexec_fn=limit, capture_output=True, text=True, check=True
+    )
+    assert "too large" in done.stdout
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,282 @@
+"""What only p2pd can get wrong: orphans, files left behind, ports, torch in the daemon."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.p2p.host.interface import HostRestarted, PeerAddress
+from atoll.p2p.transports.p2pd import process as p2pd_process
+from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
+from atoll.p2p.transports.p2pd.process import P2pdOptions, private_folder
+from atoll.protocols.errors import LocalFault, Unreachable
+from atoll.protocols.identity import Identity
+from tests.p2p.serving import serving
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture
+def tmp_path():
+    """With a name that leaves room for the path of a socket, wherever pytest keeps its own folders."""
+    with tempfile.TemporaryDirectory(prefix="p2pd-test-") as folder:
+        yield Path(folder)
+
+
+SERVE_FOREVER = """
+import asyncio
+from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
+from atoll.protocols.identity import Identity
+host = P2pdHost(Identity(b"k" * 32))
+asyncio.run(host.serve(lambda: print(host.process_id, flush=True)))
+"""
+HEAVY = """
+import sys
+import atoll.p2p.rpc.calls, atoll.p2p.transports.p2pd.p2pd_host, atoll.p2p.transports.p2pd.schema as schema
+schema.messages(), schema.binary()
+print([name for name in ("torch", "hivemind", "libp2p") if name in sys.modules])
+"""
+BESIDE_LIBP2P = """
+import atoll.p2p.transports.p2pd.schema as schema
+schema.messages()
+import libp2p.crypto.pb.crypto_pb2
+print(schema.messages().Request(type=0).SerializeToString())
+"""
+
+
+def is_running(pid):
+    """Whether a process (not a zombie) has this id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone_within(pid, limit_s):
+    end_s = time.monotonic() + limit_s
+    while is_running(pid) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return not is_running(pid)
+
+
+def start_node(folder):
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVE_FOREVER], stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def test_p2pd_dies_with_a_killed_node(tmp_path):
+    with start_node(tmp_path) as node:
+        pid = int(node.stdout.readline())
+        assert is_running(pid)
+        node.kill()
+        node.wait()
+        assert gone_within(pid, 5)
+    (left,) = tmp_path.iterdir()  # nobody was left to remove it
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
+    assert not (left / "key").exists()
+
+
+def test_p2pd_dies_with_a_killed_node_even_when_it_hangs(tmp_path):
+    with start_node(tmp_path) as node:
+        pid = int(node.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        node.kill()
+        node.wait()
+        assert gone_within(pid, 5)
+
+
+def test_folders_of_killed_nodes_are_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(p2pd_process, "_FRESH_S", 0.0)
+    stale = tmp_path / "atoll-p2pd-stale"
+    stale.mkdir()
+    (stale / "lock").touch()
+    os.utime(stale / "lock", (0, 0))
+    with private_folder() as first, private_folder() as second:
+        assert sorted(tmp_path.iterdir()) == sorted([first, second])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_temporary_folder_is_avoided(tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with private_folder() as folder:
+        assert len(os.fsencode(folder / "control")) < 100
+    assert not folder.exists()
+
+
+def test_a_node_that_gets_an_interrupt_leaves_nothing(tmp_path):
+    with start_node(tmp_path) as node:
+        pid = int(node.stdout.readline())
+        node.send_signal(signal.SIGINT)
+        node.wait(10)
+        assert not is_running(pid)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_port_in_use_is_a_local_fault():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        host = P2pdHost(Identity(b"k" * 32), P2pdOptions(listen=(f"/ip4/127.0.0.1/tcp/{port}",)))
+        with pytest.raises(LocalFault, match=f"port {port} is in use") as caught:
+            await host.serve(lambda: None)
+        assert caught.value.hint
+
+
+async def test_a_second_node_cannot_share_the_port_of_the_first():
+    first = P2pdHost(Identity(b"k" * 32))
+    async with serving(first):
+        second = P2pdHost(Identity(b"l" * 32), P2pdOptions(listen=await first.addresses()))
+        with pytest.raises(LocalFault, match="in use"):
+            await second.serve(lambda: None)
+
+
+async def test_a_senseless_listen_address_is_a_local_fault():
+    for maddr in ("127.0.0.1:4001", "/ip4/192.0.2.1/tcp/4001"):
+        with pytest.raises(LocalFault, match="listen"):
+            await P2pdHost(Identity(b"k" * 32), P2pdOptions(listen=(maddr,))).serve(lambda: None)
+
+
+async def test_what_p2pd_says_when_it_refuses_to_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    options = P2pdOptions(listen=("/ip4/127.0.0.1/udp/0",))  # no libp2p transport
+    with pytest.raises(LocalFault, match=r"p2pd did not start: .+"):
+        await P2pdHost(Identity(b"k" * 32), options).serve(lambda: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_tcp_and_quic_listen_on_chosen_ports():
+    options = P2pdOptions(listen=("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"))
+    host = P2pdHost(Identity(b"k" * 32), options)
+    async with serving(host):
+        before = sorted(await host.addresses())
+        assert [maddr.split("/")[3] for maddr in before] == ["tcp", "udp"]
+        events = host.events()
+        os.kill(host.process_id, signal.SIGKILL)
+        async for event in events:
+            if event == HostRestarted(1):
+                break
+        assert sorted(await host.addresses()) == before
+
+
+async def test_it_comes_back_again_and_again():
+    host = P2pdHost(Identity(b"k" * 32))
+    async with serving(host):
+        events = host.events()
+        for number in (1, 2):
+            os.kill(host.process_id, signal.SIGKILL)
+            assert await anext(events) == HostRestarted(number)
+
+
+async def test_cancelled_while_it_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for delay_s in (0.0, 0.01, 0.05, 0.15):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await P2pdHost(Identity(b"k" * 32)).serve(lambda: None)
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_replies_survive_on_quic():
+    """p2pd loses the tail of the side that closes first on QUIC: our responder waits for the initiator."""
+
+    async def reply(stream):
+        await stream.read_exactly(1)
+        await stream.write(b"r" * 200_000)
+
+    a = P2pdHost(Identity(b"k" * 32))
+    b = P2pdHost(Identity(b"l" * 32), P2pdOptions(listen=("/ip4/127.0.0.1/udp/0/quic-v1",)))
+    b.set_handler("/reply", reply)
+    async with serving(a, b), asyncio.timeout(20):
+        await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+        for _ in range(20):
+            stream = await a.open_stream(b.peer_id, "/reply")
+            await stream.write(b"?")
+            assert await stream.read_exactly(200_000) == b"r" * 200_000
+            await stream.close()
+
+
+async def test_one_peer_cannot_take_all_streams(monkeypatch):
+    monkeypatch.setattr("atoll.p2p.transports.inbound_stream.STREAMS_PER_PEER", 3)
+
+    async def stay(stream):
+        await stream.write(b"!")
+        await stream.read_exactly(1)
+
+    a, b = P2pdHost(Identity(b"k" * 32)), P2pdHost(Identity(b"l" * 32))
+    b.set_handler("/stay", stay)
+    async with serving(a, b):
+        await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+        streams = []
+        for _ in range(3):
+            streams.append(await a.open_stream(b.peer_id, "/stay"))
+            await streams[-1].read_exactly(1)
+        refused = await a.open_stream(b.peer_id, "/stay")
+        with pytest.raises(Unreachable):
+            await refused.read_exactly(1)
+        refused.reset()
+        await streams.pop().close()
+        await asyncio.sleep(0.2)
+        assert b.statistics().streams_open == 2
+        streams.append(await a.open_stream(b.peer_id, "/stay"))
+        assert await streams[-1].read_exactly(1) == b"!"
+        for stream in streams:
+            stream.reset()
+
+
+def run_python(source):
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_daemon_stays_light():
+    assert run_python(HEAVY) == "[]"
+
+
+def test_the_schema_lives_beside_libp2p():
+    assert run_python(BESIDE_LIBP2P) == repr(b"\x08\x00")
+
+
+async def test_a_lonely_host_forgets_failed_dials_and_a_connected_one_stays():
+    a, b = P2pdHost(Identity(b"k" * 32)), P2pdHost(Identity(b"l" * 32))
+    async with asyncio.timeout(30), serving(a, b):
+        events, process = a.events(), a.process_id
+        await a.forget_failures()
+        async for event in events:
+            if isinstance(event, HostRestarted):
+                break
+        assert a.process_id != process
+        assert a.statistics().restarts == 0, "nobody died"
+        await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+        process = a.process_id
+        await a.forget_failures()
+        assert a.process_id == process
+        assert [connection.peer for connection in await a.connections()] == [b.peer_id]
+
+
+async def test_ip6_by_tcp_and_quic():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("NOT TESTED: this machine has no IPv6 loopback")
+    for place in ("tcp/0", "udp/0/quic-v1"):
+        a, b = (P2pdHost(Identity(key * 32), P2pdOptions(listen=(f"/ip6/::1/{place}",))) for key in (b"k", b"l"))
+        async with asyncio.timeout(30), serving(a, b):
+            await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+            (connection,) = await a.connections()
+            assert connection.maddr.startswith("/ip6/::1/")

@@ -1,0 +1,191 @@
+"""Feed entries: signed, linked, canonical; every number within its bounds."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from atoll.protocols import codec
+from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, RunId
+from atoll.protocols.ledger.records import (
+    MAX_SET,
+    Ack,
+    Ballot,
+    Contribution,
+    Entry,
+    Leave,
+    PartContribution,
+    Prepare,
+    Promise,
+    Proposal,
+    Reduction,
+    ReductionFault,
+    SlicedContribution,
+    Vote,
+    decode_entry,
+    encode_entry,
+    experts_of,
+    set_digest,
+    sign_entry,
+    unsigned,
+)
+from atoll.protocols.spans import Span
+
+AUTHOR = Identity(bytes(range(32)))
+RUN = RunId(b"r" * 32)
+A, B = Digest(b"a" * 32), Digest(b"b" * 32)
+BALLOT = Ballot(3, AUTHOR.peer_id)
+WORK = Contribution(round=4, base=A, payload=B, steps=5, tokens=4096, weight=64, loss=2.5)
+SLICED = SlicedContribution(4, A, B, 5, 4096, 64, 2.5, rows=A)
+PART = PartContribution(4, A, B, 5, 4096, 64, 2.5, experts=b"\x06")
+REDUCED = Reduction(4, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=b"")
+BODIES = [
+    WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
+    Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
+    SLICED, PART, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B),
+]  # fmt: skip
+
+
+def forged(body, **changes):
+    """An entry that is signed but was never checked."""
+    draft = replace(Entry(1, RUN, AUTHOR.peer_id, 0, b"", body, b""), **changes)
+    return encode_entry(replace(draft, signature=AUTHOR.sign("feed/1", unsigned(draft))))
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(("seq", "previous"), [(0, b""), (7, A)])
+def test_round_trip(body, seq, previous):
+    entry = sign_entry(RUN, AUTHOR, seq, previous, body)
+    again = decode_entry(encode_entry(entry), RUN)
+    assert again == entry
+    assert again.id == entry.id
+
+
+def test_golden_entry():
+    entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
+    assert entry.id.hex() == "4575633ad8c234163f9b476c346d086550b9c98c530de547e1019f25ecb01aa3"
+    assert len(encode_entry(entry)) == 288
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "name"),
+    [
+        (SLICED, 316, "b8d71b1c3847565b4b61bf261f5c90d7eda4f1456d42f98e162c68a1fff0ecaa"),
+        (REDUCED, 420, "72bcef8c14affda7e2976fcc5751403f206882cc0369a75c98e4dfc338df66de"),
+        (ReductionFault(4, A, B), 267, "8b3f3c8dc99edcaca0960096336bbab0dc5e0b608f561de93b48424383dcba7a"),
+    ],
+)
+def test_golden_entries_of_reduced_rounds(body, size, name):
+    entry = sign_entry(RUN, AUTHOR, 7, A, body)
+    assert (len(encode_entry(entry)), entry.id.hex()) == (size, name)
+
+
+def test_a_sliced_contribution_is_a_contribution_with_a_root():
+    assert isinstance(SLICED, Contribution)
+    assert SLICED != WORK
+    assert codec.encode(SLICED) == codec.encode(["sliced", 4, A, B, 5, 4096, 64, 2.5, A])
+
+
+def test_a_contribution_of_some_experts_says_which_and_one_of_all_has_the_bytes_that_it_had():
+    assert isinstance(PART, Contribution)
+    assert codec.encode(PART) == codec.encode(["part", 4, A, B, 5, 4096, 64, 2.5, b"\x06"])
+    assert (experts_of(PART), experts_of(WORK), experts_of(SLICED)) == (b"\x06", b"", b"")
+
+
+@pytest.mark.parametrize("experts", [b"", bytes(513)])
+def test_a_contribution_of_some_experts_without_a_bitmap_is_refused(experts):
+    with pytest.raises(DecodeError):
+        decode_entry(forged(replace(PART, experts=experts)), RUN)
+
+
+def test_the_name_does_not_depend_on_the_signature():
+    entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
+    assert replace(entry, signature=bytes(64)).id == entry.id
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(replace(WORK, **{key: value}) for key, values in {
+            "round": (-1, 1 << 24, 2**64 - 1), "weight": (0, -1, 256), "steps": (0, -5, 1 << 20),
+            "tokens": (0, -1, 1 << 48), "loss": (-1.0, math.nan, math.inf, -math.inf, 1e6),
+            "base": (b"", b"a" * 31, b"a" * 33), "payload": (b"",),
+        }.items() for value in values),
+        Ack(-1, A, B), Ack(1, A, b""), Ack(1, b"", B),
+        Proposal(1, BALLOT, (), A), Proposal(1, BALLOT, (B, A), A), Proposal(1, BALLOT, (A, A), A),
+        Proposal(1, BALLOT, (A, b"short"), A), Proposal(1, replace(BALLOT, attempt=-1), (A,), A),
+        Proposal(1, BALLOT, tuple(sorted(bytes([i // 256, i % 256]) + bytes(30) for i in range(MAX_SET + 1))), A),
+        Vote(1, BALLOT, b""), Vote(1, Ballot(1 << 20, AUTHOR.peer_id), A), Vote(1, Ballot(0, "somebody"), A),
+        Prepare(1, Ballot(0, "")), Promise(1, BALLOT, (A, B)), Promise(1, BALLOT, (b"",)), Leave(1 << 24),
+        replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),
+        *(replace(REDUCED, **{key: value}) for key, values in {
+            "round": (-1,), "span": (Span(-1, 3), Span(0, 0), Span(9, 8), Span(0, 1 << 32)),
+            "more": ((B, A), (A, A), (b"",)), "members": (b"",), "payload": (b"a",), "rows": (b"",),
+            "kept": (b"",), "previous": (b"a",), "covered": (bytes(MAX_SET // 8 + 1), b"\xff" * (MAX_SET // 8)),
+        }.items() for value in values), replace(REDUCED, covered=b"", more=()),
+    ],
+)  # fmt: skip
+def test_illegal_bodies_are_refused(body):
+    with pytest.raises(DecodeError):
+        decode_entry(forged(body), RUN)
+    with pytest.raises(DecodeError):
+        sign_entry(RUN, AUTHOR, 0, b"", body)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 2},
+        {"seq": -1},
+        {"seq": 1},
+        {"seq": 1 << 40, "previous": A},
+        {"previous": A},
+        {"author": "nobody"},
+    ],
+)
+def test_illegal_envelopes_are_refused(changes):
+    with pytest.raises(DecodeError):
+        decode_entry(forged(WORK, **changes), RUN)
+
+
+def test_another_run_and_another_author_are_refused():
+    data = encode_entry(sign_entry(RUN, AUTHOR, 0, b"", WORK))
+    with pytest.raises(SignatureFault):
+        decode_entry(data, RunId(b"x" * 32))
+    with pytest.raises(SignatureFault):
+        decode_entry(forged(WORK, author=Identity(bytes(32)).peer_id), RUN)
+
+
+def test_the_largest_set_fits_one_entry():
+    names = tuple(sorted(Digest(bytes([i // 256, i % 256]) + bytes(30)) for i in range(MAX_SET)))
+    entry = sign_entry(RUN, AUTHOR, 0, b"", Proposal(1, BALLOT, names, A))
+    assert decode_entry(encode_entry(entry), RUN) == entry
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(BODIES), st.data())
+def test_mutations_raise_peer_faults_only(body, data):
+    whole = encode_entry(sign_entry(RUN, AUTHOR, 7, A, body))
+    raw = bytearray(whole)
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(PeerFault):
+        decode_entry(bytes(raw), RUN)
+    with pytest.raises(PeerFault):
+        decode_entry(whole[: data.draw(st.integers(0, len(whole) - 1))], RUN)
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), max_size=6), st.randoms())
+def test_a_set_has_no_order_and_no_duplicates(names, random):
+    shuffled = names + names[:2]
+    random.shuffle(shuffled)
+    assert set_digest(names) == set_digest(shuffled)
+    assert set_digest(names) != set_digest([*names, b"?" * 32]) or b"?" * 32 in names
+
+
+def test_a_tuple_entry_of_the_wrong_arity_is_refused():
+    with pytest.raises(DecodeError):
+        decode_entry(codec.encode((1, RUN)), RUN)

@@ -1,0 +1,164 @@
+"""RunSpec: signed, canonical, and every number within its bounds."""
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, SignatureFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import peer_id_of
+from atoll.protocols.run.admission import AdmissionSpec
+from atoll.protocols.run.model_spec import ExpertsSpec
+from atoll.protocols.run.rope import RopeStretch
+from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
+from atoll.protocols.run.serving import SamplingSpec, ServingSpec, TokensSpec
+from atoll.protocols.run.slices import ReduceSpec
+
+OWNER_ID = Identity(bytes(range(32))).peer_id
+CROWD = tuple(sorted(peer_id_of(bytes([a, b] * 16)) for a in range(27) for b in range(19)))
+ILLEGAL = [
+    ("name", ""), ("name", "x" * 65), ("name", "a\nb"), ("name", "\x1b[31m"), ("name", "\ud800"),
+    ("seed", -1), ("seed", 2**63), ("seed", 10**400),
+    ("data.source", ""), ("data.source", "x" * 1025), ("data.source", "file:\x1b[2J"), ("data.source", "\ud800"),
+    ("data.tokenizer", "words"), ("data.digest", b"1"), ("data.digest", bytes(33)),
+    ("model.dim", 0), ("model.dim", -40), ("model.dim", 41), ("model.heads", 3), ("model.kv_heads", 3),
+    ("model.layers", 1025), ("model.vocab", 1 << 23), ("model.ffn", 10**400),
+    ("model.rope_theta", math.nan), ("model.rope_theta", math.inf), ("model.rope_theta", 1.0),
+    ("model.norm_eps", math.nan), ("model.norm_eps", 0.0), ("model.norm_eps", -1.0), ("model.norm_eps", 1.0),
+    ("inner.lr", math.nan), ("inner.lr", math.inf), ("inner.lr", -1e-3), ("inner.lr", 0.0),
+    ("inner.beta1", 1.0), ("inner.beta2", math.nan), ("inner.eps", 0.0), ("inner.clip", -math.inf),
+    ("inner.expert_lr", 0.0), ("inner.expert_lr", math.nan), ("inner.expert_lr", 65.0), ("inner.expert_lr", 2.0),
+    ("inner.batch", 0), ("inner.total_steps", 10**400), ("inner.warmup_steps", -1),
+    ("outer.rounds", 0), ("outer.rounds", 1 << 25), ("outer.alpha_256", 0), ("outer.alpha_256", 1025),
+    ("outer.floor_256", -1), ("outer.floor_256", 257), ("outer.stages", ()),
+    ("outer.stages", (Stage(1, 5),)), ("outer.stages", (Stage(0, 5), Stage(0, 6))),
+    ("outer.stages", (Stage(0, 0),)), ("outer.stages", (Stage(0, 5), Stage(9, 1), Stage(3, 1))),
+    ("outer.stages", tuple(Stage(at, 1) for at in range(65))),
+    ("outer.overlap_most", 0), ("outer.overlap_most", -1), ("outer.overlap_most", (1 << 16) + 1),
+    ("outer.holders", -1), ("outer.holders", 1), ("outer.holders", 1025),
+    ("compress.codec", "dense"), ("compress.k", 0), ("compress.k", 4097),
+    ("compress.feedback", math.nan), ("compress.feedback", 1.5), ("compress.feedback", -0.1),
+    ("pace.quorum_256", 0), ("pace.quorum_256", 257), ("pace.grace_256", -1), ("pace.lease_s", math.inf),
+    ("pace.min_members", 0), ("pace.min_members", 1025),
+    ("reduce", ReduceSpec(gap=1)), ("reduce", ReduceSpec(above=0)), ("reduce", ReduceSpec(k=4097)),
+    ("reduce", ReduceSpec(sample_256=-1)),
+    ("serving", ServingSpec(eos=(1 << 22,))), ("serving", ServingSpec(chat_template="\ud800")),
+    ("serving", ServingSpec(chat_template="x" * 16385)), ("serving", ServingSpec(tokens=TokensSpec(unk=-1))),
+    ("serving", ServingSpec(sampling=SamplingSpec(top_p=math.nan))),
+    ("model.rope_stretch", RopeStretch(factor=math.nan, low=1.0, high=4.0, original=64)),
+    ("admission.members", (OWNER_ID,)), ("admission", AdmissionSpec(mode="invite", members=(OWNER_ID, OWNER_ID))),
+    ("admission", AdmissionSpec(mode="allowlist", members=("b" * 52,))),
+    ("admission", AdmissionSpec(mode="allowlist", members=CROWD)),
+    ("admission", AdmissionSpec(mode="closed")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), ILLEGAL)
+def test_illegal_values_are_config_errors_here_and_decode_errors_from_outside(changed, owner, key, value):
+    bad = changed(key, value)
+    with pytest.raises(ConfigError):
+        sign_run(bad, owner)
+    try:
+        body = codec.encode(bad)
+    except (UnicodeEncodeError, OverflowError):
+        return  # it cannot even be written
+    with pytest.raises(DecodeError):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+def test_round_trip_and_golden_id(spec, owner):
+    data = sign_run(spec, owner)
+    assert open_run(data) == spec
+    assert open_run(data).id == spec.id
+    assert spec.id.hex() == "37ff9de2422451bd8fd0e04f59c5a958aa3a4abbf2d733edb2d1c475731ea07a"
+
+
+@pytest.mark.parametrize(("key", "value"), [("compress.codec", "sparse1"), ("outer.fragments", 2)])
+def test_rounds_are_reduced_with_one_codec_and_whole_payloads_only(changed, key, value):
+    msgspec.structs.replace(changed(key, value), version=SPEC_VERSION).check()
+    bad = msgspec.structs.replace(changed(key, value), version=SPEC_VERSION, reduce=ReduceSpec())
+    with pytest.raises(ConfigError, match="reduce needs"):
+        bad.check()
+
+
+def test_a_run_that_shares_experts_does_not_reduce_rounds(changed, spec):
+    model = msgspec.structs.replace(spec.model, experts=ExpertsSpec(count=8, per_token=2, ffn=50))
+    mixture = msgspec.structs.replace(changed("outer.holders", 1), model=model)
+    mixture.check()
+    with pytest.raises(ConfigError, match="cannot go together"):
+        msgspec.structs.replace(mixture, reduce=ReduceSpec()).check()
+
+
+def test_only_the_owner_signs(spec):
+    with pytest.raises(ConfigError):
+        sign_run(spec, Identity(bytes(32)))
+
+
+def test_anothers_signature_is_refused(spec):
+    body = codec.encode(spec)
+    with pytest.raises(SignatureFault):
+        open_run(codec.encode(SignedRun(body, Identity(bytes(32)).sign("run/1", body))))
+    with pytest.raises(DecodeError):
+        open_run(codec.encode(SignedRun(body, b"")))
+
+
+def test_an_owner_that_is_no_peer_is_refused(changed, owner):
+    body = codec.encode(changed("owner", "me"))
+    with pytest.raises(DecodeError):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+def test_another_version_is_refused(changed, owner):
+    with pytest.raises(DecodeError, match="version 5"):
+        open_run(sign_run(changed("version", 5), owner))
+
+
+def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherwise_now(changed, owner):
+    assert changed("version", 3).outer.fragments == 1
+    assert open_run(sign_run(changed("version", 3), owner)).version == 3
+    parts = changed("outer.fragments", 2)
+    assert open_run(sign_run(msgspec.structs.replace(parts, version=4), owner)).outer.fragments == 2
+    body = codec.encode(msgspec.structs.replace(parts, version=3))
+    with pytest.raises(DecodeError, match=r"in version 3 outer\.fragments were cut otherwise"):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
+    body = codec.encode({"version": version, "name": "old"})
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3 and 4"):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_mutations_raise_peer_faults_only(spec, owner, data):
+    raw = bytearray(sign_run(spec, owner))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.sampled_from([len(raw), len(raw) - 1, len(raw) // 2]))
+    try:
+        assert open_run(bytes(raw[:cut])) == spec  # two flips may cancel
+    except PeerFault:
+        return
+
+
+def test_the_bounds_of_the_overlap_are_equal_unless_the_run_says_more(changed, owner):
+    assert changed("outer.overlap_steps", 3).outer.overlap_bounds == (3, 3)
+    more = changed("outer.overlap_most", 5)
+    assert msgspec.structs.replace(more.outer, overlap_steps=2).overlap_bounds == (2, 5)
+    assert msgspec.structs.replace(more.outer, overlap_steps=0).overlap_bounds == (0, 0), "nothing overlaps"
+    assert open_run(sign_run(more, owner)) == more
+    with pytest.raises(ConfigError, match="overlap_most"):
+        msgspec.structs.replace(more, outer=msgspec.structs.replace(more.outer, overlap_steps=6)).check()
+
+
+def test_steps_follow_the_stages(spec):
+    assert [spec.steps(number) for number in (0, 9, 10, 99)] == [5, 5, 15, 15]
+    assert spec.steps_before(0) == 0
+    for number in range(40):
+        assert spec.steps_before(number) == sum(spec.steps(before) for before in range(number))
