@@ -23,7 +23,7 @@ from atoll.cli.commands.status import one_line
 from atoll.cli.formatting import number, print_json, size, span, tail
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import Status, Watch
 
 RETRY_S = 0.2
 HEARTBEAT_S = 30.0
@@ -32,12 +32,12 @@ JOIN_S = 2.0
 _STYLES = {"training": "green", "done": "green", "finished": "green", "paused": "yellow"}
 
 
-def seed_lines(now: c.Status) -> list[str]:
+def seed_lines(now: Status) -> list[str]:
     """How others join through this node, without an invite."""
     return [f"others join with --seed {maddr}/p2p/{now.peer}" for maddr in now.addresses]
 
 
-Words = Callable[[c.Status], list[str]]
+Words = Callable[[Status], list[str]]
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def shown(home: Home, *, as_json: bool, plain: bool, words: Words = seed_lines) 
         thread.join(JOIN_S)
 
 
-def render(now: c.Status) -> RenderableType:
+def render(now: Status) -> RenderableType:
     """One status as a panel."""
     head = Text.assemble(
         (now.activity, _STYLES.get(now.activity, "cyan")), f"  {now.reason}" if now.reason else ""
@@ -78,7 +78,7 @@ def render(now: c.Status) -> RenderableType:
     return Panel(Group(*parts), title=title, subtitle="Ctrl-C stops in good order")
 
 
-def is_news(now: c.Status, before: c.Status | None, since_s: float) -> bool:
+def is_news(now: Status, before: Status | None, since_s: float) -> bool:
     """Is this status worth a line, after the last one that was?"""
     return (
         before is None
@@ -88,14 +88,14 @@ def is_news(now: c.Status, before: c.Status | None, since_s: float) -> bool:
     )
 
 
-def new_addresses(now: c.Status, before: c.Status | None, words: Words = seed_lines) -> list[str]:
+def new_addresses(now: Status, before: Status | None, words: Words = seed_lines) -> list[str]:
     """Lines about how to join through our addresses, when they have changed."""
     if not now.addresses or (before is not None and before.addresses == now.addresses):
         return []
     return words(now)
 
 
-def _rows(now: c.Status) -> Iterator[tuple[str, str]]:
+def _rows(now: Status) -> Iterator[tuple[str, str]]:
     yield "loss", f"{number(now.train_loss)} nats per token, validation {number(now.val_bpb)} bits per byte"
     yield "speed", f"{number(now.tokens_per_s, 0)} tokens/s on {now.device}"
     yield (
@@ -111,11 +111,11 @@ def _rows(now: c.Status) -> Iterator[tuple[str, str]]:
         yield "web", now.web or now.web_trouble
 
 
-def _statuses(home: Home, ended: threading.Event) -> Iterator[c.Status]:
+def _statuses(home: Home, ended: threading.Event) -> Iterator[Status]:
     """Every status until the daemon or the block ends; waits for a daemon that only just starts."""
     while not ended.is_set():
         try:
-            for now in stream(home, c.Watch(), c.Status):
+            for now in stream(home, Watch(), Status):
                 yield now
                 if ended.is_set():
                     return
@@ -129,7 +129,7 @@ def _json_lines(home: Home, ended: threading.Event, words: Words) -> None:
 
 
 def _plain_lines(home: Home, ended: threading.Event, words: Words) -> None:
-    before: c.Status | None = None
+    before: Status | None = None
     at = 0.0
     for now in _statuses(home, ended):
         for line in new_addresses(now, before, words):
@@ -142,7 +142,7 @@ def _plain_lines(home: Home, ended: threading.Event, words: Words) -> None:
 def _live_panel(home: Home, ended: threading.Event, words: Words) -> None:
     with Live(console=Console(), refresh_per_second=4, transient=False) as live:
         live.update("starting …")
-        before: c.Status | None = None
+        before: Status | None = None
         for now in _statuses(home, ended):
             for line in new_addresses(now, before, words):
                 live.console.print(line, soft_wrap=True, highlight=False)  # whole, to be copied

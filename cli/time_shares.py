@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from atoll.cli.formatting import span
-from atoll.protocols.local.control_messages import Goodput, RoundRow, TimeShares
+from atoll.protocols.local.control_messages import Goodput, RoundStatus, TimeShares
 
 WORTH_PERCENT = 0.05
 """Less than this would be printed as 0.0."""
@@ -19,7 +19,7 @@ def percents(shares: Mapping[str, Any]) -> dict[str, float]:
     return {name: 100 * value_s / whole_s for name, value_s in seconds.items()} if whole_s > 0 else {}
 
 
-def of_round(row: RoundRow) -> str:
+def of_round(row: RoundStatus) -> str:
     """The share of a round's time in steps that count."""
     shares = percents(msgspec.structs.asdict(row))
     return f"{shares['steps']:.1f} %" if shares else "–"

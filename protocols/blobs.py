@@ -18,7 +18,7 @@ BLOB_CHUNK_BYTES = 1 << 20
 MANIFEST_MAX_BYTES = 4 << 20
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class BlobManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Names every chunk of a blob."""
 
     version: int
@@ -45,29 +45,29 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return digest(codec.encode(self))
 
 
-def manifest_of(chunks: Iterable[bytes | memoryview]) -> Manifest:
+def manifest_of(chunks: Iterable[bytes | memoryview]) -> BlobManifest:
     """Manifest of chunks of 1 MiB (the last may be short)."""
     size, hashes = 0, bytearray()
     for chunk in chunks:
         size += len(chunk)
         hashes += digest(chunk)
-    return Manifest(MANIFEST_VERSION, size, bytes(hashes))
+    return BlobManifest(MANIFEST_VERSION, size, bytes(hashes))
 
 
-def manifest_of_bytes(data: bytes | bytearray | memoryview) -> Manifest:
+def manifest_of_bytes(data: bytes | bytearray | memoryview) -> BlobManifest:
     """Manifest of bytes in memory."""
     view = memoryview(data)
     return manifest_of(view[at : at + BLOB_CHUNK_BYTES] for at in range(0, len(view), BLOB_CHUNK_BYTES))
 
 
-def manifest_of_file(file: BinaryIO) -> Manifest:
+def manifest_of_file(file: BinaryIO) -> BlobManifest:
     """Manifest of an open file, read once."""
     return manifest_of(iter(lambda: file.read(BLOB_CHUNK_BYTES), b""))
 
 
-def decode_manifest(data: bytes, blob: Digest) -> Manifest:
+def decode_manifest(data: bytes, blob: Digest) -> BlobManifest:
     """The manifest that `blob` names. Raises DecodeError."""
-    manifest = codec.decode(data, Manifest, max_bytes=MANIFEST_MAX_BYTES)
+    manifest = codec.decode(data, BlobManifest, max_bytes=MANIFEST_MAX_BYTES)
     chunks = -(-manifest.size_bytes // BLOB_CHUNK_BYTES)
     if manifest.version != MANIFEST_VERSION or manifest.size_bytes < 0:
         raise DecodeError("manifest of another version, or of a negative size")

@@ -42,7 +42,7 @@ def path_of(levels: Sequence[Sequence[Digest]], first: int, count: int) -> bytes
     return path
 
 
-class Part:
+class MerklePart:
     """Neighbouring leaves and their path: as much of a tree as follows from them."""
 
     def __init__(self, total: int, first: int, leaves: Sequence[Digest], path: bytes) -> None:
@@ -89,5 +89,5 @@ class Part:
 
 def check_path(root: Digest, total: int, first: int, leaves: Sequence[Digest], path: bytes) -> None:
     """Raise DecodeError unless `leaves` are leaves `first` … of the tree of `total` leaves that `root` names."""
-    if Part(total, first, leaves, path).root != root:
+    if MerklePart(total, first, leaves, path).root != root:
         raise DecodeError("merkle: the leaves are not in the tree")

@@ -86,7 +86,7 @@ class Coming(msgspec.Struct, frozen=True, array_like=True, tag="coming", forbid_
     """Where the rendezvous sees the target; the target leaves it empty."""
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", forbid_unknown_fields=True):
+class NatRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused", forbid_unknown_fields=True):
     """Not done, and why."""
 
     reason: Reason
@@ -106,12 +106,12 @@ class Incoming(msgspec.Struct, frozen=True, array_like=True, tag="incoming", for
     source: str
 
 
-class Open(msgspec.Struct, frozen=True, array_like=True, tag="open", forbid_unknown_fields=True):
+class OpenCircuit(msgspec.Struct, frozen=True, array_like=True, tag="open", forbid_unknown_fields=True):
     """The circuit is there: every frame that follows belongs to the two ends."""
 
 
 Ask: TypeAlias = Look | DialBack | Punch | Summons
-Answer: TypeAlias = Seen | Reached | Coming | Refused
+Answer: TypeAlias = Seen | Reached | Coming | NatRefused
 
 
 def sign_punch(run: RunId, source: Identity, target: PeerId, nonce: bytes, claims: tuple[str, ...]) -> Punch:
@@ -139,9 +139,11 @@ def decode_answer(data: bytes) -> Answer:
     return codec.decode(data, cast(type[Answer], Answer), max_bytes=NAT_MAX_BYTES)
 
 
-def decode_opening(data: bytes) -> Open | Refused:
+def decode_opening(data: bytes) -> OpenCircuit | NatRefused:
     """The answer to Circuit and Incoming. Raises DecodeError."""
-    return codec.decode(data, cast(type[Open | Refused], Open | Refused), max_bytes=NAT_MAX_BYTES)
+    return codec.decode(
+        data, cast(type[OpenCircuit | NatRefused], OpenCircuit | NatRefused), max_bytes=NAT_MAX_BYTES
+    )
 
 
 def peer_named(text: str) -> PeerId:
@@ -150,9 +152,9 @@ def peer_named(text: str) -> PeerId:
     return PeerId(text)
 
 
-def refused(reason: str) -> Refused:
+def refused(reason: str) -> NatRefused:
     """A refusal with a printable, bounded reason."""
-    return Refused(printable(reason)[:REASON_CHARACTERS])
+    return NatRefused(printable(reason)[:REASON_CHARACTERS])
 
 
 def printable(reason: str) -> str:

@@ -7,9 +7,9 @@ import click
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
 from atoll.cli.run_files import find_run, keep_run, run_of
-from atoll.node.checkpoint.universal import Manifest
+from atoll.node.checkpoint.universal import CheckpointManifest
 from atoll.node.config.home import Home, hold_lock
-from atoll.node.import_export.join_shards import RUN, Checkpoint, join, opened
+from atoll.node.import_export.join_shards import RUN, ShardedCheckpoint, join, opened
 from atoll.node.import_export.restore_node import restore
 from atoll.node.import_export.save_shard import save_shard
 from atoll.p2p.system.atomic_files import read_whole
@@ -91,8 +91,8 @@ def restore_node(folder: Path, home: Home, as_json: bool) -> None:
         click.echo(found.manifest.who_signed())
 
 
-def _print(found: Checkpoint, as_json: bool) -> None:
-    manifest: Manifest = found.manifest
+def _print(found: ShardedCheckpoint, as_json: bool) -> None:
+    manifest: CheckpointManifest = found.manifest
     if as_json:
         print_json({"path": str(found.folder), "name": found.spec.name, "manifest": manifest})
         return

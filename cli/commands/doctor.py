@@ -20,7 +20,7 @@ from atoll.node.doctor import experts as doctor_experts
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
-from atoll.node.doctor.checks import Patient, Row, examine, is_well
+from atoll.node.doctor.checks import Finding, Patient, examine, is_well
 from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -48,7 +48,7 @@ def doctor(home: Home, as_json: bool, wanted: str | None) -> int:
     return 0 if is_well(rows) else 1
 
 
-def lines(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def lines(rows: Sequence[Finding]) -> list[tuple[str, str]]:
     """(state or nothing, text) of each line on the screen; a remedy has a line of its own."""
     shown: list[tuple[str, str]] = []
     for row in rows:
@@ -60,7 +60,7 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return shown
 
 
-def _print(rows: Sequence[Row]) -> None:
+def _print(rows: Sequence[Finding]) -> None:
     if not sys.stdout.isatty():
         for state, text in lines(rows):
             click.echo(f"{state.ljust(4)} {text}")
@@ -85,21 +85,21 @@ def _logged(home: Home) -> Iterator[None]:
         handler.close()
 
 
-def _config(home: Home) -> tuple[NodeConfig | None, list[Row]]:
+def _config(home: Home) -> tuple[NodeConfig | None, list[Finding]]:
     try:
         return load_config(home.config_toml), []
     except ConfigError as error:
-        return None, [Row("config", "fail", " ".join(str(error).split()), error.hint)]
+        return None, [Finding("config", "fail", " ".join(str(error).split()), error.hint)]
 
 
-def _status(home: Home) -> tuple[dict[str, Any] | None, list[Row]]:
+def _status(home: Home) -> tuple[dict[str, Any] | None, list[Finding]]:
     """What the node says; a row if it is there but does not answer as it should."""
     try:
         return ask(home.root, "status"), []
     except AtollError as error:
         if error.exit_code == 3:
             return None, []
-        return None, [Row("node", "fail", " ".join(str(error).split()), error.hint)]
+        return None, [Finding("node", "fail", " ".join(str(error).split()), error.hint)]
 
 
 def _run(home: Home, wanted: str | None) -> RunSpec | None:

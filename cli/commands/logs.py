@@ -8,18 +8,18 @@ from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.node.daemon.telemetry.logfile import Tail
 from atoll.protocols.errors import NotRunning
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import MAX_LINES, GetLogs, LogLine, LogLines
 
 
 @click.command()
 @home_option
 @json_option
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until interrupted.")
-@click.option("-n", "--tail", default=50, type=click.IntRange(0, c.MAX_LINES), help="Newest lines to show.")
+@click.option("-n", "--tail", default=50, type=click.IntRange(0, MAX_LINES), help="Newest lines to show.")
 def logs(home: Home, as_json: bool, follow: bool, tail: int) -> None:
     """The node's log."""
     try:
-        for batch in stream(home, c.GetLogs(tail, follow), c.Logs):
+        for batch in stream(home, GetLogs(tail, follow), LogLines):
             if not batch.lines and not follow:
                 return
             _print(batch.lines, as_json)
@@ -29,7 +29,7 @@ def logs(home: Home, as_json: bool, follow: bool, tail: int) -> None:
         _print(Tail(home.log).last(tail), as_json)
 
 
-def _print(lines: tuple[c.LogLine, ...], as_json: bool) -> None:
+def _print(lines: tuple[LogLine, ...], as_json: bool) -> None:
     for line in lines:
         if as_json:
             print_json(line)

@@ -9,7 +9,20 @@ from atoll.cli.client import call, stream
 from atoll.cli.formatting import number, print_json, print_table, room_text, size, span, tail
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import (
+    MAX_ROUNDS,
+    GetPeers,
+    GetRounds,
+    GetStatus,
+    LimitUse,
+    PeerList,
+    PeerStatus,
+    RelayUse,
+    RoundList,
+    RoundStatus,
+    Status,
+    Watch,
+)
 
 UNHEALTHY = 4
 
@@ -21,7 +34,7 @@ UNHEALTHY = 4
 @click.option("--exit-code", is_flag=True, help=f"Exit {UNHEALTHY} when the node needs help (health checks).")
 def status(home: Home, as_json: bool, watch: bool, exit_code: bool) -> int:
     """What the node does now, and why."""
-    for now in stream(home, c.Watch(), c.Status) if watch else iter([call(home, c.GetStatus(), c.Status)]):
+    for now in stream(home, Watch(), Status) if watch else iter([call(home, GetStatus(), Status)]):
         if as_json:
             print_json(now)
         elif watch:
@@ -36,7 +49,7 @@ def status(home: Home, as_json: bool, watch: bool, exit_code: bool) -> int:
 @json_option
 def peers(home: Home, as_json: bool) -> None:
     """Whom the node knows, and over which path."""
-    answer = call(home, c.GetPeers(), c.Peers)
+    answer = call(home, GetPeers(), PeerList)
     if as_json:
         print_json(answer)
         return
@@ -47,10 +60,10 @@ def peers(home: Home, as_json: bool) -> None:
 @click.command()
 @home_option
 @json_option
-@click.option("-n", "--last", default=20, type=click.IntRange(1, c.MAX_ROUNDS), help="Newest rounds to show.")
+@click.option("-n", "--last", default=20, type=click.IntRange(1, MAX_ROUNDS), help="Newest rounds to show.")
 def rounds(home: Home, as_json: bool, last: int) -> None:
     """What happened in each round."""
-    answer = call(home, c.GetRounds(last), c.Rounds)
+    answer = call(home, GetRounds(last), RoundList)
     if as_json:
         print_json(answer)
         return
@@ -72,7 +85,7 @@ def rounds(home: Home, as_json: bool, last: int) -> None:
     print_table(head, map(_round_cells, answer.rounds))
 
 
-def one_line(now: c.Status) -> str:
+def one_line(now: Status) -> str:
     """A status for logs and narrow screens."""
     parts = [f"round {now.round}/{now.rounds}", now.activity]
     if now.activity == "training" and now.steps:
@@ -87,7 +100,7 @@ def one_line(now: c.Status) -> str:
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
 
 
-def facts(now: c.Status) -> Iterator[str]:
+def facts(now: Status) -> Iterator[str]:
     """A status for a screen, one fact a line."""
     doing = now.activity + (f" – {now.reason}" if now.reason else "")
     if now.activity == "training" and now.steps:
@@ -124,7 +137,7 @@ def facts(now: c.Status) -> Iterator[str]:
         yield f"address   {maddr}/p2p/{now.peer}"
 
 
-def overlap(now: c.Status) -> str:
+def overlap(now: Status) -> str:
     """How far the node runs ahead of the fold of the round before."""
     may = f"up to {now.overlap_allowed} steps before a fold is in"
     if now.overlapped is None:
@@ -132,7 +145,7 @@ def overlap(now: c.Status) -> str:
     return f"{may}; {now.overlapped} in the newest round, then held {span(now.held_s)}"
 
 
-def limits(use: c.LimitUse) -> str:
+def limits(use: LimitUse) -> str:
     """Caps that hold now, and the month."""
     rates = [
         f"{name} {size(rate)}/s" for name, rate in (("up", use.up_bytes_s), ("down", use.down_bytes_s)) if rate
@@ -143,13 +156,13 @@ def limits(use: c.LimitUse) -> str:
     return f"{text}; {use.stopped}" if use.stopped else text
 
 
-def relaying(use: c.RelayUse) -> str:
+def relaying(use: RelayUse) -> str:
     """What the node relays for others."""
     today = f"{size(use.bytes_today)} of {size(use.bytes_per_day)} today"
     return f"{use.circuits} circuits open, {use.circuits_served} served, {today}, {use.refused} refused"
 
 
-def _peer_cells(row: c.PeerRow) -> tuple[str, ...]:
+def _peer_cells(row: PeerStatus) -> tuple[str, ...]:
     return (
         tail(row.peer),
         row.path or "–",
@@ -164,7 +177,7 @@ def _peer_cells(row: c.PeerRow) -> tuple[str, ...]:
     )
 
 
-def _round_cells(row: c.RoundRow) -> tuple[str, ...]:
+def _round_cells(row: RoundStatus) -> tuple[str, ...]:
     return (
         str(row.round),
         row.digest[:12] or "–",

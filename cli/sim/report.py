@@ -30,7 +30,7 @@ def as_json(swarm: "Swarm", rows: Rows, arms: Mapping[str, Any]) -> dict[str, An
     if swarm.idle_daemon_cpu is not None:
         share = swarm.idle_daemon_cpu
         checks.append(
-            verdict.Check("idle daemon CPU", share < IDLE_LIMIT, f"{100 * share:.2f} % of a core per node")
+            verdict.PromiseCheck("idle daemon CPU", share < IDLE_LIMIT, f"{100 * share:.2f} % of a core per node")
         )
     return {
         "version": REPORT_VERSION,
@@ -50,7 +50,7 @@ def as_json(swarm: "Swarm", rows: Rows, arms: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def promises(swarm: "Swarm", rows: Rows, rounds: list[dict[str, Any]]) -> list[verdict.Check]:
+def promises(swarm: "Swarm", rows: Rows, rounds: list[dict[str, Any]]) -> list[verdict.PromiseCheck]:
     """What every run must keep."""
     total = swarm.spec.outer.rounds
     flat = [row for of_node in rows.values() for row in of_node]
@@ -66,7 +66,7 @@ def promises(swarm: "Swarm", rows: Rows, rounds: list[dict[str, Any]]) -> list[v
     return checks
 
 
-def baselines(val_bpb: float | None, tokens: int, arms: Mapping[str, Any]) -> list[verdict.Check]:
+def baselines(val_bpb: float | None, tokens: int, arms: Mapping[str, Any]) -> list[verdict.PromiseCheck]:
     """Against the reference arms when they had as many tokens as the swarm's final sets."""
     if val_bpb is None or not arms:
         return []

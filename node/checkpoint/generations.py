@@ -46,7 +46,7 @@ Check = Callable[[Mapping[str, Tensor]], None]
 """Raises CorruptFault for tensors that the caller cannot use."""
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TensorRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor of the file, in file order."""
 
     name: str
@@ -54,11 +54,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     shape: tuple[int, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class GenerationManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a generation holds."""
 
     format: int
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
     tensors: Digest
     """BLAKE3 of the tensor file; with parts, of that and of them (`hash_with_parts`)."""
     body: bytes
@@ -83,7 +83,7 @@ class Unfinished:
         self._files: list[FileIO] = []
         self._later: list[tuple[int, Tensor]] = []
         """Places in the tensor file, and what belongs there."""
-        self._rows: tuple[Row, ...] = ()
+        self._rows: tuple[TensorRow, ...] = ()
         self._body = b""
 
     def write(
@@ -96,7 +96,7 @@ class Unfinished:
         self._part.mkdir()
         specs = {name: safefile.spec_of(tensor) for name, tensor in tensors.items()}
         names = safefile.ordered(specs)
-        self._rows = tuple(Row(name, safefile.name_of(specs[name][0]), specs[name][1]) for name in names)
+        self._rows = tuple(TensorRow(name, safefile.name_of(specs[name][0]), specs[name][1]) for name in names)
         self._body = body
         file, header = self._open(_TENSORS), safefile.header_bytes(specs, "local")
         write_piece(file, header)
@@ -146,7 +146,7 @@ class Unfinished:
         for at, tensor in self._later:
             _write_at(file, at, tensor)
         hashed = hash_with_parts(_hash_of(file), self._part / PARTS)
-        manifest = codec.encode(Manifest(FORMAT, self._rows, hashed, self._body))
+        manifest = codec.encode(GenerationManifest(FORMAT, self._rows, hashed, self._body))
         words = self._open(_MANIFEST)
         for piece in (digest(manifest), manifest):
             write_piece(words, piece)
@@ -244,16 +244,16 @@ def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], bytes]:
         raise
 
 
-def _manifest(data: bytes) -> Manifest:
+def _manifest(data: bytes) -> GenerationManifest:
     if digest(data[DIGEST_BYTES:]) != data[:DIGEST_BYTES]:
         raise DecodeError("the manifest does not have its hash")
-    manifest = codec.decode(data[DIGEST_BYTES:], Manifest, max_bytes=MANIFEST_MAX_BYTES)
+    manifest = codec.decode(data[DIGEST_BYTES:], GenerationManifest, max_bytes=MANIFEST_MAX_BYTES)
     if manifest.format != FORMAT:
         raise DecodeError(f"format {manifest.format}; this version reads {FORMAT}")
     return manifest
 
 
-def _tensors(file: BinaryIO, manifest: Manifest, parts: Path) -> dict[str, Tensor]:
+def _tensors(file: BinaryIO, manifest: GenerationManifest, parts: Path) -> dict[str, Tensor]:
     specs = {row.name: (safefile.dtype_of(row.dtype), row.shape) for row in manifest.rows}
     hasher = blake3(safefile.read_header(file, safefile.HEADER_MAX_BYTES))
     tensors = {name: safefile.read_tensor(file, spec, hasher.update) for name, spec in specs.items()}

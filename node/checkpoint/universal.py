@@ -68,7 +68,7 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return frozenset(int(part) for part in self.steps if part != SHARED)
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole checkpoint."""
 
     version: int
@@ -102,7 +102,7 @@ class _Versioned(msgspec.Struct, frozen=True):
     version: int
 
 
-def to_json(words: Shard | Manifest) -> bytes:
+def to_json(words: Shard | CheckpointManifest) -> bytes:
     """The one form of these words."""
     return json.dumps(msgspec.to_builtins(words), sort_keys=True, indent=1).encode() + b"\n"
 
@@ -139,10 +139,10 @@ def from_json(data: bytes, kind: type[S]) -> S:
 
 def joined(
     shards: Iterable[Shard], experts: int, votes: str, members: Collection[PeerId], needed: int
-) -> Manifest:
+) -> CheckpointManifest:
     """The manifest of these shards of a model with so many experts. Pure. Raises ConfigError.
 
-    `votes`, `members`: as in `Manifest`. `needed`: how many of the members are a quorum.
+    `votes`, `members`: as in `CheckpointManifest`. `needed`: how many of the members are a quorum.
     """
     found = sorted(shards, key=lambda shard: shard.peer)
     if not found:
@@ -162,7 +162,7 @@ def joined(
     chosen = {part: peer for part, peer in holders.items() if peer is not None}
     one = found[0]
     present = sum(shard.peer in members for shard in found)
-    return Manifest(
+    return CheckpointManifest(
         version=VERSION, run=one.run, round=one.round, state=one.state, shards=tuple(found), holders=chosen,
         votes=votes, members=tuple(sorted(members)), quorum=present >= needed,
     )  # fmt: skip

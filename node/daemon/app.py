@@ -45,7 +45,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ownership import splits
-from atoll.protocols.local.worker_messages import Start
+from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.moments import files_for
 from atoll.protocols.run.run_spec import open_run
 
@@ -90,7 +90,7 @@ class Daemon:
             eval_every=config.eval_every,
             room=self.room.experts if self.room else None,
         )
-        start = Start(
+        start = StartRequest(
             *(codec.encode(self.spec), me, str(folder), config.data),
             *(config.threads, config.device, config.frozen, config.frozen_on_host),
             self._place(self.spec.data.tokenizer_blob),

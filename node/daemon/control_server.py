@@ -17,8 +17,28 @@ from typing import Protocol
 from atoll.node.config.home import socket_address
 from atoll.node.daemon.telemetry.logfile import Tail
 from atoll.protocols.errors import AtollError, DecodeError, LocalFault
-from atoll.protocols.local import control_messages as c
 from atoll.protocols.local.control_lines import REQUEST_MAX_BYTES, decode_ask, encode_answer, refusal
+from atoll.protocols.local.control_messages import (
+    Answer,
+    Ask,
+    CommandDone,
+    EvaluateModel,
+    EvaluationResult,
+    GetLogs,
+    GetPeers,
+    GetRounds,
+    GetStatus,
+    LogLines,
+    PauseNode,
+    PeerList,
+    PeerStatus,
+    ResumeNode,
+    RoundList,
+    RoundStatus,
+    Status,
+    StopNode,
+    Watch,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +55,13 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: Linux' struct ucred
 class Operator(Protocol):
     """What the daemon lets its user do. Any method may raise AtollError: the user sees its line."""
 
-    def status(self) -> c.Status:
+    def status(self) -> Status:
         """The node now."""
 
-    async def peers(self) -> Sequence[c.PeerRow]:
+    async def peers(self) -> Sequence[PeerStatus]:
         """All known peers."""
 
-    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+    def rounds(self, last: int) -> Sequence[RoundStatus]:
         """The newest `last` rows, oldest first."""
 
     async def stop(self, *, finish: bool) -> str:
@@ -53,7 +73,7 @@ class Operator(Protocol):
     async def resume(self) -> str:
         """Go on."""
 
-    async def evaluate(self) -> c.Evaluation:
+    async def evaluate(self) -> EvaluationResult:
         """Validation loss of the view."""
 
 
@@ -106,15 +126,15 @@ class ControlServer:
             if not writer.is_closing():
                 writer.transport.abort()
 
-    async def _answers(self, line: bytes) -> AsyncGenerator[c.Answer, None]:
+    async def _answers(self, line: bytes) -> AsyncGenerator[Answer, None]:
         try:
             ask = decode_ask(line)
             match ask:
-                case c.Watch():
+                case Watch():
                     while True:
                         yield self._operator.status()
                         await asyncio.sleep(ask.interval_s)
-                case c.GetLogs():
+                case GetLogs():
                     async for lines in _log_lines(Tail(self._log_path), ask):
                         yield lines
                 case _:
@@ -125,26 +145,26 @@ class ControlServer:
             log.exception("control request failed")
             yield refusal(LocalFault(f"internal error: {error!r}", hint="see `atoll logs`"))
 
-    async def _answer(self, ask: c.Ask) -> c.Answer:
+    async def _answer(self, ask: Ask) -> Answer:
         match ask:
-            case c.GetStatus():
+            case GetStatus():
                 return self._operator.status()
-            case c.GetPeers():
-                return c.Peers(tuple(await self._operator.peers()))
-            case c.GetRounds():
-                return c.Rounds(tuple(self._operator.rounds(ask.last)))
-            case c.StopNode():
-                return c.Done(await self._operator.stop(finish=ask.finish))
-            case c.PauseNode():
-                return c.Done(await self._operator.pause(ask.reason))
-            case c.ResumeNode():
-                return c.Done(await self._operator.resume())
-            case c.Evaluate():
+            case GetPeers():
+                return PeerList(tuple(await self._operator.peers()))
+            case GetRounds():
+                return RoundList(tuple(self._operator.rounds(ask.last)))
+            case StopNode():
+                return CommandDone(await self._operator.stop(finish=ask.finish))
+            case PauseNode():
+                return CommandDone(await self._operator.pause(ask.reason))
+            case ResumeNode():
+                return CommandDone(await self._operator.resume())
+            case EvaluateModel():
                 return await self._operator.evaluate()
         raise DecodeError(f"{type(ask).__name__} is not served")
 
 
-async def _send(writer: asyncio.StreamWriter, answer: c.Answer) -> None:
+async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
     async with asyncio.timeout(WRITE_S):
         writer.write(encode_answer(answer))
         await writer.drain()
@@ -159,12 +179,12 @@ async def _next_line(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def _log_lines(tail: Tail, ask: c.GetLogs) -> AsyncGenerator[c.Logs, None]:
+async def _log_lines(tail: Tail, ask: GetLogs) -> AsyncGenerator[LogLines, None]:
     lines = tail.last(ask.tail)
     for start in range(0, max(1, len(lines)), LINES_PER_ANSWER):
-        yield c.Logs(lines[start : start + LINES_PER_ANSWER])
+        yield LogLines(lines[start : start + LINES_PER_ANSWER])
     if not ask.follow:
-        yield c.Logs(())
+        yield LogLines(())
     quiet_s = 0.0
     while ask.follow:
         await asyncio.sleep(FOLLOW_POLL_S)
@@ -172,9 +192,9 @@ async def _log_lines(tail: Tail, ask: c.GetLogs) -> AsyncGenerator[c.Logs, None]
         quiet_s = 0.0 if fresh else quiet_s + FOLLOW_POLL_S
         if quiet_s >= HEARTBEAT_S:  # the only way to notice that the reader has gone
             quiet_s = 0.0
-            yield c.Logs(())
+            yield LogLines(())
         for start in range(0, len(fresh), LINES_PER_ANSWER):
-            yield c.Logs(fresh[start : start + LINES_PER_ANSWER])
+            yield LogLines(fresh[start : start + LINES_PER_ANSWER])
 
 
 def _bind(path: Path) -> socket.socket:

@@ -13,11 +13,17 @@ import msgspec
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.queries import untrained
 from atoll.node.daemon.rounds.types import Phase
-from atoll.p2p.swarm.swarm import PeerRow
+from atoll.p2p.swarm.swarm import PeerView
 from atoll.protocols.ledger.registers import Lease
-from atoll.protocols.local import control_messages as c
-from atoll.protocols.local import worker_messages as w
-from atoll.protocols.local.worker_messages import Progress
+from atoll.protocols.local.control_messages import (
+    EvaluationResult,
+    LimitUse,
+    PeerStatus,
+    RelayUse,
+    RoundStatus,
+    Status,
+)
+from atoll.protocols.local.worker_messages import EvaluateReply, EvaluateRequest, TrainProgress
 
 if TYPE_CHECKING:
     from atoll.node.daemon.app import Daemon
@@ -30,7 +36,7 @@ class DaemonOperator:
         self._daemon = daemon
         self._version = importlib.metadata.version("atoll")
 
-    def status(self) -> c.Status:
+    def status(self) -> Status:
         """The node now."""
         d, driver = self._daemon, self._daemon.driver
         row = d.log.newest_closed()
@@ -38,7 +44,7 @@ class DaemonOperator:
         moved, blobs, progress = d.host.statistics(), d.swarm.blobs.statistics(), driver.progress
         training = driver.round.phase is Phase.TRAIN
         own = d.log.newest_trained()
-        return c.Status(
+        return Status(
             version=self._version,
             pid=os.getpid(),
             uptime_s=time.monotonic() - d.started_at,
@@ -99,22 +105,22 @@ class DaemonOperator:
             "reachability_why": routes.why,
             "observed": routes.observed,
             "relaying": relay is not None,
-            "relay": c.RelayUse(**asdict(relay)) if relay else None,
+            "relay": RelayUse(**asdict(relay)) if relay else None,
             "clock_ahead_s": routes.clock_ahead_s,
             "seeds": self._daemon.swarm.discovery_table(),
-            "limits": c.LimitUse(**asdict(self._daemon.limited.limits())),
+            "limits": LimitUse(**asdict(self._daemon.limited.limits())),
         }
 
-    async def peers(self) -> Sequence[c.PeerRow]:
+    async def peers(self) -> Sequence[PeerStatus]:
         """All known peers."""
         leases = self._daemon.net.leases()
         return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self._daemon.swarm.peers()]
 
-    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+    def rounds(self, last: int) -> Sequence[RoundStatus]:
         """The newest `last` rows, oldest first."""
         rows = self._daemon.log.rows
         newest = [rows[number] for number in sorted(rows)[-last:]]
-        return msgspec.convert(newest, list[c.RoundRow], from_attributes=True)
+        return msgspec.convert(newest, list[RoundStatus], from_attributes=True)
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""
@@ -131,11 +137,11 @@ class DaemonOperator:
         self._daemon.driver.resume()
         return "going on at the round where the others are"
 
-    async def evaluate(self) -> c.Evaluation:
+    async def evaluate(self) -> EvaluationResult:
         """Validation loss of the view."""
-        found = await self._daemon.driver.ask(w.Evaluate(), w.Evaluated)
+        found = await self._daemon.driver.ask(EvaluateRequest(), EvaluateReply)
         row = self._daemon.log.newest_closed()
-        return c.Evaluation(row.round if row else -1, found.val_bpb, found.val_loss)
+        return EvaluationResult(row.round if row else -1, found.val_bpb, found.val_loss)
 
     def _reason(self) -> str:
         driver = self._daemon.driver
@@ -154,8 +160,8 @@ class DaemonOperator:
         own = driver.trouble or untrained(driver.round) or (swarm.local_fault.line() if swarm.local_fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "")
 
-    def _peer_row(self, row: PeerRow, lease: Lease | None, left_s: float) -> c.PeerRow:
-        return c.PeerRow(
+    def _peer_row(self, row: PeerView, lease: Lease | None, left_s: float) -> PeerStatus:
+        return PeerStatus(
             peer=row.peer,
             path=row.path,
             maddr=row.maddr,
@@ -170,6 +176,6 @@ class DaemonOperator:
         )
 
 
-def _eta_s(progress: Progress | None, step_s: float) -> float | None:
+def _eta_s(progress: TrainProgress | None, step_s: float) -> float | None:
     """Of the steps that are left; None before the first one, and before the first round."""
     return step_s * (progress.steps - progress.step) if progress and step_s else None

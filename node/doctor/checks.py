@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 State = Literal["pass", "warn", "fail"]
 
 
-class Row(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True):
     """One finding."""
 
     check: str
@@ -46,19 +46,19 @@ class Patient:
     """The running node's status as `atoll status --json` shows it; None: no node answers."""
 
 
-class Check(NamedTuple):
+class DoctorCheck(NamedTuple):
     """One function that finds something out."""
 
     name: str
     deadline_s: float
-    work: Callable[[Patient], Iterable[Row]]
+    work: Callable[[Patient], Iterable[Finding]]
 
 
-def examine(patient: Patient, checks: Sequence[Check]) -> list[Row]:
+def examine(patient: Patient, checks: Sequence[DoctorCheck]) -> list[Finding]:
     """All rows in the order of `checks`, which run side by side."""
-    done: dict[int, list[Row]] = {}
+    done: dict[int, list[Finding]] = {}
 
-    def work(number: int, check: Check) -> None:
+    def work(number: int, check: DoctorCheck) -> None:
         done[number] = guarded(patient, check)
 
     # Daemon threads: a disk that never answers holds up neither the others nor our end.
@@ -66,29 +66,29 @@ def examine(patient: Patient, checks: Sequence[Check]) -> list[Row]:
     started = time.monotonic()
     for thread in threads:
         thread.start()
-    rows: list[Row] = []
+    rows: list[Finding] = []
     for number, (check, thread) in enumerate(zip(checks, threads, strict=True)):
         thread.join(max(0.0, started + check.deadline_s - time.monotonic()))
         rows += done[number] if number in done else [_late(check)]
     return rows
 
 
-def guarded(patient: Patient, check: Check) -> list[Row]:
+def guarded(patient: Patient, check: DoctorCheck) -> list[Finding]:
     """The rows of one check, whatever happens in it."""
     try:
         return list(check.work(patient))
     except AtollError as error:
-        return [Row(check.name, "fail", " ".join(str(error).split()), error.hint)]
+        return [Finding(check.name, "fail", " ".join(str(error).split()), error.hint)]
     except Exception as error:  # a bug in one check must not hide what the others found
         log.exception("the check %s failed", check.name)
-        return [Row(check.name, "fail", f"{type(error).__name__}: {error}", "please report this as a bug")]
+        return [Finding(check.name, "fail", f"{type(error).__name__}: {error}", "please report this as a bug")]
 
 
-def is_well(rows: Iterable[Row]) -> bool:
+def is_well(rows: Iterable[Finding]) -> bool:
     """Nothing failed; warnings are allowed."""
     return all(row.state != "fail" for row in rows)
 
 
-def _late(check: Check) -> Row:
+def _late(check: DoctorCheck) -> Finding:
     remedy = "this part of the machine hangs, or is very busy: try again"
-    return Row(check.name, "fail", f"no result in {check.deadline_s:.0f} s", remedy)
+    return Finding(check.name, "fail", f"no result in {check.deadline_s:.0f} s", remedy)

@@ -6,7 +6,7 @@ import msgspec
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.rounds.queries import MORE_ROOM
-from atoll.node.doctor.checks import Check, Patient, Row
+from atoll.node.doctor.checks import DoctorCheck, Finding, Patient
 from atoll.node.runs.capacity.expert_capacity import trained_of
 from atoll.node.runs.capacity.free_resources import room_here
 from atoll.node.runs.capacity.join_preview import MEMBERS
@@ -17,22 +17,22 @@ GB = 1e9
 MORE_MEMORY = 'close other programs, or store the others\' experts narrow: frozen = "int8" in config.toml'
 
 
-def experts(patient: Patient) -> Iterator[Row]:
+def experts(patient: Patient) -> Iterator[Finding]:
     """What a running node says, else what it would offer now; nothing where all members train all."""
     room = room_found(patient)
     if room is not None:
         yield judge_room(room, str((patient.status or {}).get("shortage") or ""))
 
 
-def judge_room(room: Room, shortage: str) -> Row:
+def judge_room(room: Room, shortage: str) -> Finding:
     """`shortage`: why the members cannot train all experts; empty where they can, or nobody runs."""
     why = f"from {(room.free_bytes or 0) / GB:.1f} GB free" if room.place else "as config.toml says"
     text = f"room for {room.experts} of {room.of} experts ({why})"
     if shortage:
-        return Row("experts", "warn", f"{text}; of all members {shortage}", MORE_ROOM)
+        return Finding("experts", "warn", f"{text}; of all members {shortage}", MORE_ROOM)
     if not room.experts:
-        return Row("experts", "warn", f"{text}: this node trains only what all members train", MORE_MEMORY)
-    return Row("experts", "pass", text)
+        return Finding("experts", "warn", f"{text}: this node trains only what all members train", MORE_MEMORY)
+    return Finding("experts", "pass", text)
 
 
 def room_found(patient: Patient) -> Room | None:
@@ -58,4 +58,4 @@ def config_of(patient: Patient) -> NodeConfig:
     return patient.config or NodeConfig(device="cpu", threads=1)
 
 
-CHECKS = (Check("experts", 15.0, experts),)
+CHECKS = (DoctorCheck("experts", 15.0, experts),)

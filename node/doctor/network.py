@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from atoll.node.doctor.checks import Check, Patient, Row, State
+from atoll.node.doctor.checks import DoctorCheck, Finding, Patient, State
 from atoll.node.doctor.probes import ANSWER_S, MULTISTREAM, UDP_S, banner, speaks_quic
 from atoll.p2p.discovery.dial_errors import Trouble, explain
 from atoll.p2p.discovery.dnsaddr import resolve, system_lookup
@@ -41,7 +41,7 @@ class Tried:
     took_s: float = 0.0
 
 
-def p2pd(patient: Patient) -> Iterator[Row]:
+def p2pd(patient: Patient) -> Iterator[Finding]:
     """The program that does the networking starts on this machine."""
     try:
         ran = subprocess.run([str(binary()), "--help"], capture_output=True, timeout=15.0, check=False)
@@ -51,12 +51,12 @@ def p2pd(patient: Patient) -> Iterator[Row]:
         ) from error
     if ran.returncode != 0 or b"Usage" not in ran.stdout + ran.stderr:
         remedy = "install the hivemind wheel for this platform"
-        yield Row("p2pd", "fail", f"p2pd ended with {ran.returncode}", remedy)
+        yield Finding("p2pd", "fail", f"p2pd ended with {ran.returncode}", remedy)
     else:
-        yield Row("p2pd", "pass", "runs")
+        yield Finding("p2pd", "pass", "runs")
 
 
-def port(patient: Patient) -> Iterator[Row]:
+def port(patient: Patient) -> Iterator[Finding]:
     """Our listen ports: held by our node, or free over TCP and UDP."""
     config = patient.config
     if config is None:
@@ -67,34 +67,34 @@ def port(patient: Patient) -> Iterator[Row]:
     if patient.status is not None:
         yield _port_of_running(patient.status, numbers)
     elif not numbers:
-        yield Row("port", "pass", "picked by the node; set `port` to forward it in a router")
+        yield Finding("port", "pass", "picked by the node; set `port` to forward it in a router")
     else:
         require_free(wanted)
-        yield Row("port", "pass", f"{', '.join(wanted)} free")
+        yield Finding("port", "pass", f"{', '.join(wanted)} free")
 
 
-def udp(patient: Patient) -> Iterator[Row]:
+def udp(patient: Patient) -> Iterator[Finding]:
     """A QUIC server must answer a packet of an unknown version: shows that UDP goes out and comes back."""
     places = asyncio.run(_udp_places(seeds_of(patient)))
     if not places:
-        yield Row("udp", "pass", "not tested: no seed with an address for QUIC")
+        yield Finding("udp", "pass", "not tested: no seed with an address for QUIC")
         return
     answered, took_s = asyncio.run(_first_version_answer(places))
     if answered:
-        yield Row("udp", "pass", f"{answered[0]}:{answered[1]} answers QUIC in {took_s * 1000:.0f} ms")
+        yield Finding("udp", "pass", f"{answered[0]}:{answered[1]} answers QUIC in {took_s * 1000:.0f} ms")
         return
     remedy = "if seeds answer below, allow outgoing UDP in the firewall: hole punching needs it"
-    yield Row("udp", "warn", f"none of {len(places)} seeds answers over UDP in {UDP_S:.0f} s", remedy)
+    yield Finding("udp", "warn", f"none of {len(places)} seeds answers over UDP in {UDP_S:.0f} s", remedy)
 
 
-def seeds(patient: Patient) -> Iterator[Row]:
+def seeds(patient: Patient) -> Iterator[Finding]:
     """Each seed: name, connection, key."""
     wanted = seeds_of(patient)
     known = cached_peers(patient)
     if not wanted:
         state: State = "pass" if known or patient.status else "warn"
         remedy = "" if state == "pass" else "give one with --seed, `seeds` in config.toml, or an invite"
-        yield Row("seeds", state, f"no seed; {known} peers are known from earlier", remedy)
+        yield Finding("seeds", state, f"no seed; {known} peers are known from earlier", remedy)
         return
     own = own_peer(patient)
     tried = asyncio.run(try_seeds(wanted, own))
@@ -102,16 +102,16 @@ def seeds(patient: Patient) -> Iterator[Row]:
     yield from judge_seeds(tried, is_covered=linked or known > 0)
 
 
-def judge_seeds(tried: Sequence[Tried], *, is_covered: bool) -> Iterator[Row]:
+def judge_seeds(tried: Sequence[Tried], *, is_covered: bool) -> Iterator[Finding]:
     """`is_covered`: the swarm can be found without seeds. One seed is enough, so a dead one only warns."""
     bad: State = "warn" if is_covered or any(not one.error for one in tried) else "fail"
     for one in tried:
         if not one.error:
             how = "this node" if one.maddr == "self" else f"answers in {one.took_s * 1000:.0f} ms"
-            yield Row("seed", "pass", f"{one.seed}: {how}")
+            yield Finding("seed", "pass", f"{one.seed}: {how}")
         else:
             found = explain(one.error, one.maddr)
-            yield Row("seed", bad, f"{one.seed}: {found.reason}", found.remedy)
+            yield Finding("seed", bad, f"{one.seed}: {found.reason}", found.remedy)
 
 
 def seeds_of(patient: Patient) -> list[PeerAddress]:
@@ -226,15 +226,15 @@ async def _first_version_answer(places: Sequence[tuple[str, int]]) -> tuple[tupl
     return (answered[0] if answered else None), took_s
 
 
-def _port_of_running(status: dict[str, object], wanted: list[int]) -> Row:
+def _port_of_running(status: dict[str, object], wanted: list[int]) -> Finding:
     addresses = status.get("addresses")
     texts = [str(maddr) for maddr in addresses] if isinstance(addresses, list | tuple) else []
     ports = sorted({place[2] for place in map(_place, texts) if place})
     missing = [number for number in wanted if number not in ports]
     if missing:
         found = f"the node does not listen on {missing}, but on {ports or 'nothing'}"
-        return Row("port", "warn", found, "restart it if you changed `listen` or `port`")
-    return Row("port", "pass", f"the node listens on {', '.join(map(str, ports)) or 'nothing yet'}")
+        return Finding("port", "warn", found, "restart it if you changed `listen` or `port`")
+    return Finding("port", "pass", f"the node listens on {', '.join(map(str, ports)) or 'nothing yet'}")
 
 
 def _place(maddr: str) -> tuple[str, str, int] | None:
@@ -247,8 +247,8 @@ def _place(maddr: str) -> tuple[str, str, int] | None:
 
 
 CHECKS = (
-    Check("p2pd", 20.0, p2pd),
-    Check("port", 5.0, port),
-    Check("udp", DNS_S + UDP_S + 5.0, udp),
-    Check("seeds", DNS_S + DIAL_S + ANSWER_S + 10.0, seeds),
+    DoctorCheck("p2pd", 20.0, p2pd),
+    DoctorCheck("port", 5.0, port),
+    DoctorCheck("udp", DNS_S + UDP_S + 5.0, udp),
+    DoctorCheck("seeds", DNS_S + DIAL_S + ANSWER_S + 10.0, seeds),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from atoll.node.doctor.checks import Check, Patient, Row, State
+from atoll.node.doctor.checks import DoctorCheck, Finding, Patient, State
 
 YOUNG_S = 30.0
 """A node that started just now may not know its reachability, and may not have found anybody."""
@@ -20,25 +20,25 @@ _REACH: dict[str, tuple[State, str, str]] = {
 }
 
 
-def node(patient: Patient) -> Iterator[Row]:
+def node(patient: Patient) -> Iterator[Finding]:
     """That a node runs, and what troubles it."""
     status = patient.status
     if status is None:
         remedy = "start it with `atoll start`, then ask again"
-        yield Row("node", "warn", "no node runs here: NAT, relay and DHT cannot be seen", remedy)
+        yield Finding("node", "warn", "no node runs here: NAT, relay and DHT cannot be seen", remedy)
         return
     if status.get("trouble"):
-        yield Row("node", "fail", str(status["trouble"]), "see `atoll status`, and the log with `atoll logs`")
+        yield Finding("node", "fail", str(status["trouble"]), "see `atoll status`, and the log with `atoll logs`")
     else:
         reason = f": {status['reason']}" if status.get("reason") else ""
-        yield Row("node", "pass", f"pid {status.get('pid')}, {status.get('activity')}{reason}"[:160])
+        yield Finding("node", "pass", f"pid {status.get('pid')}, {status.get('activity')}{reason}"[:160])
     restarts = {"worker": status.get("worker_restarts", 0), "network": status.get("host_restarts", 0)}
     for name, count in restarts.items():
         if count > RESTARTS_WARN:
-            yield Row(name, "warn", f"its process died {count} times", "look for the reason with `atoll logs`")
+            yield Finding(name, "warn", f"its process died {count} times", "look for the reason with `atoll logs`")
 
 
-def network(patient: Patient) -> Iterator[Row]:
+def network(patient: Patient) -> Iterator[Finding]:
     """NAT, relay, port mapping, connections, DHT."""
     if patient.status is None:
         return
@@ -50,67 +50,67 @@ def network(patient: Patient) -> Iterator[Row]:
     yield _dht(patient, status)
 
 
-def _reachability(status: dict[str, Any]) -> Iterator[Row]:
+def _reachability(status: dict[str, Any]) -> Iterator[Finding]:
     kind = str(status.get("reachability", ""))
     why = str(status.get("reachability_why") or "")
     if kind in _REACH:
         state, text, remedy = _REACH[kind]
-        yield Row("nat", state, f"{kind}: {why or text}", remedy)
+        yield Finding("nat", state, f"{kind}: {why or text}", remedy)
     elif kind:
         young = float(status.get("uptime_s") or 0.0) < YOUNG_S
         remedy = "ask again in half a minute" if young else "connect to one public node: peers test each other"
-        yield Row("nat", "warn", f"not known yet{': ' + why if why else ''}", remedy)
+        yield Finding("nat", "warn", f"not known yet{': ' + why if why else ''}", remedy)
 
 
-def _relay(status: dict[str, Any]) -> Iterator[Row]:
+def _relay(status: dict[str, Any]) -> Iterator[Finding]:
     relayed = int((status.get("paths") or {}).get("relayed", 0))
     use = status.get("relay") or {}
     if status.get("relaying"):
         today, cap = (float(use.get(key) or 0) / 1e9 for key in ("bytes_today", "bytes_per_day"))
         text = f"relays for others: {use.get('circuits', 0)} circuits now, {today:.1f} of {cap:.1f} GB today"
         if cap and today >= cap:
-            yield Row("relay", "warn", text, "raise relay_bytes_per_day, or wait for tomorrow")
+            yield Finding("relay", "warn", text, "raise relay_bytes_per_day, or wait for tomorrow")
         else:
-            yield Row("relay", "pass", text)
+            yield Finding("relay", "pass", text)
     elif relayed:
-        yield Row("relay", "pass", f"{relayed} of {status.get('peers')} connections are relayed")
+        yield Finding("relay", "pass", f"{relayed} of {status.get('peers')} connections are relayed")
     elif status.get("reachability") == "relay-only":
         remedy = "a public node of the run must offer to relay"
-        yield Row("relay", "warn", "this node needs a relay and has none in use", remedy)
+        yield Finding("relay", "warn", "this node needs a relay and has none in use", remedy)
     elif "relaying" in status:
-        yield Row("relay", "pass", "not needed, not offered")
+        yield Finding("relay", "pass", "not needed, not offered")
 
 
-def _port_map(status: dict[str, Any]) -> Iterator[Row]:
+def _port_map(status: dict[str, Any]) -> Iterator[Finding]:
     if "port_map" not in status:
         return
     mapped = str(status["port_map"] or "")
     if mapped or status.get("reachability") in ("public", "punchable"):
-        yield Row("upnp", "pass", mapped or "no port mapping, none needed")
+        yield Finding("upnp", "pass", mapped or "no port mapping, none needed")
     else:
         remedy = "switch on UPnP or NAT-PMP in the router, or forward the port by hand"
-        yield Row("upnp", "warn", "the router maps no port", remedy)
+        yield Finding("upnp", "warn", "the router maps no port", remedy)
 
 
-def _connections(status: dict[str, Any]) -> Row:
+def _connections(status: dict[str, Any]) -> Finding:
     count = int(status.get("peers") or 0)
     paths = ", ".join(f"{number} {path}" for path, number in (status.get("paths") or {}).items() if number)
     if count:
-        return Row("peers", "pass", f"{count} connections" + (f" ({paths})" if paths else ""))
+        return Finding("peers", "pass", f"{count} connections" + (f" ({paths})" if paths else ""))
     if float(status.get("uptime_s") or 0.0) < YOUNG_S:
-        return Row("peers", "warn", "nobody yet; the node has just started", "ask again in half a minute")
-    return Row("peers", "warn", "connected to nobody", "see the seeds in this list; the node goes on trying")
+        return Finding("peers", "warn", "nobody yet; the node has just started", "ask again in half a minute")
+    return Finding("peers", "warn", "connected to nobody", "see the seeds in this list; the node goes on trying")
 
 
-def _dht(patient: Patient, status: dict[str, Any]) -> Row:
+def _dht(patient: Patient, status: dict[str, Any]) -> Finding:
     if patient.config is not None and not patient.config.dht:
-        return Row("dht", "pass", "switched off")
+        return Finding("dht", "pass", "switched off")
     state = str((status.get("seeds") or {}).get("dht") or "")
     if not state:
-        return Row("dht", "pass", "switched on")
+        return Finding("dht", "pass", "switched on")
     if state == "ready":
-        return Row("dht", "pass", "ready")
-    return Row("dht", "warn", state, "seeds and the cache of peers still work; see `atoll logs`")
+        return Finding("dht", "pass", "ready")
+    return Finding("dht", "warn", state, "seeds and the cache of peers still work; see `atoll logs`")
 
 
-CHECKS = (Check("node", 5.0, node), Check("nat", 5.0, network))
+CHECKS = (DoctorCheck("node", 5.0, node), DoctorCheck("nat", 5.0, network))

@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.import_export.export_run import BLOBS
-from atoll.node.import_export.huggingface.folder import Checkpoint, load_folder
+from atoll.node.import_export.huggingface.folder import HuggingFaceFolder, load_folder
 from atoll.node.import_export.huggingface.serving import serving_of
 from atoll.node.import_export.huggingface.tokenizer import FILE, byte_tokenizer, is_same
 from atoll.node.import_export.huggingface.upcycle import upcycled
@@ -123,7 +123,7 @@ def _published(origin: Origin, part: Path, seed: int) -> Imported:
     found = load_folder(origin.folder)
     if (upcycle := origin.upcycle) is not None:
         experts = ExpertsSpec(count=upcycle.experts, per_token=upcycle.per_token, ffn=found.model.ffn)
-        found = Checkpoint(*upcycled(*found, experts, seed, upcycle.noise_shift))
+        found = HuggingFaceFolder(*upcycled(*found, experts, seed, upcycle.noise_shift))
     arena = arena_of(found.model)
     start = _write(part / _WEIGHTS, bridge.gather(found.theta, arena), arena)
     tokenizer = _tokenizer(origin.folder, found.model.vocab)

@@ -15,15 +15,16 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atoll.node.checkpoint import shards as sh
+from atoll.node.checkpoint import shards as checkpoint_shards
 from atoll.node.checkpoint.atoms import write_atom
 from atoll.node.checkpoint.disk import Piece, disk, map_file, write_file
 from atoll.node.checkpoint.safefile import Spec
+from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, WEIGHT, moment_specs
 from atoll.node.checkpoint.tensorfile import TensorFile, file_pieces
 from atoll.node.checkpoint.universal import (
     JSON_MAX_BYTES,
     SHARED,
-    Manifest,
+    CheckpointManifest,
     Shard,
     check_signature,
     from_json,
@@ -52,12 +53,12 @@ def part_of(name: str) -> str:
 
 
 @dataclass
-class Checkpoint:
+class ShardedCheckpoint:
     """A folder whose shards are of one run, round and state, and hold every atom. Files are read when asked."""
 
     folder: Path
     spec: RunSpec
-    manifest: Manifest
+    manifest: CheckpointManifest
     proof: Proven
     """That its round is final."""
     _files: dict[str, TensorFile] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class Checkpoint:
         Raises ConfigError for values that no optimiser has.
         """
         kind, _, atom = name.partition("/")
-        if kind == sh.ERROR:
+        if kind == ERROR:
             return self._mean_error(name, part_of(atom))
         return self.sound(self.manifest.holders[part_of(atom)], name)
 
@@ -95,10 +96,10 @@ class Checkpoint:
 
     def moments(self, number: int) -> Iterator[Piece]:
         """The bytes of a moments file."""
-        return file_pieces(sh.moment_specs(self.spec.model, number), sh.MOMENTS_NOTE, self.kept)
+        return file_pieces(moment_specs(self.spec.model, number), MOMENTS_NOTE, self.kept)
 
     def _weight(self, place: Placement) -> Tensor:
-        part, name = part_of(place.name), f"{sh.WEIGHT}/{place.name}"
+        part, name = part_of(place.name), f"{WEIGHT}/{place.name}"
         value = self.file_of(self.manifest.holders[part]).read(name)
         for shard in self.manifest.shards:
             if part in shard.steps and not torch.equal(self.file_of(shard.peer).read(name), value):
@@ -128,7 +129,7 @@ class Checkpoint:
         return self._files[peer]
 
 
-def join(folder: Path, *, without_quorum: bool = False) -> Checkpoint:
+def join(folder: Path, *, without_quorum: bool = False) -> ShardedCheckpoint:
     """Check the shards in a folder and write its manifest, last. Raises ConfigError, DiskFault.
 
     `without_quorum`: most members are gone for good; what they had not sent is given up.
@@ -148,41 +149,41 @@ def join(folder: Path, *, without_quorum: bool = False) -> Checkpoint:
     words = to_json(manifest)
     if len(words) > JSON_MAX_BYTES:
         raise ConfigError(f"{folder}: a manifest of {len(words)} bytes, more than {JSON_MAX_BYTES}")
-    found = _verified(Checkpoint(folder, spec, manifest, proof))
+    found = _verified(ShardedCheckpoint(folder, spec, manifest, proof))
     write_file(folder / MANIFEST, [words])
     return found
 
 
-def opened(folder: Path) -> Checkpoint:
+def opened(folder: Path) -> ShardedCheckpoint:
     """A joined checkpoint, verified. Raises ConfigError, DiskFault."""
     data = read_whole(folder / MANIFEST, max_bytes=JSON_MAX_BYTES)
     if data is None:
         raise ConfigError(f"{folder} has no {MANIFEST}", hint="join its shards first: atoll checkpoint join DIR")
     spec = _run(folder)
     try:
-        manifest = from_json(data, Manifest)
+        manifest = from_json(data, CheckpointManifest)
     except DecodeError as error:
         raise ConfigError(f"{folder / MANIFEST}: {error}") from error
     made, proof = _joined(folder, spec, manifest.shards)
     if made != manifest:
         raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
-    return _verified(Checkpoint(folder, spec, manifest, proof))
+    return _verified(ShardedCheckpoint(folder, spec, manifest, proof))
 
 
 def is_sound(name: str, value: Tensor) -> bool:
     """Whether Adam could have made this tensor, `KIND/ATOM`."""
     kind = name.partition("/")[0]
-    if kind == sh.STEP:
+    if kind == STEP:
         return bool(((value >= 0) & (value <= MAX_STEPS) & (value == value.round())).all())
     return all_finite(value) and (kind != "exp_avg_sq" or not bool((value < 0).any()))
 
 
 def shard_specs(spec: RunSpec, shard: Shard) -> dict[str, Spec]:
     """Tensors of a shard's file."""
-    return sh.shard_specs(spec.model, shard.experts, shard.left)
+    return checkpoint_shards.shard_specs(spec.model, shard.experts, shard.left)
 
 
-def _joined(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[Manifest, Proven]:
+def _joined(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[CheckpointManifest, Proven]:
     """The manifest of these shards, whose peers signed them, at a round that is final. Raises ConfigError."""
     data = read_whole(folder / VOTES, max_bytes=PROOF_MAX_BYTES)
     if data is None:
@@ -216,7 +217,7 @@ def _check_member(folder: Path, shard: Shard, proof: Proven) -> None:
         )
 
 
-def _verified(checkpoint: Checkpoint) -> Checkpoint:
+def _verified(checkpoint: ShardedCheckpoint) -> ShardedCheckpoint:
     """Every file has its hash, its header and the step counts that its words name, and Θ its digest."""
     for shard in checkpoint.manifest.shards:
         _check_file(checkpoint.folder / shard.file, shard)
@@ -226,7 +227,7 @@ def _verified(checkpoint: Checkpoint) -> Checkpoint:
             raise ConfigError(f"{checkpoint.folder}: {error}") from error
         for name in file.names:
             kind, _, atom = name.partition("/")
-            if kind == sh.STEP and float(file.read(name)) != shard.steps.get(part_of(atom)):
+            if kind == STEP and float(file.read(name)) != shard.steps.get(part_of(atom)):
                 raise ConfigError(f"{checkpoint.folder / shard.file}: {name} is not the count that its words name")
     checkpoint.theta()
     return checkpoint

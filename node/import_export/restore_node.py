@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint import shards as sh
 from atoll.node.checkpoint.atoms import write_atom
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
+from atoll.node.checkpoint.shards import ERROR, STEP, WEIGHT, is_optimised
 from atoll.node.checkpoint.universal import SHARED, Shard
 from atoll.node.daemon.feed_recovery import mark, marked
 from atoll.node.import_export.export_run import BLOBS, STATE
-from atoll.node.import_export.join_shards import TOKENIZER, Checkpoint
+from atoll.node.import_export.join_shards import TOKENIZER, ShardedCheckpoint
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.ledger.store import LEDGER, Ledger
 from atoll.p2p.system.atomic_files import make_folder, read_whole
@@ -43,7 +43,7 @@ class Restored(NamedTuple):
     """Its feed is here: it need not wait for others that have it."""
 
 
-def restore(checkpoint: Checkpoint, run_folder: Path, me: PeerId) -> Restored:
+def restore(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) -> Restored:
     """Write the state of `me` below the folder of its run. No node may run there.
 
     Where its feed is lost too, the folder is marked (node/daemon/feed_recovery.py). Raises ConfigError where
@@ -56,7 +56,7 @@ def restore(checkpoint: Checkpoint, run_folder: Path, me: PeerId) -> Restored:
     tensors = dict(_own(checkpoint, own) if own is not None else _newcomers(checkpoint))
     residual_C4096 = torch.zeros((checkpoint.arena.chunks, CHUNK))
     for place in checkpoint.arena.placements:
-        error = tensors.pop(f"{sh.ERROR}/{place.name}", None)
+        error = tensors.pop(f"{ERROR}/{place.name}", None)
         if error is not None:
             write_atom(residual_C4096, place, error)
     steps = own.steps[SHARED] if own is not None else 0
@@ -84,7 +84,7 @@ def _has_feed(run_folder: Path, run: RunId, me: PeerId, entries: int) -> bool:
         return False
 
 
-def _check_empty(checkpoint: Checkpoint, run_folder: Path) -> None:
+def _check_empty(checkpoint: ShardedCheckpoint, run_folder: Path) -> None:
     found = load_local(run_folder / STATE, checkpoint.spec.id)
     if found is not None:
         raise ConfigError(
@@ -94,22 +94,22 @@ def _check_empty(checkpoint: Checkpoint, run_folder: Path) -> None:
         )
 
 
-def _own(checkpoint: Checkpoint, shard: Shard) -> Iterator[tuple[str, Tensor]]:
+def _own(checkpoint: ShardedCheckpoint, shard: Shard) -> Iterator[tuple[str, Tensor]]:
     for name in sorted(checkpoint.file_of(shard.peer).names):
-        if not name.startswith(f"{sh.WEIGHT}/"):
+        if not name.startswith(f"{WEIGHT}/"):
             yield name, checkpoint.sound(shard.peer, name)
 
 
-def _newcomers(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+def _newcomers(checkpoint: ShardedCheckpoint) -> Iterator[tuple[str, Tensor]]:
     for place in checkpoint.arena.placements:
         is_trained = not splits(checkpoint.spec) or expert_of(place.name) is None
-        if is_trained and sh.is_optimised(place.name):
-            for kind in (sh.STEP, *KINDS):
+        if is_trained and is_optimised(place.name):
+            for kind in (STEP, *KINDS):
                 name = f"{kind}/{place.name}"
                 yield name, checkpoint.kept(name)
 
 
-def _bring_tokenizer(checkpoint: Checkpoint, run_folder: Path) -> None:
+def _bring_tokenizer(checkpoint: ShardedCheckpoint, run_folder: Path) -> None:
     """Where the checkpoint has it; else the others do."""
     if checkpoint.spec.data.tokenizer == "file":
         data = read_whole(checkpoint.folder / TOKENIZER, max_bytes=TOKENIZER_MAX_BYTES)

@@ -6,10 +6,10 @@ from pathlib import Path
 from msgspec.structs import replace
 from torch import Tensor
 
-from atoll.node.checkpoint import shards as sh
 from atoll.node.checkpoint.atoms import read_atom
 from atoll.node.checkpoint.disk import Piece, disk, write_file
 from atoll.node.checkpoint.local import LocalState, load_local
+from atoll.node.checkpoint.shards import ERROR, STEP, WEIGHT, shard_specs
 from atoll.node.checkpoint.tensorfile import file_pieces
 from atoll.node.checkpoint.universal import SHARED, VERSION, Shard, signed, to_json
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, gather, read_proof
@@ -17,8 +17,8 @@ from atoll.node.import_export.export_run import BLOBS, STATE, tokenizer_of
 from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of
 from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.outer.fixed import state_digest
-from atoll.node.learning.reduction.reducing import Kept, hand_back
-from atoll.node.worker.error_feedback import Sending
+from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
+from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.p2p.ledger.store import LEDGER, Ledger
 from atoll.p2p.system.atomic_files import make_folder, read_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -63,7 +63,7 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
     make_folder(to)
     _keep(to, spec, run_file, run_folder)
     _keep_votes(to, spec, votes)
-    specs = sh.shard_specs(spec.model, trained, draft.left)
+    specs = shard_specs(spec.model, trained, draft.left)
     return _write(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsaid_C4096)))
 
 
@@ -134,7 +134,7 @@ def _steps(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, value in tensors.items():
         kind, _, atom = name.partition("/")
-        if kind == sh.STEP:
+        if kind == STEP:
             found[part_of(atom)] = max(int(value), found.get(part_of(atom), 0))
     return found
 
@@ -144,11 +144,11 @@ def _unsaid(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
 
     The weights are those of the final round, so whatever is not in them was not said.
     """
-    sending = Sending(spec, run_folder / "spool", OnHost())
+    sending = ErrorFeedback(spec, run_folder / "spool", OnHost())
     sending.load(found.tensors["residual"], found.body.pending, found.body.final)
     sending.settle(_FAR, sending.missed(_FAR, {}, {}))
     for body in found.body.kept:
-        hand_back(sending.residual_C4096, Kept(body.span, found.tensors["kept"]))
+        hand_back(sending.residual_C4096, ReducerErrorFeedback(body.span, found.tensors["kept"]))
     return sending.residual_C4096
 
 
@@ -158,9 +158,9 @@ def _values(spec: RunSpec, found: LocalState, unsaid_C4096: Tensor) -> Callable[
 
     def value_of(name: str) -> Tensor:
         kind, _, atom = name.partition("/")
-        if kind == sh.WEIGHT:
+        if kind == WEIGHT:
             return read_atom(tensors["final"], places[atom])
-        return _error(places[atom], tensors, unsaid_C4096) if kind == sh.ERROR else tensors[name]
+        return _error(places[atom], tensors, unsaid_C4096) if kind == ERROR else tensors[name]
 
     return value_of
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
-from atoll.protocols.local.worker_messages import FRAME_MAX_BYTES, Reply, Request
+from atoll.protocols.local.worker_messages import FRAME_MAX_BYTES, ReplyEnvelope, RequestEnvelope
 
 HEADER = struct.Struct("<I")
 PIPE_BYTES = 65536
@@ -76,18 +76,18 @@ class Inbox:
         """Whether `take` would find a request (or the daemon's end) at once."""
         return bool(select.select([self._fd], [], [], 0)[0])
 
-    def take(self) -> Request | None:
+    def take(self) -> RequestEnvelope | None:
         """Wait for the next request; None when the daemon is gone."""
-        return cast(Request | None, take_frame(self._fd, Request))
+        return cast(RequestEnvelope | None, take_frame(self._fd, RequestEnvelope))
 
 
-class Outbox:
+class ReplyWriter:
     """The worker's end for replies."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def send(self, reply: Reply) -> None:
+    def send(self, reply: ReplyEnvelope) -> None:
         """Write one reply completely. Raises BrokenPipeError when the daemon is gone."""
         rest = memoryview(frame(reply))
         while rest:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Allowance:
+class TimeBudget:
     """At most `share` of the time, over a while; the first one is free."""
 
     share: float

@@ -23,17 +23,17 @@ from atoll.protocols.local.worker_messages import (
     FRAME_MAX_BYTES,
     Answer,
     Ask,
-    Failed,
-    Kept,
-    Progress,
-    Reply,
-    Report,
-    Reported,
-    Request,
-    Spent,
-    Start,
-    Started,
-    Stop,
+    FailureReply,
+    ReplyEnvelope,
+    ReportReply,
+    ReportRequest,
+    RequestEnvelope,
+    SaveReply,
+    StartReply,
+    StartRequest,
+    StopRequest,
+    TimeSpent,
+    TrainProgress,
 )
 
 A = TypeVar("A")
@@ -71,13 +71,13 @@ class Trainer:
 
     def __init__(
         self,
-        start: Start,
+        start: StartRequest,
         log: Path,
-        on_started: Callable[[Started], Awaitable[None]],
-        on_progress: Callable[[Progress], None],
+        on_started: Callable[[StartReply], Awaitable[None]],
+        on_progress: Callable[[TrainProgress], None],
         on_gone: Callable[[], None] = lambda: None,
         *,
-        on_spent: Callable[[Spent], None] = lambda _: None,
+        on_spent: Callable[[TimeSpent], None] = lambda _: None,
         command: tuple[str, ...] = WORKER,
     ) -> None:
         """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works.
@@ -128,7 +128,7 @@ class Trainer:
         if not self._is_started:
             raise WorkerDied("the worker is not running")
         answer = await self._ask(ask, kind)
-        if kind is Kept:
+        if kind is SaveReply:
             self._deaths_in_a_row = 0
         return answer
 
@@ -140,11 +140,11 @@ class Trainer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         try:
-            self._process.stdin.write(frame(Request(number, ask)))  # few asks at a time: no drain needed
+            self._process.stdin.write(frame(RequestEnvelope(number, ask)))  # few asks at a time: no drain needed
             answer = await future
         finally:
             self._pending.pop(number, None)
-        if isinstance(answer, Failed):
+        if isinstance(answer, FailureReply):
             raise _fault(answer)
         if not isinstance(answer, kind):
             raise errors.LocalFault(f"the worker answered {type(answer).__name__} to {type(ask).__name__}")
@@ -159,7 +159,7 @@ class Trainer:
         try:
             async with asyncio.timeout(STOP_S):
                 if process.stdin is not None:
-                    process.stdin.write(frame(Request(0, Stop())))
+                    process.stdin.write(frame(RequestEnvelope(0, StopRequest())))
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -177,7 +177,7 @@ class Trainer:
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
         self._process = process
-        self._on_spent(Spent())
+        self._on_spent(TimeSpent())
         try:
             if self._stopping:
                 return
@@ -199,7 +199,7 @@ class Trainer:
     async def _announce(self) -> None:
         try:
             async with asyncio.timeout(START_S):
-                started = await self._ask(self._start, Started)
+                started = await self._ask(self._start, StartReply)
         except TimeoutError as error:
             raise WorkerDied(f"the worker did not start within {START_S:.0f} s") from error
         except errors.DiskFault as error:
@@ -217,7 +217,7 @@ class Trainer:
         while True:
             await asyncio.sleep(REPORT_S)
             if loop.time() - self._heard_at >= REPORT_S / 2:
-                await self._ask(Report(), Reported)
+                await self._ask(ReportRequest(), ReportReply)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -225,15 +225,15 @@ class Trainer:
             while True:
                 size = body_bytes(await process.stdout.readexactly(HEADER.size))
                 self._deliver(
-                    codec.decode(await process.stdout.readexactly(size), Reply, max_bytes=FRAME_MAX_BYTES)
+                    codec.decode(await process.stdout.readexactly(size), ReplyEnvelope, max_bytes=FRAME_MAX_BYTES)
                 )
         except (asyncio.IncompleteReadError, ConnectionError, errors.DecodeError) as error:
             raise WorkerDied(f"the worker ended: {error}") from error
 
-    def _deliver(self, reply: Reply) -> None:
+    def _deliver(self, reply: ReplyEnvelope) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         self._on_spent(reply.spent)
-        if isinstance(reply.answer, Progress):
+        if isinstance(reply.answer, TrainProgress):
             self._on_progress(reply.answer)
             return
         future = self._pending.get(reply.id)
@@ -246,7 +246,7 @@ class Trainer:
                 future.set_exception(WorkerDied("the worker process ended"))
 
 
-def _fault(failed: Failed) -> errors.AtollError:
+def _fault(failed: FailureReply) -> errors.AtollError:
     kind = getattr(errors, failed.fault, errors.LocalFault)
     if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):
         kind = errors.LocalFault

@@ -11,7 +11,7 @@ from pathlib import Path
 from atoll.node.checkpoint.disk import write_file
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest
-from atoll.protocols.local.worker_messages import Trained
+from atoll.protocols.local.worker_messages import TrainReply
 
 
 class Keeping:
@@ -22,12 +22,12 @@ class Keeping:
         self._ended = ended
         self._threads = ThreadPoolExecutor(1, "save")
         self._running: Future[None] | None = None
-        self._unsafe: dict[int, tuple[Trained, bytearray]] = {}
+        self._unsafe: dict[int, tuple[TrainReply, bytearray]] = {}
         self._saving: tuple[int, ...] = ()
         """Those that the newest save holds."""
         self._fault: AtollError | None = None
 
-    def add(self, trained: Trained, payload: bytearray) -> None:
+    def add(self, trained: TrainReply, payload: bytearray) -> None:
         """The next save holds this too."""
         self._unsafe[trained.pending.round] = (trained, payload)
 

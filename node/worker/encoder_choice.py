@@ -11,11 +11,11 @@ from atoll.node.config.devices import devices_of
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoder import Encoder, OnHost
 from atoll.node.runs.capacity.memory_model import lack_of_room
-from atoll.protocols.local.worker_messages import Start
+from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.run_spec import RunSpec
 
 
-def encoder_for(spec: RunSpec, start: Start) -> Encoder:
+def encoder_for(spec: RunSpec, start: StartRequest) -> Encoder:
     """The node's choice (`Start.exchange_on`), if the device can do it; a line in the log says why it cannot.
 
     `auto`: on a GPU whose free memory is twice what that and training need. `device`: wherever it has the room.
@@ -32,7 +32,7 @@ def encoder_for(spec: RunSpec, start: Start) -> Encoder:
     return found
 
 
-def _why_not(spec: RunSpec, start: Start, device: torch.device) -> str:
+def _why_not(spec: RunSpec, start: StartRequest, device: torch.device) -> str:
     """What is known without a trial."""
     if start.shard:
         return "with shard the trained values come together there"

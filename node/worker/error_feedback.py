@@ -18,7 +18,7 @@ from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, size_of, slabs
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import Pending, ReleasedMoments
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec
@@ -38,7 +38,7 @@ class Missed(NamedTuple):
     """Those of the payload that did not."""
 
 
-class Sending:
+class ErrorFeedback:
     """The error feedback e, float32 `[C, 4096]`, where the encoder has it, and the payloads that left it."""
 
     def __init__(self, spec: RunSpec, spool: Path, encoder: Encoder) -> None:
@@ -48,8 +48,8 @@ class Sending:
         arena = arena_of(spec.model)
         self._padding = padding_of(arena)
         self.residual_C4096 = torch.zeros((arena.chunks, CHUNK), device=encoder.device)
-        self.pending: tuple[w.Pending, ...] = ()
-        self._parted: tuple[w.Parted, ...] = ()
+        self.pending: tuple[Pending, ...] = ()
+        self._parted: tuple[ReleasedMoments, ...] = ()
         self._newest: int = -1
         """Newest round that this state knows to be settled, sent, or recognised: see `recognise`."""
         with disk(spool):
@@ -85,14 +85,14 @@ class Sending:
         """Where a payload of ours lies until its round is settled."""
         return self._spool / f"{blob.hex()}{_PAYLOAD}"
 
-    def add(self, pending: w.Pending) -> None:
+    def add(self, pending: Pending) -> None:
         """A payload is out: from now on it is pending, and its file is there before a saved state says so."""
         self.pending = (*self.pending, pending)
         self._newest = max(self._newest, pending.round)
 
-    def part(self, number: int, moments: Mapping[int, bytes]) -> tuple[w.Parted, ...]:
+    def part(self, number: int, moments: Mapping[int, bytes]) -> tuple[ReleasedMoments, ...]:
         """Write the moments of experts given up in a round; they lie until the next call. Raises DiskFault."""
-        self._parted = tuple(w.Parted(e, str(self._spool / f"{number}-{e}.moments")) for e in moments)
+        self._parted = tuple(ReleasedMoments(e, str(self._spool / f"{number}-{e}.moments")) for e in moments)
         for one in self._parted:
             write_file(Path(one.path), [moments[one.expert]])
         return self._parted
@@ -115,7 +115,7 @@ class Sending:
         return [Missed(self._cover(p), data, lost) for p, lost, data in found if data is not None]
 
     @staticmethod
-    def _bytes_of(pending: w.Pending, unsafe: Mapping[Digest, bytearray]) -> bytes | None:
+    def _bytes_of(pending: Pending, unsafe: Mapping[Digest, bytearray]) -> bytes | None:
         if pending.payload in unsafe:
             return bytes(unsafe[pending.payload])
         return Path(pending.path).read_bytes() if _is_whole(pending) else None
@@ -126,7 +126,7 @@ class Sending:
             self._give_back(one)
         self.pending = tuple(p for p in self.pending if p.round > number)
 
-    def _cover(self, pending: w.Pending) -> Cover:
+    def _cover(self, pending: Pending) -> Cover:
         return cover_of(self._spec, pending.round, pending.experts)
 
     def _give_back(self, missed: Missed) -> None:
@@ -139,7 +139,7 @@ class Sending:
             rows = self.residual_C4096[span.start : span.stop]
             rows += said_N4096[at : at + span.stop - span.start].to(rows.device)
 
-    def load(self, residual_C4096: Tensor, pending: tuple[w.Pending, ...], final: int) -> None:
+    def load(self, residual_C4096: Tensor, pending: tuple[Pending, ...], final: int) -> None:
         """Take over what was saved when round `final` was. A payload that is not whole any more is not pending."""
         self.residual_C4096.copy_(residual_C4096)
         self.pending = tuple(filter(_is_whole, pending))
@@ -158,7 +158,7 @@ class Sending:
         self.residual_C4096.zero_()
         return False
 
-    def sweep(self, pending: tuple[w.Pending, ...]) -> None:
+    def sweep(self, pending: tuple[Pending, ...]) -> None:
         """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault.
 
         Unfinished ones too: whoever writes payloads calls this between two of them.
@@ -186,7 +186,7 @@ class Sending:
             return [found for each in pool.map(share, range(threads)) for found in each]
 
 
-def _is_whole(pending: w.Pending) -> bool:
+def _is_whole(pending: Pending) -> bool:
     """Whether the payload still lies in the spool. An older generation may name one that was swept."""
     path = Path(pending.path)
     with disk(path):

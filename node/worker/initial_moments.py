@@ -13,7 +13,7 @@ from atoll.node.checkpoint.atoms import write_atom
 from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, is_optimised, moment_specs
 from atoll.node.checkpoint.tensorfile import TensorFile
 from atoll.node.import_export.join_shards import is_sound
-from atoll.node.worker.error_feedback import Sending
+from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner
 from atoll.protocols.errors import DecodeError, DiskFault
 from atoll.protocols.run.arena import arena_of
@@ -28,7 +28,7 @@ class Brought:
         """`paths`: where the files are, or will be, in their order."""
         self._spec, self._paths = spec, dict(enumerate(map(Path, paths)))
 
-    def give(self, learner: Learner, sending: Sending) -> None:
+    def give(self, learner: Learner, sending: ErrorFeedback) -> None:
         """Round 0 begins with what `learner` trains: give it what it has not moved yet."""
         known = learner.inner.state()
         trained = learner.weights.trained()

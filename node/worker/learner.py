@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.node.checkpoint.parts import WriteParts
-from atoll.node.learning.inner.evaluate import Evaluation, evaluate
+from atoll.node.learning.inner.evaluate import ValidationLoss, evaluate
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.moments import pack, unpack
 from atoll.node.learning.model.decoder import Decoder, loss_of
@@ -81,7 +81,7 @@ class Learner:
         if self._ranks is not None:
             self._ranks.agree(self._replica)
 
-    def evaluate(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64], size_bytes: int) -> Evaluation:
+    def evaluate(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64], size_bytes: int) -> ValidationLoss:
         """Loss of the view on windows `[W, T + 1]`; what is trained is as it was afterwards."""
         with self.weights.lent_to(view_C4096):
             loss = self._parts_loss if self._ranks is not None and self._ranks.shard else loss_of

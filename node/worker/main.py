@@ -15,29 +15,29 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TypeGuard, TypeVar
 
-from atoll.node.ipc.framing import Inbox, Outbox
+from atoll.node.ipc.framing import Inbox, ReplyWriter
 from atoll.node.worker.background_fold import Beside
 from atoll.node.worker.session import Event, Session
-from atoll.node.worker.time_account import Doing, Ledger
+from atoll.node.worker.time_account import Doing, TimeAccount
 from atoll.protocols.errors import AtollError, Superseded
 from atoll.protocols.local.worker_messages import (
     Answer,
     Ask,
-    Evaluate,
-    Failed,
+    EvaluateRequest,
+    FailureReply,
     FoldAsk,
-    Keep,
-    Progress,
-    Reply,
-    Report,
-    Reported,
-    Request,
-    Snapshot,
-    Start,
-    Stop,
-    Stopped,
-    Train,
-    Trained,
+    ReplyEnvelope,
+    ReportReply,
+    ReportRequest,
+    RequestEnvelope,
+    SaveRequest,
+    SnapshotRequest,
+    StartRequest,
+    StopReply,
+    StopRequest,
+    TrainProgress,
+    TrainReply,
+    TrainRequest,
 )
 
 A = TypeVar("A")
@@ -47,17 +47,17 @@ PROGRESS_EVERY_S = 0.5
 class Worker:
     """Serves one daemon. The session exists from the first Start on."""
 
-    def __init__(self, inbox: Inbox, outbox: Outbox) -> None:
+    def __init__(self, inbox: Inbox, outbox: ReplyWriter) -> None:
         self._inbox, self._outbox = inbox, outbox
         self._session: Session | None = None
         self._training: tuple[int, Generator[Event, None, None]] | None = None
         self._held = False
         """The round at hand can go on only after another request."""
-        self._keeps: list[Request] = []
+        self._keeps: list[RequestEnvelope] = []
         """Asks to Keep that wait for the disk."""
         self._beside = Beside(inbox.wake)
         self._progress_at = 0.0
-        self._spent = Ledger(time.monotonic_ns)
+        self._spent = TimeAccount(time.monotonic_ns)
 
     def run(self) -> None:
         """Serve until Stop or until the daemon is gone."""
@@ -90,44 +90,44 @@ class Worker:
             self._held = False
             self._reply(done.request.id, answered(done.commit))
 
-    def _serve(self, request: Request) -> bool:
+    def _serve(self, request: RequestEnvelope) -> bool:
         """Answer one request, or see to it that it will be. False after Stop."""
         self._spent.enter(doing(request.ask))
         if self._goes_beside(request.ask):
             self._beside.add(request, partial(self._open().prepare, request.ask))
             return True
-        if not isinstance(request.ask, Keep | Report | Train):
+        if not isinstance(request.ask, SaveRequest | ReportRequest | TrainRequest):
             self._commit(all_of_them=True)
             self._spent.enter(doing(request.ask))
         answer = answered(partial(self._answer, request))
         if answer is not None:
             self._reply(request.id, answer)
-        return not isinstance(request.ask, Stop)
+        return not isinstance(request.ask, StopRequest)
 
     def _goes_beside(self, ask: Ask) -> TypeGuard[FoldAsk]:
         """Where there are steps that it can be beside, or others before it are."""
         has_steps = self._training is not None and not self._held
         return isinstance(ask, FoldAsk) and (has_steps or self._beside.is_busy)
 
-    def _answer(self, request: Request) -> Answer | None:
+    def _answer(self, request: RequestEnvelope) -> Answer | None:
         match request.ask:
-            case Start():
+            case StartRequest():
                 self._session = Session(request.ask, self._spent, saved=self._inbox.wake)
                 return self._session.started()
-            case Train():
+            case TrainRequest():
                 self._begin(request.id, self._open().train(request.ask))
                 return None
-            case Keep():
+            case SaveRequest():
                 kept = self._open().keep(request.ask)
                 if kept is None:
                     self._keeps.append(request)
                 return kept
-            case Report():
-                return Reported()
-            case Stop():
+            case ReportRequest():
+                return ReportReply()
+            case StopRequest():
                 if self._session is not None:
                     self._session.close()
-                return Stopped()
+                return StopReply()
             case _:
                 return self._open().answer(request.ask)
 
@@ -154,18 +154,20 @@ class Worker:
             self._reply(number, failed(error))
             return
         self._held = event is None
-        if isinstance(event, Trained):
+        if isinstance(event, TrainReply):
             self._training = None
             self._reply(number, event)
-        elif isinstance(event, Progress) and (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S:
+        elif (
+            isinstance(event, TrainProgress) and (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S
+        ):
             self._progress_at = now
-            self._outbox.send(Reply(number, event, self._spent.read()))
+            self._outbox.send(ReplyEnvelope(number, event, self._spent.read()))
 
     def _reply(self, number: int, answer: Answer) -> None:
-        self._outbox.send(Reply(number, answer, self._spent.read()))
+        self._outbox.send(ReplyEnvelope(number, answer, self._spent.read()))
 
 
-def answered(work: Callable[[], A]) -> A | Failed:
+def answered(work: Callable[[], A]) -> A | FailureReply:
     """What it gives, or the fault that it raised as a message."""
     try:
         return work()
@@ -176,26 +178,26 @@ def answered(work: Callable[[], A]) -> A | Failed:
 def doing(ask: Ask) -> Doing:
     """What the time goes into that an ask takes; inside it the session may name parts of it otherwise."""
     match ask:
-        case Start():
+        case StartRequest():
             return "start"
-        case Train():
+        case TrainRequest():
             return "steps"
-        case Evaluate():
+        case EvaluateRequest():
             return "evaluate"
-        case Keep() | Snapshot():
+        case SaveRequest() | SnapshotRequest():
             return "checkpoint"
-        case Report() | Stop():
+        case ReportRequest() | StopRequest():
             return "wait"
     return "fold"
 
 
-def failed(error: Exception) -> Failed:
+def failed(error: Exception) -> FailureReply:
     """An error as a message: the class decides whose fault it is on the other side."""
     if isinstance(error, AtollError):
-        return Failed(type(error).__name__, str(error), error.hint)
+        return FailureReply(type(error).__name__, str(error), error.hint)
     if isinstance(error, MemoryError):
-        return Failed("LocalFault", "out of memory", "use a smaller model, or free memory and start again")
-    return Failed("DiskFault", str(error), "free or repair the disk; the node goes on by itself")
+        return FailureReply("LocalFault", "out of memory", "use a smaller model, or free memory and start again")
+    return FailureReply("DiskFault", str(error), "free or repair the disk; the node goes on by itself")
 
 
 def main() -> None:
@@ -205,7 +207,7 @@ def main() -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     try:
-        Worker(Inbox(0), Outbox(replies)).run()
+        Worker(Inbox(0), ReplyWriter(replies)).run()
     except BrokenPipeError:
         return
 

@@ -10,7 +10,7 @@ import time
 import torch
 
 from atoll.node.learning.compress.codecs import Codec, codec_of
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.outer.fixed import plus
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS
@@ -21,7 +21,7 @@ def warm(codec: Codec) -> None:
     residual, anchor, local = torch.zeros((1, CHUNK)), torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
     payload = codec.encode(residual, anchor, local, 1.0)
     codec.check(payload, 1)
-    theta = codec.onto(torch.zeros((1, CHUNK), dtype=torch.int32), [(1, payload)], Step(256, 256))
+    theta = codec.onto(torch.zeros((1, CHUNK), dtype=torch.int32), [(1, payload)], OuterStep(256, 256))
     plus(theta, theta)
     plus(theta, theta, theta)
     codec.give_back(residual, payload)

@@ -15,7 +15,7 @@ from atoll.node.checkpoint.local import KeptBody
 from atoll.node.learning.outer.fold import Part
 from atoll.node.learning.reduction.judging import proves_fault
 from atoll.node.learning.reduction.reducer import Reducer
-from atoll.node.learning.reduction.reducing import Kept, hand_back
+from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
 from atoll.node.learning.reduction.stepping import slice_update
 from atoll.node.worker.reduction_arithmetic import COMPILED, PLAIN
 from atoll.protocols import codec
@@ -25,7 +25,14 @@ from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import decode_entry
 from atoll.protocols.ledger.reduction import Offer, ReductionRules, RowsAnswer, decode_proof, rows_max_bytes
 from atoll.protocols.ledger.rows import RowPart, check_root, checked_rows
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    JudgeReply,
+    JudgeRequest,
+    OpenReply,
+    OpenRequest,
+    ReduceReply,
+    ReduceRequest,
+)
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.spans import Span
@@ -41,7 +48,7 @@ class SliceWork:
     def __init__(self, rules: ReductionRules, alpha_256: int, load: Load, spool: Path) -> None:
         self._rules, self._alpha_256, self._load, self._spool = rules, alpha_256, load, spool
         self._reducer = Reducer(rules, COMPILED)
-        self._made: dict[int, w.Reduced] = {}
+        self._made: dict[int, ReduceReply] = {}
         self._newest: KeptBody | None = None
         """The last Reduction, until its round is final."""
         with disk(spool):
@@ -64,7 +71,7 @@ class SliceWork:
         PLAIN.decode(payload, span.chunks, self._rules.reduced_k)
         check_root(payload, Layout("sparse2", span.chunks, self._rules.reduced_k), root)
 
-    def reduce(self, ask: w.Reduce, residual_C4096: Tensor) -> w.Reduced:
+    def reduce(self, ask: ReduceRequest, residual_C4096: Tensor) -> ReduceReply:
         """Our Reduction of a round; what we keep no longer goes into our own error feedback.
 
         Asked again in the same life: the same. Raises DecodeError for rows of another root.
@@ -87,21 +94,21 @@ class SliceWork:
             hand_back(residual_C4096, rest)
         self._reducer.published(_name(ask.round), made)
         previous = ask.previous if made.previous else -1
-        done = w.Reduced(ask.round, blob, str(path), made.tree.root, made.kept_root, previous)
+        done = ReduceReply(ask.round, blob, str(path), made.tree.root, made.kept_root, previous)
         self._made[ask.round] = done
         self._newest = KeptBody(ask.round, blob, ask.span)
         return done
 
-    def open(self, ask: w.Open) -> w.Opened:
+    def open(self, ask: OpenRequest) -> OpenReply:
         """Everything about one chunk of one of our Reductions. Raises LocalFault for one that is not here."""
-        return w.Opened(codec.encode(self._reducer.open(_name(ask.round), ask.chunk)))
+        return OpenReply(codec.encode(self._reducer.open(_name(ask.round), ask.chunk)))
 
-    def judge(self, ask: w.Judge) -> w.Judged:
+    def judge(self, ask: JudgeRequest) -> JudgeReply:
         """Whether a proof shows a wrong Reduction. Raises DecodeError or SignatureFault if it does not fit."""
         proof = decode_proof(self._load(ask.path), self._rules)
         if decode_entry(proof.reduction, self._rules.run).id != ask.reduction:
             raise DecodeError("the proof is about another Reduction")
-        return w.Judged(proves_fault(proof, self._rules, PLAIN))
+        return JudgeReply(proves_fault(proof, self._rules, PLAIN))
 
     def settle(self, number: int, counted: Collection[Digest], residual_C4096: Tensor) -> None:
         """Rounds up to `number` are final: where our Reduction missed its set, the chain begins anew."""
@@ -136,7 +143,7 @@ class SliceWork:
         """Go on from a checkpoint of that final round. What does not fit is not taken: zeros may begin a chain."""
         for body in words:
             if kept_C4096 is not None and kept_C4096.shape == (body.span.chunks, CHUNK):
-                self._reducer.restore(_name(body.round), Kept(body.span, kept_C4096.clone()))
+                self._reducer.restore(_name(body.round), ReducerErrorFeedback(body.span, kept_C4096.clone()))
                 self._newest = body if body.round > final else None
 
     def _rows(self, path: str, span: Span) -> RowsAnswer:

@@ -9,29 +9,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.node.learning.data.dataset import Dataset
-from atoll.node.learning.data.windows import Place, windows
+from atoll.node.learning.data.windows import WindowPlace, windows
 from atoll.node.learning.inner.loop import run_steps
 from atoll.node.learning.outer.fold import Fold
-from atoll.node.worker.error_feedback import Sending
+from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import Brought
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.overlap import Overlap
-from atoll.node.worker.time_account import Ledger
+from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.records import MAX_WEIGHT
 from atoll.protocols.ledger.rows import RowTree
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import Pending, TrainProgress, TrainReply, TrainRequest
 from atoll.protocols.run.run_spec import RunSpec
 
 WEIGHT_UNIT = 64
 """Weight of a member that trained on the round's nominal tokens."""
-Step: TypeAlias = w.Progress | None
+Step: TypeAlias = TrainProgress | None
 """None: nothing can be done before another ask of the daemon was answered."""
 
 
-class Rounds:
+class RoundTrainer:
     """Trains one round at a time. Reads the view of `fold`; changes the local weights and the error feedback."""
 
     def __init__(
@@ -40,8 +40,8 @@ class Rounds:
         data: Dataset,
         learner: Learner,
         fold: Fold,
-        sending: Sending,
-        spent: Ledger,
+        sending: ErrorFeedback,
+        spent: TimeAccount,
         brought: Brought,
     ) -> None:
         self._spec, self._data, self._learner, self._spent = spec, data, learner, spent
@@ -49,7 +49,7 @@ class Rounds:
         self.steps_taken = 0
         """Inner steps of this node, in all rounds."""
 
-    def train(self, ask: w.Train) -> Generator[Step, None, tuple[w.Trained, bytearray]]:
+    def train(self, ask: TrainRequest) -> Generator[Step, None, tuple[TrainReply, bytearray]]:
         """Take the steps of a round one at a time; returns the result, which is nowhere on the disk yet."""
         began = time.monotonic()
         overlap = self._begin(ask)
@@ -65,14 +65,14 @@ class Rounds:
             if len(losses) == ask.steps:  # now: a fold may still be merged before the round ends
                 self._learner.agree()
             speed = len(losses) * self._step_tokens / max(1e-9, time.monotonic() - began - overlap.held_s)
-            yield w.Progress(ask.round, len(losses), ask.steps, losses[-1], speed)
+            yield TrainProgress(ask.round, len(losses), ask.steps, losses[-1], speed)
         train_s = time.monotonic() - began - overlap.held_s
         with self._spent.within("encode"):
             payload = self._sending.encode(ask.round, self._learner.weights)
         done = self._pending(ask.round, base, losses, payload)
-        return w.Trained(done, len(payload), train_s, overlap.steps, overlap.held_s), payload
+        return TrainReply(done, len(payload), train_s, overlap.steps, overlap.held_s), payload
 
-    def _begin(self, ask: w.Train) -> Overlap:
+    def _begin(self, ask: TrainRequest) -> Overlap:
         """Bring the local weights to where the round begins, in a module that trains what is asked for."""
         self._learner.own(ask.experts)
         if ask.round == 0:
@@ -97,19 +97,19 @@ class Rounds:
         overlap.met(taken)
         return True
 
-    def _inner_steps(self, ask: w.Train) -> Iterator[float]:
+    def _inner_steps(self, ask: TrainRequest) -> Iterator[float]:
         first = self._spec.steps_before(ask.round)
-        place = Place(self._spec.seed, first, ask.slot, ask.slots, self._spec.inner.batch)
+        place = WindowPlace(self._spec.seed, first, ask.slot, ask.slots, self._spec.inner.batch)
         return run_steps(self._learner.step, partial(self._batch, place), first, ask.steps)
 
-    def _batch(self, place: Place, step: int) -> NDArray[np.int64]:
+    def _batch(self, place: WindowPlace, step: int) -> NDArray[np.int64]:
         return self._data.batch(windows(place, step, self._data.num_windows))
 
     @property
     def _step_tokens(self) -> int:
         return self._spec.inner.batch * self._spec.model.context
 
-    def _pending(self, number: Round, base: Digest, losses: list[float], payload: bytearray) -> w.Pending:
+    def _pending(self, number: Round, base: Digest, losses: list[float], payload: bytearray) -> Pending:
         blob = manifest_of_bytes(payload).id
         tokens = len(losses) * self._step_tokens
         weight = weight_of(tokens, self._spec.steps(number) * self._step_tokens)
@@ -117,7 +117,7 @@ class Rounds:
         experts = self._learner.experts
         layout = self._sending.layout(number, experts)
         rows = RowTree(memoryview(payload), layout).root if self._spec.reduce else b""
-        return w.Pending(number, base, blob, path, len(losses), tokens, weight, loss, experts, rows)
+        return Pending(number, base, blob, path, len(losses), tokens, weight, loss, experts, rows)
 
 
 def weight_of(tokens: int, nominal_tokens: int) -> int:

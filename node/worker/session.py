@@ -26,10 +26,10 @@ from atoll.node.checkpoint import local, snapshot
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.checkpoint.generations import Unfinished
 from atoll.node.config.devices import devices_of
-from atoll.node.ipc.time_budget import Allowance
+from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.covering import Rows, rows_of
-from atoll.node.learning.compress.folding import Step as OuterStep
+from atoll.node.learning.compress.folding import OuterStep as OuterStep
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import GivenTokenizer, open_data
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
@@ -40,7 +40,7 @@ from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import Fold, Part
 from atoll.node.worker.async_save import Keeping
 from atoll.node.worker.encoder_choice import encoder_for
-from atoll.node.worker.error_feedback import Missed, Sending
+from atoll.node.worker.error_feedback import ErrorFeedback, Missed
 from atoll.node.worker.initial_moments import Brought
 from atoll.node.worker.learner import Learner, experts_among
 from atoll.node.worker.local_weights import all_finite, carries, check_saved
@@ -48,23 +48,54 @@ from atoll.node.worker.multi_device.group import check_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.precompile import warm
 from atoll.node.worker.reduction_work import SliceWork
-from atoll.node.worker.round_trainer import Rounds, Step
-from atoll.node.worker.time_account import Ledger
+from atoll.node.worker.round_trainer import RoundTrainer, Step
+from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, LocalFault, Superseded
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import Cover, cover_of, size_of
 from atoll.protocols.ledger.reduction import rules_of
 from atoll.protocols.ledger.rows import check_root
-from atoll.protocols.local import worker_messages as w
-from atoll.protocols.local.worker_messages import NOTHING_YET
+from atoll.protocols.local.worker_messages import (
+    NOTHING_YET,
+    AdoptReply,
+    AdoptRequest,
+    Answer,
+    Ask,
+    CheckReply,
+    CheckRequest,
+    EvaluateReply,
+    EvaluateRequest,
+    FinalizeReply,
+    FinalizeRequest,
+    FoldAsk,
+    FoldReply,
+    FoldRequest,
+    InheritReply,
+    InheritRequest,
+    JudgeRequest,
+    Member,
+    OpenRequest,
+    ReduceRequest,
+    ReleasedMoments,
+    SaveReply,
+    SaveRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    StartReply,
+    StartRequest,
+    TrainReply,
+    TrainRequest,
+    VerifyReply,
+    VerifyRequest,
+)
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.spans import Span
 
 SAVE_SHARE = 0.01
 """Of the time, at most, goes into saving between two trained rounds."""
-Event: TypeAlias = Step | w.Trained
+Event: TypeAlias = Step | TrainReply
 """What a step of `train` gives."""
 
 
@@ -73,9 +104,9 @@ class Session:
 
     def __init__(
         self,
-        start: w.Start,
-        spent: Ledger | None = None,
-        saves: Allowance | None = None,
+        start: StartRequest,
+        spent: TimeAccount | None = None,
+        saves: TimeBudget | None = None,
         saved: Callable[[], None] = lambda: None,
         lost: Callable[[str], None] = end_process,
     ) -> None:
@@ -88,8 +119,8 @@ class Session:
         threads, devices = max(1, start.threads), devices_of(start.device)
         torch.set_num_threads(threads_of(threads, devices) if devices[0] == "cpu" else threads)
         self._start = start
-        self._spent = spent or Ledger(time.monotonic_ns)
-        self._saves = saves or Allowance(SAVE_SHARE)
+        self._spent = spent or TimeAccount(time.monotonic_ns)
+        self._saves = saves or TimeBudget(SAVE_SHARE)
         self._is_saved = True
         self._spec = spec = codec.decode(start.spec, RunSpec)
         self._home = Path(start.home)
@@ -109,18 +140,20 @@ class Session:
         theta, number = _first_state(spec)
         self._slices = self._slice_work()
         self._fold = Fold(theta, self._arena, self._onto, covers, number, after)
-        self._sending = Sending(spec, self._home / "spool", encoder)
+        self._sending = ErrorFeedback(spec, self._home / "spool", encoder)
         brought = Brought(spec, start.moments)
-        self._rounds = Rounds(spec, self._data, self._learner, self._fold, self._sending, self._spent, brought)
+        self._rounds = RoundTrainer(
+            spec, self._data, self._learner, self._fold, self._sending, self._spent, brought
+        )
         self._is_training = False
-        self._trained: w.Trained | None = None
+        self._trained: TrainReply | None = None
         """The newest result of this life."""
         self._keeping = Keeping(saved)
         self._restore()
 
-    def started(self) -> w.Started:
+    def started(self) -> StartReply:
         """What was found on disk."""
-        return w.Started(
+        return StartReply(
             self._fold.final_round,
             self._fold.state_digest(),
             self._sending.pending,
@@ -129,28 +162,28 @@ class Session:
             self._learner.experts,
         )
 
-    def answer(self, ask: w.Ask) -> w.Answer:
+    def answer(self, ask: Ask) -> Answer:
         """Do everything but training. Raises AtollError."""
-        if isinstance(ask, w.FoldAsk):
+        if isinstance(ask, FoldAsk):
             return self.prepare(ask)()
-        if not isinstance(ask, w.Judge | w.Adopt):
+        if not isinstance(ask, JudgeRequest | AdoptRequest):
             self._check_begun()
         match ask:
-            case w.Reduce() | w.Open() | w.Judge():
+            case ReduceRequest() | OpenRequest() | JudgeRequest():
                 return self._on_slices(ask)
-            case w.Adopt():
+            case AdoptRequest():
                 return self._adopt(ask)
-            case w.Snapshot(path):
+            case SnapshotRequest(path):
                 return self._snapshot(Path(path))
-            case w.Inherit(expert, path):
-                return w.Inherited(self._learner.inherit(expert, bytes(self._map(path))))
-            case w.Evaluate():
+            case InheritRequest(expert, path):
+                return InheritReply(self._learner.inherit(expert, bytes(self._map(path))))
+            case EvaluateRequest():
                 return self._evaluate()
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 
     # --- training -------------------------------------------------------------------------------
 
-    def train(self, ask: w.Train) -> Generator[Event, None, None]:
+    def train(self, ask: TrainRequest) -> Generator[Event, None, None]:
         """The round's inner steps, one at a time, then the encoded and saved result.
 
         None means that nothing can be done before another ask was answered. The round is encoded from what is
@@ -180,7 +213,7 @@ class Session:
         self._begin_save()
         yield trained
 
-    def _part(self, number: Round) -> tuple[w.Parted, ...]:
+    def _part(self, number: Round) -> tuple[ReleasedMoments, ...]:
         """Moments of what was given up. No round is worth them: where the disk refuses, they are gone."""
         moments, self._learner.parted = self._learner.parted, {}
         try:
@@ -188,75 +221,75 @@ class Session:
         except DiskFault:
             return ()
 
-    def keep(self, ask: w.Keep) -> w.Kept | None:
+    def keep(self, ask: SaveRequest) -> SaveReply | None:
         """Whether a trained round is safe. None: look again after `saved`. Raises DiskFault; then ask again."""
         if self._keeping.is_busy:
             return None
         self._end_save()
         self._keeping.check()
         if not self._keeping.holds(ask.round):
-            return w.Kept()
+            return SaveReply()
         self._begin_save()
         return None
 
     # --- the fold -------------------------------------------------------------------------------
 
-    def prepare(self, ask: w.FoldAsk) -> Callable[[], w.Answer]:
+    def prepare(self, ask: FoldAsk) -> Callable[[], Answer]:
         """The work of an ask about the fold. It changes nothing: that, and the answer, is the result's to do.
 
         May run beside the steps of `train`, in another thread; the result is called between two steps. In
         between, nothing but `train` and `keep` may be done here. Both raise AtollError.
         """
-        if not isinstance(ask, w.Verify):
+        if not isinstance(ask, VerifyRequest):
             self._check_begun()
         match ask:
-            case w.Verify():
+            case VerifyRequest():
                 verified = self._verify(ask)
                 return lambda: verified
-            case w.Fold():
+            case FoldRequest():
                 return self._prepare_fold(ask)
-            case w.Check():
+            case CheckRequest():
                 checked = self._check(ask)
                 return lambda: checked
-            case w.Finalize():
+            case FinalizeRequest():
                 return self._prepare_final(ask)
 
-    def _verify(self, ask: w.Verify) -> w.Verified:
+    def _verify(self, ask: VerifyRequest) -> VerifyReply:
         if ask.reduced:
             self._require_slices().check(self._map(ask.path), ask.rows, *ask.reduced)
-            return w.Verified()
+            return VerifyReply()
         payload, layout = self._map(ask.path), self._sending.layout(ask.round, ask.experts)
         self._codec.check(payload, layout.chunks)
         if ask.rows:
             check_root(payload, layout, ask.rows)
-        return w.Verified()
+        return VerifyReply()
 
-    def _prepare_fold(self, ask: w.Fold) -> Callable[[], w.Answer]:
+    def _prepare_fold(self, ask: FoldRequest) -> Callable[[], Answer]:
         number = ask.round
         if number <= self._fold.final_round:  # a Finalize may have overtaken this request
-            return lambda: w.Folded(number, self._fold.view_digest())
+            return lambda: FoldReply(number, self._fold.view_digest())
         commit = self._fold.prepare_round(number, self._parts(ask))
 
-        def finish() -> w.Answer:
+        def finish() -> Answer:
             self._recognise([number] if self._is_in(ask) else [])
-            return w.Folded(number, commit())
+            return FoldReply(number, commit())
 
         return finish
 
-    def _check(self, ask: w.Check) -> w.Checked:
+    def _check(self, ask: CheckRequest) -> CheckReply:
         number = ask.round
         if number <= self._fold.final_round:
             # Its payloads had to be fetched again, and meanwhile the round became final without this node.
             raise Superseded(f"round {number} is final already")
-        return w.Checked(number, self._fold.check(number, self._parts(ask)))
+        return CheckReply(number, self._fold.check(number, self._parts(ask)))
 
-    def _prepare_final(self, ask: w.Finalize) -> Callable[[], w.Answer]:
+    def _prepare_final(self, ask: FinalizeRequest) -> Callable[[], Answer]:
         number = ask.round
         # If it is this round's state already, it was done, but could not be saved.
         is_new = number != self._fold.final_round
         commit = self._fold.prepare_final(number, self._parts(ask)) if is_new else None
 
-        def finish() -> w.Answer:
+        def finish() -> Answer:
             if commit is not None:
                 self._recognise([number] if self._is_in(ask) else [])
                 counted = self._counted(ask)
@@ -264,11 +297,11 @@ class Session:
                 commit()
                 self._settle(number, missed, counted)
             self._save_between_rounds()
-            return w.Finalized(number, self._fold.state_digest())
+            return FinalizeReply(number, self._fold.state_digest())
 
         return finish
 
-    def _is_in(self, ask: w.Fold | w.Finalize) -> bool:
+    def _is_in(self, ask: FoldRequest | FinalizeRequest) -> bool:
         """Whether a contribution of ours is in the set."""
         named = (*ask.members, *(member for part in ask.slices for member in part.raw))
         ours = any(member.author == self._start.peer for member in named)
@@ -280,7 +313,7 @@ class Session:
             line = "this state is older than what was sent: what it had not said yet is dropped"
             print(line, flush=True)  # noqa: T201 - stdout is the worker's log
 
-    def _counted(self, ask: w.Finalize) -> dict[Digest, Cover]:
+    def _counted(self, ask: FinalizeRequest) -> dict[Digest, Cover]:
         """Our payloads in a final set, with the rows that count; Reductions of ours, too."""
         me = self._start.peer
         if not ask.slices:
@@ -289,7 +322,7 @@ class Session:
         ours = {p.payload: spans for p in self._sending.pending if p.round == ask.round}
         return ours | {m.payload: () for part in ask.slices for m in part.reduced if m.author == me}
 
-    def _all_rows(self, number: Round, member: w.Member) -> Cover:
+    def _all_rows(self, number: Round, member: Member) -> Cover:
         return (Span(0, size_of(cover_of(self._spec, number, member.experts))),)
 
     def _settle(self, number: Round, missed: list[Missed], counted: Mapping[Digest, Cover]) -> None:
@@ -303,12 +336,12 @@ class Session:
         if not self._is_training and self._saves.is_due(time.monotonic()):
             self._save()
 
-    def _on_slices(self, ask: w.Reduce | w.Open | w.Judge) -> w.Answer:
+    def _on_slices(self, ask: ReduceRequest | OpenRequest | JudgeRequest) -> Answer:
         slices = self._require_slices()
         match ask:
-            case w.Open():
+            case OpenRequest():
                 return slices.open(ask)
-            case w.Judge():
+            case JudgeRequest():
                 return slices.judge(ask)
         done = slices.reduce(ask, self._sending.residual_C4096)
         self._save_between_rounds()
@@ -325,7 +358,7 @@ class Session:
         alpha_256, spool = self._spec.outer.alpha_256, self._home / "spool"
         return SliceWork(rules_of(self._spec), alpha_256, self._map, spool)
 
-    def _adopt(self, ask: w.Adopt) -> w.Adopted:
+    def _adopt(self, ask: AdoptRequest) -> AdoptReply:
         if ask.round != self._fold.final_round:  # else: it was done, but could not be saved
             found = snapshot.read_snapshot(Path(ask.path), self._arena, state_digest)
             if found.round != ask.round or found.state != ask.state:
@@ -338,28 +371,28 @@ class Session:
             self._fold.adopt(found.theta_C4096, ask.round)
             self._settle(ask.round, missed, counted)
         self._save()
-        return w.Adopted(ask.round, ask.state)
+        return AdoptReply(ask.round, ask.state)
 
-    def _snapshot(self, path: Path) -> w.Snapshotted:
+    def _snapshot(self, path: Path) -> SnapshotReply:
         state = snapshot.Snapshot(self._fold.final_C4096, self._fold.final_round, self._fold.state_digest())
         with disk(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         size = snapshot.write_snapshot(path, state, self._arena)
-        return w.Snapshotted(Round(self._fold.final_round), state.state, str(path), size)
+        return SnapshotReply(Round(self._fold.final_round), state.state, str(path), size)
 
-    def _evaluate(self) -> w.Evaluated:
+    def _evaluate(self) -> EvaluateReply:
         began = time.monotonic()
         val_WT1, val_bytes = self._data.validation(VAL_WINDOWS), self._data.validation_bytes(VAL_WINDOWS)
         found = self._learner.evaluate(self._fold.view_C4096, val_WT1, val_bytes)
-        return w.Evaluated(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
+        return EvaluateReply(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
 
-    def _parts(self, ask: w.Fold | w.Check | w.Finalize) -> list[Part]:
+    def _parts(self, ask: FoldRequest | CheckRequest | FinalizeRequest) -> list[Part]:
         whole = [Part(m.entry, m.weight, m.path, self._rows(ask.round, m)) for m in ask.members]
         reduced = [Part(m.entry, m.weight, m.path, None, s.span, True) for s in ask.slices for m in s.reduced]
         raw = [Part(m.entry, m.weight, m.path, None, s.span) for s in ask.slices for m in s.raw]
         return [*whole, *reduced, *raw]
 
-    def _rows(self, number: Round, member: w.Member) -> Rows | None:
+    def _rows(self, number: Round, member: Member) -> Rows | None:
         if not member.experts:
             return None
         return rows_of(cover_of(self._spec, number, member.experts), cover_of(self._spec, number))

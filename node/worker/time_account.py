@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from atoll.protocols.local.worker_messages import Spent
+from atoll.protocols.local.worker_messages import TimeSpent
 
 Doing = Literal["start", "steps", "encode", "fold", "checkpoint", "evaluate", "recompute", "wait"]
 
 
-class Ledger:
+class TimeAccount:
     """Begins in `start`; `enter` and `within` say what comes next."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
@@ -59,8 +59,8 @@ class Ledger:
         self._booked_ns["recompute"] = self._booked_ns.get("recompute", 0) + self._unsaved_ns
         self._unsaved_ns = 0
 
-    def read(self) -> Spent:
+    def read(self) -> TimeSpent:
         """The books up to now."""
         self.enter(self._doing)
         booked_ns = {f"{doing}_ns": value_ns for doing, value_ns in self._booked_ns.items()}
-        return Spent(**booked_ns, unsaved_ns=self._unsaved_ns + self._saving_ns)
+        return TimeSpent(**booked_ns, unsaved_ns=self._unsaved_ns + self._saving_ns)

@@ -15,7 +15,7 @@ PATIENCE_S = 1.0
 """A chunk is asked for a second time after so long when nobody's speed is known."""
 
 
-class Source:
+class Holder:
     """One holder that we are talking to."""
 
     def __init__(self, have: int, pace: Pace) -> None:
@@ -25,7 +25,7 @@ class Source:
         """Chunks on their way from it, in the order asked, and since when."""
 
 
-class Plan:
+class ChunkSchedule:
     """Chunks of one download. All times are seconds of one monotonic clock."""
 
     def __init__(self, missing: int, start: int = 0) -> None:
@@ -33,7 +33,7 @@ class Plan:
         self.missing = missing
         self._todo = missing
         self._start = start
-        self._sources: dict[PeerId, Source] = {}
+        self._sources: dict[PeerId, Holder] = {}
         self._askers: dict[int, set[PeerId]] = {}
         """Chunks that were asked for and are not here: from whom."""
 
@@ -44,7 +44,7 @@ class Plan:
 
     def join(self, peer: PeerId, have: int, pace: Pace) -> None:
         """A holder offers `have`."""
-        self._sources[peer] = Source(have, pace)
+        self._sources[peer] = Holder(have, pace)
 
     def leave(self, peer: PeerId) -> None:
         """Nothing more comes from a holder; what it was asked for is free again."""
@@ -118,7 +118,7 @@ class Plan:
         due = [self._due_s(peer, index, now_s) for peer, s in self._sources.items() for index in s.asked]
         return max(due, default=0.0)
 
-    def _late(self, peer: PeerId, source: Source, now_s: float) -> int | None:
+    def _late(self, peer: PeerId, source: Holder, now_s: float) -> int | None:
         """The end game: with nothing else to do, the chunk that would come much sooner from here."""
         if source.asked:
             return None

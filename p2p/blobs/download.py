@@ -4,10 +4,10 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from atoll.p2p.blobs.chunk_schedule import PATIENCE_S, Plan
+from atoll.p2p.blobs.chunk_schedule import PATIENCE_S, ChunkSchedule
 from atoll.p2p.blobs.partial import Partial
 from atoll.p2p.blobs.store import BlobStore
-from atoll.protocols.blobs import Manifest
+from atoll.protocols.blobs import BlobManifest
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import Digest, PeerId, short
 
@@ -37,7 +37,7 @@ class Job:
         self._pauses_s: dict[PeerId, float] = {}
         self.reasons: dict[PeerId, str] = {}
         self.partial: Partial | None = None
-        self.plan = Plan(0)
+        self.plan = ChunkSchedule(0)
         self.moved_s = asyncio.get_running_loop().time()
         """When anything came last."""
         self._store = store
@@ -82,14 +82,14 @@ class Job:
             return 1
         return 0
 
-    async def begin(self, manifest: Manifest) -> bool:
+    async def begin(self, manifest: BlobManifest) -> bool:
         """Open the partial file unless it is. False: the job is over. Raises DiskFault."""
         async with self._opening:
             if self.check(manifest):
                 await asyncio.to_thread(self._begin, manifest)
         return not self.is_over
 
-    def check(self, manifest: Manifest) -> bool:
+    def check(self, manifest: BlobManifest) -> bool:
         """True if the download should begin with this manifest; fails the job if the blob is too large."""
         if manifest.size_bytes > self.max_bytes:
             size = f"{manifest.size_bytes} bytes where at most {self.max_bytes} are legal"
@@ -140,8 +140,8 @@ class Job:
             return now_s - self._asked_s >= NEXT_HOLDER_S
         return bool(self.plan.todo) or self.plan.left_s(now_s) > PATIENCE_S
 
-    def _begin(self, manifest: Manifest) -> None:
+    def _begin(self, manifest: BlobManifest) -> None:
         partial = self._store.begin(manifest)
         missing = sum(1 << index for index in partial.missing())
-        self.plan = Plan(missing, self._start % max(1, manifest.chunks))
+        self.plan = ChunkSchedule(missing, self._start % max(1, manifest.chunks))
         self.partial = partial

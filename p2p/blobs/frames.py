@@ -49,14 +49,14 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel", forbid_
     index: Index
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer", forbid_unknown_fields=True):
+class BlobOffer(msgspec.Struct, frozen=True, array_like=True, tag="offer", forbid_unknown_fields=True):
     """The responder holds the blob, or a part of it."""
 
     manifest: bytes
     have: Bits
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal", forbid_unknown_fields=True):
+class BlobRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal", forbid_unknown_fields=True):
     """The responder does not send this blob now."""
 
     reason: Annotated[str, Meta(max_length=REASON_CHARACTERS)]
@@ -75,7 +75,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk", forbid_un
 
 
 Wish: TypeAlias = Want | Cancel
-Answer: TypeAlias = Offer | Refusal
+Answer: TypeAlias = BlobOffer | BlobRefusal
 Piece: TypeAlias = Have | Chunk
 
 

@@ -11,12 +11,12 @@ from atoll.p2p.blobs.frames import (
     OFFER_OVERHEAD_BYTES,
     Answer,
     Ask,
+    BlobOffer,
+    BlobRefusal,
     Cancel,
     Chunk,
     Have,
-    Offer,
     Piece,
-    Refusal,
     Want,
     unpack_bits,
 )
@@ -24,7 +24,7 @@ from atoll.p2p.host.framing import PREFIX_BYTES, read_frame, write_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.system.first_failure import together
 from atoll.protocols import codec
-from atoll.protocols.blobs import BLOB_CHUNK_BYTES, MANIFEST_MAX_BYTES, Manifest, decode_manifest
+from atoll.protocols.blobs import BLOB_CHUNK_BYTES, MANIFEST_MAX_BYTES, BlobManifest, decode_manifest
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import DIGEST_BYTES, PeerId
 
@@ -77,15 +77,15 @@ class Pull:
             self._join(manifest, offer, at_once)
             await together(self._receive(manifest), self._keep(), self._steer())
 
-    async def _hear_offer(self) -> Offer:
+    async def _hear_offer(self) -> BlobOffer:
         cap = OFFER_OVERHEAD_BYTES + HAVE_MAX_BYTES + manifest_cap(self._job.max_bytes)
         data = await read_frame(self._stream, cap)
-        answer = codec.decode(data, cast(type[Offer | Refusal], Answer), max_bytes=cap)
-        if isinstance(answer, Offer):
+        answer = codec.decode(data, cast(type[BlobOffer | BlobRefusal], Answer), max_bytes=cap)
+        if isinstance(answer, BlobOffer):
             return answer
         raise Useless("".join(letter for letter in answer.reason if letter.isprintable()))
 
-    def _join(self, manifest: Manifest, offer: Offer, at_once: int) -> None:
+    def _join(self, manifest: BlobManifest, offer: BlobOffer, at_once: int) -> None:
         plan, have = self._job.plan, unpack_bits(offer.have, manifest.chunks)
         plan.join(self._peer, have, self._pace)
         for index in range(min(at_once, manifest.chunks)):
@@ -95,14 +95,14 @@ class Pull:
 
     # --- what comes -----------------------------------------------------------------------------
 
-    async def _receive(self, manifest: Manifest) -> None:
+    async def _receive(self, manifest: BlobManifest) -> None:
         try:
             await self._receive_pieces(manifest)
         except Unreachable:
             await self._came.join()  # who sends a bad chunk and hangs up is still found out
             raise
 
-    async def _receive_pieces(self, manifest: Manifest) -> None:
+    async def _receive_pieces(self, manifest: BlobManifest) -> None:
         while True:
             data = await read_frame(self._stream, _PIECE_MAX_BYTES)
             piece = codec.decode(data, cast(type[Have | Chunk], Piece), max_bytes=_PIECE_MAX_BYTES)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from atoll.p2p.system.atomic_files import disk, read_whole, write_whole
-from atoll.protocols.blobs import BLOB_CHUNK_BYTES, Manifest
+from atoll.protocols.blobs import BLOB_CHUNK_BYTES, BlobManifest
 from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
 from atoll.protocols.ids import digest, short
 
@@ -22,7 +22,7 @@ _FLUSH_LATEST_S = 2.0
 class Partial:
     """Made by `BlobStore.begin`. Threads may call every method at once; each may raise DiskFault."""
 
-    def __init__(self, manifest: Manifest, part: Path, have: Path) -> None:
+    def __init__(self, manifest: BlobManifest, part: Path, have: Path) -> None:
         self.manifest = manifest
         self._part = part
         self._have_path = have

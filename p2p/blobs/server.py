@@ -14,11 +14,11 @@ from atoll.p2p.blobs.frames import (
     PROTOCOL,
     WINDOW,
     Ask,
+    BlobOffer,
+    BlobRefusal,
     Cancel,
     Chunk,
     Have,
-    Offer,
-    Refusal,
     Want,
     Wish,
     pack_bits,
@@ -28,7 +28,7 @@ from atoll.p2p.host.framing import PREFIX_BYTES, framed, read_frame
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.system.first_failure import together
 from atoll.protocols import codec
-from atoll.protocols.blobs import Manifest
+from atoll.protocols.blobs import BlobManifest
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, short
 
@@ -86,7 +86,7 @@ class BlobServer:
             ask = await self._next_ask(stream)
             share = self.store.share(ask.blob)
             if is_busy or share is None:
-                await self.send(stream, framed(codec.encode(Refusal("busy" if is_busy else "not here"))))
+                await self.send(stream, framed(codec.encode(BlobRefusal("busy" if is_busy else "not here"))))
             else:
                 await _Serve(self, stream, ask, share[0], turn).run(share[1], self._idle_s)
         except LocalFault as fault:
@@ -113,7 +113,7 @@ class _Serve:
         server: BlobServer,
         stream: Stream,
         ask: Ask,
-        manifest: Manifest,
+        manifest: BlobManifest,
         turn: asyncio.Lock,
     ) -> None:
         self._server = server
@@ -134,7 +134,7 @@ class _Serve:
         """Offer, then send until the peer ends the stream. Raises Unreachable for that end too, DecodeError."""
         chunks = self._manifest.chunks
         self._told = have
-        await self._say(Offer(codec.encode(self._manifest), pack_bits(have, chunks)))
+        await self._say(BlobOffer(codec.encode(self._manifest), pack_bits(have, chunks)))
         self._wishes.extend(index for index in range(min(self._at_once, chunks)) if have >> index & 1)
         await together(self._listen(), self._load(), self._send(idle_s))
 
@@ -211,5 +211,5 @@ class _Serve:
             self._told |= share[1]
             await self._say(Have(pack_bits(self._told, self._manifest.chunks)))
 
-    async def _say(self, message: Offer | Have) -> None:
+    async def _say(self, message: BlobOffer | Have) -> None:
         await self._server.send(self._stream, framed(codec.encode(message)))

@@ -17,7 +17,7 @@ from atoll.protocols import codec
 from atoll.protocols.blobs import (
     BLOB_CHUNK_BYTES,
     MANIFEST_MAX_BYTES,
-    Manifest,
+    BlobManifest,
     decode_manifest,
     manifest_of_bytes,
     manifest_of_file,
@@ -40,7 +40,7 @@ class BlobStore:
     def __init__(self, folder: Path) -> None:
         """Open or create; what does not fit its manifest is removed."""
         self._folder = make_folder(folder)
-        self._manifests: dict[Digest, Manifest] = {}
+        self._manifests: dict[Digest, BlobManifest] = {}
         self._open: dict[Digest, Partial] = {}
         self._numbers = itertools.count(1)
         with disk(folder):
@@ -107,7 +107,7 @@ class BlobStore:
         """Where a blob lies when it is here."""
         return self._file(blob, "blob")
 
-    def manifest(self, blob: Digest) -> Manifest | None:
+    def manifest(self, blob: Digest) -> BlobManifest | None:
         """Manifest of a whole blob."""
         return self._manifests.get(blob)
 
@@ -119,7 +119,7 @@ class BlobStore:
         """Bytes of all whole blobs."""
         return sum(manifest.size_bytes for manifest in self._manifests.values())
 
-    def share(self, blob: Digest) -> tuple[Manifest, int] | None:
+    def share(self, blob: Digest) -> tuple[BlobManifest, int] | None:
         """What can be served of a blob that is whole or being fetched: its manifest, one bit per chunk."""
         manifest = self._manifests.get(blob)
         if manifest is not None:
@@ -149,7 +149,7 @@ class BlobStore:
             for ending in ("blob", "part", "have", "manifest"):
                 self._file(blob, ending).unlink(missing_ok=True)
 
-    def known_manifest(self, blob: Digest) -> Manifest | None:
+    def known_manifest(self, blob: Digest) -> BlobManifest | None:
         """Manifest of a whole blob or of a download that was begun."""
         if blob in self._manifests:
             return self._manifests[blob]
@@ -159,7 +159,7 @@ class BlobStore:
         except (CorruptFault, DecodeError):
             return None
 
-    def begin(self, manifest: Manifest) -> Partial:
+    def begin(self, manifest: BlobManifest) -> Partial:
         """Start or resume a download. Reads and verifies what an earlier one left."""
         blob = manifest.id
         path = self._file(blob, "manifest")
@@ -187,7 +187,7 @@ class BlobStore:
             del self._open[blob]
         partial.close(keep=blob not in self._manifests)
 
-    def _complete(self, manifest: Manifest, source: Path) -> None:
+    def _complete(self, manifest: BlobManifest, source: Path) -> None:
         """`source` is whole and on the disk: give it its name."""
         blob = manifest.id
         write_whole(self._file(blob, "manifest"), codec.encode(manifest))
@@ -209,7 +209,7 @@ class BlobStore:
         else:
             self.delete(blob)
 
-    def _manifest(self, blob: Digest) -> Manifest:
+    def _manifest(self, blob: Digest) -> BlobManifest:
         manifest = self._manifests.get(blob)
         if manifest is None:
             raise LocalFault(f"blob {short(blob)} is not here")

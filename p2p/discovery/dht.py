@@ -22,9 +22,9 @@ from atoll.p2p.discovery.dht_pipe import (
     PREFIX_BYTES,
     Answer,
     ChildOptions,
+    DhtReady,
     Find,
     Found,
-    Ready,
     Store,
     Stored,
 )
@@ -208,8 +208,8 @@ class Dht:
             if process.returncode is None:
                 process.kill()
 
-    def _take(self, answer: Ready | Stored | Found) -> None:
-        if isinstance(answer, Ready):
+    def _take(self, answer: DhtReady | Stored | Found) -> None:
+        if isinstance(answer, DhtReady):
             self._maddrs = answer.maddrs
             self._ready.set()
         elif (future := self._waiting.get(answer.id)) is not None and not future.done():

@@ -29,9 +29,9 @@ from atoll.p2p.discovery.dht_pipe import (
     Answer,
     Ask,
     ChildOptions,
+    DhtReady,
     Find,
     Found,
-    Ready,
     Store,
     Stored,
 )
@@ -113,7 +113,7 @@ class Child:
                 p2p=p2p, record_validator=validator, cache_size=_KEYS_KEPT, cache_nearest=0
             )
             node.protocol.storage.maxsize = _KEYS_KEPT
-            self._say(Ready(tuple(map(str, await p2p.get_visible_maddrs()))))
+            self._say(DhtReady(tuple(map(str, await p2p.get_visible_maddrs()))))
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._watch(p2p)), group.create_task(self._join_often(p2p, node))]
                 await self._serve(node, group)

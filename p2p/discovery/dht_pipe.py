@@ -35,7 +35,7 @@ class Find(msgspec.Struct, frozen=True, array_like=True, tag="find"):
     key: bytes
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+class DhtReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The child serves; where its p2pd listens, with `/p2p/…`."""
 
     maddrs: tuple[str, ...]
@@ -56,4 +56,4 @@ class Found(msgspec.Struct, frozen=True, array_like=True, tag="found"):
 
 
 Ask: TypeAlias = Store | Find
-Answer: TypeAlias = Ready | Stored | Found
+Answer: TypeAlias = DhtReady | Stored | Found

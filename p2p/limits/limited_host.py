@@ -12,7 +12,7 @@ from atoll.p2p.limits.config import Limits
 from atoll.p2p.limits.limited_stream import LimitedStream
 from atoll.p2p.limits.monthly_quota import load_month, month_end, quota_reason, save_month
 from atoll.p2p.limits.pacer import WIRE_OVERHEAD, Pacer
-from atoll.p2p.limits.token_bucket import Traffic
+from atoll.p2p.limits.token_bucket import TrafficClass
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId
 
@@ -135,7 +135,7 @@ class LimitedHost:
 
     def _is_any(self, protocol: str) -> bool:
         """Whether anything can ever limit this protocol; what is unlimited is not wrapped and costs nothing."""
-        is_bulk = traffic_of(protocol) is Traffic.BULK
+        is_bulk = traffic_of(protocol) is TrafficClass.BULK
         return self._limits.has_rates or (is_bulk and self._limits.month_bytes is not None)
 
     def _limited(self, stream: Stream) -> Stream:
@@ -180,6 +180,6 @@ class LimitedHost:
             log.warning("this month's traffic is not saved: %s", fault.line())
 
 
-def traffic_of(protocol: str) -> Traffic:
+def traffic_of(protocol: str) -> TrafficClass:
     """The class of a protocol."""
-    return Traffic.BULK if protocol.startswith(BULK) else Traffic.CONTROL
+    return TrafficClass.BULK if protocol.startswith(BULK) else TrafficClass.CONTROL

@@ -2,14 +2,14 @@
 
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.limits.pacer import Pacer
-from atoll.p2p.limits.token_bucket import Traffic
+from atoll.p2p.limits.token_bucket import TrafficClass
 from atoll.protocols.ids import PeerId
 
 
 class LimitedStream:
     """See `atoll.p2p.host.interface.Stream`; `inner` does the work."""
 
-    def __init__(self, inner: Stream, traffic: Traffic, up: Pacer, down: Pacer) -> None:
+    def __init__(self, inner: Stream, traffic: TrafficClass, up: Pacer, down: Pacer) -> None:
         self._inner = inner
         self._traffic = traffic
         self._up = up

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from atoll.p2p.limits.token_bucket import FairBucket, Ticket, Traffic
+from atoll.p2p.limits.token_bucket import FairBucket, Ticket, TrafficClass
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -47,7 +47,7 @@ class Pacer:
             self._timer.cancel()
             self._timer = None
 
-    async def take(self, peer: PeerId, traffic: Traffic, size_bytes: int) -> None:
+    async def take(self, peer: PeerId, traffic: TrafficClass, size_bytes: int) -> None:
         """Wait for the turn of `size_bytes` (at most `piece_bytes`). Raises Unreachable while bulk is off."""
         self.require(traffic)
         if self._bucket is None:
@@ -64,9 +64,9 @@ class Pacer:
             bucket.drop(ticket)
         self.require(traffic)
 
-    def require(self, traffic: Traffic) -> None:
+    def require(self, traffic: TrafficClass) -> None:
         """Raises Unreachable while bulk is off."""
-        if self.bulk_off and traffic is Traffic.BULK:
+        if self.bulk_off and traffic is TrafficClass.BULK:
             raise Unreachable(self.bulk_off)
 
     def _grant(self) -> None:

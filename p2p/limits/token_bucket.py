@@ -15,7 +15,7 @@ _BURST_LOWEST_BYTES = 2048
 _PIECE_LARGEST_BYTES = 64 * 1024
 
 
-class Traffic(IntEnum):
+class TrafficClass(IntEnum):
     """Lower goes first."""
 
     CONTROL = 0
@@ -56,7 +56,7 @@ class Ticket:
     """A wish for tokens."""
 
     peer: Hashable
-    traffic: Traffic
+    traffic: TrafficClass
     size_bytes: float
     is_granted: bool = False
 
@@ -106,9 +106,9 @@ class FairBucket:
         """The largest wish; small enough that a wish of control waits for at most one of bulk."""
         self._all = Bucket(rate_bytes_s, burst, now_s)
         self._bulk = Bucket(rate_bytes_s * BULK_SHARE, burst / 2, now_s)
-        self._turns = {traffic: Turns() for traffic in Traffic}
+        self._turns = {traffic: Turns() for traffic in TrafficClass}
 
-    def ask(self, peer: Hashable, traffic: Traffic, size_bytes: float) -> Ticket:
+    def ask(self, peer: Hashable, traffic: TrafficClass, size_bytes: float) -> Ticket:
         """Queue a wish of at most `piece_bytes` (more is granted like that much)."""
         ticket = Ticket(peer, traffic, min(size_bytes, self._bulk.burst_bytes))
         self._turns[traffic].add(ticket)
@@ -121,7 +121,7 @@ class FairBucket:
     def grant(self, now_s: float) -> list[Ticket]:
         """All wishes that can be met now."""
         granted: list[Ticket] = []
-        for traffic in Traffic:
+        for traffic in TrafficClass:
             while (ticket := self._turns[traffic].first()) is not None:
                 if not self._take(ticket, now_s):
                     return granted  # bulk does not overtake control
@@ -132,7 +132,7 @@ class FairBucket:
 
     def next_s(self, now_s: float) -> float | None:
         """When `grant` is worth a call; None: nobody waits."""
-        for traffic in Traffic:
+        for traffic in TrafficClass:
             ticket = self._turns[traffic].first()
             if ticket is not None:
                 return self._ready_s(ticket, now_s)
@@ -140,12 +140,12 @@ class FairBucket:
 
     def _ready_s(self, ticket: Ticket, now_s: float) -> float:
         ready_s = self._all.ready_s(ticket.size_bytes, now_s)
-        if ticket.traffic is Traffic.BULK:
+        if ticket.traffic is TrafficClass.BULK:
             ready_s = max(ready_s, self._bulk.ready_s(ticket.size_bytes, now_s))
         return ready_s
 
     def _take(self, ticket: Ticket, now_s: float) -> bool:
-        buckets = (self._all, self._bulk) if ticket.traffic is Traffic.BULK else (self._all,)
+        buckets = (self._all, self._bulk) if ticket.traffic is TrafficClass.BULK else (self._all,)
         if any(bucket.level(now_s) < ticket.size_bytes for bucket in buckets):
             return False
         return all(bucket.take(ticket.size_bytes, now_s) for bucket in buckets)

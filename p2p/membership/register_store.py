@@ -33,7 +33,7 @@ class Held(NamedTuple):
     """On our own monotonic clock."""
 
 
-class Registers:
+class RegisterStore:
     """All live registers. Pure but for memory: `now` is an argument of every method that needs it."""
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from atoll.p2p.membership.register_store import Registers
+from atoll.p2p.membership.register_store import RegisterStore
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.ids import PeerId
 
@@ -34,7 +34,11 @@ class RegisterExchange:
     """Serves and makes pulls for one set of registers."""
 
     def __init__(
-        self, registers: Registers, calls: Calls, now: Callable[[], float], on_news: Callable[[list[bytes]], None]
+        self,
+        registers: RegisterStore,
+        calls: Calls,
+        now: Callable[[], float],
+        on_news: Callable[[list[bytes]], None],
     ) -> None:
         """`on_news(registers)` hears of those that a pull brought."""
         self._registers = registers

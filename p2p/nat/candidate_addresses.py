@@ -14,7 +14,7 @@ _CIRCUIT = "/p2p-circuit"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CandidateAddresses:
     """Where a peer may be met."""
 
     direct: tuple[str, ...]
@@ -22,7 +22,7 @@ class Places:
     """Peer that it is connected to -> where that one may be dialled; empty where it is not said."""
 
 
-def split(maddrs: Sequence[str]) -> Places:
+def split(maddrs: Sequence[str]) -> CandidateAddresses:
     """Direct addresses and circuits (`…/p2p/RELAY/p2p-circuit`) apart.
 
     Circuits through a relay that cannot be one of us (its PeerID is no Ed25519 key) are left out.
@@ -40,7 +40,7 @@ def split(maddrs: Sequence[str]) -> Places:
             continue
         known = through.get(helper, ())
         through[helper] = (*known, where) if where and where not in known else known
-    return Places(tuple(direct), through)
+    return CandidateAddresses(tuple(direct), through)
 
 
 def circuits_through(dialled: Mapping[PeerId, str], relays: Collection[PeerId] = ()) -> tuple[str, ...]:

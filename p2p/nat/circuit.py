@@ -16,7 +16,16 @@ from atoll.p2p.transports.inbound_stream import Admission, OnFault, run_handler
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
-from atoll.protocols.nat import NAT_MAX_BYTES, Circuit, Incoming, Open, Refused, decode_opening, printable, refused
+from atoll.protocols.nat import (
+    NAT_MAX_BYTES,
+    Circuit,
+    Incoming,
+    NatRefused,
+    OpenCircuit,
+    decode_opening,
+    printable,
+    refused,
+)
 
 PROTOCOL_MAX_BYTES = 128
 T = TypeVar("T")
@@ -46,7 +55,7 @@ async def _expect_open(stream: Stream, who: str) -> None:
         answer = decode_opening(await read_frame(stream, NAT_MAX_BYTES))
     except DecodeError as error:
         raise Unreachable(f"{who}: {error}") from error
-    if isinstance(answer, Refused):
+    if isinstance(answer, NatRefused):
         raise Unreachable(f"{who}: {printable(answer.reason)}")
 
 
@@ -88,7 +97,7 @@ class CircuitEnd:
             return
         self._served.add(inside)
         try:
-            await self._in_time(stream, write_frame(inside, codec.encode(Open())))
+            await self._in_time(stream, write_frame(inside, codec.encode(OpenCircuit())))
             await run_handler(inside, self._handlers[inside.protocol], self._on_fault)
         finally:
             self._served.discard(inside)
@@ -107,7 +116,7 @@ class CircuitEnd:
         if incoming.run != self._run:
             await write_frame(stream, codec.encode(refused("another run")))
             return None
-        await write_frame(stream, codec.encode(Open()))
+        await write_frame(stream, codec.encode(OpenCircuit()))
         inside = await handshake(stream, self._credentials, "", client=False)
         protocol = (await read_frame(inside, PROTOCOL_MAX_BYTES)).decode("ascii", "replace")
         if protocol not in self._handlers or not self._is_welcome(inside.peer, protocol):

@@ -13,10 +13,10 @@ from functools import partial
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.nat.nat_calls import ask, meeting_places
 from atoll.p2p.nat.race import first
-from atoll.protocols import nat as n
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, short
+from atoll.protocols.nat import Coming, sign_punch
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ class Puncher:
 
     async def _once(self, target: PeerId, helper: PeerId) -> bool:
         claims = self._claims()
-        wish = n.sign_punch(self._run, self._identity, target, self._rng.randbytes(16), claims)
-        coming = await ask(self._host, helper, wish, n.Coming)
+        wish = sign_punch(self._run, self._identity, target, self._rng.randbytes(16), claims)
+        coming = await ask(self._host, helper, wish, Coming)
         maddrs = meeting_places(coming.claims, coming.seen, bool(claims))
         if not maddrs:
             raise Unreachable(f"{short(target)} cannot be punched: its network lets no UDP out")

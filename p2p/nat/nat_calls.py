@@ -16,11 +16,31 @@ from atoll.p2p.host.endpoint import endpoint_of
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.host.maddrs import legal_maddrs
-from atoll.p2p.nat.rate_limit import Allowance
+from atoll.p2p.nat.rate_limit import PeerRateLimit
 from atoll.protocols import codec
-from atoll.protocols import nat as n
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
+from atoll.protocols.nat import (
+    MADDRS,
+    NAT_MAX_BYTES,
+    Answer,
+    Ask,
+    Coming,
+    DialBack,
+    Look,
+    NatRefused,
+    Punch,
+    Reach,
+    Reached,
+    Seen,
+    Summons,
+    check_punch,
+    decode_answer,
+    decode_ask,
+    peer_named,
+    printable,
+    refused,
+)
 from atoll.protocols.wires import NAT
 
 log = logging.getLogger(__name__)
@@ -40,30 +60,30 @@ Probe = Callable[[str], Coroutine[None, None, bool]]
 """Does a libp2p node answer at this multiaddr?"""
 
 
-async def ask(host: Host, peer: PeerId, message: n.Ask, kind: type[A]) -> A:
+async def ask(host: Host, peer: PeerId, message: Ask, kind: type[A]) -> A:
     """The answer of a directly connected peer. Raises Unreachable, also for a refusal and for nonsense."""
     try:
         async with asyncio.timeout(ASK_S):
             stream = await host.open_stream(peer, PROTOCOL)
             try:
                 await write_frame(stream, codec.encode(message))
-                answer = n.decode_answer(await read_frame(stream, n.NAT_MAX_BYTES))
+                answer = decode_answer(await read_frame(stream, NAT_MAX_BYTES))
                 await stream.close()
             finally:
                 stream.reset()
     except (TimeoutError, DecodeError) as error:
         raise Unreachable(f"{short(peer)} gave no answer: {error}") from error
-    if isinstance(answer, n.Refused):
-        raise Unreachable(f"{short(peer)}: {n.printable(answer.reason)}")
+    if isinstance(answer, NatRefused):
+        raise Unreachable(f"{short(peer)}: {printable(answer.reason)}")
     if not isinstance(answer, kind):
         raise Unreachable(f"{short(peer)} answered {type(answer).__name__} to {type(message).__name__}")
     return answer
 
 
-class Node(Protocol):
+class NatNode(Protocol):
     """What the answers need to know of the node they speak for."""
 
-    def reach(self) -> n.Reach:
+    def reach(self) -> Reach:
         """How we may be reached."""
 
     def relays(self) -> bool:
@@ -87,19 +107,25 @@ class Clocks:
     unix: Callable[[], float] = time.time
 
 
-class Answers:
+class NatServer:
     """Serves the NAT wire on `host`."""
 
     def __init__(
-        self, host: Host, run: RunId, node: Node, probe: Probe, is_outside: Callable[[str], bool], clocks: Clocks
+        self,
+        host: Host,
+        run: RunId,
+        node: NatNode,
+        probe: Probe,
+        is_outside: Callable[[str], bool],
+        clocks: Clocks,
     ) -> None:
         """`probe`: how a dial-back is made. `is_outside`: see RouteOptions."""
         self._host, self._run, self._node, self._clocks = host, run, node, clocks
         self._probe, self._is_outside, self._probing = probe, is_outside, 0
-        per_minute = {n.Look: ASKS_PER_MINUTE, n.Punch: ASKS_PER_MINUTE, n.Summons: ASKS_PER_MINUTE}
+        per_minute = {Look: ASKS_PER_MINUTE, Punch: ASKS_PER_MINUTE, Summons: ASKS_PER_MINUTE}
         self._allowances = {
-            kind: Allowance(count, clocks.now)
-            for kind, count in {**per_minute, n.DialBack: DIAL_BACKS_PER_MINUTE}.items()
+            kind: PeerRateLimit(count, clocks.now)
+            for kind, count in {**per_minute, DialBack: DIAL_BACKS_PER_MINUTE}.items()
         }
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
         host.set_handler(PROTOCOL, self._handle)
@@ -107,82 +133,82 @@ class Answers:
     async def _handle(self, stream: Stream) -> None:
         try:
             async with asyncio.timeout(2 * ASK_S):
-                question = n.decode_ask(await read_frame(stream, n.NAT_MAX_BYTES))
+                question = decode_ask(await read_frame(stream, NAT_MAX_BYTES))
                 answer = await self._answer(stream.peer, question)
                 await write_frame(stream, codec.encode(answer))
         except TimeoutError as error:
             raise Unreachable("the peer neither asks nor listens") from error
 
-    async def _answer(self, peer: PeerId, question: n.Ask) -> n.Answer:
-        run = question.punch.run if isinstance(question, n.Summons) else question.run
+    async def _answer(self, peer: PeerId, question: Ask) -> Answer:
+        run = question.punch.run if isinstance(question, Summons) else question.run
         if run != self._run:
-            return n.refused("another run")
+            return refused("another run")
         if not self._allowances[type(question)].take(peer):
-            return n.refused("too many asks")
+            return refused("too many asks")
         match question:
-            case n.Look():
-                return n.Seen(
+            case Look():
+                return Seen(
                     *(await self._seen(peer), self._node.reach(), self._node.relays(), self._clocks.unix())
                 )
-            case n.DialBack():
+            case DialBack():
                 return await self._dial_back(peer, question.maddrs)
-            case n.Punch():
+            case Punch():
                 return await self._rendezvous(peer, question)
-            case n.Summons():
+            case Summons():
                 return self._summoned(question)
 
     async def _seen(self, peer: PeerId) -> tuple[str, ...]:
         live = [c.maddr for c in await self._host.connections() if c.peer == peer]
-        return legal_maddrs(dict.fromkeys(live))[: n.MADDRS]
+        return legal_maddrs(dict.fromkeys(live))[:MADDRS]
 
-    async def _dial_back(self, peer: PeerId, maddrs: tuple[str, ...]) -> n.Answer:
+    async def _dial_back(self, peer: PeerId, maddrs: tuple[str, ...]) -> Answer:
         seen = await self._seen(peer)
         ips = {e.ip for maddr in seen if (e := endpoint_of(maddr)) is not None}
         own = [m for m in legal_maddrs(maddrs) if m in seen or ((e := endpoint_of(m)) and e.ip in ips)]
         # Not inside our own network, and not our own machine: nobody probes those through us.
         wanted = [maddr for maddr in dict.fromkeys(own) if self._is_outside(maddr)]
         if self._probing + len(wanted) > PROBES_AT_ONCE:
-            return n.refused("too many dial-backs at once")
+            return refused("too many dial-backs at once")
         self._probing += len(wanted)
         try:
             async with asyncio.TaskGroup() as group:
                 probes = {maddr: group.create_task(self._probe(maddr)) for maddr in wanted}
         finally:
             self._probing -= len(wanted)
-        return n.Reached(tuple(maddr for maddr, probe in probes.items() if probe.result()))
+        return Reached(tuple(maddr for maddr, probe in probes.items() if probe.result()))
 
-    async def _rendezvous(self, peer: PeerId, punch: n.Punch) -> n.Answer:
+    async def _rendezvous(self, peer: PeerId, punch: Punch) -> Answer:
         """Both are connected to us: bring them together."""
-        target = n.peer_named(punch.target)
-        if n.check_punch(punch) != peer:
+        target = peer_named(punch.target)
+        if check_punch(punch) != peer:
             raise DecodeError("a punch that somebody else signed")
         if target == peer:
-            return n.refused("a punch to its own end")
+            return refused("a punch to its own end")
         theirs = await self._seen(target)
         if not theirs:
-            return n.refused(f"{short(target)} is not here")
+            return refused(f"{short(target)} is not here")
         try:
-            coming = await ask(self._host, target, n.Summons(punch, await self._seen(peer)), n.Coming)
+            coming = await ask(self._host, target, Summons(punch, await self._seen(peer)), Coming)
         except Unreachable as error:
-            return n.refused(str(error))
-        return n.Coming(coming.claims, theirs)
+            return refused(str(error))
+        return Coming(coming.claims, theirs)
 
-    def _summoned(self, summons: n.Summons) -> n.Answer:
+    def _summoned(self, summons: Summons) -> Answer:
         """A rendezvous says that somebody wants to meet us now."""
         punch = summons.punch
         try:
-            source = n.check_punch(punch)
+            source = check_punch(punch)
         except PeerFault as fault:
-            return n.refused(str(fault))
+            return refused(str(fault))
         if punch.target != self._host.peer_id or not self._is_new(punch.nonce):
-            return n.refused("not for me, or an old one")
-        claims = self._node.claims()[: n.MADDRS]
+            return refused("not for me, or an old one")
+        claims = self._node.claims()[:MADDRS]
         places = meeting_places(punch.claims, summons.seen, bool(claims))
         try:
             self._node.dial_soon(source, places, is_hole=not claims and not punch.claims)
         except Unreachable as error:
-            return n.refused(str(error))
-        return n.Coming(claims, ())
+            return refused(str(error))
+        return Coming(claims, ())
 
     def _is_new(self, nonce: bytes) -> bool:
         if nonce in self._nonces:

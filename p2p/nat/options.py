@@ -7,8 +7,8 @@ from atoll.p2p.host.endpoint import is_global
 from atoll.p2p.nat import dialback
 from atoll.p2p.nat.nat_calls import Probe
 from atoll.p2p.nat.relay import RelayLimits, RelayStatistics
-from atoll.protocols import nat as n
 from atoll.protocols.ids import PeerId
+from atoll.protocols.nat import Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class RouteOptions:
 class RouteStatistics:
     """For the status page."""
 
-    reach: n.Reach
+    reach: Reach
     why: str
     observed: tuple[str, ...]
     relay: RelayStatistics | None

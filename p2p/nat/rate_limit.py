@@ -9,7 +9,7 @@ from atoll.protocols.ids import PeerId
 _PEERS = 4096
 
 
-class Allowance:
+class PeerRateLimit:
     """So many a minute for each peer; a minute's worth may come at once."""
 
     def __init__(self, per_minute: int, now: Callable[[], float]) -> None:

@@ -17,9 +17,9 @@ from atoll.p2p.host.maddrs import legal_maddrs
 from atoll.p2p.nat.nat_calls import Clocks, ask
 from atoll.p2p.nat.reachability import FAILED_PUNCHES, Evidence, Verdict, candidates, judge
 from atoll.p2p.system.notifier import Bell
-from atoll.protocols import nat as n
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
+from atoll.protocols.nat import MADDRS, DialBack, Look, Reached, Seen
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Survey:
         self._punched = 0
         self._failed: set[PeerId] = set()
         self._tried: set[PeerId] = set()
-        self.looks: dict[PeerId, n.Seen] = {}
+        self.looks: dict[PeerId, Seen] = {}
         """What connected peers last said of us and of themselves."""
         self.clock_ahead_s: dict[PeerId, float] = {}
         """How far peers' clocks are ahead of ours, with the error of half a round trip."""
@@ -146,7 +146,7 @@ class Survey:
     async def _look(self, peer: PeerId) -> None:
         began = self._clocks.unix()
         try:
-            seen = await ask(self._host, peer, n.Look(self._run), n.Seen)
+            seen = await ask(self._host, peer, Look(self._run), Seen)
         except Unreachable as error:
             log.debug("no look from %s: %s", short(peer), error)
             self._views.pop(peer, None)
@@ -157,7 +157,7 @@ class Survey:
         self._views[peer] = seen.maddrs
 
     async def _confirm(self, observers: list[PeerId]) -> None:
-        wanted = () if self._relay_only else candidates(self._evidence(), self._is_outside)[: n.MADDRS]
+        wanted = () if self._relay_only else candidates(self._evidence(), self._is_outside)[:MADDRS]
         is_due = self._clocks.now() - self._asked_at >= CONFIRM_EVERY_S
         if not observers or (wanted == self._asked and not is_due):
             return
@@ -171,7 +171,7 @@ class Survey:
         async def one(peer: PeerId) -> None:
             nonlocal answered
             try:
-                answer = await ask(self._host, peer, n.DialBack(self._run, wanted), n.Reached)
+                answer = await ask(self._host, peer, DialBack(self._run, wanted), Reached)
                 answered += 1
                 found.update(set(answer.maddrs))
             except Unreachable as error:

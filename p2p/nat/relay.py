@@ -16,7 +16,7 @@ import msgspec
 from atoll.p2p.host.framing import PREFIX_BYTES, read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.nat.circuit_tls import SEALED_MAX_BYTES
-from atoll.p2p.nat.rate_limit import Allowance
+from atoll.p2p.nat.rate_limit import PeerRateLimit
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
@@ -24,8 +24,8 @@ from atoll.protocols.nat import (
     NAT_MAX_BYTES,
     Circuit,
     Incoming,
-    Open,
-    Refused,
+    NatRefused,
+    OpenCircuit,
     decode_opening,
     peer_named,
     refused,
@@ -98,7 +98,7 @@ class Relay:
         self._host, self._run, self._limits, self._now = host, run, limits, now
         self._asked: Counter[PeerId] = Counter()
         self._called: Counter[PeerId] = Counter()
-        self._allowance = Allowance(CIRCUITS_PER_MINUTE, now)
+        self._allowance = PeerRateLimit(CIRCUITS_PER_MINUTE, now)
         self._circuits = self._served = self._bytes = self._today = self._refused = 0
         self._day_began = now()
         self._pace = _Pace(limits.rate_bytes_s * 7 / 8, now)
@@ -178,11 +178,11 @@ class Relay:
             answer = refused(f"{short(there.peer)} does not answer: {error}")
         async with asyncio.timeout(OPEN_S):
             await write_frame(here, codec.encode(answer))
-        return isinstance(answer, Open)
+        return isinstance(answer, OpenCircuit)
 
     async def _refuse(self, stream: Stream, why: str) -> None:
         self._refused += 1
-        answer: Refused = refused(why)
+        answer: NatRefused = refused(why)
         async with asyncio.timeout(OPEN_S):
             await write_frame(stream, codec.encode(answer))
 

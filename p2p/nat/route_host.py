@@ -27,13 +27,13 @@ from atoll.p2p.host.interface import (
     PeerDisconnected,
     Stream,
 )
-from atoll.p2p.nat.candidate_addresses import Places, circuits_through, publishable, split
+from atoll.p2p.nat.candidate_addresses import CandidateAddresses, circuits_through, publishable, split
 from atoll.p2p.nat.circuit import CircuitEnd, open_circuit
 from atoll.p2p.nat.circuit_stream import SecureStream
 from atoll.p2p.nat.circuit_tls import Credentials
 from atoll.p2p.nat.held_circuits import HOLD_PROTOCOL, Holds
 from atoll.p2p.nat.hole_punch import STAGGER_S, HoleShut, Puncher
-from atoll.p2p.nat.nat_calls import Answers, Clocks
+from atoll.p2p.nat.nat_calls import Clocks, NatServer
 from atoll.p2p.nat.options import RouteOptions, RouteStatistics
 from atoll.p2p.nat.race import first
 from atoll.p2p.nat.reachability_survey import Survey
@@ -41,10 +41,10 @@ from atoll.p2p.nat.relay import Relay
 from atoll.p2p.nat.upgrade_schedule import Upgrades
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.inbound_stream import OnFault, log_fault
-from atoll.protocols import nat as n
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, short
+from atoll.protocols.nat import Reach
 
 __all__ = ["RouteHost", "RouteOptions", "RouteStatistics"]
 
@@ -108,7 +108,7 @@ class RouteHost:
         self._puncher = Puncher(base, run, identity, self.claims, self._rng)
         self._holds = Holds(base, run, self._credentials, self._clocks.now, self._on_hold)
         self._relay = Relay(base, run, self._options.relay, self._clocks.now) if self._options.relay else None
-        Answers(base, run, self, self._options.probe, self._options.is_outside, self._clocks)
+        NatServer(base, run, self, self._options.probe, self._options.is_outside, self._clocks)
         self._end = CircuitEnd(base, run, self._credentials, self._handlers, self._is_welcome, on_fault)
         self._handlers[HOLD_PROTOCOL] = self._holds.answer
 
@@ -222,7 +222,7 @@ class RouteHost:
 
     # --- asks.Node ----------------------------------------------------------------------------------
 
-    def reach(self) -> n.Reach:
+    def reach(self) -> Reach:
         """How we may be reached."""
         return self.survey.verdict.reach
 
@@ -266,7 +266,7 @@ class RouteHost:
 
     # --- ways ---------------------------------------------------------------------------------------
 
-    def _better_ways(self, peer: PeerId, places: Places) -> dict[str, Way]:
+    def _better_ways(self, peer: PeerId, places: CandidateAddresses) -> dict[str, Way]:
         """Those that need no relay."""
         ways: dict[str, Way] = {}
         if places.direct and self._may_dial(peer):
@@ -289,7 +289,7 @@ class RouteHost:
             ):
                 self._dialled[peer] = connection.maddr
 
-    def _helpers(self, places: Places) -> list[PeerId]:
+    def _helpers(self, places: CandidateAddresses) -> list[PeerId]:
         """Who may bring us together: those the peer names, then public peers of ours."""
         relays = self._known_relays()
         own = sorted((peer for peer in self._dialled if peer in self._direct), key=lambda p: p not in relays)
@@ -299,7 +299,7 @@ class RouteHost:
     def _known_relays(self) -> set[PeerId]:
         return {peer for peer, seen in self.survey.looks.items() if seen.relays}
 
-    async def _punch(self, peer: PeerId, places: Places) -> None:
+    async def _punch(self, peer: PeerId, places: CandidateAddresses) -> None:
         try:
             is_punched = await self._puncher.punch(peer, await self._rendezvous(places))
         except HoleShut:
@@ -310,7 +310,7 @@ class RouteHost:
             self.survey.on_punch(peer, worked=True)
         self._on_direct(peer, here=True)
 
-    async def _rendezvous(self, places: Places) -> list[PeerId]:
+    async def _rendezvous(self, places: CandidateAddresses) -> list[PeerId]:
         """Helpers that we are connected to; only if there is none, those that can be dialled."""
         helpers = self._helpers(places)
         here = [helper for helper in helpers if helper in self._direct]
@@ -336,7 +336,7 @@ class RouteHost:
             self.survey.on_punch(peer, worked=True)
         self._on_direct(peer, here=True)
 
-    async def _relayed(self, peer: PeerId, places: Places) -> None:
+    async def _relayed(self, peer: PeerId, places: CandidateAddresses) -> None:
         """Hold a circuit through the first relay that gives one."""
         held = {hold.relay for hold in self._holds.of(peer)}
         helpers = [helper for helper in self._helpers(places) if helper not in held]
@@ -347,7 +347,7 @@ class RouteHost:
             }
         )
 
-    async def _hold(self, peer: PeerId, relay: PeerId, places: Places) -> None:
+    async def _hold(self, peer: PeerId, relay: PeerId, places: CandidateAddresses) -> None:
         async with asyncio.timeout(RELAY_S):
             if not await self._is_here(relay, places):
                 raise Unreachable(f"relay {short(relay)} is out of reach")
@@ -366,7 +366,7 @@ class RouteHost:
             if (circuit.peer, circuit.relay) == (stream.peer, stream.relay):
                 circuit.reset()
 
-    async def _is_here(self, helper: PeerId, places: Places) -> bool:
+    async def _is_here(self, helper: PeerId, places: CandidateAddresses) -> bool:
         """Whether we are connected to a helper, dialling it where the peer says that it is.
 
         A node that hides dials only those that it trusts: anybody may name himself as the relay of a peer.
@@ -473,7 +473,7 @@ class RouteHost:
     async def _better(self, peer: PeerId) -> None:
         """A second relay, so that the end of the first is no end of the connection; then a direct connection."""
         near = self._near.get(peer, ())
-        places = Places(near, {hold.relay: () for hold in self._holds.of(peer)})
+        places = CandidateAddresses(near, {hold.relay: () for hold in self._holds.of(peer)})
         try:
             if len(places.through) < HOLDS:
                 await self._second_relay(peer, places)
@@ -485,7 +485,7 @@ class RouteHost:
         finally:
             self._bettering.discard(peer)
 
-    async def _second_relay(self, peer: PeerId, places: Places) -> None:
+    async def _second_relay(self, peer: PeerId, places: CandidateAddresses) -> None:
         try:
             await self._relayed(peer, places)
         except Unreachable as error:

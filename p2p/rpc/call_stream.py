@@ -89,7 +89,7 @@ class NoticeQueue:
         return frame
 
 
-class Outbox:
+class FrameOutbox:
     """Frames to one stream: everything queued in one turn of the event loop leaves in one write.
 
     Whoever fills it waits for `room` first, so a side that sends but does not read cannot make it grow.
@@ -154,22 +154,22 @@ class Outbox:
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingCall:
     """A request that waits for its reply."""
 
     reply: "asyncio.Future[memoryview]"
     max_bytes: int
 
 
-class Link:
+class OutgoingCalls:
     """Our half of a stream that we opened: requests out, replies in. Owned by the task in `run`."""
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.slots = asyncio.Semaphore(IN_FLIGHT)
-        self.outbox = Outbox()
-        self._pending: dict[int, Pending] = {}
+        self.outbox = FrameOutbox()
+        self._pending: dict[int, PendingCall] = {}
         self._next_id = 0
         self._end: AtollError | None = None
 
@@ -206,7 +206,7 @@ class Link:
             if self._end is not None:
                 raise again(self._end)
             number = self._take_id()
-            pending = Pending(asyncio.get_running_loop().create_future(), max_bytes)
+            pending = PendingCall(asyncio.get_running_loop().create_future(), max_bytes)
             self._pending[number] = pending
             self.outbox.put(frames.request(number, method, body))
             try:

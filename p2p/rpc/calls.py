@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.call_stream import Link, check_hello, read_hello, send_hello
-from atoll.p2p.rpc.server import Answers, Method
+from atoll.p2p.rpc.call_stream import OutgoingCalls, check_hello, read_hello, send_hello
+from atoll.p2p.rpc.server import CallServer, Method
 from atoll.p2p.transports.inbound_stream import OnFault, log_fault
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -50,10 +50,10 @@ class Calls:
         """`hello_s`: a peer that says nothing for so long is dropped. `handler_s`: longest answer."""
         self._host = host
         self._hello = frames.hello(run_id, host.peer_id, agent)
-        self._answers = Answers(self._hello, on_fault, hello_s, handler_s)
+        self._answers = CallServer(self._hello, on_fault, hello_s, handler_s)
         self._hello_s = hello_s
         self._open_s = open_s
-        self._links: dict[PeerId, Link] = {}
+        self._links: dict[PeerId, OutgoingCalls] = {}
         self._group: asyncio.TaskGroup | None = None
         self._calls = self._notices = self._dropped = 0
         host.set_handler(frames.PROTOCOL, self._answers.serve)
@@ -118,16 +118,16 @@ class Calls:
         dropped = self._dropped + sum(link.outbox.notices.dropped for link in self._links.values())
         return CallsStatistics(self._calls, self._answers.answered, self._notices, dropped)
 
-    def _link(self, peer: PeerId) -> Link:
+    def _link(self, peer: PeerId) -> OutgoingCalls:
         link = self._links.get(peer)
         if link is None:
             if self._group is None:
                 raise LocalFault("calls are not being served")
-            link = self._links[peer] = Link(peer)
+            link = self._links[peer] = OutgoingCalls(peer)
             self._group.create_task(self._run_link(link))
         return link
 
-    async def _run_link(self, link: Link) -> None:
+    async def _run_link(self, link: OutgoingCalls) -> None:
         """Open, greet and carry one link; its end is everybody's error."""
         error: AtollError = Unreachable(f"peer {short(link.peer)} closed the stream")
         stream: Stream | None = None

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.p2p.host.framing import read_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.call_stream import IN_FLIGHT, Outbox, check_hello, read_hello, send_hello
+from atoll.p2p.rpc.call_stream import IN_FLIGHT, FrameOutbox, check_hello, read_hello, send_hello
 from atoll.p2p.transports.inbound_stream import OnFault
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -38,7 +38,7 @@ class _Guest:
         self.streams = 0
 
 
-class Answers:
+class CallServer:
     """Methods, and the peers that use them."""
 
     def __init__(self, hello: frames.Hello, on_fault: OnFault, hello_s: float, handler_s: float) -> None:
@@ -88,7 +88,7 @@ class Answers:
 
     async def _answer_all(self, stream: Stream, guest: _Guest) -> None:
         """Answer requests until the stream ends; then what still runs is cancelled."""
-        outbox, running = Outbox(), dict[int, asyncio.Task[None]]()
+        outbox, running = FrameOutbox(), dict[int, asyncio.Task[None]]()
         failure: AtollError | None = None
         async with asyncio.TaskGroup() as group:
             tasks: set[asyncio.Task[None]] = {group.create_task(outbox.drain(stream))}
@@ -113,7 +113,7 @@ class Answers:
         if failure is not None:
             raise failure
 
-    async def _answer(self, peer: PeerId, frame: frames.Frame, outbox: Outbox) -> None:
+    async def _answer(self, peer: PeerId, frame: frames.Frame, outbox: FrameOutbox) -> None:
         """Run one handler; its outcome goes to the outbox."""
         try:
             async with asyncio.timeout(self._handler_s):
@@ -141,7 +141,7 @@ class Answers:
             raise LocalFault(f"the reply of {frame.method} has {len(body)} bytes, more than {method.max_bytes}")
         return body
 
-    def _refuse(self, frame: frames.Frame, outbox: Outbox, error: str, message: str) -> None:
+    def _refuse(self, frame: frames.Frame, outbox: FrameOutbox, error: str, message: str) -> None:
         if frame.kind is frames.Kind.REQUEST:
             outbox.put(frames.failure(frame.id, error, message))
 

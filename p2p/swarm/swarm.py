@@ -33,7 +33,7 @@ from atoll.p2p.ledger.admission_gate import Gate
 from atoll.p2p.ledger.store import LEDGER, Equivocation, Ledger, Quota
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.membership.liveness import Pulse
-from atoll.p2p.membership.register_store import Registers, next_epoch
+from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.p2p.membership.register_sync import RegisterExchange
 from atoll.p2p.membership.reputation import Standings
 from atoll.p2p.rpc.calls import Calls
@@ -73,7 +73,7 @@ class SwarmOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerRow:
+class PeerView:
     """One peer for `atoll peers`."""
 
     peer: PeerId
@@ -128,7 +128,7 @@ class Swarm:
         """Newest failure to store what peers sent; None when the last attempt worked."""
         self.standings = Standings(now)
         self.ledger = Ledger(home / LEDGER, run, self._options.quota, gate)
-        self.registers = Registers(run, identity, next_epoch(home / "epoch"), admits=self.ledger.admits)
+        self.registers = RegisterStore(run, identity, next_epoch(home / "epoch"), admits=self.ledger.admits)
         self.refusals: dict[PeerId, str] = {}
         """Connected peers that do not admit us, each with its reason."""
         self.calls = Calls(host, run, agent=self._options.agent, on_fault=self.blame)
@@ -258,7 +258,7 @@ class Swarm:
         """Connected peers that we talk to."""
         return [peer for peer in self._connections if not self.standings.is_away(peer)]
 
-    def peers(self) -> list[PeerRow]:
+    def peers(self) -> list[PeerView]:
         """Everybody we know of, connected ones first."""
         book = self.discovery.book
         reachable = (known.peer for known in book.all() if known.maddrs)
@@ -273,13 +273,13 @@ class Swarm:
             table["dht"] = "ready" if dht.is_ready else dht.last_error or "not started yet"
         return table
 
-    def _row(self, peer: PeerId) -> PeerRow:
+    def _row(self, peer: PeerId) -> PeerView:
         known, connection = self.discovery.book.get(peer), self._connections.get(peer)
         standing = self.standings.get(peer)
         best = known.address.maddrs[:1] if known else ()
         seen = known.last_seen if known else None
         is_connected = peer in self._connections
-        return PeerRow(
+        return PeerView(
             peer,
             is_connected,
             str(connection.path) if connection else "",

@@ -8,7 +8,7 @@ from atoll.protocols.errors import Unreachable
 _READ_BYTES = 256 * 1024
 
 
-class Traffic:
+class ByteCounter:
     """Payload bytes over all streams of one host."""
 
     def __init__(self) -> None:
@@ -16,7 +16,7 @@ class Traffic:
         self.down = 0
 
 
-async def read_counted(reader: asyncio.StreamReader, size: int, traffic: Traffic) -> bytes:
+async def read_counted(reader: asyncio.StreamReader, size: int, traffic: ByteCounter) -> bytes:
     """`size` bytes. Raises Unreachable when the stream ends before."""
     try:
         data = await reader.readexactly(size)

@@ -15,7 +15,7 @@ from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, MAX_SET, Reduction, 
 from atoll.protocols.ledger.rows import row_bytes
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.run.slices import Plan
+from atoll.protocols.run.slices import SlicePlan
 from atoll.protocols.spans import Span
 
 KEPT_BYTES = 4 * CHUNK
@@ -152,7 +152,7 @@ def decode_proof(data: bytes | memoryview, rules: ReductionRules) -> FaultProof:
     return proof
 
 
-def cover(offers: Iterable[Offer], plan: Plan) -> tuple[bytes, tuple[Digest, ...], Digest]:
+def cover(offers: Iterable[Offer], plan: SlicePlan) -> tuple[bytes, tuple[Digest, ...], Digest]:
     """`covered`, `more` and `members` of a Reduction of these contributions, one per author."""
     bits, more, entries = 0, [], []
     places = {author: place for place, author in enumerate(plan.authors)}
@@ -165,7 +165,7 @@ def cover(offers: Iterable[Offer], plan: Plan) -> tuple[bytes, tuple[Digest, ...
     return bits.to_bytes(-(-len(plan.authors) // 8), "little"), tuple(sorted(more)), set_digest(entries)
 
 
-def covered_by(body: Reduction, plan: Plan, offers: Sequence[Offer]) -> tuple[Offer, ...] | None:
+def covered_by(body: Reduction, plan: SlicePlan, offers: Sequence[Offer]) -> tuple[Offer, ...] | None:
     """The covered contributions by rising entry id; None unless all are among `offers` (one per author)."""
     bits = int.from_bytes(body.covered, "little")
     if len(body.covered) != -(-len(plan.authors) // 8) or bits >> len(plan.authors):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest
-from atoll.protocols.merkle import Part, leaf_of, levels_of, path_of
+from atoll.protocols.merkle import MerklePart, leaf_of, levels_of, path_of
 from atoll.protocols.run.payload import Layout, check_frame
 from atoll.protocols.spans import Span
 
@@ -83,7 +83,7 @@ class RowPart(NamedTuple):
 
     span: Span
     rows: bytes
-    tree: Part
+    tree: MerklePart
 
     def one(self, chunk: int, k: int) -> tuple[bytes, bytes]:
         """The row of one chunk and its own path."""
@@ -95,7 +95,7 @@ def checked_rows(root: Digest, chunks: int, k: int, span: Span, rows: bytes, pat
     """Rows of `span` of the payload of `chunks` chunks that `root` names. Raises DecodeError for others."""
     if len(rows) != span.chunks * row_bytes(k):
         raise DecodeError("rows: not as many bytes as the chunks have")
-    part = Part(chunks, span.start, [leaf_of(row) for row in split_rows(rows, k)], path)
+    part = MerklePart(chunks, span.start, [leaf_of(row) for row in split_rows(rows, k)], path)
     if part.root != root:
         raise DecodeError("rows: not those of the payload")
     return RowPart(span, rows, part)

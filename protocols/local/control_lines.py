@@ -11,12 +11,12 @@ from atoll.protocols.local.control_messages import (
     MAX_ROUNDS,
     Answer,
     Ask,
+    CommandRefused,
+    ControlReply,
+    ControlRequest,
     GetLogs,
     GetRounds,
     PauseNode,
-    Refused,
-    Reply,
-    Request,
     Watch,
 )
 from atoll.protocols.wires import CONTROL
@@ -32,23 +32,23 @@ class _Version(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _version = msgspec.json.Decoder(_Version)
-_requests = msgspec.json.Decoder(Request)
-_replies = msgspec.json.Decoder(Reply)
+_requests = msgspec.json.Decoder(ControlRequest)
+_replies = msgspec.json.Decoder(ControlReply)
 
 
 def encode_ask(ask: Ask) -> bytes:
     """One line for the daemon."""
-    return _encoder.encode(Request(CONTROL.newest, ask)) + b"\n"
+    return _encoder.encode(ControlRequest(CONTROL.newest, ask)) + b"\n"
 
 
 def encode_answer(answer: Answer) -> bytes:
     """One line for the operator. Non-finite numbers become null."""
-    return _encoder.encode(Reply(CONTROL.newest, answer)) + b"\n"
+    return _encoder.encode(ControlReply(CONTROL.newest, answer)) + b"\n"
 
 
 def decode_ask(line: bytes) -> Ask:
     """The ask on a line, with its numbers in range. Raises DecodeError."""
-    request: Request = _decode(_requests, line, REQUEST_MAX_BYTES)
+    request: ControlRequest = _decode(_requests, line, REQUEST_MAX_BYTES)
     ask = request.ask
     match ask:
         case Watch():
@@ -64,16 +64,16 @@ def decode_ask(line: bytes) -> Ask:
 
 def decode_answer(line: bytes) -> Answer:
     """The answer on a line. Raises DecodeError."""
-    reply: Reply = _decode(_replies, line, REPLY_MAX_BYTES)
+    reply: ControlReply = _decode(_replies, line, REPLY_MAX_BYTES)
     return reply.answer
 
 
-def refusal(error: errors.AtollError) -> Refused:
+def refusal(error: errors.AtollError) -> CommandRefused:
     """The answer that carries an error to the operator."""
-    return Refused(type(error).__name__, str(error), error.hint)
+    return CommandRefused(type(error).__name__, str(error), error.hint)
 
 
-def fault_of(refused: Refused) -> errors.AtollError:
+def fault_of(refused: CommandRefused) -> errors.AtollError:
     """The error that the daemon meant; LocalFault where this side does not know its name."""
     kind = getattr(errors, refused.fault, errors.LocalFault)
     if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):

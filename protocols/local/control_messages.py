@@ -64,11 +64,13 @@ class ResumeNode(msgspec.Struct, frozen=True, tag="resume"):
     """Go on after a pause."""
 
 
-class Evaluate(msgspec.Struct, frozen=True, tag="eval"):
+class EvaluateModel(msgspec.Struct, frozen=True, tag="eval"):
     """Validation loss of the weights as they are now."""
 
 
-Ask: TypeAlias = GetStatus | Watch | GetPeers | GetRounds | GetLogs | StopNode | PauseNode | ResumeNode | Evaluate
+Ask: TypeAlias = (
+    GetStatus | Watch | GetPeers | GetRounds | GetLogs | StopNode | PauseNode | ResumeNode | EvaluateModel
+)
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Why there is none although there should be."""
 
 
-class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One peer as this node sees it."""
 
     peer: str
@@ -261,13 +263,13 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     """Times that it broke the protocol."""
 
 
-class Peers(msgspec.Struct, frozen=True, tag="peers"):
+class PeerList(msgspec.Struct, frozen=True, tag="peers"):
     """All known peers."""
 
-    peers: tuple[PeerRow, ...]
+    peers: tuple[PeerStatus, ...]
 
 
-class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
+class RoundStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One round as this node saw it. Losses in nats per token, bpb in bits per byte."""
 
     round: int
@@ -308,10 +310,10 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     """How long the worker then waited for that fold; a part of `wait_s` and `transfer_s`."""
 
 
-class Rounds(msgspec.Struct, frozen=True, tag="rounds"):
+class RoundList(msgspec.Struct, frozen=True, tag="rounds"):
     """Rows by round, oldest first."""
 
-    rounds: tuple[RoundRow, ...]
+    rounds: tuple[RoundStatus, ...]
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -324,19 +326,19 @@ class LogLine(msgspec.Struct, frozen=True):
     message: str
 
 
-class Logs(msgspec.Struct, frozen=True, tag="logs"):
+class LogLines(msgspec.Struct, frozen=True, tag="logs"):
     """Lines, oldest first."""
 
     lines: tuple[LogLine, ...]
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class CommandDone(msgspec.Struct, frozen=True, tag="done"):
     """The order was taken; `message` says what happens next."""
 
     message: str
 
 
-class Evaluation(msgspec.Struct, frozen=True, tag="eval"):
+class EvaluationResult(msgspec.Struct, frozen=True, tag="eval"):
     """Validation loss of the view."""
 
     round: int
@@ -346,7 +348,7 @@ class Evaluation(msgspec.Struct, frozen=True, tag="eval"):
     """Nats per token."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class CommandRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The request could not be done. `fault` is the error's class name in protocols.errors."""
 
     fault: str
@@ -354,17 +356,17 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     hint: str
 
 
-Answer: TypeAlias = Status | Peers | Rounds | Logs | Done | Evaluation | Refused
+Answer: TypeAlias = Status | PeerList | RoundList | LogLines | CommandDone | EvaluationResult | CommandRefused
 
 
-class Request(msgspec.Struct, frozen=True):
+class ControlRequest(msgspec.Struct, frozen=True):
     """Operator to daemon."""
 
     v: int
     ask: Ask
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ControlReply(msgspec.Struct, frozen=True):
     """Daemon to operator."""
 
     v: int

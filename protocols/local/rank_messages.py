@@ -65,7 +65,7 @@ class Moments(msgspec.Struct, frozen=True, array_like=True, tag="moments"):
     atoms: tuple[str, ...]
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+class StepRequest(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """One inner step; the windows `[batch, context + 1]` come."""
 
     at: int
@@ -86,7 +86,7 @@ class GatherMoments(msgspec.Struct, frozen=True, array_like=True, tag="gather-mo
     atoms: tuple[str, ...]
 
 
-class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
+class LossRequest(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
     """Rank 0 wants the loss of windows `[windows, context + 1]`, which come."""
 
     windows: int
@@ -99,18 +99,20 @@ class Save(msgspec.Struct, frozen=True, array_like=True, tag="save"):
     atoms: tuple[str, ...]
 
 
-RankAsk: TypeAlias = Begin | Build | Weights | Moments | Step | Agree | GatherWeights | GatherMoments | Loss | Save
+RankAsk: TypeAlias = (
+    Begin | Build | Weights | Moments | StepRequest | Agree | GatherWeights | GatherMoments | LossRequest | Save
+)
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+class RankReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The device is there; the rank joins the group now."""
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+class RankRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The rank cannot begin, and ends."""
 
     message: str
     hint: str
 
 
-RankAnswer: TypeAlias = Ready | Refused
+RankAnswer: TypeAlias = RankReady | RankRefused

@@ -70,7 +70,7 @@ class Counted(msgspec.Struct, frozen=True, array_like=True):
     round: Round
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """First message. Paths are the daemon's; the worker writes below `home` only."""
 
     spec: bytes
@@ -96,7 +96,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Where contributions are encoded, and error feedback and anchor lie: `auto`, `host`, `device`."""
 
 
-class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
+class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Take the round's inner steps from the local weights, then encode what the round covers.
 
     Without overlap and fragments the local weights are the view when a round begins. While `after` is not folded
@@ -121,7 +121,7 @@ class Train(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Steps that may be taken before that Fold is in."""
 
 
-class Keep(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
+class SaveRequest(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
     """Say when this trained round is safe on the disk: then it may be announced. Other asks are served meanwhile.
 
     Failed with DiskFault when the disk refused it; the next Keep tries again.
@@ -130,7 +130,7 @@ class Keep(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
     round: Round
 
 
-class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
+class VerifyRequest(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     """Is the file a legal payload of this round? Failed with DecodeError if not."""
 
     path: str
@@ -143,7 +143,7 @@ class Verify(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     """The slice, where the file is the payload of a Reduction."""
 
 
-class Reduce(msgspec.Struct, frozen=True, array_like=True, tag="reduce"):
+class ReduceRequest(msgspec.Struct, frozen=True, array_like=True, tag="reduce"):
     """Reduce our slice of the round; the raw rows are as in a Slice, by rising entry id."""
 
     round: Round
@@ -155,21 +155,21 @@ class Reduce(msgspec.Struct, frozen=True, array_like=True, tag="reduce"):
     """Round of our newest published Reduction; -1: none."""
 
 
-class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+class OpenRequest(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """How did we reduce this chunk of the arena?"""
 
     round: Round
     chunk: int
 
 
-class Judge(msgspec.Struct, frozen=True, array_like=True, tag="judge"):
+class JudgeRequest(msgspec.Struct, frozen=True, array_like=True, tag="judge"):
     """Does the FaultProof in this file show that this Reduction is wrong? Failed if it does not fit at all."""
 
     path: str
     reduction: Digest
 
 
-class Fold(msgspec.Struct, frozen=True, array_like=True, tag="fold"):
+class FoldRequest(msgspec.Struct, frozen=True, array_like=True, tag="fold"):
     """The set S_round is now exactly `members`; or, where slices are given, what counts in them."""
 
     round: Round
@@ -177,7 +177,7 @@ class Fold(msgspec.Struct, frozen=True, array_like=True, tag="fold"):
     slices: tuple[Slice, ...] = ()
 
 
-class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
+class CheckRequest(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     """What would Θ_final(round) be, if S_round were exactly this (see Fold)? `round` = last final + 1."""
 
     round: Round
@@ -185,7 +185,7 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     slices: tuple[Slice, ...] = ()
 
 
-class Finalize(msgspec.Struct, frozen=True, array_like=True, tag="finalize"):
+class FinalizeRequest(msgspec.Struct, frozen=True, array_like=True, tag="finalize"):
     """S_round is final. Of our own payloads up to it, what does not count goes back into the error feedback."""
 
     round: Round
@@ -193,7 +193,7 @@ class Finalize(msgspec.Struct, frozen=True, array_like=True, tag="finalize"):
     slices: tuple[Slice, ...] = ()
 
 
-class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
+class AdoptRequest(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
     """Replace everything by a snapshot: Θ_final(round) with this state digest."""
 
     round: Round
@@ -203,51 +203,51 @@ class Adopt(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
     """What of ours the final sets up to `round` hold; the rest goes back into the error feedback."""
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
+class SnapshotRequest(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     """Write Θ_final to `path`."""
 
     path: str
 
 
-class Inherit(msgspec.Struct, frozen=True, array_like=True, tag="inherit"):
+class InheritRequest(msgspec.Struct, frozen=True, array_like=True, tag="inherit"):
     """The moments that an expert had where it was trained before. DecodeError if the file holds none."""
 
     expert: int
     path: str
 
 
-class Evaluate(msgspec.Struct, frozen=True, array_like=True, tag="evaluate"):
+class EvaluateRequest(msgspec.Struct, frozen=True, array_like=True, tag="evaluate"):
     """Validation loss of the current view."""
 
 
-class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+class ReportRequest(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """Nothing but the books of time, which every reply carries."""
 
 
-class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Save and exit."""
 
 
-FoldAsk: TypeAlias = Verify | Fold | Check | Finalize
+FoldAsk: TypeAlias = VerifyRequest | FoldRequest | CheckRequest | FinalizeRequest
 """What needs the fold, and may be worked on beside the inner steps."""
 
 Ask: TypeAlias = (
-    Start
-    | Train
-    | Keep
-    | Verify
-    | Reduce
-    | Open
-    | Judge
-    | Fold
-    | Check
-    | Finalize
-    | Adopt
-    | Snapshot
-    | Inherit
-    | Evaluate
-    | Report
-    | Stop
+    StartRequest
+    | TrainRequest
+    | SaveRequest
+    | VerifyRequest
+    | ReduceRequest
+    | OpenRequest
+    | JudgeRequest
+    | FoldRequest
+    | CheckRequest
+    | FinalizeRequest
+    | AdoptRequest
+    | SnapshotRequest
+    | InheritRequest
+    | EvaluateRequest
+    | ReportRequest
+    | StopRequest
 )
 
 
@@ -268,7 +268,7 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     """Merkle root over the payload's rows, in runs whose rounds may be reduced."""
 
 
-class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+class StartReply(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """What the worker found on disk. `final` = -1: genesis; NOTHING_YET: no weights.
 
     Then it does nothing but Verify and Judge until it is given Θ₀, or a later state, to Adopt.
@@ -284,7 +284,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """Bitmap of the experts that it trained last; empty: all."""
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+class TrainProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     """After an inner step; at most a few per second."""
 
     round: Round
@@ -294,15 +294,15 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     tokens_per_s: float
 
 
-class Parted(msgspec.Struct, frozen=True, array_like=True):
+class ReleasedMoments(msgspec.Struct, frozen=True, array_like=True):
     """Moments of an expert that is not trained here any more: a file that lies until the next round ends."""
 
     expert: int
     path: str
 
 
-class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
-    """The round's work, encoded and written; `Keep` says when it is safe."""
+class TrainReply(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
+    """The round's work, encoded and written; `SaveRequest` says when it is safe."""
 
     pending: Pending
     payload_bytes: int
@@ -312,18 +312,18 @@ class Trained(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     """Steps that were taken before the fold of `after` was in the local weights."""
     held_s: float = 0.0
     """Time spent waiting for that fold, because no more steps may be taken before it."""
-    parted: tuple[Parted, ...] = ()
+    parted: tuple[ReleasedMoments, ...] = ()
 
 
-class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+class SaveReply(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
     """The round's payload and the state after it are fsynced, or a later state is."""
 
 
-class Verified(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
+class VerifyReply(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
     """The payload decodes."""
 
 
-class Reduced(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
+class ReduceReply(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
     """What the record of the Reduction says; the payload is on disk."""
 
     round: Round
@@ -335,47 +335,47 @@ class Reduced(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
     """Round of our Reduction that this one goes on from; -1: it began with zeros."""
 
 
-class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
+class OpenReply(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
     """An encoded Opening (protocols/ledger/reduction.py)."""
 
     opening: bytes
 
 
-class Judged(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
+class JudgeReply(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
     """Whether the Reduction is proven wrong."""
 
     wrong: bool
 
 
-class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded"):
+class FoldReply(msgspec.Struct, frozen=True, array_like=True, tag="folded"):
     """State digest of the view: Θ_final + all open rounds."""
 
     round: Round
     state: Digest
 
 
-class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
+class CheckReply(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     """State digest that Θ_final(round) would have."""
 
     round: Round
     state: Digest
 
 
-class Finalized(msgspec.Struct, frozen=True, array_like=True, tag="finalized"):
+class FinalizeReply(msgspec.Struct, frozen=True, array_like=True, tag="finalized"):
     """State digest of Θ_final(round); saved."""
 
     round: Round
     state: Digest
 
 
-class Adopted(msgspec.Struct, frozen=True, array_like=True, tag="adopted"):
+class AdoptReply(msgspec.Struct, frozen=True, array_like=True, tag="adopted"):
     """The snapshot verified and is now Θ_final."""
 
     round: Round
     state: Digest
 
 
-class Snapshotted(msgspec.Struct, frozen=True, array_like=True, tag="snapshotted"):
+class SnapshotReply(msgspec.Struct, frozen=True, array_like=True, tag="snapshotted"):
     """The file is complete and fsynced. Equal states give equal bytes."""
 
     round: Round
@@ -384,7 +384,7 @@ class Snapshotted(msgspec.Struct, frozen=True, array_like=True, tag="snapshotted
     size_bytes: int
 
 
-class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
+class EvaluateReply(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
     """Validation bits per byte of the view."""
 
     state: Digest
@@ -395,21 +395,21 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
     took_s: float
 
 
-class Inherited(msgspec.Struct, frozen=True, array_like=True, tag="inherited"):
+class InheritReply(msgspec.Struct, frozen=True, array_like=True, tag="inherited"):
     """`used` is false where the expert is not trained here, or not yet."""
 
     used: bool
 
 
-class Reported(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
+class ReportReply(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
     """The worker is there."""
 
 
-class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
+class StopReply(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
     """Last message."""
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+class FailureReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The request could not be done. `fault` is the error's class name in protocols.errors."""
 
     fault: str
@@ -418,34 +418,34 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 Answer: TypeAlias = (
-    Started
-    | Trained
-    | Kept
-    | Verified
-    | Reduced
-    | Opened
-    | Judged
-    | Folded
-    | Checked
-    | Finalized
-    | Adopted
-    | Snapshotted
-    | Inherited
-    | Evaluated
-    | Reported
-    | Stopped
-    | Failed
+    StartReply
+    | TrainReply
+    | SaveReply
+    | VerifyReply
+    | ReduceReply
+    | OpenReply
+    | JudgeReply
+    | FoldReply
+    | CheckReply
+    | FinalizeReply
+    | AdoptReply
+    | SnapshotReply
+    | InheritReply
+    | EvaluateReply
+    | ReportReply
+    | StopReply
+    | FailureReply
 )
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class RequestEnvelope(msgspec.Struct, frozen=True, array_like=True):
     """Daemon to worker."""
 
     id: int
     ask: Ask
 
 
-class Spent(msgspec.Struct, frozen=True, array_like=True):
+class TimeSpent(msgspec.Struct, frozen=True, array_like=True):
     """The worker's life so far by what it did, each moment once. All entries but the last add up to its age."""
 
     start_ns: int = 0
@@ -472,9 +472,9 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
         return sum(entries_ns) - self.unsaved_ns
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class ReplyEnvelope(msgspec.Struct, frozen=True, array_like=True):
     """Worker to daemon. Progress carries the id of its Train request and is not the answer."""
 
     id: int
-    answer: Answer | Progress
-    spent: Spent
+    answer: Answer | TrainProgress
+    spent: TimeSpent

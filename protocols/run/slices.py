@@ -39,7 +39,7 @@ class ReduceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 raise ConfigError(f"reduce.{name} = {getattr(self, name)} is outside {low} … {high}")
 
 
-class Plan(msgspec.Struct, frozen=True):
+class SlicePlan(msgspec.Struct, frozen=True):
     """Slices of one round and who reduces them."""
 
     authors: tuple[PeerId, ...]
@@ -53,9 +53,9 @@ class Plan(msgspec.Struct, frozen=True):
         return self.spans[self.reducers.index(peer)] if peer in self.reducers else None
 
 
-def all_gather(chunks: int) -> Plan:
+def all_gather(chunks: int) -> SlicePlan:
     """Nobody reduces: small rounds, and rounds whose deciding set is not known here yet."""
-    return Plan((), (), (Span(0, chunks),))
+    return SlicePlan((), (), (Span(0, chunks),))
 
 
 def decided_by(number: Round, spec: ReduceSpec) -> Round | None:
@@ -66,7 +66,7 @@ def decided_by(number: Round, spec: ReduceSpec) -> Round | None:
 @lru_cache(maxsize=256)
 def plan_of(
     run: RunId, authors: frozenset[PeerId], absent: frozenset[PeerId], chunks: int, spec: ReduceSpec
-) -> Plan:
+) -> SlicePlan:
     """Slices and reducers, of the authors of the deciding final set.
 
     `absent`: reducers of that round whose reduction is not in its final set. They were gone, late or wrong, and
@@ -77,7 +77,7 @@ def plan_of(
     if len(authors) <= spec.above or not count:
         return all_gather(chunks)
     spans = tuple(_span(number, count, chunks) for number in range(count))
-    return Plan(tuple(sorted(authors)), _reducers(run, able, count), spans)
+    return SlicePlan(tuple(sorted(authors)), _reducers(run, able, count), spans)
 
 
 def even_count(members: int) -> int:

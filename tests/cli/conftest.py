@@ -13,10 +13,17 @@ from atoll.cli.main import main
 from atoll.node.config.home import Home
 from atoll.node.daemon.control_server import ControlServer
 from atoll.protocols.errors import AtollError, LocalFault
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import (
+    EvaluationResult,
+    Goodput,
+    PeerStatus,
+    RoundStatus,
+    Status,
+    TimeShares,
+)
 
 PEER = "12D3KooWByRxyokKmxMNkMYp1SavrjyivNPwMg3K5hmXsCdFk6TW"
-STATUS = c.Status(
+STATUS = Status(
     version="0.1.0", pid=4711, uptime_s=61.5, peer=PEER, name="otter", addresses=("/ip4/127.0.0.1/tcp/4710",),
     run="ab" * 32, run_name="tiny", activity="collecting", reason="waiting for 1 of 4", eta_s=2.5, round=7,
     rounds=54, step=0, steps=8, final=5, digest="cd" * 32, contributors=(PEER,), experts=None, members=4, peers=3,
@@ -24,23 +31,23 @@ STATUS = c.Status(
     bytes_up=1_500_000, bytes_down=900, train_s=0.28, wait_s=1.5,
     overlap_allowed=4, overlapped=2, held_s=0.1, device="cpu", worker_pid=4712,
     worker_restarts=0, host_restarts=0,
-    goodput=c.Goodput(
+    goodput=Goodput(
         window_s=600.0,
-        window=c.TimeShares(
+        window=TimeShares(
             steps_s=558.6, wait_s=24.0, transfer_s=0.0, encode_s=3.6, fold_s=11.4, checkpoint_s=2.4,
             evaluate_s=0.0, recompute_s=0.0, start_s=0.0, down_s=0.0,
         ),
-        total=c.TimeShares(
+        total=TimeShares(
             steps_s=700.0, wait_s=200.0, transfer_s=0.0, encode_s=10.0, fold_s=40.0, checkpoint_s=8.0,
             evaluate_s=2.0, recompute_s=20.0, start_s=5.0, down_s=15.0,
         ),
     ),
 )  # fmt: skip
-PEER_ROW = c.PeerRow(
+PEER_ROW = PeerStatus(
     peer=PEER, path="punched", maddr="/ip4/127.0.0.1/udp/4710/quic-v1", rtt_s=0.012, member=True,
     activity="training", round=7, final=5, tokens_per_s=7000.0, heard_s=0.5, faults=0,
 )  # fmt: skip
-ROUND_ROW = c.RoundRow(
+ROUND_ROW = RoundStatus(
     round=6, peer=PEER, digest="cd" * 32, set="ef" * 32, final=False, contributors=(PEER,), train_loss=2.5,
     val_bpb=None, steps=8, tokens=8192, payload_bytes=19722, bytes_up=59166, bytes_down=59166, blob_bytes_up=59200,
     blob_payload_up=59166, train_s=0.28, encode_s=0.05, wait_s=1.5, steps_s=0.25, transfer_s=0.2,
@@ -54,16 +61,16 @@ class FakeOperator:
     def __init__(self) -> None:
         self.orders: list[str] = []
         self.state = STATUS
-        self.rows: Sequence[c.RoundRow] = [ROUND_ROW, msgspec.structs.replace(ROUND_ROW, round=7)]
+        self.rows: Sequence[RoundStatus] = [ROUND_ROW, msgspec.structs.replace(ROUND_ROW, round=7)]
         self.fault: AtollError | None = None
 
-    def status(self) -> c.Status:
+    def status(self) -> Status:
         return self.state
 
-    async def peers(self) -> Sequence[c.PeerRow]:
+    async def peers(self) -> Sequence[PeerStatus]:
         return [PEER_ROW]
 
-    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+    def rounds(self, last: int) -> Sequence[RoundStatus]:
         return self.rows[-last:]
 
     async def stop(self, *, finish: bool) -> str:
@@ -75,9 +82,9 @@ class FakeOperator:
     async def resume(self) -> str:
         return self._order("resume")
 
-    async def evaluate(self) -> c.Evaluation:
+    async def evaluate(self) -> EvaluationResult:
         self._order("eval")
-        return c.Evaluation(7, 3.25, 2.25)
+        return EvaluationResult(7, 3.25, 2.25)
 
     def _order(self, order: str) -> str:
         if self.fault is not None:

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.protocols import codec
-from atoll.protocols.blobs import BLOB_CHUNK_BYTES, Manifest, decode_manifest, manifest_of_bytes, manifest_of_file
+from atoll.protocols.blobs import (
+    BLOB_CHUNK_BYTES,
+    BlobManifest,
+    decode_manifest,
+    manifest_of_bytes,
+    manifest_of_file,
+)
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import digest
 
@@ -37,16 +43,16 @@ def test_golden_id():
 @pytest.mark.parametrize(
     "bad",
     [
-        Manifest(2, 5, bytes(32)),
-        Manifest(1, -5, b""),
-        Manifest(1, -1, b""),
-        Manifest(1, 5, b""),
-        Manifest(1, 5, bytes(31)),
-        Manifest(1, 5, bytes(64)),
-        Manifest(1, 0, bytes(32)),
-        Manifest(1, BLOB_CHUNK_BYTES + 1, bytes(32)),
-        Manifest(1, 2**64 - 1, bytes(32)),
-        Manifest(1, -(2**63), bytes(32)),
+        BlobManifest(2, 5, bytes(32)),
+        BlobManifest(1, -5, b""),
+        BlobManifest(1, -1, b""),
+        BlobManifest(1, 5, b""),
+        BlobManifest(1, 5, bytes(31)),
+        BlobManifest(1, 5, bytes(64)),
+        BlobManifest(1, 0, bytes(32)),
+        BlobManifest(1, BLOB_CHUNK_BYTES + 1, bytes(32)),
+        BlobManifest(1, 2**64 - 1, bytes(32)),
+        BlobManifest(1, -(2**63), bytes(32)),
     ],
 )
 def test_illegal_manifests_are_refused_under_their_own_name(bad):

@@ -7,14 +7,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.protocols import codec
-from atoll.protocols.blobs import Manifest
+from atoll.protocols.blobs import BlobManifest
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.records import Entry
 from atoll.protocols.ledger.registers import Register
-from atoll.protocols.local.worker_messages import Reply, Request
+from atoll.protocols.local.worker_messages import ReplyEnvelope, RequestEnvelope
 from atoll.protocols.run.run_spec import RunSpec, SignedRun
 
-KINDS = [Entry, Register, RunSpec, SignedRun, Manifest, Request, Reply]
+KINDS = [Entry, Register, RunSpec, SignedRun, BlobManifest, RequestEnvelope, ReplyEnvelope]
 
 
 class Box(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

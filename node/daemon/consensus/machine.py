@@ -20,24 +20,24 @@ from atoll.node.daemon.consensus.ballots import Book, bound_to, decided, order, 
 from atoll.node.daemon.consensus.types import (
     Action,
     Append,
-    Checked,
+    CheckDone,
     CheckRound,
     Doubted,
+    EntryPayloadHeld,
     EntrySeen,
     Event,
     FetchMissing,
+    FinalApplied,
     FinalityState,
-    Finalize,
-    Finalized,
+    FinalityTick,
+    FinalizeRound,
     Idle,
     Live,
     NotAppended,
-    PayloadHeld,
     ReportDivergence,
     ReportEquivocation,
     ReportNarrow,
     RoundClosed,
-    Tick,
 )
 from atoll.node.daemon.consensus.vote_rule import is_narrow, may_get_votes, share_of_ours
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
@@ -72,17 +72,17 @@ def _take(state: FinalityState, event: Event) -> Out:
     match event:
         case EntrySeen():
             return _entry(state, event)
-        case PayloadHeld(entry):
+        case EntryPayloadHeld(entry):
             return replace(state, held=state.held | {entry}), []
         case RoundClosed(number, members):
             views = {**state.views, number: members}
             return _ripen(replace(state, views=views, closed=max(state.closed, number))), []
-        case Checked(number, contributions, digest):
+        case CheckDone(number, contributions, digest):
             if number != state.last_final + 1:
                 return state, []
             checked = {**state.checked, contributions: digest}
             return replace(state, checked=checked, checking=state.checking - {contributions}), []
-        case Finalized(number):
+        case FinalApplied(number):
             return replace(state, applied=number, checking=frozenset()), []
         case Doubted(entry):
             return replace(state, doubted=state.doubted | {entry}), []
@@ -92,7 +92,7 @@ def _take(state: FinalityState, event: Event) -> Out:
             return replace(state, live=True), []
         case Idle(idle, now):
             return _ripen(replace(state, idle=idle, now=max(state.now, now))), []
-        case Tick(now):
+        case FinalityTick(now):
             return _ripen(replace(state, now=max(state.now, now))), []
 
 
@@ -164,7 +164,7 @@ def _decide(state: FinalityState) -> Out:
         if unknown:
             state, more = _missing(state, unknown, ())
             return state, actions + more
-        actions.append(Finalize(proposal.round, proposal.contributions, proposal.state))
+        actions.append(FinalizeRound(proposal.round, proposal.contributions, proposal.state))
         state = _next_round(state, book.authors_of(proposal.contributions))
     return state, actions
 

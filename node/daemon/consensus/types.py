@@ -33,7 +33,7 @@ class EntrySeen:
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadHeld:
+class EntryPayloadHeld:
     """The payload of a contribution is on disk and is what that says, or is not needed as a whole (CheckRound).
 
     Send it after the EntrySeen of the contribution.
@@ -52,7 +52,7 @@ class RoundClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckDone:
     """The worker's answer to CheckRound."""
 
     round: Round
@@ -61,7 +61,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Finalized:
+class FinalApplied:
     """The worker's Θ_final is now that of `round`; so is Adopted(round)."""
 
     round: Round
@@ -96,14 +96,23 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class FinalityTick:
     """Time passed. The driver says so a few times a second; harmless at any time."""
 
     now: float
 
 
 Event: TypeAlias = (
-    EntrySeen | PayloadHeld | RoundClosed | Checked | Finalized | Doubted | NotAppended | Live | Idle | Tick
+    EntrySeen
+    | EntryPayloadHeld
+    | RoundClosed
+    | CheckDone
+    | FinalApplied
+    | Doubted
+    | NotAppended
+    | Live
+    | Idle
+    | FinalityTick
 )
 
 
@@ -141,7 +150,7 @@ class FetchMissing:
 
 
 @dataclass(frozen=True, slots=True)
-class Finalize:
+class FinalizeRound:
     """S_round is final. Ask the worker to Finalize once all payloads are held (or adopt a snapshot of a
     later round), in the order of the rounds; then send Finalized to both machines."""
 
@@ -185,7 +194,7 @@ class ReportEquivocation:
 
 
 Action: TypeAlias = (
-    Append | CheckRound | FetchMissing | Finalize | ReportDivergence | ReportNarrow | ReportEquivocation
+    Append | CheckRound | FetchMissing | FinalizeRound | ReportDivergence | ReportNarrow | ReportEquivocation
 )
 
 

@@ -6,17 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import atoll.node.daemon.consensus.types as fin
-import atoll.node.daemon.rounds.types as rnd
+from atoll.node.daemon.consensus.types import EntryPayloadHeld
 from atoll.node.daemon.coordinator.contribution_index import Contributions
 from atoll.node.daemon.coordinator.interfaces import Network
 from atoll.node.daemon.coordinator.payload_fetcher import Named, Payloads, legal_size, pause_s
 from atoll.node.daemon.rounds.participants import Known, member_of
+from atoll.node.daemon.rounds.types import PayloadHeld
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import cover_of, size_of
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import Ask, Counted, Member, Slice, VerifyReply, VerifyRequest
 from atoll.protocols.spans import Span
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from atoll.node.daemon.reduction.coordinator import Reductions
 
 A = TypeVar("A")
-AskOf = Callable[[tuple[w.Member, ...], tuple[w.Slice, ...]], w.Ask]
+AskOf = Callable[[tuple[Member, ...], tuple[Slice, ...]], Ask]
 """An ask for work on whole payloads, or on slices."""
 
 
@@ -36,7 +36,7 @@ class Sets:
         hear = (self._on_settled, driver.blame, driver.disk_trouble)
         self.payloads = Payloads(net, partial(legal_size, driver.spec), self._verify, *hear)
         self.contributions = Contributions(driver.me, self.payloads)
-        self._counted: dict[int, tuple[w.Counted, ...]] = {}
+        self._counted: dict[int, tuple[Counted, ...]] = {}
         self._asked: dict[int, tuple[Digest, ...]] = {}
         """The newest set of each round that the worker was asked about, until the round is final."""
 
@@ -61,7 +61,7 @@ class Sets:
         for author, named in self.contributions.named(names):
             self.payloads.want(self._driver.group, named, author)
 
-    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Counted, ...] | None:
+    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[Counted, ...] | None:
         """What of ours counts in a final set. None: a Reduction covers what the ledger lacks."""
         if number in self._counted:
             return self._counted[number]
@@ -69,7 +69,7 @@ class Sets:
         if slices is not None:
             return slices.counted(number, names)
         mine = (one for one in self.contributions.known(names) if one.author == self._driver.me)
-        return tuple(w.Counted(one.payload, self._all_rows(one), Round(number)) for one in mine)
+        return tuple(Counted(one.payload, self._all_rows(one), Round(number)) for one in mine)
 
     def finalized(self, number: Round, names: tuple[Digest, ...]) -> None:
         """The worker holds this final set. For good: which of ours were used may be asked long after."""
@@ -126,14 +126,14 @@ class Sets:
         """Tell of every record that names a payload, and says of it what it is."""
         driver = self._driver
         for number, entry in self.contributions.held_with(payload):
-            driver.feed_round(rnd.PayloadHeld(entry, number, driver.now()))
-            driver.feed_finality(fin.PayloadHeld(entry))
+            driver.feed_round(PayloadHeld(entry, number, driver.now()))
+            driver.feed_finality(EntryPayloadHeld(entry))
         if driver.reductions is not None:
             driver.reductions.payload_settled(payload)
         driver.finals.step()
 
     async def _verify(self, path: Path, named: Named) -> None:
-        await self._driver.ask(w.Verify(str(path), *named[1:]), w.Verified)
+        await self._driver.ask(VerifyRequest(str(path), *named[1:]), VerifyReply)
 
     def _slices(self, number: int, names: tuple[Digest, ...]) -> "Reductions | None":
         """Who knows a set that is made of slices."""
@@ -143,7 +143,7 @@ class Sets:
     def _all_rows(self, known: Known) -> tuple[Span, ...]:
         return (Span(0, size_of(cover_of(self._driver.spec, known.round, known.experts))),)
 
-    def _members(self, known: tuple[Known, ...]) -> tuple[w.Member, ...]:
+    def _members(self, known: tuple[Known, ...]) -> tuple[Member, ...]:
         return tuple(member_of(one, self._net.blob_path(one.payload)) for one in known)
 
 

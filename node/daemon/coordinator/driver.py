@@ -15,21 +15,63 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import atoll.node.daemon.consensus.types as fin
-import atoll.node.daemon.rounds.types as rnd
 from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.types import (
+    Append,
+    CheckDone,
+    CheckRound,
+    EntryPayloadHeld,
+    EntrySeen,
+    FetchMissing,
+    FinalApplied,
+    FinalityTick,
+    FinalizeRound,
+    Idle,
+    Live,
+    NotAppended,
+    ReportDivergence,
+    ReportEquivocation,
+    ReportNarrow,
+    RoundClosed,
+)
 from atoll.node.daemon.coordinator.contribution_index import contribution_of, is_lawful
 from atoll.node.daemon.coordinator.contribution_sets import Sets
 from atoll.node.daemon.coordinator.evaluation import Evaluations
-from atoll.node.daemon.coordinator.expert_assignment import Share
+from atoll.node.daemon.coordinator.expert_assignment import ExpertShare
 from atoll.node.daemon.coordinator.finalizer import Finals
 from atoll.node.daemon.coordinator.interfaces import Network, round_half_s
 from atoll.node.daemon.coordinator.moment_transfer import Handover
 from atoll.node.daemon.coordinator.run_moments import bring_moments
 from atoll.node.daemon.reduction.coordinator import Reductions
 from atoll.node.daemon.rounds import machine as round_machine
+from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured
+from atoll.node.daemon.rounds.types import (
+    Announce,
+    Behind,
+    ContributionSeen,
+    Discard,
+    FetchPayload,
+    Finish,
+    FoldDone,
+    FoldRound,
+    LeasesChanged,
+    Pause,
+    Phase,
+    PublishAck,
+    PublishLease,
+    Resume,
+    RoundFinal,
+    RoundTick,
+    Settle,
+    StartTraining,
+    TrainingSaved,
+    WorkerReady,
+    config_of,
+    trained_of,
+)
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import Trainer, WorkerDied, unless_needless
 from atoll.protocols.errors import AtollError, DiskFault, PeerFault, Superseded
@@ -37,7 +79,20 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.records import Ack, Body, Contribution, Entry, set_digest
 from atoll.protocols.ledger.registers import Activity, Lease
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    Ask,
+    CheckReply,
+    CheckRequest,
+    FoldReply,
+    FoldRequest,
+    Pending,
+    SaveReply,
+    SaveRequest,
+    StartReply,
+    TrainProgress,
+    TrainReply,
+    TrainRequest,
+)
 from atoll.protocols.run.moments import files_for
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -78,8 +133,8 @@ class Driver:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        self.round = round_machine.begin(rnd.config_of(spec, me))
-        self.share = Share(spec, me, net, room)
+        self.round = round_machine.begin(config_of(spec, me))
+        self.share = ExpertShare(spec, me, net, room)
         self.tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
         self.finality = finality.begin(spec.id, me, spec.outer.rounds, spec.owner)
         self.finals = Finals(self, net, spool)
@@ -92,11 +147,11 @@ class Driver:
         self._lease: tuple[Activity, Round] = ("syncing", Round(0))
         self._members: dict[PeerId, MemberView] = {}
         self._lease_at = self._members_at = -1e9
-        self._pending: tuple[w.Pending, ...] = ()
+        self._pending: tuple[Pending, ...] = ()
         self.synced = self.worker_ready = False
         self.lives = 0
         """Workers that ended: what was asked of one of them is not asked of the next."""
-        self.progress: w.Progress | None = None
+        self.progress: TrainProgress | None = None
         self.trouble = ""
         self.waiting = ""
         """What a round that has begun waits for before its first step."""
@@ -144,9 +199,9 @@ class Driver:
     def _tick(self) -> None:
         now = self.now()
         self._refresh_members()
-        self.feed_round(rnd.Tick(now))
+        self.feed_round(RoundTick(now))
         self._set_patience()
-        self.feed_finality(fin.Tick(now))
+        self.feed_finality(FinalityTick(now))
         if self.reductions is not None:
             self.reductions.step()
         self.finals.step()
@@ -190,9 +245,9 @@ class Driver:
             self.contributions.note(name, entry.author, body)
         if self.reductions is not None:
             self.reductions.note(entry)
-        self.feed_finality(fin.EntrySeen(name, entry.author, body))
+        self.feed_finality(EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and (self.contributions.held(name) or self._is_sliced(body.round)):
-            self.feed_finality(fin.PayloadHeld(name))
+            self.feed_finality(EntryPayloadHeld(name))
 
     def _is_sliced(self, number: int) -> bool:
         """Whether nobody reads the round's payloads as a whole."""
@@ -202,7 +257,7 @@ class Driver:
         body = entry.body
         if isinstance(body, Contribution):
             held = self.contributions.held(entry.id)
-            self.feed_round(rnd.ContributionSeen(entry.id, entry.author, body, held, self.now()))
+            self.feed_round(ContributionSeen(entry.id, entry.author, body, held, self.now()))
 
     def on_leases(self) -> None:
         """Something changed, a lease perhaps. What comes shortly after another change waits for the tick."""
@@ -219,7 +274,7 @@ class Driver:
         short = self.share.shortage(members)
         if members != self._members or short != self.round.shortage:
             self._members = members
-            self.feed_round(rnd.LeasesChanged(members, self.now(), short))
+            self.feed_round(LeasesChanged(members, self.now(), short))
 
     def on_synced(self) -> None:
         """The ledger was compared with at least one peer's, or there is nobody to ask."""
@@ -227,14 +282,14 @@ class Driver:
 
     def _mark_synced(self) -> None:
         self.synced = True
-        self.feed_finality(fin.Live())
+        self.feed_finality(Live())
         self.finals.step()
 
-    async def on_started(self, started: w.Started) -> None:
+    async def on_started(self, started: StartReply) -> None:
         """A fresh worker tells what it found on disk."""
         self.post(lambda: self._begin_life(started))
 
-    def _begin_life(self, started: w.Started) -> None:
+    def _begin_life(self, started: StartReply) -> None:
         self._pending = started.pending
         self.share.say(started.experts)
         self.worker_ready = True
@@ -248,24 +303,24 @@ class Driver:
 
     def _end_life(self) -> None:
         if self.round.ready:
-            self.feed_round(rnd.Behind("the worker died and is being started again", self.now()))
+            self.feed_round(Behind("the worker died and is being started again", self.now()))
 
-    def on_progress(self, progress: w.Progress) -> None:
+    def on_progress(self, progress: TrainProgress) -> None:
         """An inner step was made."""
         self.progress = progress
 
     def ready(self, applied: Round) -> None:
         """Θ_final(applied) is in the worker and nothing newer can be applied now: go on training."""
         pending, self._pending = self._pending, ()
-        self.feed_round(rnd.Ready(applied, pending, self.now()))
+        self.feed_round(WorkerReady(applied, pending, self.now()))
 
     def pause(self, reason: str) -> None:
         """Finish the round at hand and rest."""
-        self.post(lambda: self.feed_round(rnd.Pause(reason, self.now())))
+        self.post(lambda: self.feed_round(Pause(reason, self.now())))
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self.post(lambda: self.feed_round(rnd.Resume(self.now())))
+        self.post(lambda: self.feed_round(Resume(self.now())))
 
     def has_begun(self) -> bool:
         """Whether the ledger knows a contribution to the run."""
@@ -273,7 +328,7 @@ class Driver:
 
     def is_busy(self) -> bool:
         """Whether a round of ours is under way."""
-        return self.round.phase in (rnd.Phase.TRAIN, rnd.Phase.COLLECT, rnd.Phase.FOLD)
+        return self.round.phase in (Phase.TRAIN, Phase.COLLECT, Phase.FOLD)
 
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """A peer broke the protocol."""
@@ -283,70 +338,70 @@ class Driver:
 
     # --- the machines ---------------------------------------------------------------------------
 
-    def feed_round(self, event: rnd.Event) -> None:
+    def feed_round(self, event: round_types.Event) -> None:
         """Step the round machine and perform its actions."""
         self.round, actions = round_machine.step(self.round, event)
         for action in actions:
             self._do_round(action)
 
-    def feed_finality(self, event: fin.Event) -> None:
+    def feed_finality(self, event: finality_types.Event) -> None:
         """Step the finality machine and perform its actions."""
         self.finality, actions = finality.step(self.finality, event)
         for action in actions:
             self._do_finality(action)
 
-    def _do_round(self, action: rnd.Action) -> None:
+    def _do_round(self, action: round_types.Action) -> None:
         match action:
-            case rnd.StartTraining():
+            case StartTraining():
                 self.start_task(self._train(action), f"train {action.round}")
-            case rnd.Announce(pending):
+            case Announce(pending):
                 self._announce(pending)
-            case rnd.Discard(pending):
+            case Discard(pending):
                 if not self.contributions.is_ours(pending.round):
                     self.log.event("discarded", round=pending.round)
-            case rnd.FetchPayload(entry):
+            case FetchPayload(entry):
                 self.sets.want_payloads((entry,))
-            case rnd.FoldRound(number, names):
+            case FoldRound(number, names):
                 self.start_task(self._fold(number, names), f"fold {number}")
-            case rnd.Settle(number):
+            case Settle(number):
                 assert self.reductions is not None
                 self.reductions.settle(number)
-            case rnd.PublishAck():
+            case PublishAck():
                 self._closed(action)
-            case rnd.PublishLease(activity, number):
+            case PublishLease(activity, number):
                 self._lease = (activity, number)
                 self._put_lease()
-                self.feed_finality(fin.Idle(activity != "training", self.now()))
-            case rnd.Finish():
+                self.feed_finality(Idle(activity != "training", self.now()))
+            case Finish():
                 if not self.finished:
                     self.log.event("finished", rounds=self.spec.outer.rounds)
                 self.finished = True
 
-    def _do_finality(self, action: fin.Action) -> None:
+    def _do_finality(self, action: finality_types.Action) -> None:
         match action:
-            case fin.Append(body):
+            case Append(body):
                 if self.publish(body) is None:
-                    self.post(lambda: self.feed_finality(fin.NotAppended()))
-            case fin.CheckRound():
+                    self.post(lambda: self.feed_finality(NotAppended()))
+            case CheckRound():
                 self.start_task(self._check(action), f"check {action.round}")
-            case fin.FetchMissing(number, entries, payloads):
+            case FetchMissing(number, entries, payloads):
                 if entries:
                     self._net.sync_soon()
                 self._fetch_for_check(number, payloads)
-            case fin.Finalize():
+            case FinalizeRound():
                 if self.reductions is not None:
                     self.reductions.decided(action.round, action.contributions)
                 self.finals.add(action)
-            case fin.ReportDivergence(number, _, proposer, ours, theirs):
+            case ReportDivergence(number, _, proposer, ours, theirs):
                 self.log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
-            case fin.ReportNarrow(number, _, proposer, named, ours):
+            case ReportNarrow(number, _, proposer, named, ours):
                 self.log.event("narrow_set", round=number, peer=proposer, named=named, ours=ours)
-            case fin.ReportEquivocation(number, author, entry, reason):
+            case ReportEquivocation(number, author, entry, reason):
                 self.log.event("equivocation", round=number, peer=author, entry=entry.hex(), reason=reason)
 
     # --- actions --------------------------------------------------------------------------------
 
-    async def _train(self, action: rnd.StartTraining) -> None:
+    async def _train(self, action: StartTraining) -> None:
         self.progress = None
         self.log.training(action.round)
         speeds = [view.tokens_per_s for view in self._members.values() if view.activity == "training"]
@@ -354,19 +409,19 @@ class Driver:
         experts = self.handover.taken(self.share.experts, self.share.take(self._members))
         said = self.contributions.said(self.finals.applied)
         own = (self.tempo.chosen, action.after, experts, said, self.round.ahead.chosen)
-        ask = w.Train(action.round, action.slot, action.slots, *own)
+        ask = TrainRequest(action.round, action.slot, action.slots, *own)
         if action.round == 0:
             await self._bring_moments(ask)
-        done = await self.ask_until_saved(ask, w.Trained)
+        done = await self.ask_until_saved(ask, TrainReply)
         self.tempo = measured(self.tempo, done.train_s, done.pending.steps)
         self.log.trained(done, ask.ahead)
         self.handover.offer(done.parted)
-        self.feed_round(rnd.trained_of(done, action.after, self.now()))
-        await self.ask_until_saved(w.Keep(action.round), w.Kept)
+        self.feed_round(trained_of(done, action.after, self.now()))
+        await self.ask_until_saved(SaveRequest(action.round), SaveReply)
         self.log.kept(action.round)
-        self.feed_round(rnd.Kept(done.pending, self.now()))
+        self.feed_round(TrainingSaved(done.pending, self.now()))
 
-    async def _bring_moments(self, ask: w.Train) -> None:
+    async def _bring_moments(self, ask: TrainRequest) -> None:
         """Of the experts that we have now. Nobody needs to wait for us: a lease tells that we live."""
         life, files = self.lives, files_for(self.spec.model, self.share.trained or ())
 
@@ -376,7 +431,7 @@ class Driver:
         await bring_moments(self.spec, files, self._net, say, lambda: False)
         self._check_need(ask, life)
 
-    def _announce(self, pending: w.Pending) -> None:
+    def _announce(self, pending: Pending) -> None:
         if self.contributions.is_ours(pending.round):
             return
         try:
@@ -421,22 +476,22 @@ class Driver:
             self.sets.want_payloads(entries)
             return
         for entry in entries:
-            self.post(partial(self.feed_finality, fin.PayloadHeld(entry)))
+            self.post(partial(self.feed_finality, EntryPayloadHeld(entry)))
 
     async def _fold(self, number: Round, names: tuple[Digest, ...]) -> None:
-        folded = await self.sets.ask(number, names, lambda *parts: w.Fold(number, *parts), w.Folded)
-        self.feed_round(rnd.Folded(number, folded.state, self.now()))
+        folded = await self.sets.ask(number, names, lambda *parts: FoldRequest(number, *parts), FoldReply)
+        self.feed_round(FoldDone(number, folded.state, self.now()))
 
-    async def _check(self, action: fin.CheckRound) -> None:
+    async def _check(self, action: CheckRound) -> None:
         number, names = action.round, action.contributions
-        checked = await self.sets.ask(number, names, lambda *parts: w.Check(number, *parts), w.Checked)
-        self.feed_finality(fin.Checked(number, names, checked.state))
+        checked = await self.sets.ask(number, names, lambda *parts: CheckRequest(number, *parts), CheckReply)
+        self.feed_finality(CheckDone(number, names, checked.state))
 
-    def _closed(self, action: rnd.PublishAck) -> None:
+    def _closed(self, action: PublishAck) -> None:
         authors = self.contributions.authors(action.members)
         self.log.closed(action.round, action.set_digest, action.state, authors, self._net.bytes_moved())
         self.publish(Ack(action.round, action.set_digest, action.state))
-        self.feed_finality(fin.RoundClosed(action.round, action.members))
+        self.feed_finality(RoundClosed(action.round, action.members))
         self._evaluations.closed(action)
 
     def _put_lease(self) -> None:
@@ -451,13 +506,13 @@ class Driver:
 
     # --- for Finals and tasks ---------------------------------------------------------------------
 
-    async def ask(self, ask: w.Ask, kind: type[A]) -> A:
+    async def ask(self, ask: Ask, kind: type[A]) -> A:
         """Ask the worker. Raises WorkerDied while it is not there, and what it answers."""
         if self.trainer is None or not self.worker_ready:
             raise WorkerDied("the worker is not running; it is being started")
         return await self.trainer.ask(ask, kind)
 
-    async def ask_until_saved(self, ask: w.Ask, kind: type[A]) -> A:
+    async def ask_until_saved(self, ask: Ask, kind: type[A]) -> A:
         """Ask the worker; while the disk refuses, again and again, until the worker dies or nobody needs it."""
         life = self.lives
         while True:
@@ -471,23 +526,23 @@ class Driver:
                 self._disk_works()
                 return answer
 
-    def _check_need(self, ask: w.Ask, life: int) -> None:
+    def _check_need(self, ask: Ask, life: int) -> None:
         """Raise WorkerDied or Superseded for an ask that must not be repeated."""
         if life != self.lives:
             raise WorkerDied("the worker that was asked is gone")
         at_hand = (self.round.phase, self.round.round)
-        if isinstance(ask, w.Train) and at_hand != (rnd.Phase.TRAIN, ask.round):
+        if isinstance(ask, TrainRequest) and at_hand != (Phase.TRAIN, ask.round):
             raise Superseded(f"round {ask.round} is not trained any more")
 
-    def finalized(self, action: fin.Finalize) -> None:
+    def finalized(self, action: FinalizeRound) -> None:
         """The worker holds Θ_final(round): tell both machines, drop what is not needed any more."""
         authors = self.contributions.authors(action.contributions)
         self.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
         self.sets.finalized(action.round, action.contributions)
         if self.reductions is not None:
             self.reductions.forget(action.round)
-        self.feed_round(rnd.Finalized(action.round, self.now()))
-        self.feed_finality(fin.Finalized(action.round))
+        self.feed_round(RoundFinal(action.round, self.now()))
+        self.feed_finality(FinalApplied(action.round))
 
     def delete_blob(self, blob: Digest) -> None:
         """Forget a blob. A disk that refuses keeps the file, and the user is told."""

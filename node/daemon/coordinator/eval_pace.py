@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from atoll.node.ipc.time_budget import Allowance
+from atoll.node.ipc.time_budget import TimeBudget
 
 SHARE = 0.01
 """Of the time, at most, goes into validation where the user names no number of rounds."""
@@ -14,7 +14,7 @@ class EvalPace:
 
     every: int
     rounds: int
-    allowance: Allowance = field(default_factory=lambda: Allowance(SHARE))
+    allowance: TimeBudget = field(default_factory=lambda: TimeBudget(SHARE))
 
     def is_due(self, number: int, now: float) -> bool:
         """Whether round `number`, which has closed, is to be validated at `now` (monotonic seconds)."""

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from atoll.node.daemon.coordinator.eval_pace import EvalPace
 from atoll.node.daemon.rounds.types import PublishAck
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import EvaluateReply, EvaluateRequest
 
 if TYPE_CHECKING:
     from atoll.node.daemon.coordinator.driver import Driver
@@ -26,7 +26,7 @@ class Evaluations:
         """Loss of the view that this round closed with. A view that was folded meanwhile gets its own number."""
         took_s = 0.0
         try:
-            evaluated = await self._driver.ask(w.Evaluate(), w.Evaluated)
+            evaluated = await self._driver.ask(EvaluateRequest(), EvaluateReply)
             took_s = evaluated.took_s
         finally:
             self._pace.allowance.took(self._driver.now(), took_s)

@@ -15,7 +15,7 @@ from atoll.protocols.run.experts import ALL, bitmap_of, check_bitmap, experts_in
 from atoll.protocols.run.run_spec import RunSpec
 
 
-class Registers(Protocol):
+class HoldingRegisters(Protocol):
     """What is needed of the network."""
 
     def put_holding(self, holding: Holding, ttl_s: float) -> None:
@@ -37,10 +37,10 @@ def announced(spec: RunSpec, holding: Holding | None) -> Announced:
     return Announced(experts_in(holding.experts, count), min(count, holding.room))
 
 
-class Share:
+class ExpertShare:
     """This node's part: what it says that it trains, and what it should train. Nothing, where all train all."""
 
-    def __init__(self, spec: RunSpec, me: PeerId, net: Registers, room: int | None) -> None:
+    def __init__(self, spec: RunSpec, me: PeerId, net: HoldingRegisters, room: int | None) -> None:
         """`room`: experts of each layer that this node may train; None: any number."""
         self._spec, self._me, self._net, self._count = spec, me, net, splits(spec)
         self._room = self._count if room is None else min(room, self._count)

@@ -17,13 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import atoll.node.daemon.consensus.types as fin
-import atoll.node.daemon.rounds.types as rnd
+from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator.interfaces import Network, snapshot_max_bytes, whom_to_ask
+from atoll.node.daemon.rounds.types import Behind
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    NOTHING_YET,
+    AdoptReply,
+    AdoptRequest,
+    Counted,
+    FinalizeReply,
+    FinalizeRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    StartReply,
+)
 
 if TYPE_CHECKING:
     from atoll.node.daemon.coordinator.driver import Driver
@@ -55,11 +65,11 @@ class Finals:
     def __init__(self, driver: "Driver", net: Network, spool: Path) -> None:
         """`spool`: where the worker writes snapshots before they become blobs."""
         self._driver, self._net, self._spool = driver, net, spool
-        self._queue: dict[int, fin.Finalize] = {}
+        self._queue: dict[int, FinalizeRound] = {}
         self.applied = Round(-1)
         self.offer: SnapshotOffer | None = None
         self._older: SnapshotOffer | None = None
-        self._done: dict[int, fin.Finalize] = {}
+        self._done: dict[int, FinalizeRound] = {}
         self._busy = False
         self._announced = False
         self._try_after: dict[Digest, float] = {}
@@ -69,7 +79,7 @@ class Finals:
     @property
     def _is_empty(self) -> bool:
         """The worker has no weights at all."""
-        return self.applied == w.NOTHING_YET
+        return self.applied == NOTHING_YET
 
     @property
     def snapshots(self) -> set[Digest]:
@@ -81,7 +91,7 @@ class Finals:
         """Newest round that is known to be final."""
         return max(self._queue, default=self.applied)
 
-    def add(self, action: fin.Finalize) -> None:
+    def add(self, action: FinalizeRound) -> None:
         """A round became final."""
         if action.round <= self.applied:
             self._driver.finalized(action)
@@ -89,7 +99,7 @@ class Finals:
         self._queue[action.round] = action
         self.step()
 
-    def worker_started(self, started: w.Started) -> None:
+    def worker_started(self, started: StartReply) -> None:
         """A fresh worker holds Θ_final(started.final). Raises Divergence where that is not the final state."""
         final = Round(started.final)
         action = self._queue.get(final) or self._done.get(final)
@@ -100,7 +110,7 @@ class Finals:
         self._advance_to(final)
         self._queue |= {number: done for number, done in self._done.items() if number > final}
         self.applied = final
-        self._driver.feed_finality(fin.Finalized(final))
+        self._driver.feed_finality(FinalApplied(final))
         self.step()
 
     def step(self) -> None:
@@ -158,9 +168,11 @@ class Finals:
             self._busy = False
         self._driver.post(self.step)
 
-    async def _apply(self, action: fin.Finalize) -> None:
+    async def _apply(self, action: FinalizeRound) -> None:
         number, names = action.round, action.contributions
-        done = await self._driver.sets.ask(number, names, lambda *parts: w.Finalize(number, *parts), w.Finalized)
+        done = await self._driver.sets.ask(
+            number, names, lambda *parts: FinalizeRequest(number, *parts), FinalizeReply
+        )
         if done.state != action.state:
             raise _divergence(action, done.state)
         self._advance_to(action.round)
@@ -179,7 +191,7 @@ class Finals:
         """Take one; where the disk refuses, the next comes SNAPSHOT_EVERY rounds later."""
         path = self._snapshot_path(number)
         try:
-            done = await self._driver.ask(w.Snapshot(str(path)), w.Snapshotted)
+            done = await self._driver.ask(SnapshotRequest(str(path)), SnapshotReply)
             blob = self._keep_snapshot(Path(done.path))
         except DiskFault as error:
             self._driver.disk_trouble(error)
@@ -212,22 +224,22 @@ class Finals:
         else:
             self._begin(self._adopt(offer, self._queue[offer.round].state, ours), f"adopt {offer.round}")
 
-    async def _adopt(self, offer: SnapshotOffer, state: Digest, ours: tuple[w.Counted, ...]) -> None:
+    async def _adopt(self, offer: SnapshotOffer, state: Digest, ours: tuple[Counted, ...]) -> None:
         """Take over a snapshot, if it can be had now."""
         driver, is_start = self._driver, offer.round < 0
         self._announced = False
         if not is_start:
             reason = f"fetching the model of round {offer.round} from …{offer.peer[-8:]}"
-            driver.feed_round(rnd.Behind(reason, driver.now()))
+            driver.feed_round(Behind(reason, driver.now()))
         try:
             path = await self._fetch_snapshot(offer)
-            await driver.ask_until_saved(w.Adopt(offer.round, str(path), state, ours), w.Adopted)
+            await driver.ask_until_saved(AdoptRequest(offer.round, str(path), state, ours), AdoptReply)
         except (DiskFault, Unreachable, PeerFault, TimeoutError) as error:
             await self._on_no_snapshot(offer, error)
             return
         self._advance_to(offer.round)
         if is_start:
-            driver.feed_finality(fin.Finalized(offer.round))
+            driver.feed_finality(FinalApplied(offer.round))
         else:
             self._keep(SnapshotOffer(driver.me, offer.blob, offer.round))
 
@@ -238,7 +250,7 @@ class Finals:
         offer = SnapshotOffer(driver.spec.owner, Digest(driver.spec.start.weights), Round(-1))
         if self._try_after.get(offer.blob, 0.0) <= driver.now():
             if offer.blob not in self._try_after:
-                driver.feed_round(rnd.Behind("fetching the start weights", driver.now()))
+                driver.feed_round(Behind("fetching the start weights", driver.now()))
             self._begin(self._adopt(offer, Digest(driver.spec.start.state), ()), "start weights")
 
     def _check_start(self, final: int, state: Digest) -> None:
@@ -272,11 +284,11 @@ class Finals:
             ) from error
         if not isinstance(error, DiskFault | PeerFault):
             waiting = "waiting for the start weights: nobody reachable has them yet"
-            self._driver.feed_round(rnd.Behind(waiting, self._driver.now()))
+            self._driver.feed_round(Behind(waiting, self._driver.now()))
 
-    def _ours_up_to(self, number: Round) -> tuple[w.Counted, ...] | None:
+    def _ours_up_to(self, number: Round) -> tuple[Counted, ...] | None:
         """What of ours counts in the final sets of the queue up to `number`. None: the ledger lacks something."""
-        counted: list[w.Counted] = []
+        counted: list[Counted] = []
         for at in sorted(at for at in self._queue if at <= number):
             ours = self._driver.sets.counted(at, self._queue[at].contributions)
             if ours is None:
@@ -311,7 +323,7 @@ class Finals:
             return await self._net.fetch_blob(offer.blob, holders, snapshot_max_bytes(self._driver.spec))
 
 
-def _divergence(action: fin.Finalize, ours: Digest) -> Divergence:
+def _divergence(action: FinalizeRound, ours: Digest) -> Divergence:
     return Divergence(
         f"round {action.round}: our fold gives {ours.hex()[:8]}, the final state is {action.state.hex()[:8]}",
         hint="remove the run's state folder in this home; a new start fetches a snapshot",

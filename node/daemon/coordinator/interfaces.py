@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Protocol
 
-from atoll.node.daemon.coordinator.expert_assignment import Registers
+from atoll.node.daemon.coordinator.expert_assignment import HoldingRegisters
 from atoll.node.daemon.coordinator.payload_fetcher import BlobSource
 from atoll.p2p.rpc.single_request import Answer
 from atoll.protocols.errors import AtollError
@@ -16,7 +16,7 @@ from atoll.protocols.run.moments import file_of
 from atoll.protocols.run.run_spec import RunSpec
 
 
-class Network(BlobSource, Registers, Protocol):
+class Network(BlobSource, HoldingRegisters, Protocol):
     """What the driver needs of the swarm."""
 
     def publish(self, body: Body) -> Entry:

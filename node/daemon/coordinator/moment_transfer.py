@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from atoll.node.daemon.coordinator.interfaces import Network
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import InheritReply, InheritRequest, ReleasedMoments
 from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.moments import MAX_OFFERED, moments_bytes
 
@@ -61,7 +61,7 @@ class Handover:
             self._wanted.update(dict.fromkeys(new - old, self._driver.round.round))
         return now
 
-    def offer(self, parted: tuple[w.Parted, ...]) -> None:
+    def offer(self, parted: tuple[ReleasedMoments, ...]) -> None:
         """The worker gave these up in the round at hand."""
         try:
             for one in parted[: MAX_OFFERED - len(self._offers)]:
@@ -116,7 +116,7 @@ class Handover:
             async with asyncio.timeout(ATTEMPT_S):
                 await self._net.fetch_blob(blob, [peer], moments_bytes(self._driver.spec.model))
             self._fetched.add(blob)
-        return (await self._driver.ask(w.Inherit(expert, str(self._net.blob_path(blob))), w.Inherited)).used
+        return (await self._driver.ask(InheritRequest(expert, str(self._net.blob_path(blob))), InheritReply)).used
 
     def _forget(self, number: int) -> None:
         self._wanted = {expert: at for expert, at in self._wanted.items() if number < at + ROUNDS}

@@ -29,7 +29,7 @@ from atoll.protocols.ledger.reduction import (
     opening_max_bytes,
     proof_max_bytes,
 )
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import JudgeReply, JudgeRequest
 from atoll.protocols.run.payload import payload_bytes
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Openings:
         net: Network,
         sets: ReducedSets,
         spool: Path,
-        ask: Callable[[w.Judge, type[w.Judged]], Awaitable[w.Judged]],
+        ask: Callable[[JudgeRequest, type[JudgeReply]], Awaitable[JudgeReply]],
         publish: Callable[[Body], Entry | None],
         blame: Callable[[PeerId, AtollError], None],
         luck: random.Random,
@@ -120,7 +120,7 @@ class Openings:
         path = self._spool / f"{claim.entry.hex()}-{chunk}.proof"
         write_whole(path, proof)
         try:
-            if (await self._ask(w.Judge(str(path), claim.entry), w.Judged)).wrong:
+            if (await self._ask(JudgeRequest(str(path), claim.entry), JudgeReply)).wrong:
                 blob = self._net.add_blob(path)
                 self._publish(ReductionFault(claim.body.round, claim.entry, blob))
         finally:
@@ -175,8 +175,8 @@ class Openings:
                 await self._net.fetch_blob(fault.proof, whom_to_ask(author, self._net), cap)
         wrong = False
         try:
-            ask = w.Judge(str(self._net.blob_path(fault.proof)), fault.reduction)
-            wrong = (await self._ask(ask, w.Judged)).wrong
+            ask = JudgeRequest(str(self._net.blob_path(fault.proof)), fault.reduction)
+            wrong = (await self._ask(ask, JudgeReply)).wrong
         finally:
             if not wrong and not is_here:  # else it is something else's too
                 self._net.delete_blob(fault.proof)

@@ -11,8 +11,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import atoll.node.daemon.consensus.types as fin
-import atoll.node.daemon.rounds.types as rnd
+from atoll.node.daemon.consensus.types import Doubted
 from atoll.node.daemon.coordinator.contribution_sets import AskOf
 from atoll.node.daemon.coordinator.interfaces import Network
 from atoll.node.daemon.coordinator.payload_fetcher import Named, Payloads
@@ -21,12 +20,21 @@ from atoll.node.daemon.reduction.audit import Openings
 from atoll.node.daemon.reduction.effective_set import Effective
 from atoll.node.daemon.reduction.ledger_view import ReducedSets
 from atoll.node.daemon.reduction.row_fetcher import SliceSources
+from atoll.node.daemon.rounds.types import PayloadHeld, Planned, SetKnown
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Entry, Reduction, ReductionFault
 from atoll.protocols.ledger.reduction import Claim, Offer, OpeningAsk, cover, decode_ask, rules_of
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    Counted,
+    Member,
+    OpenReply,
+    OpenRequest,
+    ReduceReply,
+    ReduceRequest,
+    Slice,
+)
 from atoll.protocols.spans import Span
 
 if TYPE_CHECKING:
@@ -136,12 +144,12 @@ class Reductions:
             and not all(one.held for one in self._driver.contributions.known(names))
         )
 
-    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Counted, ...] | None:
+    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[Counted, ...] | None:
         """What of ours counts in a final set of slices. None: a Reduction covers what the ledger lacks."""
         mine = [o for o in self.sets.offers(number) if o.author == self.sets.me]
         claims = [self.sets.claims[name] for name in names if name in self.sets.claims]
         reduced = [
-            w.Counted(claim.body.payload, (), Round(number)) for claim in claims if claim.author == self.sets.me
+            Counted(claim.body.payload, (), Round(number)) for claim in claims if claim.author == self.sets.me
         ]
         if not mine:
             return tuple(reduced)
@@ -150,9 +158,9 @@ class Reductions:
             return None
         spans = tuple(part.span for part in parts if self.sets.has_ours(part))
         at = Round(number)
-        return (*(w.Counted(self.sets.contribution(o.entry).payload, spans, at) for o in mine), *reduced)
+        return (*(Counted(self.sets.contribution(o.entry).payload, spans, at) for o in mine), *reduced)
 
-    def slices(self, number: int, names: tuple[Digest, ...]) -> tuple[w.Slice, ...] | None:
+    def slices(self, number: int, names: tuple[Digest, ...]) -> tuple[Slice, ...] | None:
         """A set as the worker wants it; None while not all is here."""
         parts = self._parts(number, names)
         return tuple(map(self._slice, parts)) if parts and all(map(self._is_here, parts)) else None
@@ -195,19 +203,19 @@ class Reductions:
             if number <= self._driver.finals.applied:
                 raise Superseded(f"round {number} is final already")
 
-    def _slice(self, part: Effective) -> w.Slice:
-        reduced: tuple[w.Member, ...] = ()
+    def _slice(self, part: Effective) -> Slice:
+        reduced: tuple[Member, ...] = ()
         if part.reduced is not None:
             body, path = part.reduced.body, str(self._net.blob_path(part.reduced.body.payload))
-            reduced = (w.Member(part.reduced.entry, part.reduced.author, part.weight, body.payload, path),)
-        return w.Slice(
+            reduced = (Member(part.reduced.entry, part.reduced.author, part.weight, body.payload, path),)
+        return Slice(
             part.span, reduced, tuple(self._raw(o, part.span) for o in part.raw), self.sets.has_ours(part)
         )
 
-    def _raw(self, offer: Offer, span: Span) -> w.Member:
+    def _raw(self, offer: Offer, span: Span) -> Member:
         payload = self.sets.contribution(offer.entry).payload
         path = str(self._sources.shelf.path(offer.entry, span))
-        return w.Member(offer.entry, offer.author, offer.weight, payload, path)
+        return Member(offer.entry, offer.author, offer.weight, payload, path)
 
     def _is_here(self, part: Effective) -> bool:
         reduced = part.reduced is None or self._payloads.held(named_by(part.reduced))
@@ -225,7 +233,7 @@ class Reductions:
 
     def _open(self, number: int) -> None:
         self._rounds[number] = OpenRound(member.State(self.sets.me, Round(number), self.sets.plan(number)))
-        self._driver.feed_round(rnd.Planned(Round(number), self._driver.now()))
+        self._driver.feed_round(Planned(Round(number), self._driver.now()))
         for entry in self._openings.wrong:
             self._tell(number, member.Wrong(entry))
         for claim in list(self.sets.claims.values()):
@@ -243,7 +251,7 @@ class Reductions:
 
     def _enough(self, offer: Offer) -> None:
         """All that this node needs of a contribution before its round closes is here."""
-        held = rnd.PayloadHeld(offer.entry, self.sets.contribution(offer.entry).round, self._driver.now())
+        held = PayloadHeld(offer.entry, self.sets.contribution(offer.entry).round, self._driver.now())
         self._driver.post(lambda: self._driver.feed_round(held))
 
     def _tell(self, number: int, event: member.Event) -> None:
@@ -257,15 +265,15 @@ class Reductions:
                     self._want_rows(number, offer, span)
                 case member.FetchReduction(claim):
                     self._want_payload(claim)
-                case member.Reduce(span, offers):
+                case member.ReduceSlice(span, offers):
                     self._start_reducing(number, span, offers)
-                case member.Fold(parts, entries):
+                case member.FoldSlices(parts, entries):
                     self._set_known(open_round, parts, entries)
 
     def _set_known(self, open_round: OpenRound, parts: tuple[Effective, ...], entries: tuple[Digest, ...]) -> None:
         number, now, first = open_round.state.number, self._driver.now(), not open_round.parts
         open_round.parts[entries] = parts
-        self._driver.post(lambda: self._driver.feed_round(rnd.SetKnown(number, entries, now)))
+        self._driver.post(lambda: self._driver.feed_round(SetKnown(number, entries, now)))
         reduced = sum(part.reduced is not None for part in parts)
         self._driver.log.event("slices", round=number, reduced=reduced, raw=len(parts) - reduced)
         if first:
@@ -344,7 +352,7 @@ class Reductions:
                 here = [offer for offer in sorted(offers) if self._sources.has_rows(offer, span)]
                 life = self._driver.lives
             try:
-                done = await self._driver.ask_until_saved(self._reduce_ask(number, span, here), w.Reduced)
+                done = await self._driver.ask_until_saved(self._reduce_ask(number, span, here), ReduceReply)
                 if self._publish(number, span, here, done):
                     return
             except (DecodeError, CorruptFault):
@@ -355,13 +363,13 @@ class Reductions:
                 log.debug("reducing round %d: %s", number, error)
             await asyncio.sleep(RETRY_S)
 
-    def _reduce_ask(self, number: int, span: Span, offers: list[Offer]) -> w.Reduce:
+    def _reduce_ask(self, number: int, span: Span, offers: list[Offer]) -> ReduceRequest:
         before = self.sets.newest_of_ours(number)
         roots = tuple(self.sets.contribution(offer.entry).rows for offer in offers)
         raw = tuple(self._raw(offer, span) for offer in offers)
-        return w.Reduce(Round(number), span, raw, roots, before.body.round if before else -1)
+        return ReduceRequest(Round(number), span, raw, roots, before.body.round if before else -1)
 
-    def _publish(self, number: int, span: Span, offers: list[Offer], done: w.Reduced) -> bool:
+    def _publish(self, number: int, span: Span, offers: list[Offer], done: ReduceReply) -> bool:
         """Whether there is nothing more to do: False where the disk refused the record. Raises DiskFault."""
         blob = self._net.add_blob(Path(done.path))
         if blob != done.payload or number not in self._rounds:
@@ -384,7 +392,7 @@ class Reductions:
         for number in list(self._rounds):
             self._tell(number, member.Wrong(entry))
         for doubted in self.sets.tainted([entry]):
-            self._driver.feed_finality(fin.Doubted(doubted))
+            self._driver.feed_finality(Doubted(doubted))
 
     async def _answer(self, peer: PeerId, question: bytes) -> bytes:
         ask = decode_ask(question)
@@ -396,7 +404,7 @@ class Reductions:
         if claim.body.round <= self._driver.finals.applied or not self._openings.may_ask(peer, claim):
             return b""
         try:
-            opened = await self._driver.ask(w.Open(claim.body.round, ask.chunk), w.Opened)
+            opened = await self._driver.ask(OpenRequest(claim.body.round, ask.chunk), OpenReply)
         except AtollError as error:
             log.debug("an opening for …%s: %s", peer[-6:], error)
             return b""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.reduction import Claim, Offer, covered_by
-from atoll.protocols.run.slices import Plan
+from atoll.protocols.run.slices import SlicePlan
 from atoll.protocols.spans import Span
 
 
@@ -38,7 +38,7 @@ def one_per_author(offers: Iterable[Offer]) -> tuple[Offer, ...]:
 
 def effective(
     number: Round,
-    plan: Plan,
+    plan: SlicePlan,
     offers: Iterable[Offer],
     claims: Mapping[Digest, Claim],
     wrong: Collection[Digest] = (),
@@ -83,7 +83,7 @@ def entries_of(
 
 
 def _slice(
-    plan: Plan, span: Span, offers: tuple[Offer, ...], claims: Iterable[Claim], absent: Collection[Digest]
+    plan: SlicePlan, span: Span, offers: tuple[Offer, ...], claims: Iterable[Claim], absent: Collection[Digest]
 ) -> Effective:
     """The designated reducer's Reduction, if all that it covers is known; the rest is raw."""
     present = tuple(offer for offer in offers if offer.entry not in absent) if absent else offers

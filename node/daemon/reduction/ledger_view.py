@@ -10,7 +10,7 @@ from atoll.node.daemon.reduction.effective_set import Effective, effective, entr
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Entry, Reduction, SlicedContribution
 from atoll.protocols.ledger.reduction import Claim, Offer, ReductionRules, covered_by
-from atoll.protocols.run.slices import Plan, ReduceSpec, all_gather, plan_of
+from atoll.protocols.run.slices import ReduceSpec, SlicePlan, all_gather, plan_of
 
 REMEMBERED = 128
 """Rounds whose plans and Reductions are kept after their payloads are dropped: later ones may continue them."""
@@ -27,7 +27,7 @@ class ReducedSets:
         """At most one of an author and round: of several the first in its feed counts."""
         self._claimed: set[tuple[PeerId, int]] = set()
         self._offers: dict[int, dict[Digest, Offer]] = {}
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, SlicePlan] = {}
 
     def note(self, entry: Entry) -> Offer | Claim | None:
         """Take an entry; what it is for a round, if anything."""
@@ -44,7 +44,7 @@ class ReducedSets:
                 return claim
         return None
 
-    def plan(self, number: int) -> Plan:
+    def plan(self, number: int) -> SlicePlan:
         """Slices and reducers of a round; nobody reduces as long as its deciding set is not known."""
         return self._plans.get(number) or all_gather(self.rules.chunks)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from atoll.node.daemon.reduction.effective_set import Effective, effective, entries_of, one_per_author
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.reduction import Claim, Offer
-from atoll.protocols.run.slices import Plan
+from atoll.protocols.run.slices import SlicePlan
 from atoll.protocols.spans import Span
 
 
@@ -92,7 +92,7 @@ class FetchReduction:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class ReduceSlice:
     """Reduce our slice of these and publish the Reduction."""
 
     span: Span
@@ -100,14 +100,14 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class FoldSlices:
     """Everything that counts is here: set the round to it."""
 
     parts: tuple[Effective, ...]
     entries: tuple[Digest, ...]
 
 
-Action = FetchRows | FetchReduction | Reduce | Fold
+Action = FetchRows | FetchReduction | ReduceSlice | FoldSlices
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class State:
 
     me: PeerId
     number: Round
-    plan: Plan
+    plan: SlicePlan
     offers: frozenset[Offer] = frozenset()
     claims: Mapping[Digest, Claim] = field(default_factory=dict)
     wrong: frozenset[Digest] = frozenset()
@@ -228,7 +228,7 @@ def _reduction(state: State) -> tuple[State, list[Action]]:
     offers = tuple(
         o for o in one_per_author(state.offers) if o.author == state.me or (o.entry, mine) in state.rows
     )
-    return replace(state, reduced=True), [Reduce(mine, offers)] if offers else []
+    return replace(state, reduced=True), [ReduceSlice(mine, offers)] if offers else []
 
 
 def _fold(state: State) -> tuple[State, list[Action]]:
@@ -241,7 +241,7 @@ def _fold(state: State) -> tuple[State, list[Action]]:
         parts = effective(state.number, state.plan, state.offers, state.claims, state.wrong, lost)
     if parts == state.folded or not all(_is_here(state, part) for part in parts):
         return state, []
-    return replace(state, folded=parts), [Fold(parts, entries_of(parts, state.offers, absent))]
+    return replace(state, folded=parts), [FoldSlices(parts, entries_of(parts, state.offers, absent))]
 
 
 def _absent(state: State) -> frozenset[Digest]:

@@ -13,7 +13,7 @@ from atoll.node.daemon.coordinator.contribution_index import named
 from atoll.node.daemon.coordinator.interfaces import Network
 from atoll.node.daemon.coordinator.payload_fetcher import ATTEMPT_S, PARALLEL, Payloads, few_in_turn, pause_s
 from atoll.node.daemon.reduction.ledger_view import ReducedSets
-from atoll.node.daemon.reduction.row_store import Shelf
+from atoll.node.daemon.reduction.row_store import RowStore
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, Unreachable
@@ -44,7 +44,7 @@ class SliceSources:
         """`payloads`: whole ones that are held; rows are cut out of them. `folder`: for rows."""
         self._net, self._sets, self._payloads = net, sets, payloads
         self._blame, self._on_disk = blame, on_disk
-        self.shelf = Shelf(folder)
+        self.shelf = RowStore(folder)
         self._wanted: dict[tuple[Digest, Span], int] = {}
         self._tree: tuple[Digest, RowTree] | None = None
         self._slots = asyncio.Semaphore(PARALLEL)

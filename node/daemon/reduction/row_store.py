@@ -10,7 +10,7 @@ from atoll.protocols.spans import Span
 _SUFFIX = ".rows"
 
 
-class Shelf:
+class RowStore:
     """Encoded RowsAnswers by entry id and span. Every method may raise DiskFault."""
 
     def __init__(self, folder: Path) -> None:

@@ -36,11 +36,9 @@ from atoll.node.daemon.rounds.types import (
     Discard,
     Event,
     FetchPayload,
-    Finalized,
     Finish,
-    Folded,
+    FoldDone,
     FoldRound,
-    Kept,
     LeasesChanged,
     Pause,
     PayloadHeld,
@@ -48,15 +46,17 @@ from atoll.node.daemon.rounds.types import (
     Planned,
     PublishAck,
     PublishLease,
-    Ready,
     Resume,
     RoundConfig,
+    RoundFinal,
     RoundState,
+    RoundTick,
     SetKnown,
     Settle,
     StartTraining,
-    Tick,
-    Trained,
+    TrainingDone,
+    TrainingSaved,
+    WorkerReady,
 )
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import set_digest
@@ -103,7 +103,7 @@ def step(state: RoundState, event: Event) -> Out:
 
 def _take(state: RoundState, event: Event) -> Out:
     match event:
-        case Ready():
+        case WorkerReady():
             return _ready(state, event)
         case ContributionSeen():
             return _seen(state, event)
@@ -118,13 +118,13 @@ def _take(state: RoundState, event: Event) -> Out:
         case LeasesChanged(members, _, shortage):
             walks = walked(state.members, members, state.walks) if state.config.overlap_steps else {}
             return replace(state, members=dict(members), walks=walks, shortage=shortage), []
-        case Trained():
+        case TrainingDone():
             return _trained(state, event)
-        case Kept():
+        case TrainingSaved():
             return _kept(state, event)
-        case Folded(number, digest):
+        case FoldDone(number, digest):
             return _folded(state, number, digest), []
-        case Finalized(number):
+        case RoundFinal(number):
             after = _finalized(state, number)
             return after, _wanted(after, newest=state.final + state.config.max_open_rounds)
         case Pause(reason):
@@ -134,11 +134,11 @@ def _take(state: RoundState, event: Event) -> Out:
         case Behind(reason):
             state = replace(state, syncing=reason, folding={}, collecting=-1)
             return _enter(state, Phase.CATCH_UP, state.round), []
-        case Tick():
+        case RoundTick():
             return _tick(state)
 
 
-def _ready(state: RoundState, event: Ready) -> Out:
+def _ready(state: RoundState, event: WorkerReady) -> Out:
     state = _finalized(state, Round(event.final)) if event.final > state.final else state
     actions: list[Action] = []
     for pending in event.pending:
@@ -187,7 +187,7 @@ def _held(state: RoundState, entry: Digest, number: int) -> RoundState:
     return replace(state, books={**state.books, number: {**book, entry: replace(book[entry], held=True)}})
 
 
-def _trained(state: RoundState, event: Trained) -> Out:
+def _trained(state: RoundState, event: TrainingDone) -> Out:
     """The node goes on; what it said is announced when it is safe."""
     at_hand = state.phase is Phase.TRAIN and event.round == state.round
     state = replace(state, train_s=event.train_s, step_s=event.train_s / max(1, event.pending.steps))
@@ -201,7 +201,7 @@ def _trained(state: RoundState, event: Trained) -> Out:
     return state, []
 
 
-def _kept(state: RoundState, event: Kept) -> Out:
+def _kept(state: RoundState, event: TrainingSaved) -> Out:
     """Work that ends after the node fell behind (CATCH_UP) is late, and announced all the same.
 
     So is work whose announcement the disk refused until the next was safe.

@@ -14,8 +14,7 @@ from atoll.node.daemon.rounds.participants import Known, MemberView
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.ledger.registers import Activity
-from atoll.protocols.local.worker_messages import Pending
-from atoll.protocols.local.worker_messages import Trained as WorkDone
+from atoll.protocols.local.worker_messages import Pending, TrainReply
 from atoll.protocols.run.run_spec import RunSpec
 
 MAX_OPEN_ROUNDS = 64
@@ -30,7 +29,7 @@ NO_DIGEST = Digest(b"")
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """The worker runs and holds Θ_final(`final`); the ledger is synced as far as it can be now.
 
     Send all contributions that the ledger knows, own ones included, as ContributionSeen before the
@@ -98,7 +97,7 @@ class LeasesChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingDone:
     """The worker's answer to StartTraining. Kept follows when the work is safe on the disk."""
 
     round: Round
@@ -111,7 +110,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class TrainingSaved:
     """Trained work is safe on the disk: it may be announced."""
 
     pending: Pending
@@ -119,7 +118,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldDone:
     """The worker's answer to FoldRound. `state`: digest of the view."""
 
     round: Round
@@ -128,7 +127,7 @@ class Folded:
 
 
 @dataclass(frozen=True, slots=True)
-class Finalized:
+class RoundFinal:
     """The worker made `round` final: its contributions are forgotten here."""
 
     round: Round
@@ -136,7 +135,7 @@ class Finalized:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class RoundTick:
     """Time passed. The driver says so a few times a second; harmless at any time."""
 
     now: float
@@ -166,17 +165,17 @@ class Behind:
 
 
 Event: TypeAlias = (
-    Ready
+    WorkerReady
     | ContributionSeen
     | PayloadHeld
     | Planned
     | SetKnown
     | LeasesChanged
-    | Trained
-    | Kept
-    | Folded
-    | Finalized
-    | Tick
+    | TrainingDone
+    | TrainingSaved
+    | FoldDone
+    | RoundFinal
+    | RoundTick
     | Pause
     | Resume
     | Behind
@@ -317,11 +316,11 @@ def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
     )
 
 
-def trained_of(done: WorkDone, after: int, now: float) -> Trained:
+def trained_of(done: TrainReply, after: int, now: float) -> TrainingDone:
     """What the worker's answer says to the machine; `after`: round that was in flight, −1: none."""
     steps = done.pending.steps
     lag = lag_of(done.overlapped, done.held_s, done.train_s, steps) if after >= 0 else None
-    return Trained(done.pending.round, done.pending, done.train_s, now, lag)
+    return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag)
 
 
 Book: TypeAlias = Mapping[Digest, Known]

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from atoll.node.daemon.rounds.types import RoundState
 from atoll.node.daemon.telemetry.goodput import Books
-from atoll.node.daemon.telemetry.idle_reason import Sending, idle_as
+from atoll.node.daemon.telemetry.idle_reason import UploadState, idle_as
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.local.control_messages import Goodput
-from atoll.protocols.local.worker_messages import Spent
+from atoll.protocols.local.worker_messages import TimeSpent
 
 LOOK_S = 0.25
 
@@ -26,7 +26,7 @@ class Timekeeper:
         """`payload_bytes_up`: contents of payloads that went to others, since the start."""
         self._log, self._now, self._state, self._payload_bytes_up = log, now, state, payload_bytes_up
         self._books = Books(now(), log.spend)
-        self._sending = Sending()
+        self._sending = UploadState()
 
     async def serve(self) -> None:
         """Look until cancelled."""
@@ -39,7 +39,7 @@ class Timekeeper:
         unsent = self._sending.unsent(self._log.newest_payload, self._payload_bytes_up())
         self._books.look(idle_as(self._state(), unsent=unsent), self._now())
 
-    def on_spent(self, spent: Spent) -> None:
+    def on_spent(self, spent: TimeSpent) -> None:
         """A reply of the worker came with its books."""
         self.look()
         self._books.read(spent, self._now())

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, Protocol
 
 from atoll.protocols.local.control_messages import Goodput, TimeShares
-from atoll.protocols.local.worker_messages import Spent
+from atoll.protocols.local.worker_messages import TimeSpent
 
 WINDOW_S = 600.0
 SLICE_S = 10.0
 """The window moves in steps of this."""
-BEFORE = Spent()
+BEFORE = TimeSpent()
 """The books of a worker that has not begun."""
 
 Idle = Literal["transfer", "wait"]
@@ -71,7 +71,7 @@ def take_back(newest_first: Iterable[Stepped], lost_s: float) -> float:
     return lost_s
 
 
-def between(before: Spent, after: Spent, transfer_share: float) -> tuple[Shares, float]:
+def between(before: TimeSpent, after: TimeSpent, transfer_share: float) -> tuple[Shares, float]:
     """What was done between two readings of one worker, and the seconds of steps that it took back.
 
     Steps that it took back are still among the steps here: who booked them knows where.
@@ -100,7 +100,7 @@ class Books:
         self._spend = spend
         self._total = Shares()
         self._slices: deque[tuple[float, Shares]] = deque()
-        self._last: Spent | None = None
+        self._last: TimeSpent | None = None
         self._until = self._looked_at = began
         self._idle: Idle | None = None
         self._weights = {"transfer": 0.0, "wait": 0.0}
@@ -111,7 +111,7 @@ class Books:
             self._weights[self._idle] += now - self._looked_at
         self._idle, self._looked_at = idle, now
 
-    def read(self, spent: Spent, now: float) -> None:
+    def read(self, spent: TimeSpent, now: float) -> None:
         """How the worker spent its life so far; nothing at all: its process has only just begun."""
         self._book(self._gap(now, spent.age_ns / 1e9), 0.0, now)
         self._book(*between(self._last or BEFORE, spent, self._transfer_share()), now)

@@ -31,7 +31,7 @@ def _fetching(state: RoundState) -> bool:
     )
 
 
-class Sending:
+class UploadState:
     """Whether our newest payload can have reached anybody, judged by the bytes of payloads that went up."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from atoll.node.daemon.telemetry.goodput import Shares, add, take_back
 from atoll.p2p.system.atomic_files import disk, write_whole
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.local.worker_messages import Trained
+from atoll.protocols.local.worker_messages import TrainReply
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ JOURNAL_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
-class RoundRow:
+class RoundRecord:
     """One round as this node saw it. Times in seconds, losses in nats per token, bpb in bits per byte."""
 
     round: int
@@ -74,7 +74,7 @@ class RoundLog:
     def __init__(self, folder: Path, peer: PeerId, wall: Callable[[], float]) -> None:
         """`wall`: seconds since 1970, for people's logs only. Raises DiskFault."""
         self._peer, self._wall = peer, wall
-        self.rows: dict[int, RoundRow] = {}
+        self.rows: dict[int, RoundRecord] = {}
         self.newest_payload: tuple[int, int] | None = None
         """Round and bytes of the newest payload that this daemon's worker made."""
         self.tokens = 0
@@ -127,7 +127,7 @@ class RoundLog:
         if lost_s > 0.0:
             take_back((self.rows[at] for at in sorted(self.rows, reverse=True) if at <= self._at_hand), lost_s)
 
-    def trained(self, done: Trained, overlap_allowed: int) -> None:
+    def trained(self, done: TrainReply, overlap_allowed: int) -> None:
         """Our own work of a round is encoded, and being saved."""
         row = self._row(done.pending.round)
         row.train_loss, row.steps, row.tokens = done.pending.loss, done.pending.steps, done.pending.tokens
@@ -177,11 +177,11 @@ class RoundLog:
         self._save(number)
         self.event("evaluated", round=number, val_bpb=round(val_bpb, 4))
 
-    def newest_closed(self) -> RoundRow | None:
+    def newest_closed(self) -> RoundRecord | None:
         """The row of the highest round with a state."""
         return self._newest(lambda row: bool(row.digest))
 
-    def newest_trained(self) -> RoundRow | None:
+    def newest_trained(self) -> RoundRecord | None:
         """The row of the highest round that this node worked in."""
         return self._newest(lambda row: row.payload_bytes > 0)
 
@@ -190,14 +190,14 @@ class RoundLog:
         row = self._newest(lambda row: row.val_bpb is not None)
         return row.val_bpb if row else None
 
-    def _newest(self, wanted: Callable[[RoundRow], bool]) -> RoundRow | None:
+    def _newest(self, wanted: Callable[[RoundRecord], bool]) -> RoundRecord | None:
         return next(
             (self.rows[number] for number in sorted(self.rows, reverse=True) if wanted(self.rows[number])), None
         )
 
-    def _row(self, number: int) -> RoundRow:
+    def _row(self, number: int) -> RoundRecord:
         if number not in self.rows:
-            self.rows[number] = RoundRow(number, self._peer)
+            self.rows[number] = RoundRecord(number, self._peer)
             while len(self.rows) > KEEP_ROWS:
                 del self.rows[min(self.rows)]
         return self.rows[number]
@@ -221,7 +221,7 @@ class RoundLog:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in lines:
             try:
-                row = msgspec.json.decode(line, type=RoundRow)
+                row = msgspec.json.decode(line, type=RoundRecord)
             except msgspec.MsgspecError:
                 continue
             self.rows[row.round] = row

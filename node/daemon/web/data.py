@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from atoll.node.daemon.web.reply import Reply, refused
-from atoll.protocols.local import control_messages as c
+from atoll.node.daemon.web.reply import HttpReply, refused
+from atoll.protocols.local.control_messages import PeerStatus, RoundStatus, Status
 
 VERSION = 1
 ROUNDS = 300
@@ -29,16 +29,16 @@ _ADDRESS = re.compile(
 )
 
 
-class Source(Protocol):
+class StatusSource(Protocol):
     """The node, to look at."""
 
-    def status(self) -> c.Status:
+    def status(self) -> Status:
         """The node now."""
 
-    async def peers(self) -> Sequence[c.PeerRow]:
+    async def peers(self) -> Sequence[PeerStatus]:
         """All known peers."""
 
-    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+    def rounds(self, last: int) -> Sequence[RoundStatus]:
         """The newest `last` rows, oldest first."""
 
 
@@ -46,15 +46,15 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
     """What is drawn. Fields are only ever added."""
 
     v: int = VERSION
-    status: c.Status
-    peers: tuple[c.PeerRow, ...]
-    rounds: tuple[c.RoundRow, ...]
+    status: Status
+    peers: tuple[PeerStatus, ...]
+    rounds: tuple[RoundStatus, ...]
     """Oldest first: those that were asked for, and not more than the newest ROUNDS."""
     next: int
     """Ask with `since` of this: older rows do not change any more, but for rare corrections of their times."""
 
 
-async def reply(source: Source, query: dict[str, str]) -> Reply:
+async def reply(source: StatusSource, query: dict[str, str]) -> HttpReply:
     """The answer to a query, `since` = a round or nothing."""
     since = query.get("since", "0")
     if not _SINCE.fullmatch(since):
@@ -63,10 +63,10 @@ async def reply(source: Source, query: dict[str, str]) -> Reply:
     rows = tuple(row for row in source.rounds(ROUNDS) if row.round >= int(since))
     shown = tuple(msgspec.structs.replace(peer, maddr="") for peer in peers)
     data = Data(status=status, peers=shown, rounds=rows, next=next_since(rows, int(since)))
-    return Reply(msgspec.json.encode(data), "application/json")
+    return HttpReply(msgspec.json.encode(data), "application/json")
 
 
-def next_since(rows: Sequence[c.RoundRow], since: int) -> int:
+def next_since(rows: Sequence[RoundStatus], since: int) -> int:
     """The oldest of `rows` that may still change; `since` where there are none."""
     if not rows:
         return since
@@ -74,7 +74,7 @@ def next_since(rows: Sequence[c.RoundRow], since: int) -> int:
     return min([unsettled, *(row.round for row in rows if not row.final)])
 
 
-def hidden(status: c.Status) -> c.Status:
+def hidden(status: Status) -> Status:
     """Without the addresses of this node and of others, in its sentences too."""
     sentences = {
         name: without_addresses(getattr(status, name)) for name in ("reason", "trouble", "reachability_why")
@@ -87,5 +87,5 @@ def without_addresses(text: str) -> str:
     return _ADDRESS.sub(lambda found: f"{found[1] or ''}…", text)
 
 
-def _order(peer: c.PeerRow) -> tuple[bool, bool, str]:
+def _order(peer: PeerStatus) -> tuple[bool, bool, str]:
     return not peer.path, not peer.member, peer.peer

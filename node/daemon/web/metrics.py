@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from atoll.node.daemon.web.reply import Reply
+from atoll.node.daemon.web.reply import HttpReply
 from atoll.protocols.local.control_messages import Status, TimeShares
 
 PATHS = ("direct", "punched", "relayed")
@@ -61,10 +61,10 @@ class Metrics:
         self._status = status
         self._highest: dict[tuple[str, ...], float] = {}
 
-    def reply(self, accept: str) -> Reply:
+    def reply(self, accept: str) -> HttpReply:
         """OpenMetrics for who asks for it, else the older text."""
         encode, kind = OPEN if "application/openmetrics-text" in accept else PLAIN
-        return Reply(encode(self), kind)
+        return HttpReply(encode(self), kind)
 
     def collect(self) -> Iterator[Metric]:
         """All families, of one status."""

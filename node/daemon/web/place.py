@@ -6,7 +6,7 @@ from typing import NamedTuple
 from atoll.protocols.errors import ConfigError
 
 
-class Place(NamedTuple):
+class ListenAddress(NamedTuple):
     """An address and a port; 0: any free one."""
 
     ip: str
@@ -16,7 +16,7 @@ class Place(NamedTuple):
         return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
 
 
-def read_place(text: str) -> Place | None:
+def read_place(text: str) -> ListenAddress | None:
     """None for no text. Raises ConfigError: names are not looked up."""
     if not text:
         return None
@@ -30,4 +30,4 @@ def read_place(text: str) -> Place | None:
         raise ConfigError(f"web: {text!r} is not IP:PORT", hint="for example 127.0.0.1:4780, or 127.0.0.1:0")
     if len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"web: port {port} is outside 0 … 65535")
-    return Place(str(ip), int(port))
+    return ListenAddress(str(ip), int(port))

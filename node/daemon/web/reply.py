@@ -17,7 +17,7 @@ _FIXED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """One answer."""
 
     body: bytes
@@ -26,12 +26,12 @@ class Reply:
     policy: str = NOTHING
 
 
-def refused(status: int, text: str) -> Reply:
+def refused(status: int, text: str) -> HttpReply:
     """An answer that says why not."""
-    return Reply(f"{text}\n".encode(), status=status)
+    return HttpReply(f"{text}\n".encode(), status=status)
 
 
-def encoded(reply: Reply) -> bytes:
+def encoded(reply: HttpReply) -> bytes:
     """Status line, header fields, body."""
     allow = "Allow: GET\r\n" if reply.status == HTTPStatus.METHOD_NOT_ALLOWED else ""
     head = (

@@ -19,7 +19,7 @@ _HOST = re.compile(r"(?:\[([^\]]+)\]|([^:]+))(?::[0-9]{0,5})?")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A GET that may be answered."""
 
     path: str
@@ -29,29 +29,29 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HttpRefusal:
     """Why not, for people."""
 
     status: int
     text: str
 
 
-def parse(head: bytes) -> Request | Refusal:
+def parse(head: bytes) -> HttpRequest | HttpRefusal:
     """`head`: request line and header fields, with or without the empty line after them."""
     line, *fields = head.removesuffix(END).decode("latin-1").split("\r\n")
     asked = _LINE.fullmatch(line)
     if asked is None:
-        return Refusal(400, "not a request line")
+        return HttpRefusal(400, "not a request line")
     if asked[1] != "GET":
-        return Refusal(405, "only GET")
+        return HttpRefusal(405, "only GET")
     found = _fields(fields)
-    if isinstance(found, Refusal):
+    if isinstance(found, HttpRefusal):
         return found
     hosts = found.get("host", [])
     if len(hosts) != 1 or not is_address(hosts[0]):
-        return Refusal(403, "ask for this page by an address or as localhost, not by another name")
+        return HttpRefusal(403, "ask for this page by an address or as localhost, not by another name")
     if "transfer-encoding" in found or found.get("content-length", ["0"]) != ["0"]:
-        return Refusal(400, "a GET has no body")
+        return HttpRefusal(400, "a GET has no body")
     return _target(asked[2], ",".join(found.get("accept", [])))
 
 
@@ -73,23 +73,23 @@ def is_address(host: str) -> bool:
     return True
 
 
-def _fields(lines: list[str]) -> dict[str, list[str]] | Refusal:
+def _fields(lines: list[str]) -> dict[str, list[str]] | HttpRefusal:
     """Values by lower-case name, in order."""
     if len(lines) > FIELDS_MAX:
-        return Refusal(431, f"more than {FIELDS_MAX} header fields")
+        return HttpRefusal(431, f"more than {FIELDS_MAX} header fields")
     found: dict[str, list[str]] = {}
     for line in lines:
         field = _FIELD.fullmatch(line)
         if field is None:
-            return Refusal(400, "not a header field")
+            return HttpRefusal(400, "not a header field")
         found.setdefault(field[1].lower(), []).append(field[2].rstrip(" \t"))
     return found
 
 
-def _target(target: str, accept: str) -> Request | Refusal:
+def _target(target: str, accept: str) -> HttpRequest | HttpRefusal:
     path, _, query = target.partition("?")
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=8)
     except ValueError:
-        return Refusal(400, "too many words in the query")
-    return Request(path, dict(pairs), accept)
+        return HttpRefusal(400, "too many words in the query")
+    return HttpRequest(path, dict(pairs), accept)

@@ -12,9 +12,9 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-from atoll.node.daemon.web.place import Place
-from atoll.node.daemon.web.reply import Reply, encoded, refused
-from atoll.node.daemon.web.request import END, HEAD_MAX_BYTES, Refusal, Request, parse
+from atoll.node.daemon.web.place import ListenAddress
+from atoll.node.daemon.web.reply import HttpReply, encoded, refused
+from atoll.node.daemon.web.request import END, HEAD_MAX_BYTES, HttpRefusal, HttpRequest, parse
 from atoll.protocols.errors import AtollError
 
 log = logging.getLogger(__name__)
@@ -31,13 +31,13 @@ SHARE = 0.05
 """Most of the loop's time that answers may take: after each one the next waits."""
 PAUSE_MAX_S = 1.0
 
-Answer = Callable[[Request], Awaitable[Reply]]
+Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
 class WebServer:
     """Owns the listening socket. `serve` runs it."""
 
-    def __init__(self, place: Place | None, answer: Answer, now: Callable[[], float]) -> None:
+    def __init__(self, place: ListenAddress | None, answer: Answer, now: Callable[[], float]) -> None:
         """Without a place it serves nothing. `now`: seconds, to see what answers cost."""
         self._place, self._answer, self._now = place, answer, now
         self.url = ""
@@ -62,7 +62,7 @@ class WebServer:
             self.url = ""
             listener.close()
 
-    async def _listening(self, place: Place) -> socket.socket:
+    async def _listening(self, place: ListenAddress) -> socket.socket:
         family = socket.AF_INET6 if ":" in place.ip else socket.AF_INET
         while True:
             try:
@@ -75,7 +75,7 @@ class WebServer:
                 self.trouble = f"cannot listen on {place}: {why}; trying again"
             await asyncio.sleep(RETRY_S)
         listener.setblocking(False)
-        self.url, self.trouble = f"http://{Place(place.ip, listener.getsockname()[1])}/", ""
+        self.url, self.trouble = f"http://{ListenAddress(place.ip, listener.getsockname()[1])}/", ""
         open_to = "" if ipaddress.ip_address(place.ip).is_loopback else ", for everybody who reaches this machine"
         log.info("web page at %s%s", self.url, open_to)
         return listener
@@ -105,13 +105,15 @@ class WebServer:
             if not writer.is_closing():
                 writer.transport.abort()
 
-    async def _reply(self, asked: Request | Refusal) -> Reply:
+    async def _reply(self, asked: HttpRequest | HttpRefusal) -> HttpReply:
         """One at a time, and after each a pause in proportion to what it took."""
         async with self._turn:
             began = self._now()
             try:
                 return (
-                    refused(asked.status, asked.text) if isinstance(asked, Refusal) else await self._answer(asked)
+                    refused(asked.status, asked.text)
+                    if isinstance(asked, HttpRefusal)
+                    else await self._answer(asked)
                 )
             except AtollError as error:
                 return refused(503, error.line())
@@ -137,7 +139,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
     return b""
 
 
-async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
+async def _send(writer: asyncio.StreamWriter, reply: HttpReply) -> None:
     """Write, and wait until the other side's kernel has it."""
     writer.transport.set_write_buffer_limits(0)
     async with asyncio.timeout(WRITE_S):

@@ -3,17 +3,17 @@
 from atoll.node.daemon.web import data
 from atoll.node.daemon.web.metrics import Metrics
 from atoll.node.daemon.web.page import page
-from atoll.node.daemon.web.reply import Reply, refused
-from atoll.node.daemon.web.request import Request
+from atoll.node.daemon.web.reply import HttpReply, refused
+from atoll.node.daemon.web.request import HttpRequest
 
 
 class Site:
     """Answers requests about one node."""
 
-    def __init__(self, source: data.Source) -> None:
+    def __init__(self, source: data.StatusSource) -> None:
         self._source, self._metrics = source, Metrics(source.status)
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: HttpRequest) -> HttpReply:
         """Raises what the source raises."""
         match request.path:
             case "/":

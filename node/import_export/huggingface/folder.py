@@ -18,7 +18,7 @@ from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.serving import ServingSpec
 
 
-class Checkpoint(NamedTuple):
+class HuggingFaceFolder(NamedTuple):
     """What a folder holds."""
 
     model: ModelSpec
@@ -57,13 +57,13 @@ def save_folder(
     return str(config["architectures"][0])
 
 
-def load_folder(folder: Path) -> Checkpoint:
+def load_folder(folder: Path) -> HuggingFaceFolder:
     """Model (with the longest context that it allows) and weights of a folder.
 
     Raises ConfigError, Divergence: one line that says what does not fit.
     """
     model = model_of(read_json(folder / CONFIG))
-    return Checkpoint(model, load_weights(folder, model))
+    return HuggingFaceFolder(model, load_weights(folder, model))
 
 
 def _text(value: Mapping[str, Any]) -> str:

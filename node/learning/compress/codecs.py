@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from atoll.node.learning.compress import encoding, folding
-from atoll.node.learning.compress.folding import Member, Step
+from atoll.node.learning.compress.folding import Member, OuterStep
 from atoll.node.learning.kernels.large import fresh_like
 from atoll.protocols.run.payload import Layout, check_codec
 
@@ -32,7 +32,7 @@ class Codec(NamedTuple):
         """Raise DecodeError unless these bytes are a legal payload."""
         folding.check(payload, chunks, self.k, codec=self.name)
 
-    def onto(self, theta_C4096: Tensor, members: Sequence[Member], step: Step, *, threads: int = 1) -> Tensor:
+    def onto(self, theta_C4096: Tensor, members: Sequence[Member], step: OuterStep, *, threads: int = 1) -> Tensor:
         """θ + U, a new array, of (weight, payload) of one round's set; padding is left to the caller."""
         out = fresh_like(theta_C4096)
         folding.fold_into(theta_C4096, members, self.k, step, out, codec=self.name, threads=threads)

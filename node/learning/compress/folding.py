@@ -28,7 +28,7 @@ Member: TypeAlias = tuple[int, Payload] | tuple[int, Payload, Rows | None]
 """Weight and payload; which of the chunks it has, where that is not all."""
 
 
-class Places(NamedTuple):
+class RowOffsets(NamedTuple):
     """Where the rows of each payload lie."""
 
     rows_UC: npt.NDArray[np.int32]
@@ -43,11 +43,11 @@ class Given(NamedTuple):
     """Payloads as the kernels take them."""
 
     bytes: npt.NDArray[np.uint8]
-    places: Places
+    places: RowOffsets
     weight_P: npt.NDArray[np.int64]
 
 
-class Step(NamedTuple):
+class OuterStep(NamedTuple):
     """How a mean becomes an outer step; from the RunSpec."""
 
     alpha_256: int
@@ -56,11 +56,11 @@ class Step(NamedTuple):
 
 def check(payload: bytes | memoryview, chunks: int, k: int, *, codec: str) -> None:
     """Raise DecodeError unless these bytes are a legal payload."""
-    _run([(1, payload)], Layout(codec, chunks, k), Step(0, 0), 1, (_nothing(), _nothing(), _nothing()))
+    _run([(1, payload)], Layout(codec, chunks, k), OuterStep(0, 0), 1, (_nothing(), _nothing(), _nothing()))
 
 
 def update_of(
-    members: Sequence[Member], chunks: int, k: int, step: Step, *,
+    members: Sequence[Member], chunks: int, k: int, step: OuterStep, *,
     codec: str, threads: int = 1,
 ) -> Tensor:  # fmt: skip
     """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of (weight, payload) of one round's set, each given once.
@@ -76,7 +76,7 @@ def fold_into(
     theta_C4096: Tensor,
     members: Sequence[Member],
     k: int,
-    step: Step,
+    step: OuterStep,
     out_C4096: Tensor,
     *,
     codec: str,
@@ -111,7 +111,9 @@ def _nothing() -> Tensor:
     return torch.empty((0, CHUNK), dtype=torch.int32)
 
 
-def _run(members: Sequence[Member], layout: Layout, step: Step, threads: int, arrays: tuple[Tensor, ...]) -> None:
+def _run(
+    members: Sequence[Member], layout: Layout, step: OuterStep, threads: int, arrays: tuple[Tensor, ...]
+) -> None:
     given = given_of(members, layout)
     rule, out = (step.alpha_256, step.floor_256), tuple(each.numpy() for each in arrays)
 
@@ -144,7 +146,7 @@ def given_of(members: Sequence[Member], layout: Layout) -> Given:
         line[own.size_bytes : own.size_bytes + SPARE] = 0
     offsets = np.array([own.offsets for own in layouts], np.int64).reshape(len(members), len(layout.offsets))
     weight = np.array([member[0] for member in members], np.int64)
-    return Given(found, Places(*_maps(rows, layout.chunks), offsets), weight)
+    return Given(found, RowOffsets(*_maps(rows, layout.chunks), offsets), weight)
 
 
 def _maps(rows: Sequence[Rows | None], chunks: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:

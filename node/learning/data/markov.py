@@ -20,7 +20,7 @@ CHAINS = 512
 MAX_BYTES = 1 << 30
 
 
-class Source(msgspec.Struct, frozen=True):
+class MarkovSource(msgspec.Struct, frozen=True):
     """Parameters of a synthetic text."""
 
     seed: int = 1
@@ -28,13 +28,13 @@ class Source(msgspec.Struct, frozen=True):
     """Bytes of training text."""
 
 
-def parse(source: str) -> Source:
+def parse(source: str) -> MarkovSource:
     """The parameters of `synthetic:markov?seed=1&size=1048576`. Raises ConfigError."""
     try:
         found = {
             key: int(value) for key, value in parse_qsl(source.partition("?")[2], strict_parsing="?" in source)
         }
-        parsed = (msgspec.convert(found, type=dict[str, int]) and Source(**found)) or Source()
+        parsed = (msgspec.convert(found, type=dict[str, int]) and MarkovSource(**found)) or MarkovSource()
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"unreadable data source {source!r}", hint="use synthetic:markov?seed=1&size=1048576"
@@ -44,12 +44,12 @@ def parse(source: str) -> Source:
     return parsed
 
 
-def texts(source: Source) -> tuple[bytes, bytes]:
+def texts(source: MarkovSource) -> tuple[bytes, bytes]:
     """Train text of `size` bytes and validation text of an eighth of it, at most 1 MiB."""
     return generate(source, 0, source.size), generate(source, 1, min(source.size // 8, 1 << 20))
 
 
-def weights(source: Source) -> NDArray[np.int64]:
+def weights(source: MarkovSource) -> NDArray[np.int64]:
     """Transition weights `[16, 16, 16]` (before last, last, next); each row sums to 2¹⁶.
 
     Peaked rows: weights are products of raw 16-bit numbers, so that a few letters take most of the mass.
@@ -63,7 +63,7 @@ def weights(source: Source) -> NDArray[np.int64]:
     return scaled
 
 
-def generate(source: Source, part: int, size: int) -> bytes:
+def generate(source: MarkovSource, part: int, size: int) -> bytes:
     """`size` bytes of part 0 (train) or 1 (validation); parts are independent."""
     edges = weights(source).cumsum(axis=2)
     length = -(-size // CHAINS)
@@ -79,7 +79,7 @@ def generate(source: Source, part: int, size: int) -> bytes:
     return np.frombuffer(LETTERS, np.uint8)[out.T.reshape(-1)[:size]].tobytes()
 
 
-def entropy_bits_per_byte(source: Source) -> float:
+def entropy_bits_per_byte(source: MarkovSource) -> float:
     """Entropy rate of the chain: Σ stationary(state) · H(next | state)."""
     share = weights(source) / _TOTAL
     state = np.full((_N, _N), 1 / _N**2)

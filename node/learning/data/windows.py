@@ -15,7 +15,7 @@ from atoll.protocols.ids import digest
 _ROUNDS = 6
 
 
-class Place(msgspec.Struct, frozen=True):
+class WindowPlace(msgspec.Struct, frozen=True):
     """A member's place in a round."""
 
     seed: int
@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True):
     batch: int
 
 
-def windows(place: Place, step: int, num_windows: int) -> NDArray[np.int64]:
+def windows(place: WindowPlace, step: int, num_windows: int) -> NDArray[np.int64]:
     """Indices `[batch]` of the windows of inner step `step` (from 0) of the round."""
     first = ((place.first_step + step) * place.slots + place.slot) * place.batch
     at = (np.arange(place.batch, dtype=np.uint64) + np.uint64(first)) % np.uint64(num_windows)

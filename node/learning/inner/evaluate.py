@@ -15,7 +15,7 @@ VAL_WINDOWS = 64
 _BATCH = 16
 
 
-class Evaluation(msgspec.Struct, frozen=True):
+class ValidationLoss(msgspec.Struct, frozen=True):
     """Loss of one model on the validation windows."""
 
     val_loss: float
@@ -24,7 +24,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     """Bits per byte: comparable between tokenizers."""
 
 
-def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], size_bytes: int) -> Evaluation:
+def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], size_bytes: int) -> ValidationLoss:
     """Loss of `module` on windows `[W, T + 1]` whose predicted tokens stand for `size_bytes` bytes.
 
     Sums in float64, in a fixed order. Leaves gradients and modes as they were.
@@ -36,4 +36,4 @@ def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], s
         for at in range(0, len(windows_WT1), _BATCH):
             part = torch.from_numpy(windows_WT1[at : at + _BATCH]).to(device)
             nats += float(loss_of(module, part)) * part.shape[0] * (part.shape[1] - 1)
-    return Evaluation(nats / tokens, nats / math.log(2) / max(size_bytes, 1))
+    return ValidationLoss(nats / tokens, nats / math.log(2) / max(size_bytes, 1))

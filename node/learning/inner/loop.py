@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from atoll.node.learning.inner.schedule import learning_rate
-from atoll.node.learning.inner.share import ALONE, Share
+from atoll.node.learning.inner.share import ALONE, StepShare
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
 from atoll.protocols.run.model_spec import is_experts
 from atoll.protocols.run.moments import KINDS, MAX_STEPS
@@ -46,7 +46,7 @@ class Inner:
         *,
         by_atom: ByAtom = dict,
         after_step: Callable[[], None] = lambda: None,
-        share: Share = ALONE,
+        share: StepShare = ALONE,
     ) -> None:
         """`after_step`: what else moves after each step, such as values that no gradient moves."""
         self.module = module

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 
-class Share:
+class StepShare:
     """All of it. Who has company overrides what is said here (node/ranks/)."""
 
     rows = slice(None)
@@ -32,4 +32,4 @@ class Share:
         return nn.utils.get_total_norm(gradients)
 
 
-ALONE = Share()
+ALONE = StepShare()

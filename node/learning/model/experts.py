@@ -107,7 +107,7 @@ def _part(x_PD: Tensor, rows: slice) -> Tensor:
     return x_PD if rows.stop == len(x_PD) else x_PD[rows].clone()
 
 
-class Shelf(nn.Module):
+class FrozenStacks(nn.Module):
     """Stacks that no optimiser sees, left out of `state_dict`; on the host they do not follow `.to(device)`."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, on_host: bool) -> None:
@@ -136,7 +136,7 @@ class Shelf(nn.Module):
         return self._kept.get(name, dict(self.named_buffers()).get(name))
 
 
-class Place(NamedTuple):
+class ProjectionPlace(NamedTuple):
     """Where the values of one expert's projection lie."""
 
     values: Tensor
@@ -169,7 +169,7 @@ class Experts(nn.Module):
             self.gate_up = nn.Parameter(torch.empty(len(self.owned), wide, dim))
             self.down = nn.Parameter(torch.empty(len(self.owned), dim, narrow))
         shapes = {"gate_up": (len(self.frozen), wide, dim), "down": (len(self.frozen), dim, narrow)}
-        self.shelf = Shelf(shapes, frozen_dtype, on_host) if self.frozen else None
+        self.shelf = FrozenStacks(shapes, frozen_dtype, on_host) if self.frozen else None
 
     def forward(self, x_PD: Tensor, counts: Sequence[int]) -> Tensor:
         """Output rows; `x_PD` is sorted in the order of memory and `counts` has one number for each expert."""
@@ -178,7 +178,7 @@ class Experts(nn.Module):
         y_PD: Tensor = Pass.apply(x_PD, counts, frozen, *owned_pair)  # type: ignore[no-untyped-call]
         return y_PD
 
-    def places(self) -> Iterator[tuple[str, Place]]:
+    def places(self) -> Iterator[tuple[str, ProjectionPlace]]:
         """`3.gate_proj.weight` and so on: views into the stacks."""
         if self.owned:
             ours = Packed(self.gate_up.detach()), Packed(self.down.detach())
@@ -186,7 +186,7 @@ class Experts(nn.Module):
         if self.shelf is not None:
             yield from self.split(self.frozen, self.shelf.packed("gate_up"), self.shelf.packed("down"))
 
-    def split(self, ids: Sequence[int], gate_up: Packed, down: Packed) -> Iterator[tuple[str, Place]]:
+    def split(self, ids: Sequence[int], gate_up: Packed, down: Packed) -> Iterator[tuple[str, ProjectionPlace]]:
         """Any pair of stacks with these shapes as views by name: weights, gradients or moments."""
         for at, expert in enumerate(ids):
             yield f"{expert}.gate_proj.weight", _place(gate_up, at, slice(0, self.width))
@@ -194,6 +194,6 @@ class Experts(nn.Module):
             yield f"{expert}.down_proj.weight", _place(down, at, slice(None))
 
 
-def _place(stack: Packed, at: int, rows: slice) -> Place:
+def _place(stack: Packed, at: int, rows: slice) -> ProjectionPlace:
     scale = None if stack.scale_EO1 is None else stack.scale_EO1[at, rows]
-    return Place(stack.values_EOI[at, rows], scale)
+    return ProjectionPlace(stack.values_EOI[at, rows], scale)

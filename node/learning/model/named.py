@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from atoll.node.learning.model.experts import Experts, Place
+from atoll.node.learning.model.experts import Experts, ProjectionPlace
 from atoll.node.learning.model.stack import Packed
 
 
@@ -62,12 +62,12 @@ def _of(name: str) -> int:
     return int(name.split(".", 1)[0])
 
 
-def _places(module: nn.Module) -> Iterator[tuple[str, Place]]:
+def _places(module: nn.Module) -> Iterator[tuple[str, ProjectionPlace]]:
     stacks = _stacks(module)
     inside = {f"{at}.{name}" for at in stacks for name in ("gate_up", "down")}
     for name, value in module.state_dict().items():
         if name not in inside:
-            yield name, Place(value, None)
+            yield name, ProjectionPlace(value, None)
     for at, experts in stacks.items():
         yield from ((f"{at}.{name}", place) for name, place in experts.places())
 

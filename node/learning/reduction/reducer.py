@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from atoll.node.learning.reduction.arithmetic import Arithmetic, decode_rows
 from atoll.node.learning.reduction.reducing import (
-    Kept,
+    ReducerErrorFeedback,
     kept_bytes,
     kept_leaves,
     minus,
@@ -29,8 +29,8 @@ class Made(NamedTuple):
     payload: bytes
     tree: RowTree
     kept_levels: list[list[Digest]]
-    began: Kept
-    left: Kept
+    began: ReducerErrorFeedback
+    left: ReducerErrorFeedback
     previous: bytes
     previous_levels: list[list[Digest]]
     raw: tuple[RowPart, ...]
@@ -42,11 +42,11 @@ class Made(NamedTuple):
         return self.kept_levels[-1][0]
 
 
-class Link(NamedTuple):
+class ChainEnd(NamedTuple):
     """The end of the chain: what the next reduction begins with."""
 
     name: bytes
-    left: Kept
+    left: ReducerErrorFeedback
     levels: list[list[Digest]]
 
 
@@ -56,22 +56,22 @@ class Reducer:
     def __init__(self, rules: ReductionRules, arithmetic: Arithmetic) -> None:
         self._rules, self._arithmetic = rules, arithmetic
         self._made: dict[bytes, Made] = {}
-        self._last: Link | None = None
+        self._last: ChainEnd | None = None
 
     @property
-    def last(self) -> Link | None:
+    def last(self) -> ChainEnd | None:
         """What must survive a restart; None: the next reduction begins with zeros."""
         return self._last
 
-    def restore(self, name: bytes, left: Kept) -> None:
+    def restore(self, name: bytes, left: ReducerErrorFeedback) -> None:
         """Go on from a saved link. What came before it can be opened no more."""
-        self._last = Link(name, left, levels_of(kept_leaves(left.values_C4096)))
+        self._last = ChainEnd(name, left, levels_of(kept_leaves(left.values_C4096)))
 
     def drop(self) -> None:
         """The next reduction begins with zeros."""
         self._last = None
 
-    def reduce(self, span: Span, rows: Mapping[Offer, RowPart]) -> tuple[Made, Kept | None]:
+    def reduce(self, span: Span, rows: Mapping[Offer, RowPart]) -> tuple[Made, ReducerErrorFeedback | None]:
         """The reduction of these; and what is kept no longer, to be handed back (None: the slice is as before)."""
         before = self._last
         began, rest = (nothing_kept(span), None) if before is None else moved(before.left, span)
@@ -88,7 +88,7 @@ class Reducer:
             tree=RowTree(payload, Layout("sparse2", span.chunks, self._rules.reduced_k)),
             kept_levels=levels_of(kept_leaves(after)),
             began=began if before is None else before.left,
-            left=Kept(span, after),
+            left=ReducerErrorFeedback(span, after),
             previous=b"" if before is None else before.name,
             previous_levels=[] if before is None else before.levels,
             raw=tuple(rows[offer] for offer in offers),
@@ -97,9 +97,9 @@ class Reducer:
 
     def published(self, name: bytes, made: Made) -> None:
         """`made` is said under this name; the next reduction goes on from it."""
-        self._made[name], self._last = made, Link(name, made.left, made.kept_levels)
+        self._made[name], self._last = made, ChainEnd(name, made.left, made.kept_levels)
 
-    def start_anew(self, missed: bytes) -> Kept:
+    def start_anew(self, missed: bytes) -> ReducerErrorFeedback:
         """One of our Reductions is not in its final set: the next begins with zeros. Returns what to hand back.
 
         The slice was added raw in that round, so what that round left is not owed; what came before and after is,
@@ -144,7 +144,7 @@ class Reducer:
         return self._made[entry]
 
 
-def _opened(began: Kept, levels: Sequence[Sequence[Digest]], chunk: int) -> tuple[bytes, bytes]:
+def _opened(began: ReducerErrorFeedback, levels: Sequence[Sequence[Digest]], chunk: int) -> tuple[bytes, bytes]:
     """Error feedback of a chunk and its path to the previous Reduction's root; empty where it began with zeros."""
     if not levels or not began.span.holds(chunk):
         return b"", b""

@@ -24,7 +24,7 @@ from atoll.protocols.spans import Span
 _LOW, _HIGH = -(2**31), 2**31 - 1
 
 
-class Kept(NamedTuple):
+class ReducerErrorFeedback(NamedTuple):
     """A reducer's error feedback."""
 
     span: Span
@@ -32,9 +32,9 @@ class Kept(NamedTuple):
     """int32, units of 2⁻²⁶."""
 
 
-def nothing_kept(span: Span) -> Kept:
+def nothing_kept(span: Span) -> ReducerErrorFeedback:
     """Zeros: a reducer that is new to its slice."""
-    return Kept(span, torch.zeros((span.chunks, CHUNK), dtype=torch.int32))
+    return ReducerErrorFeedback(span, torch.zeros((span.chunks, CHUNK), dtype=torch.int32))
 
 
 def reduce_rows(
@@ -55,12 +55,12 @@ def mean_of(members: Sequence[Weighted], floor_256: int, arithmetic: Arithmetic)
     )
 
 
-def moved(kept: Kept, span: Span) -> tuple[Kept, Kept]:
+def moved(kept: ReducerErrorFeedback, span: Span) -> tuple[ReducerErrorFeedback, ReducerErrorFeedback]:
     """What stays when a reducer's slice becomes `span`, and what it hands to its own error feedback.
 
     The second has the old span, with zeros where chunks stayed.
     """
-    new, rest = nothing_kept(span), Kept(kept.span, kept.values_C4096.clone())
+    new, rest = nothing_kept(span), ReducerErrorFeedback(kept.span, kept.values_C4096.clone())
     start, stop = max(span.start, kept.span.start), min(span.stop, kept.span.stop)
     if start < stop:
         old = slice(start - kept.span.start, stop - kept.span.start)
@@ -69,13 +69,13 @@ def moved(kept: Kept, span: Span) -> tuple[Kept, Kept]:
     return new, rest
 
 
-def minus(kept: Kept, other: Kept) -> Kept:
+def minus(kept: ReducerErrorFeedback, other: ReducerErrorFeedback) -> ReducerErrorFeedback:
     """Difference of two of one span, within int32."""
     values = kept.values_C4096.to(torch.int64) - other.values_C4096
-    return Kept(kept.span, values.clamp_(_LOW, _HIGH).to(torch.int32))
+    return ReducerErrorFeedback(kept.span, values.clamp_(_LOW, _HIGH).to(torch.int32))
 
 
-def hand_back(residual_C4096: Tensor, rest: Kept) -> None:
+def hand_back(residual_C4096: Tensor, rest: ReducerErrorFeedback) -> None:
     """Add what a reducer no longer keeps to its own error feedback, float32: late, not lost."""
     rows = residual_C4096[rest.span.start : rest.span.stop]
     rows.add_(rest.values_C4096.to(rows.device, torch.float32), alpha=2.0**-VALUE_BITS)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from atoll.node.learning.inner.share import Share
+from atoll.node.learning.inner.share import StepShare
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.protocols.errors import ConfigError, LocalFault
 
@@ -32,7 +32,7 @@ _NO_PARTS = "asked only where each rank has a part"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """One rank among the others."""
 
     rank: int
@@ -40,10 +40,10 @@ class Place(NamedTuple):
     device: str
 
 
-class Group(Share):
+class Group(StepShare):
     """Replicas: each rank has the whole model, and some of the sequences of each step."""
 
-    def __init__(self, place: Place, batch: int) -> None:
+    def __init__(self, place: RankPlace, batch: int) -> None:
         """`batch`: sequences of an inner step; at least as many as ranks. Not joined yet."""
         first, stop = (batch * at // place.ranks for at in (place.rank, place.rank + 1))
         self._place, self.rows = place, slice(first, stop)

@@ -24,13 +24,28 @@ from torch import Tensor
 from atoll.node.checkpoint.parts import WriteParts
 from atoll.node.config.devices import devices_of
 from atoll.node.ipc.framing import frame, take_frame
-from atoll.node.worker.multi_device.group import Place, check_batch, check_device
+from atoll.node.worker.multi_device.group import RankPlace, check_batch, check_device
 from atoll.node.worker.multi_device.modes import check_shards, group_of
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols.errors import ConfigError, LocalFault
-from atoll.protocols.local import rank_messages as r
-from atoll.protocols.local.worker_messages import Start
+from atoll.protocols.local.rank_messages import (
+    Agree,
+    Begin,
+    Build,
+    GatherMoments,
+    GatherWeights,
+    LossRequest,
+    Moments,
+    RankAnswer,
+    RankAsk,
+    RankReady,
+    RankRefused,
+    Save,
+    StepRequest,
+    Weights,
+)
+from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.run_spec import RunSpec
 
 RANK = (sys.executable, "-m", "atoll.node.worker.multi_device.rank")
@@ -50,7 +65,7 @@ def end_process(line: str) -> None:
 class Ranks:
     """All local ranks but this one."""
 
-    def __init__(self, start: Start, spec: RunSpec, lost: Callable[[str], None] = end_process) -> None:
+    def __init__(self, start: StartRequest, spec: RunSpec, lost: Callable[[str], None] = end_process) -> None:
         """Start them; `join` waits for them. Raises ConfigError for a device that is not here.
 
         `lost` is called by a thread, with one line, when one ends by itself. `start.device`: several devices.
@@ -66,7 +81,7 @@ class Ranks:
         if self.shard:
             check_shards(spec.model, len(devices))
         self._spec, self._frozen = spec, (getattr(torch, start.frozen), start.frozen_on_host)
-        self._group = group_of(Place(0, len(devices), devices[0]), spec, shard=self.shard)
+        self._group = group_of(RankPlace(0, len(devices), devices[0]), spec, shard=self.shard)
         self._cut: Replica | None = None
         """This rank's parts."""
         self._weights_ahead = self._moments_ahead = False
@@ -93,7 +108,7 @@ class Ranks:
         self._cut = None
         gc.collect()  # what joined the module before keeps itself alive
         with self._together():
-            self._say(r.Build(experts))
+            self._say(Build(experts))
             ours = Replica(self._spec, experts, self._group.builds_on, self._frozen, self._group)
         if not self.shard:
             return ours
@@ -107,7 +122,7 @@ class Ranks:
         """
         with self._together():
             self._follow(replica, changes)
-            self._say(r.Step(at))
+            self._say(StepRequest(at))
             self._group.broadcast([torch.from_numpy(window_BT1)])
             loss = (self._cut or replica).inner.step(window_BT1, at)
         if self._cut is not None and not self._moments_ahead:
@@ -120,7 +135,7 @@ class Ranks:
         if self._weights_ahead:
             assert self._cut is not None
             with self._together():
-                self._say(r.GatherWeights())
+                self._say(GatherWeights())
                 self._group.gather_weights(self._cut, replica)
             self._weights_ahead = False
 
@@ -130,7 +145,7 @@ class Ranks:
             assert self._cut is not None
             atoms = tuple(self._cut.inner.moved())
             with self._together():
-                self._say(r.GatherMoments(atoms))
+                self._say(GatherMoments(atoms))
                 self._group.gather_moments(self._cut, atoms, replica)
             self._moments_ahead = False
 
@@ -143,7 +158,7 @@ class Ranks:
 
         def write(folder: Path) -> None:
             with self._together():
-                self._say(r.Save(str(folder), atoms))
+                self._say(Save(str(folder), atoms))
                 self._group.save(cut, atoms, folder)
 
         return steps, write
@@ -153,25 +168,25 @@ class Ranks:
         assert self._cut is not None
         with self._together():
             self._follow(replica, changes)
-            self._say(r.Loss(len(window_BT1)))
+            self._say(LossRequest(len(window_BT1)))
             self._group.broadcast([window_BT1])
             return self._group.loss(self._cut, window_BT1)
 
     def agree(self, replica: Replica) -> None:
         """Raise LocalFault unless all hold the same bits."""
         with self._together():
-            self._say(r.Agree())
+            self._say(Agree())
             self._group.agree(replica.trained())
 
     def _follow(self, replica: Replica, changes: tuple[int, int]) -> None:
         """Give what is new."""
         ours = self._cut or replica
         if self._given[0] != changes[0]:
-            self._say(r.Weights())
+            self._say(Weights())
             self._group.scatter_weights(ours, replica)
         if self._given[1] != changes[1]:
             atoms = tuple(replica.inner.moved())
-            self._say(r.Moments(atoms))
+            self._say(Moments(atoms))
             self._group.scatter_moments(ours, atoms, replica)
         self._given = changes
 
@@ -192,7 +207,7 @@ class Ranks:
             watch.join()
         self._group.leave()
 
-    def _spawn(self, start: Start, rank: int, devices: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    def _spawn(self, start: StartRequest, rank: int, devices: tuple[str, ...]) -> subprocess.Popen[bytes]:
         threads = threads_of(start.threads, devices)
         child = subprocess.Popen(
             RANK,
@@ -201,7 +216,7 @@ class Ranks:
             env=os.environ | _names(rank, len(devices)) | {"OMP_NUM_THREADS": str(threads)},
             preexec_fn=die_with_parent(os.getpid()),
         )
-        begin = r.Begin(
+        begin = Begin(
             *(start.spec, rank, len(devices), devices[rank], threads),
             *(start.frozen, start.frozen_on_host, start.shard, str(self._meeting)),
         )
@@ -211,10 +226,10 @@ class Ranks:
     def _hear(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         """Raise unless this rank is ready."""
         assert child.stdout is not None
-        match take_frame(child.stdout.fileno(), r.RankAnswer):
-            case r.Ready():
+        match take_frame(child.stdout.fileno(), RankAnswer):
+            case RankReady():
                 return
-            case r.Refused(message, hint):
+            case RankRefused(message, hint):
                 raise ConfigError(f"local rank {rank}: {message}", hint=hint)
         raise LocalFault(f"local rank {rank} ended before it was ready", hint="see the worker's log")
 
@@ -237,7 +252,7 @@ class Ranks:
             self._gone.wait(NOTICE_S)
             raise
 
-    def _say(self, ask: r.RankAsk) -> None:
+    def _say(self, ask: RankAsk) -> None:
         for child in self._children:
             _send(child, ask)
 
@@ -247,7 +262,7 @@ def threads_of(threads: int, devices: tuple[str, ...]) -> int:
     return max(1, threads // len(devices))
 
 
-def _send(child: subprocess.Popen[bytes], ask: r.RankAsk) -> None:
+def _send(child: subprocess.Popen[bytes], ask: RankAsk) -> None:
     assert child.stdin is not None
     child.stdin.write(frame(ask))
     child.stdin.flush()

@@ -1,12 +1,12 @@
 """How the local ranks hold what is trained: each a copy, or each a part."""
 
-from atoll.node.worker.multi_device.group import Group, Place
+from atoll.node.worker.multi_device.group import Group, RankPlace
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import RunSpec
 
 
-def group_of(place: Place, spec: RunSpec, *, shard: bool) -> Group:
+def group_of(place: RankPlace, spec: RunSpec, *, shard: bool) -> Group:
     """Not joined yet."""
     if not shard:
         return Group(place, spec.inner.batch)

@@ -16,53 +16,67 @@ import torch
 from torch import Tensor
 
 from atoll.node.ipc.framing import frame, take_frame
-from atoll.node.worker.multi_device.group import Place, check_device
+from atoll.node.worker.multi_device.group import RankPlace, check_device
 from atoll.node.worker.multi_device.modes import group_of
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence, LocalFault
-from atoll.protocols.local import rank_messages as r
+from atoll.protocols.local.rank_messages import (
+    Agree,
+    Begin,
+    Build,
+    GatherMoments,
+    GatherWeights,
+    LossRequest,
+    Moments,
+    RankAsk,
+    RankReady,
+    RankRefused,
+    Save,
+    StepRequest,
+    Weights,
+)
 from atoll.protocols.run.run_spec import RunSpec
 
 
 class Rank:
     """One of the ranks above 0, in its group."""
 
-    def __init__(self, begin: r.Begin) -> None:
+    def __init__(self, begin: Begin) -> None:
         self._begin, self._spec = begin, codec.decode(begin.spec, RunSpec)
-        self._group = group_of(Place(begin.rank, begin.ranks, begin.device), self._spec, shard=begin.shard)
+        self._group = group_of(RankPlace(begin.rank, begin.ranks, begin.device), self._spec, shard=begin.shard)
         self._replica: Replica | None = None
 
     def serve(self, asks: int) -> None:
         """Until the pipe `asks` ends."""
         self._group.join(Path(self._begin.meeting))
-        while (ask := take_frame(asks, r.RankAsk)) is not None:
-            if isinstance(ask, r.Build):
+        while (ask := take_frame(asks, RankAsk)) is not None:
+            if isinstance(ask, Build):
                 self._build(ask.experts)
             else:
                 self._do(ask, self._built())
 
-    def _do(self, ask: r.RankAsk, replica: Replica) -> None:
+    def _do(self, ask: RankAsk, replica: Replica) -> None:
         group = self._group
         match ask:
-            case r.Weights():
+            case Weights():
                 group.scatter_weights(replica, None)
-            case r.Moments(atoms):
+            case Moments(atoms):
                 group.scatter_moments(replica, atoms, None)
-            case r.Step(at):
+            case StepRequest(at):
                 window_BT1 = self._windows(self._spec.inner.batch)
                 with contextlib.suppress(Divergence):
                     replica.inner.step(window_BT1.numpy(), at)
-            case r.Agree():
+            case Agree():
                 with contextlib.suppress(LocalFault):  # rank 0 says so
                     group.agree(replica.trained())
-            case r.GatherWeights():
+            case GatherWeights():
                 group.gather_weights(replica, None)
-            case r.GatherMoments(atoms):
+            case GatherMoments(atoms):
                 group.gather_moments(replica, atoms, None)
-            case r.Loss(windows):
+            case LossRequest(windows):
                 group.loss(replica, self._windows(windows))
-            case r.Save(path, atoms):
+            case Save(path, atoms):
                 with contextlib.suppress(DiskFault):
                     group.save(replica, atoms, Path(path))
 
@@ -90,16 +104,16 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    begin = take_frame(0, r.RankAsk)
-    if not isinstance(begin, r.Begin):
+    begin = take_frame(0, RankAsk)
+    if not isinstance(begin, Begin):
         return
     torch.set_num_threads(begin.threads)
     try:
         check_device(begin.device)
     except ConfigError as error:
-        os.write(answers, frame(r.Refused(str(error), error.hint)))
+        os.write(answers, frame(RankRefused(str(error), error.hint)))
         return
-    os.write(answers, frame(r.Ready()))
+    os.write(answers, frame(RankReady()))
     Rank(begin).serve(0)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.inner.loop import Inner
-from atoll.node.learning.inner.share import ALONE, Share
+from atoll.node.learning.inner.share import ALONE, StepShare
 from atoll.node.learning.model.balance import biases, follower
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.named import all_values, trained_atoms
@@ -19,7 +19,12 @@ class Replica:
     """Values are undefined until they are given."""
 
     def __init__(
-        self, spec: RunSpec, experts: bytes, device: str, frozen: tuple[torch.dtype, bool], share: Share = ALONE
+        self,
+        spec: RunSpec,
+        experts: bytes,
+        device: str,
+        frozen: tuple[torch.dtype, bool],
+        share: StepShare = ALONE,
     ) -> None:
         """`experts`: bitmap of those that are trained. `frozen`: how others are stored; whether on the host."""
         mixture = spec.model.experts

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from atoll.node.learning.model.balance import biases
 from atoll.node.learning.model.decoder import loss_of
-from atoll.node.worker.multi_device.group import Group, Place
+from atoll.node.worker.multi_device.group import Group, RankPlace
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.protocols.errors import DiskFault, LocalFault
 from atoll.protocols.run.arena import arena_of
@@ -35,7 +35,7 @@ from atoll.protocols.run.run_spec import RunSpec
 class Shards(Group):
     """What is said of values here is said by all ranks at once, each of its own part."""
 
-    def __init__(self, place: Place, spec: RunSpec) -> None:
+    def __init__(self, place: RankPlace, spec: RunSpec) -> None:
         super().__init__(place, spec.inner.batch)
         self._shapes = {placement.name: placement.shape for placement in arena_of(spec.model).placements}
         self._mesh: DeviceMesh | None = None

@@ -17,14 +17,14 @@ from atoll.p2p.host.interface import (
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.inbound_stream import Admission, OnFault, run_handler
 from atoll.p2p.transports.memory.memory_stream import MemoryStream
-from atoll.p2p.transports.socket_end import Traffic
+from atoll.p2p.transports.socket_end import ByteCounter
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, short
 
 RESEND_S = 0.25
 
 
-class Network(Protocol):
+class HostNetwork(Protocol):
     """What a host asks of the network around it; `MemoryNetwork` is one."""
 
     silence_s: float
@@ -54,7 +54,7 @@ class Network(Protocol):
 class MemoryHost:
     """See `atoll.p2p.host.interface.Host`. Made by `MemoryNetwork.host`."""
 
-    def __init__(self, network: Network, peer: PeerId, maddr: str, on_fault: OnFault) -> None:
+    def __init__(self, network: HostNetwork, peer: PeerId, maddr: str, on_fault: OnFault) -> None:
         self.maddr = maddr
         self._network = network
         self._peer = peer
@@ -62,7 +62,7 @@ class MemoryHost:
         self._handlers: dict[str, Handler] = {}
         self._announcer = Announcer()
         self._admission = Admission()
-        self._traffic = Traffic()
+        self._traffic = ByteCounter()
         self._links: dict[PeerId, dict[MemoryStream, None]] = {}
         self._restarts = 0
         self._dead = False

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 
 from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S
-from atoll.p2p.transports.socket_end import Traffic
+from atoll.p2p.transports.socket_end import ByteCounter
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -54,7 +54,7 @@ class MemoryStream:
         peer: PeerId,
         protocol: str,
         send: Send,
-        traffic: Traffic,
+        traffic: ByteCounter,
         on_end: "Callable[[MemoryStream], None]",
         *,
         initiator: bool,

@@ -33,7 +33,7 @@ from atoll.p2p.transports.p2pd.process import (
     private_folder,
 )
 from atoll.p2p.transports.p2pd.schema import messages
-from atoll.p2p.transports.socket_end import Traffic
+from atoll.p2p.transports.socket_end import ByteCounter
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, peer_from_bytes
@@ -66,7 +66,7 @@ class P2pdHost:
         self._handlers: dict[str, Handler] = {}
         self._announcer = Announcer()
         self._admission = Admission()
-        self._traffic = Traffic()
+        self._traffic = ByteCounter()
         self._streams: set[P2pdStream] = set()
         self._peers: set[PeerId] = set()
         self._restarts = 0

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable
 
 from atoll.p2p.transports.p2pd.control_client import BUFFER_BYTES, Socket
-from atoll.p2p.transports.socket_end import Traffic, read_counted, read_over
+from atoll.p2p.transports.socket_end import ByteCounter, read_counted, read_over
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -21,7 +21,7 @@ class P2pdStream:
         peer: PeerId,
         protocol: str,
         socket: Socket,
-        traffic: Traffic,
+        traffic: ByteCounter,
         on_end: "Callable[[P2pdStream], None]",
         *,
         initiator: bool,

@@ -20,7 +20,7 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import encode_delim
 
-from atoll.p2p.transports.pylibp2p.tcp_connection import Wire, remote_maddr
+from atoll.p2p.transports.pylibp2p.tcp_connection import TcpConnection, remote_maddr
 from atoll.p2p.transports.pylibp2p.yamux import FRAME, Lane, Muxer
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes, peer_from_bytes
@@ -33,7 +33,7 @@ _NEGOTIATING: Final = 64
 """Streams of one peer that have not said their protocol."""
 _GOODBYE_S: Final = 0.5
 
-OnStream = Callable[["Link", str, Lane], Awaitable[None]]
+OnStream = Callable[["PeerConnection", str, Lane], Awaitable[None]]
 
 
 class Upgrader:
@@ -48,9 +48,9 @@ class Upgrader:
         self.peer_id = peer_from_bytes(ID.from_pubkey(keys.public_key).to_bytes())
         self.public_key = keys.public_key.serialize()
 
-    async def link(self, stream: trio.SocketStream, expected: PeerId | None) -> "Link":
+    async def link(self, stream: trio.SocketStream, expected: PeerId | None) -> "PeerConnection":
         """Authenticate; `expected` when we dialled. Raises Unreachable; the socket is closed then."""
-        wire = Wire(stream)
+        wire = TcpConnection(stream)
         try:
             maddr = remote_maddr(stream)
             with trio.fail_after(HANDSHAKE_S):
@@ -62,7 +62,7 @@ class Upgrader:
             wire.abort()
             raise
 
-    async def _shake_hands(self, wire: Wire, maddr: str, expected: PeerId | None) -> "Link":
+    async def _shake_hands(self, wire: TcpConnection, maddr: str, expected: PeerId | None) -> "PeerConnection":
         raw = RawConnection(wire, expected is not None)
         wanted = None if expected is None else ID(peer_bytes(expected))
         secured = await self._upgrader.upgrade_security(raw, expected is not None, wanted)
@@ -73,13 +73,13 @@ class Upgrader:
         assert isinstance(muxer, Muxer)
         muxer.keepalive_s = self._keepalive_s
         wire.established()
-        return Link(peer, maddr, wire, muxer)
+        return PeerConnection(peer, maddr, wire, muxer)
 
 
-class Link:
+class PeerConnection:
     """A live connection. `run` owns all its tasks."""
 
-    def __init__(self, peer: PeerId, maddr: str, wire: Wire, muxer: Muxer) -> None:
+    def __init__(self, peer: PeerId, maddr: str, wire: TcpConnection, muxer: Muxer) -> None:
         self.peer = peer
         self.maddr = maddr
         self._wire = wire

@@ -17,7 +17,7 @@ from libp2p.protocol_muxer.multiselect import Multiselect
 from multiaddr import Multiaddr
 
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.transports.pylibp2p.connection import Link, Upgrader
+from atoll.p2p.transports.pylibp2p.connection import PeerConnection, Upgrader
 from atoll.p2p.transports.pylibp2p.identify import IDENTIFY, Introduction, introduce
 from atoll.p2p.transports.pylibp2p.tcp_connection import listen_on, tcp_maddr
 from atoll.p2p.transports.pylibp2p.yamux import Lane
@@ -68,7 +68,7 @@ class Engine:
         self._upgrader = upgrader
         self._max = most
         self._tell = tell
-        self._links: dict[PeerId, list[Link]] = {}
+        self._links: dict[PeerId, list[PeerConnection]] = {}
         self._shaking: dict[str, int] = {}
         self._multiselect = Multiselect({TProtocol(name): None for name in (*protocols, IDENTIFY)})
         self.nursery: trio.Nursery | None = None
@@ -100,7 +100,7 @@ class Engine:
         """Peers may open streams of it from now on."""
         self._multiselect.add_handler(TProtocol(protocol), None)
 
-    def links(self, peer: PeerId | None = None) -> tuple[Link, ...]:
+    def links(self, peer: PeerId | None = None) -> tuple[PeerConnection, ...]:
         """Live connections, to one peer or to all."""
         if peer is not None:
             return tuple(self._links.get(peer, ()))
@@ -126,10 +126,10 @@ class Engine:
                 self._forget(link)
                 nursery.start_soon(link.close)
 
-    async def _race(self, peer: PeerId, places: "Sequence[_Place]", reasons: list[str]) -> Link | None:
+    async def _race(self, peer: PeerId, places: "Sequence[_Place]", reasons: list[str]) -> PeerConnection | None:
         """The first address that answers as `peer`; each gets a lead over the next."""
-        winners: list[Link] = []
-        kept: Link | None = None
+        winners: list[PeerConnection] = []
+        kept: PeerConnection | None = None
         try:
             async with trio.open_nursery() as nursery:
 
@@ -153,7 +153,7 @@ class Engine:
                     late.cut()
         return kept
 
-    async def _dial_one(self, place: "_Place", peer: PeerId) -> Link:
+    async def _dial_one(self, place: "_Place", peer: PeerId) -> PeerConnection:
         try:
             stream = await trio.open_tcp_stream(place.host, place.port)
         except OSError as error:
@@ -191,7 +191,7 @@ class Engine:
         else:
             self._adopt(link)
 
-    def _adopt(self, link: Link) -> None:
+    def _adopt(self, link: PeerConnection) -> None:
         """From here the link lives until it ends by itself."""
         if self.nursery is None:
             return link.cut()
@@ -203,13 +203,13 @@ class Engine:
         if len(mine) == 1:
             self._tell.connected(link.peer)
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: PeerConnection) -> None:
         try:
             await link.run(self._multiselect, self._on_stream)
         finally:
             self._forget(link)
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self, link: PeerConnection) -> None:
         mine = self._links.get(link.peer, [])
         if link in mine:
             mine.remove(link)
@@ -217,7 +217,7 @@ class Engine:
                 del self._links[link.peer]
                 self._tell.disconnected(link.peer)
 
-    async def _on_stream(self, link: Link, protocol: str, lane: Lane) -> None:
+    async def _on_stream(self, link: PeerConnection, protocol: str, lane: Lane) -> None:
         if protocol == IDENTIFY:
             names = [str(name) for name in self._multiselect.get_protocols()]
             about = Introduction(self._upgrader.public_key, self.maddrs, link.maddr, names)

@@ -27,7 +27,7 @@ from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.inbound_stream import Admission, OnFault, log_fault, run_handler
 from atoll.p2p.transports.p2pd.listen import require_free
 from atoll.p2p.transports.pylibp2p.options import PyLibp2pOptions, refused_listen
-from atoll.p2p.transports.socket_end import Traffic
+from atoll.p2p.transports.socket_end import ByteCounter
 from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
@@ -59,7 +59,7 @@ class PyLibp2pHost:
         self._handlers: dict[str, Handler] = {}
         self._announcer = Announcer()
         self._admission = Admission()
-        self._traffic = Traffic()
+        self._traffic = ByteCounter()
         self._streams: set[PyLibp2pStream] = set()
         self._restarts = 0
         self._group: asyncio.TaskGroup | None = None

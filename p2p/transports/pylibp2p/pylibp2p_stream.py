@@ -15,7 +15,7 @@ from libp2p.io.exceptions import IOException
 
 from atoll.p2p.transports.p2pd.control_client import BUFFER_BYTES
 from atoll.p2p.transports.pylibp2p.yamux import Lane
-from atoll.p2p.transports.socket_end import Traffic, read_counted, read_over
+from atoll.p2p.transports.socket_end import ByteCounter, read_counted, read_over
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -31,7 +31,7 @@ class PyLibp2pStream:
         peer: PeerId,
         protocol: str,
         lane: Lane,
-        traffic: Traffic,
+        traffic: ByteCounter,
         on_end: "Callable[[PyLibp2pStream], None]",
         *,
         initiator: bool,

@@ -20,7 +20,7 @@ _HANDSHAKE_BYTES: Final = 64 * 1024
 _STALL_S: Final = 20.0
 
 
-class Wire(ReadWriteCloser):
+class TcpConnection(ReadWriteCloser):
     """See `libp2p.io.abc.ReadWriteCloser`."""
 
     def __init__(self, stream: trio.SocketStream) -> None:

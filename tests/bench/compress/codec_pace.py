@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoding import encode_residual
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.protocols.run.arena import CHUNK
 from atoll_bench.compress import published
 
@@ -72,7 +72,7 @@ class Work:
     def fold(self) -> None:
         """Ours: payloads -> θ + U; every rule of the wire and the range of every weight is checked."""
         self.view = codec_of("sparse2", K).onto(
-            self.base, [(64, payload) for payload in self.payloads], Step(256, 64)
+            self.base, [(64, payload) for payload in self.payloads], OuterStep(256, 64)
         )
 
     def fold_published(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import open_data
 from atoll.node.learning.model import bridge
@@ -51,7 +51,10 @@ def measure(rounds: Sequence[int] = ROUNDS) -> list[Errors]:
 def dumps(task: Task) -> Iterator[tuple[int, Tensor]]:
     """Round and a float32 `[C, 4096]` of every member in every round, as the swarm would train them."""
     spec, arena = task.spec, arena_of(task.spec.model)
-    codec, step = codec_of(spec.compress.codec, spec.compress.k), Step(spec.outer.alpha_256, spec.outer.floor_256)
+    codec, step = (
+        codec_of(spec.compress.codec, spec.compress.k),
+        OuterStep(spec.outer.alpha_256, spec.outer.floor_256),
+    )
     theta, padding = to_fixed(task.genesis_C4096()), padding_of(arena)
     members = [task.inner() for _ in range(task.members)]
     residuals = [torch.zeros((arena.chunks, 4096)) for _ in members]

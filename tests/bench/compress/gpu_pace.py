@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atoll.node.learning.compress import folding
 from atoll.node.learning.compress.encoding import encode_residual
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.compress.gpu.encoding import encode_into
 from atoll.node.learning.compress.gpu.folding import fold_into
 from atoll.protocols.errors import ConfigError
@@ -17,7 +17,7 @@ from atoll.protocols.run.payload import Layout
 from atoll_bench.compress import codec_pace as pace
 from atoll_bench.compress.codec_pace import BETA, PEERS, K, Paces
 
-STEP = Step(256, 64)
+STEP = OuterStep(256, 64)
 
 
 class Work(pace.Work):

@@ -4,7 +4,7 @@ import msgspec
 import torch
 
 from atoll.node.worker.session import Session
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import StartRequest, TrainProgress, TrainReply, TrainRequest
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ def gpu_bytes() -> int:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
-def train(start: w.Start, ask: w.Train, cap: int) -> Outcome:
+def train(start: StartRequest, ask: TrainRequest, cap: int) -> Outcome:
     """Train one round. `cap`: bytes of the GPU that this process may have from now on; 0: all there are.
 
     Only out of memory is an outcome; every other failure is raised.
@@ -34,9 +34,9 @@ def train(start: w.Start, ask: w.Train, cap: int) -> Outcome:
     try:
         session = Session(start)
         for event in session.train(ask):
-            if isinstance(event, w.Progress):
+            if isinstance(event, TrainProgress):
                 steps = event.step
-            elif isinstance(event, w.Trained):
+            elif isinstance(event, TrainReply):
                 steps = ask.steps
         session.close()
     except torch.OutOfMemoryError:

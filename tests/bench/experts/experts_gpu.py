@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import TrainRequest
 from atoll.protocols.run.experts import ALL
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import RunSpec, Stage
@@ -113,7 +113,7 @@ def trained_under(folder: Path, spec: RunSpec, trained: str, device: str, cap: i
     """A round of the first member, which trains its share or `all`; in a process of its own."""
     members = Members(folder, spec, MEMBERS, device, FROZEN)
     experts = ALL if trained == "all" else members.shares[0]
-    return train(members.start(0), w.Train(Round(0), 0, MEMBERS, spec.steps(0), -1, experts), cap)
+    return train(members.start(0), TrainRequest(Round(0), 0, MEMBERS, spec.steps(0), -1, experts), cap)
 
 
 async def _outcome(trained: str, steps: int, cap: int) -> Outcome:

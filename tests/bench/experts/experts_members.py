@@ -19,7 +19,14 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ledger.ownership import Announced, assigned, splits
 from atoll.protocols.ledger.records import Contribution, PartContribution
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    FinalizeReply,
+    FinalizeRequest,
+    Member,
+    StartRequest,
+    TrainReply,
+    TrainRequest,
+)
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from atoll_bench.experts.experts_ledger import Peer, decide
@@ -58,7 +65,7 @@ class Contributed(NamedTuple):
 
     author: PeerId
     payload_bytes: int
-    member: w.Member
+    member: Member
 
     def body(self, at: int) -> tuple[PeerId, Contribution]:
         """The author, and what its feed says of it."""
@@ -87,10 +94,12 @@ class Members:
         """Who they are, and where they keep the run."""
         return [Peer(identity_of(number), self.home(number)) for number in range(self.count)]
 
-    def start(self, number: int) -> w.Start:
+    def start(self, number: int) -> StartRequest:
         """What a member's worker is told first."""
         peer, home = identity_of(number).peer_id, str(self.home(number))
-        return w.Start(codec.encode(self.spec), peer, home, "", 1, self._device, self._frozen, exchange_on="host")
+        return StartRequest(
+            codec.encode(self.spec), peer, home, "", 1, self._device, self._frozen, exchange_on="host"
+        )
 
     @contextmanager
     def session(self, number: int) -> Iterator[Session]:
@@ -102,14 +111,14 @@ class Members:
     def contribute(self, number: int, at: int, experts: bytes) -> Contributed:
         """Train a round with these experts; the payload stays in the shared folder."""
         with self.session(number) as session:
-            steps = session.train(w.Train(Round(at), number, self.count, self.spec.steps(at), -1, experts))
+            steps = session.train(TrainRequest(Round(at), number, self.count, self.spec.steps(at), -1, experts))
             *_, trained = steps
-        assert isinstance(trained, w.Trained)
+        assert isinstance(trained, TrainReply)
         pending, author = trained.pending, identity_of(number).peer_id
         kept = self.folder / f"{pending.payload.hex()}.payload"
         shutil.copy(pending.path, kept)
         entry = digest(author.encode(), pending.payload)
-        member = w.Member(entry, author, pending.weight, pending.payload, str(kept), pending.experts)
+        member = Member(entry, author, pending.weight, pending.payload, str(kept), pending.experts)
         return Contributed(author, kept.stat().st_size, member)
 
     def finalize(self, at: int, contributed: Sequence[Contributed]) -> set[bytes]:
@@ -117,8 +126,8 @@ class Members:
         states: set[bytes] = set()
         for number in range(self.count):
             with self.session(number) as session:
-                answer = session.answer(w.Finalize(Round(at), tuple(each.member for each in contributed)))
-            assert isinstance(answer, w.Finalized)
+                answer = session.answer(FinalizeRequest(Round(at), tuple(each.member for each in contributed)))
+            assert isinstance(answer, FinalizeReply)
             states.add(answer.state)
         if len(states) == 1:
             decide(self.spec, self.peers, at, [each.body(at) for each in contributed], Digest(*states))

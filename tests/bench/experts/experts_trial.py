@@ -16,9 +16,9 @@ from torch import Tensor
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.covering import rows_of
 from atoll.node.learning.compress.encoder import OnHost
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.data.dataset import Dataset
-from atoll.node.learning.data.windows import Place, windows
+from atoll.node.learning.data.windows import WindowPlace, windows
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS, evaluate
 from atoll.node.learning.inner.loop import run_steps
 from atoll.node.learning.model import bridge
@@ -26,7 +26,7 @@ from atoll.node.learning.model.decoder import loss_of
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.merging import move_after
 from atoll.node.learning.outer.fold import Fold, Part
-from atoll.node.worker.error_feedback import Sending
+from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.errors import ConfigError
@@ -54,7 +54,7 @@ class Trial:
         covers, after = partial(cover_of, spec), partial(move_after, spec)
         self.fold = Fold(bridge.gather(theta, arena), arena, self._onto, covers, after=after)
         self._learners = [Learner(spec, "cpu") for _ in range(members)]
-        self._sendings = [Sending(spec, folder / f"member-{slot}", OnHost()) for slot in range(members)]
+        self._sendings = [ErrorFeedback(spec, folder / f"member-{slot}", OnHost()) for slot in range(members)]
         self._payloads: dict[str, bytes] = {}
         self._tokens, self._began = 0, time.monotonic()
 
@@ -76,7 +76,7 @@ class Trial:
         self._hand_over(learner)
         learner.weights.start(self.fold.view_C4096)
         first = self._spec.steps_before(number)
-        place = Place(self._spec.seed, first, slot, self._count, self._spec.inner.batch)
+        place = WindowPlace(self._spec.seed, first, slot, self._count, self._spec.inner.batch)
 
         def batch(step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
             return self._data.batch(windows(place, step, self._data.num_windows))
@@ -100,7 +100,7 @@ class Trial:
     def _onto(self, parts: Sequence[Part], theta_N4096: Tensor) -> Tensor:
         compress, outer = self._spec.compress, self._spec.outer
         members = [(part.weight, self._payloads[part.source], part.rows) for part in parts]
-        step = Step(outer.alpha_256, outer.floor_256)
+        step = OuterStep(outer.alpha_256, outer.floor_256)
         return codec_of(compress.codec, compress.k).onto(theta_N4096, members, step)
 
     def _point(self, number: int, losses: Sequence[float]) -> Point:

@@ -6,22 +6,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint import shards as sh
 from atoll.node.checkpoint.atoms import read_atom
+from atoll.node.checkpoint.shards import ERROR, WEIGHT
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.import_export.export_run import BLOBS
-from atoll.node.import_export.join_shards import Checkpoint
+from atoll.node.import_export.join_shards import ShardedCheckpoint
 from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.model.named import named_atoms
 from atoll.node.learning.outer.fixed import state_digest, to_float
-from atoll.node.worker.error_feedback import Sending
+from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import Brought
 from atoll.node.worker.learner import Learner
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
 
-def differing(checkpoint: Checkpoint, spec: RunSpec, run_folder: Path, experts: bytes) -> list[str]:
+def differing(checkpoint: ShardedCheckpoint, spec: RunSpec, run_folder: Path, experts: bytes) -> list[str]:
     """Names of values that a member of the run `spec` has otherwise, if it trains these experts; its whole model,
     and moments and error feedback of what it trains. The run's files are in its blob store below `run_folder`.
     """
@@ -30,7 +30,7 @@ def differing(checkpoint: Checkpoint, spec: RunSpec, run_folder: Path, experts: 
     theta_C4096 = read_snapshot(
         blobs / f"{spec.start.weights.hex()}.blob", checkpoint.arena, state_digest
     ).theta_C4096
-    learner, sending = Learner(spec, "cpu"), Sending(spec, run_folder / "spool", OnHost())
+    learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, run_folder / "spool", OnHost())
     learner.own(experts)
     paths = tuple(str(blobs / f"{blob.hex()}.blob") for blob in spec.start.moment_blobs)
     Brought(spec, paths).give(learner, sending)
@@ -41,16 +41,16 @@ def differing(checkpoint: Checkpoint, spec: RunSpec, run_folder: Path, experts: 
     found = []
     for name, value in begun.items():
         kind, _, atom = name.partition("/")
-        wanted = to_float(read_atom(said, places[atom])) if kind == sh.WEIGHT else checkpoint.kept(name)
+        wanted = to_float(read_atom(said, places[atom])) if kind == WEIGHT else checkpoint.kept(name)
         if not torch.equal(value, wanted):
             found.append(name)
     return found
 
 
-def _begun(learner: Learner, sending: Sending, spec: RunSpec) -> Iterator[tuple[str, Tensor]]:
-    yield from ((f"{sh.WEIGHT}/{atom}", value) for atom, value in named_atoms(learner.module).items())
+def _begun(learner: Learner, sending: ErrorFeedback, spec: RunSpec) -> Iterator[tuple[str, Tensor]]:
+    yield from ((f"{WEIGHT}/{atom}", value) for atom, value in named_atoms(learner.module).items())
     yield from learner.inner.state().items()
     trained = learner.weights.trained()
     for place in arena_of(spec.model).placements:
         if place.name in trained:
-            yield f"{sh.ERROR}/{place.name}", read_atom(sending.residual_C4096, place)
+            yield f"{ERROR}/{place.name}", read_atom(sending.residual_C4096, place)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.learning.data.dataset import Dataset
-from atoll.node.learning.data.windows import Place, windows
-from atoll.node.learning.inner.evaluate import VAL_WINDOWS, Evaluation, evaluate
+from atoll.node.learning.data.windows import WindowPlace, windows
+from atoll.node.learning.inner.evaluate import VAL_WINDOWS, ValidationLoss, evaluate
 from atoll.node.learning.inner.loop import Inner, run_steps
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.balance import follower
@@ -92,10 +92,10 @@ class Task(NamedTuple):
     def batch(self, number: int, slot: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Windows `[batch, context + 1]` that member `slot` reads in a step of a round."""
         spec = self.spec
-        place = Place(spec.seed, spec.steps_before(number), slot, self.slots(number), spec.inner.batch)
+        place = WindowPlace(spec.seed, spec.steps_before(number), slot, self.slots(number), spec.inner.batch)
         return self.data.batch(windows(place, step, self.data.num_windows))
 
-    def score(self, model: torch.nn.Module) -> Evaluation:
+    def score(self, model: torch.nn.Module) -> ValidationLoss:
         """Validation of a model on the run's windows."""
         val_WT1 = self.data.validation(VAL_WINDOWS)
         return evaluate(model, loss_of, val_WT1, self.data.validation_bytes(VAL_WINDOWS))

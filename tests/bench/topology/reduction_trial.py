@@ -14,7 +14,13 @@ from torch import Tensor
 from atoll.node.daemon.reduction.effective_set import Effective
 from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.outer.fixed import plus, state_digest
-from atoll.node.learning.reduction.reducing import Kept, hand_back, mean_of, nothing_kept, reduce_rows
+from atoll.node.learning.reduction.reducing import (
+    ReducerErrorFeedback,
+    hand_back,
+    mean_of,
+    nothing_kept,
+    reduce_rows,
+)
 from atoll.node.learning.reduction.stepping import slice_update
 from atoll.node.worker.reduction_arithmetic import COMPILED
 from atoll.protocols.ids import Digest, digest
@@ -62,7 +68,7 @@ class TrialMember:
             self._residual, self._nowhere, -delta_C4096, self._beta, self._rules.k, codec="sparse2"
         )
 
-    def take_back(self, rest: Kept) -> None:
+    def take_back(self, rest: ReducerErrorFeedback) -> None:
         """What the member's reducer keeps no longer."""
         hand_back(self._residual, rest)
 

@@ -10,7 +10,7 @@ import msgspec
 from atoll.node.daemon.reduction import machine as rounds
 from atoll.node.learning.reduction.judging import proves_fault, sampled_chunks
 from atoll.node.learning.reduction.reducer import Made, Reducer
-from atoll.node.learning.reduction.reducing import Kept
+from atoll.node.learning.reduction.reducing import ReducerErrorFeedback
 from atoll.node.worker.reduction_arithmetic import COMPILED, PLAIN
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
@@ -51,7 +51,7 @@ from atoll.protocols.ledger.reduction import (
 )
 from atoll.protocols.ledger.rows import RowPart, RowTree, checked_rows
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.run.slices import Plan
+from atoll.protocols.run.slices import SlicePlan
 from atoll.protocols.spans import Span
 from atoll.protocols.wires import REDUCTION
 
@@ -84,7 +84,7 @@ class World(Protocol):
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives for this key: what one member checked need not be checked again by 63 others."""
 
-    def take_back(self, peer: PeerId, rest: Kept) -> None:
+    def take_back(self, peer: PeerId, rest: ReducerErrorFeedback) -> None:
         """Hand what a reducer keeps no longer to the member's own error feedback."""
 
     def kill(self, peer: PeerId) -> None:
@@ -104,7 +104,7 @@ class TrialPeer:
         """Of Reductions, by entry id."""
         self.record_bytes = 0
         self.openings = self.faults = 0
-        self.fold: rounds.Fold | None = None
+        self.fold: rounds.FoldSlices | None = None
         self.state: rounds.State | None = None
         self._tree: RowTree | None = None
         self._blobs: dict[Digest, bytes] = {}
@@ -115,7 +115,7 @@ class TrialPeer:
         host.set_handler(BLOBS, self._serve_blobs)
         host.set_handler(RECORDS, self._serve_records)
 
-    def begin(self, number: Round, plan: Plan) -> None:
+    def begin(self, number: Round, plan: SlicePlan) -> None:
         """A round starts. Entries of earlier rounds stay; bytes of earlier rounds are dropped."""
         known = {} if self.state is None else dict(self.state.claims)
         wrong = frozenset() if self.state is None else self.state.wrong
@@ -159,9 +159,9 @@ class TrialPeer:
                     self._world.spawn(self._fetch_rows(offer, span))
                 case rounds.FetchReduction(claim):
                     self._world.spawn(self._fetch_reduction(claim))
-                case rounds.Reduce(span, offers):
+                case rounds.ReduceSlice(span, offers):
                     self._world.spawn(self._reduce(span, offers))
-                case rounds.Fold():
+                case rounds.FoldSlices():
                     self.fold = action
 
     def is_complete(self, expected: int) -> bool:

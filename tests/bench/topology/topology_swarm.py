@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from atoll.node.daemon.reduction import machine as rounds
-from atoll.node.learning.reduction.reducing import Kept
+from atoll.node.learning.reduction.reducing import ReducerErrorFeedback
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -17,7 +17,7 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ledger.reduction import ReductionRules, opening_max_bytes
 from atoll.protocols.ledger.rows import row_bytes
-from atoll.protocols.run.slices import Plan, ReduceSpec, all_gather, plan_of
+from atoll.protocols.run.slices import ReduceSpec, SlicePlan, all_gather, plan_of
 from atoll_bench.topology.reduction_trial import WEIGHT, Landscape, States, TrialMember
 from atoll_bench.topology.topology_peer import Behaviour, TrialPeer
 
@@ -128,7 +128,7 @@ class _Swarm:
         found: T = self._memory[key]
         return found
 
-    def take_back(self, peer: PeerId, rest: Kept) -> None:
+    def take_back(self, peer: PeerId, rest: ReducerErrorFeedback) -> None:
         """See World."""
         self._tensors[peer].take_back(rest)
 
@@ -152,7 +152,7 @@ class _Swarm:
             for other in self._hosts[at + 1 :]:
                 await host.connect(PeerAddress(other.peer_id, await other.addresses()))
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> SlicePlan:
         """As if the final set of the deciding round had all members."""
         if not self._trial.reduced:
             return all_gather(self.rules.chunks)

@@ -9,7 +9,7 @@ import pytest
 from atoll.cli.commands import doctor
 from atoll.cli.commands.doctor import lines
 from atoll.node.doctor import machine as doctor_machine
-from atoll.node.doctor.checks import Row
+from atoll.node.doctor.checks import Finding
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def quick(monkeypatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", kept)
 
 
-def rows_in(out: str) -> dict[str, Row]:
-    return {row.check: row for row in msgspec.json.decode(out, type=list[Row])}
+def rows_in(out: str) -> dict[str, Finding]:
+    return {row.check: row for row in msgspec.json.decode(out, type=list[Finding])}
 
 
 @pytest.mark.network
@@ -81,7 +81,7 @@ def test_a_bug_in_a_check_is_a_row_and_stands_in_a_log(atoll, tmp_path: Path, mo
 
 
 def test_lines_are_aligned_and_say_what_to_do() -> None:
-    rows = [Row("disk", "pass", "much"), Row("clock", "fail", "wrong", "set it")]
+    rows = [Finding("disk", "pass", "much"), Finding("clock", "fail", "wrong", "set it")]
     assert lines(rows) == [
         ("pass", "disk       much"),
         ("fail", "clock      wrong"),

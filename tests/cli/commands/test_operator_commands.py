@@ -14,7 +14,18 @@ from atoll.cli.commands.status import facts, one_line
 from atoll.cli.live_panel import is_news, new_addresses, render
 from atoll.node.config.home import Home
 from atoll.protocols.errors import ConfigError, NotRunning
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import (
+    GetLogs,
+    GetStatus,
+    Goodput,
+    LogLines,
+    PeerStatus,
+    Room,
+    RoundStatus,
+    Status,
+    TimeShares,
+    Watch,
+)
 
 
 def test_status_says_what_and_why(atoll, daemon):
@@ -39,9 +50,9 @@ def test_status_says_where_the_time_goes(atoll, daemon):
 @pytest.mark.parametrize(
     ("room", "said"),
     [
-        (c.Room(experts=6, of=16, free_bytes=11_200_000_000, place="cuda:0"), "(from 11.2 GB free on cuda:0)"),
-        (c.Room(experts=6, of=16, free_bytes=3_200_000_000, place="memory"), "(from 3.2 GB of free memory)"),
-        (c.Room(experts=6, of=16), "(`experts` in config.toml)"),
+        (Room(experts=6, of=16, free_bytes=11_200_000_000, place="cuda:0"), "(from 11.2 GB free on cuda:0)"),
+        (Room(experts=6, of=16, free_bytes=3_200_000_000, place="memory"), "(from 3.2 GB of free memory)"),
+        (Room(experts=6, of=16), "(`experts` in config.toml)"),
     ],
 )
 def test_status_says_how_many_experts_there_is_room_for(daemon, room, said):
@@ -53,8 +64,8 @@ def test_status_says_how_many_experts_there_is_room_for(daemon, room, said):
 
 @pytest.mark.parametrize("window_s", [None, 0.0])
 def test_a_node_that_does_not_know_where_its_time_goes_says_so(daemon, window_s):
-    nothing = c.TimeShares(**dict.fromkeys(c.TimeShares.__struct_fields__, 0.0))
-    found = None if window_s is None else c.Goodput(window_s=window_s, window=nothing, total=nothing)
+    nothing = TimeShares(**dict.fromkeys(TimeShares.__struct_fields__, 0.0))
+    found = None if window_s is None else Goodput(window_s=window_s, window=nothing, total=nothing)
     now = msgspec.structs.replace(daemon.operator.state, goodput=found)
     assert "goodput   –" in facts(now)
     assert "goodput –" in one_line(now)
@@ -72,8 +83,8 @@ def test_status_and_rounds_show_how_far_the_node_ran_ahead_of_a_fold(atoll, daem
 
 def test_status_json_is_the_status(atoll, daemon):
     shown = json.loads(atoll("status", "--json").out)
-    assert msgspec.convert(shown, c.Status) == daemon.operator.state
-    assert set(shown) == {"type", *c.Status.__struct_fields__}
+    assert msgspec.convert(shown, Status) == daemon.operator.state
+    assert set(shown) == {"type", *Status.__struct_fields__}
 
 
 def test_health_check_fails_when_the_node_needs_help(atoll, daemon):
@@ -90,7 +101,7 @@ def test_peers(atoll, daemon):
     assert "punched" in atoll("peers").out
     rows = json.loads(atoll("peers", "--json").out)["peers"]
     assert [row["path"] for row in rows] == ["punched"]
-    assert set(rows[0]) == set(c.PeerRow.__struct_fields__)
+    assert set(rows[0]) == set(PeerStatus.__struct_fields__)
 
 
 def test_rounds(atoll, daemon):
@@ -100,7 +111,7 @@ def test_rounds(atoll, daemon):
     assert "1.7 s" in table[1], "idle in all"
     rows = json.loads(atoll("rounds", "--json", "--last", "1").out)["rounds"]
     assert [row["round"] for row in rows] == [7]
-    assert set(rows[0]) == set(c.RoundRow.__struct_fields__)
+    assert set(rows[0]) == set(RoundStatus.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +211,7 @@ def test_logs_of_a_stopped_node(atoll, tmp_path):
 
 def test_follow_goes_on_with_new_lines(daemon):
     write_log(daemon.home, "old")
-    answers = stream(daemon.home, c.GetLogs(tail=10, follow=True), c.Logs)
+    answers = stream(daemon.home, GetLogs(tail=10, follow=True), LogLines)
     assert [line.message for line in next(answers).lines] == ["old"]
     write_log(daemon.home, "new")
     assert [line.message for line in next(answers).lines] == ["new"]
@@ -209,7 +220,7 @@ def test_follow_goes_on_with_new_lines(daemon):
 
 def test_watch_streams_until_the_daemon_ends(idle_daemon):
     with idle_daemon.running():
-        answers = stream(idle_daemon.home, c.Watch(0.05), c.Status)
+        answers = stream(idle_daemon.home, Watch(0.05), Status)
         assert [next(answers).round for _ in range(3)] == [7, 7, 7]
     assert len(list(answers)) < 100
     assert not idle_daemon.home.control_socket.exists()
@@ -225,7 +236,7 @@ def test_ask_gives_what_json_shows(daemon):
 def test_many_operators_at_once(daemon):
     seen: list[int] = []
     threads = [
-        threading.Thread(target=lambda: seen.append(call(daemon.home, c.GetStatus(), c.Status).round))
+        threading.Thread(target=lambda: seen.append(call(daemon.home, GetStatus(), Status).round))
         for _ in range(12)
     ]
     for thread in threads:

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.run_spec import open_run
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
@@ -164,7 +164,7 @@ def test_show_says_what_a_share_costs_and_what_all_experts_would(atoll, tmp_path
 
 def test_show_counts_the_members_that_the_node_knows(atoll, daemon):
     about = made(atoll, "moe", "--preset", "moe-smoke", "--set", "outer.holders=1")
-    room = c.Room(experts=3, of=8, free_bytes=1, place="memory")
+    room = Room(experts=3, of=8, free_bytes=1, place="memory")
     daemon.operator.state = msgspec.structs.replace(daemon.operator.state, run=about["run"], members=4, room=room)
     assert json.loads(atoll("run", "show", "--json").out)["costs"]["experts"] == 2
     shown = atoll("run", "show").out

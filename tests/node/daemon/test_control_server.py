@@ -12,7 +12,7 @@ import pytest
 from atoll.node.daemon import control_server as control
 from atoll.node.daemon.control_server import ControlServer
 from atoll.protocols.errors import LocalFault
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import EvaluationResult, PeerStatus, RoundStatus, Status
 
 
 class Operator:
@@ -22,13 +22,13 @@ class Operator:
         self.release = asyncio.Event()
         self.cancelled = False
 
-    def status(self) -> c.Status:
+    def status(self) -> Status:
         raise LocalFault("no status here")
 
-    async def peers(self) -> Sequence[c.PeerRow]:
+    async def peers(self) -> Sequence[PeerStatus]:
         return ()
 
-    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+    def rounds(self, last: int) -> Sequence[RoundStatus]:
         return ()
 
     async def stop(self, *, finish: bool) -> str:
@@ -40,13 +40,13 @@ class Operator:
     async def resume(self) -> str:
         return ""
 
-    async def evaluate(self) -> c.Evaluation:
+    async def evaluate(self) -> EvaluationResult:
         try:
             await self.release.wait()
         except asyncio.CancelledError:
             self.cancelled = True
             raise
-        return c.Evaluation(1, 2.0, 3.0)
+        return EvaluationResult(1, 2.0, 3.0)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from atoll.node.doctor import experts as doctor_experts
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
-from atoll.node.doctor.checks import Check, Patient, Row, examine, is_well
+from atoll.node.doctor.checks import DoctorCheck, Finding, Patient, examine, is_well
 from atoll.node.doctor.network import Tried, judge_seeds, try_seeds
 from atoll.node.doctor.probes import banner, speaks_quic
 from atoll.node.runs.capacity.memory_model import needs_of
@@ -44,7 +44,7 @@ def patient(tmp_path: Path, *, status=None, run=None, **config) -> Patient:
     return Patient(home, NodeConfig(**config), run, status)
 
 
-def only(rows) -> Row:
+def only(rows) -> Finding:
     (row,) = rows
     return row
 
@@ -59,7 +59,7 @@ def test_one_bad_check_does_not_spoil_the_others(tmp_path: Path) -> None:
         raise LocalFault("the disk\nis gone", hint="find it")
 
     def bug(_):
-        yield Row("bug", "pass", "lost with the rest")
+        yield Finding("bug", "pass", "lost with the rest")
         raise KeyError("no such thing")
 
     def slow(_):
@@ -67,9 +67,9 @@ def test_one_bad_check_does_not_spoil_the_others(tmp_path: Path) -> None:
         return []
 
     checks = [
-        *(Check("fault", 5.0, fault), Check("bug", 5.0, bug), Check("slow", 0.2, slow)),
-        Check("nothing", 5.0, lambda _: []),
-        Check("good", 5.0, lambda _: [Row("good", "pass", "fine"), Row("good", "warn", "nearly")]),
+        *(DoctorCheck("fault", 5.0, fault), DoctorCheck("bug", 5.0, bug), DoctorCheck("slow", 0.2, slow)),
+        DoctorCheck("nothing", 5.0, lambda _: []),
+        DoctorCheck("good", 5.0, lambda _: [Finding("good", "pass", "fine"), Finding("good", "warn", "nearly")]),
     ]
     started = time.monotonic()
     rows = examine(patient(tmp_path), checks)
@@ -78,7 +78,7 @@ def test_one_bad_check_does_not_spoil_the_others(tmp_path: Path) -> None:
     assert [(row.check, row.state) for row in rows] == [
         *(("fault", "fail"), ("bug", "fail"), ("slow", "fail"), ("good", "pass"), ("good", "warn")),
     ]
-    assert rows[0] == Row("fault", "fail", "the disk is gone", "find it")
+    assert rows[0] == Finding("fault", "fail", "the disk is gone", "find it")
     assert "KeyError" in rows[1].found
     assert "no result in 0 s" in rows[2].found
     assert not is_well(rows)
@@ -92,11 +92,11 @@ def test_identity(tmp_path: Path) -> None:
     sick = patient(tmp_path)
     assert "the first start makes one" in only(doctor_machine.identity(sick)).found
     peer = load_or_create(sick.home.identity).peer_id
-    assert only(doctor_machine.identity(sick)) == Row("identity", "pass", peer)
+    assert only(doctor_machine.identity(sick)) == Finding("identity", "pass", peer)
     other = patient(tmp_path, status={"peer": A.peer_id})
     assert only(doctor_machine.identity(other)).state == "fail"
     sick.home.identity.chmod(0o644)
-    row = only(examine(sick, [Check("identity", 5.0, doctor_machine.identity)]))
+    row = only(examine(sick, [DoctorCheck("identity", 5.0, doctor_machine.identity)]))
     assert (row.state, row.remedy) == ("fail", f"chmod 600 {sick.home.identity}")
 
 
@@ -110,7 +110,7 @@ def test_home(tmp_path: Path) -> None:
     assert "will be made" in only(doctor_machine.home(unborn)).found
     assert not (tmp_path / "a").exists()
     blocked = Patient(Home(Path("/proc/self/nothing")), NodeConfig())
-    assert only(examine(blocked, [Check("home", 5.0, doctor_machine.home)])).state == "fail"
+    assert only(examine(blocked, [DoctorCheck("home", 5.0, doctor_machine.home)])).state == "fail"
 
 
 def test_a_node_that_holds_its_home_but_does_not_answer(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_clock(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_a_bad_seed_is_found_before_the_start(tmp_path: Path) -> None:
-    check = [Check("config", 5.0, doctor_machine.configuration)]
+    check = [DoctorCheck("config", 5.0, doctor_machine.configuration)]
     assert only(examine(patient(tmp_path, seeds=("/dnsaddr/seed.example.org",)), check)).state == "pass"
     row = only(examine(patient(tmp_path, seeds=("/ip4/1.2.3.4/tcp/1/p2p/Qm",)), check))
     assert (row.state, "a seed looks like" in row.remedy) == ("fail", True)
@@ -193,7 +193,7 @@ def test_torch_is_asked_in_a_child_and_may_be_broken(tmp_path: Path, monkeypatch
 
 
 def test_port_free_taken_and_held_by_our_node(tmp_path: Path) -> None:
-    check = [Check("port", 5.0, doctor_net.port)]
+    check = [DoctorCheck("port", 5.0, doctor_net.port)]
     assert only(examine(patient(tmp_path), check)).state == "pass"
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_INET, kind) as taken:
@@ -311,7 +311,7 @@ def test_p2pd_runs(tmp_path: Path, monkeypatch) -> None:
     broken.write_text("not a program")
     broken.chmod(0o700)
     monkeypatch.setattr(doctor_net, "binary", lambda: broken)
-    row = only(examine(patient(tmp_path), [Check("p2pd", 5.0, doctor_net.p2pd)]))
+    row = only(examine(patient(tmp_path), [DoctorCheck("p2pd", 5.0, doctor_net.p2pd)]))
     assert (row.state, "wheel" in row.remedy) == ("fail", True)
 
 
@@ -320,7 +320,7 @@ def test_p2pd_runs(tmp_path: Path, monkeypatch) -> None:
 UP = {"pid": 7, "activity": "training", "uptime_s": 600.0, "peers": 3, "paths": {"direct": 2, "relayed": 1}}
 
 
-def rows_of(tmp_path: Path, *, config=None, **status) -> dict[str, Row]:
+def rows_of(tmp_path: Path, *, config=None, **status) -> dict[str, Finding]:
     sick = patient(tmp_path, status=UP | status, **(config or {}))
     return {row.check: row for check in doctor_node.CHECKS for row in check.work(sick)}
 
@@ -358,7 +358,7 @@ def test_a_relay_shows_its_cap(tmp_path: Path) -> None:
 
 
 def test_room_for_experts_before_and_while_a_node_runs(tmp_path: Path) -> None:
-    def rows(**about) -> list[Row]:
+    def rows(**about) -> list[Finding]:
         return list(doctor_experts.experts(patient(tmp_path, **about)))
 
     spec = preset("moe-smoke", A.peer_id, 1)

@@ -27,7 +27,17 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    NOTHING_YET,
+    AdoptRequest,
+    EvaluateRequest,
+    FinalizeRequest,
+    FoldRequest,
+    SnapshotRequest,
+    StartRequest,
+    TrainReply,
+    TrainRequest,
+)
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import open_run, sign_run
 from tests.node.daemon.published import CONTEXT, publish, qwen_like
@@ -61,12 +71,14 @@ def blob(home, name):
 
 def session_of(spec, home):
     return Session(
-        w.Start(codec.encode(spec), ME, str(home), "", 1, "cpu", tokenizer=blob(home, spec.data.tokenizer_blob))
+        StartRequest(
+            codec.encode(spec), ME, str(home), "", 1, "cpu", tokenizer=blob(home, spec.data.tokenizer_blob)
+        )
     )
 
 
 def adopt(spec, home):
-    return w.Adopt(Round(-1), blob(home, spec.start.weights), spec.start.state, ())
+    return AdoptRequest(Round(-1), blob(home, spec.start.weights), spec.start.state, ())
 
 
 def loss_of(model, windows):
@@ -81,9 +93,9 @@ def loss_of(model, windows):
 def test_the_first_evaluation_is_the_loss_of_the_published_model(tmp_path, hf):
     spec, home = made(tmp_path)
     session = session_of(spec, home)
-    assert session.started().final == w.NOTHING_YET
+    assert session.started().final == NOTHING_YET
     assert session.answer(adopt(spec, home)).state == spec.start.state
-    found = session.answer(w.Evaluate())
+    found = session.answer(EvaluateRequest())
     data = session._data
     windows = data.validation(VAL_WINDOWS)
     expected = loss_of(hf, windows)
@@ -111,14 +123,19 @@ def test_upcycled_without_noise_it_is_the_loss_of_the_dense_model(tmp_path, hf):
 def test_until_the_weights_are_there_the_worker_does_nothing(tmp_path, hf):
     spec, home = made(tmp_path)
     session = session_of(spec, home)
-    for ask in (w.Evaluate(), w.Snapshot(str(tmp_path / "s")), w.Fold(Round(0), ()), w.Finalize(Round(0), ())):
+    for ask in (
+        EvaluateRequest(),
+        SnapshotRequest(str(tmp_path / "s")),
+        FoldRequest(Round(0), ()),
+        FinalizeRequest(Round(0), ()),
+    ):
         with pytest.raises(LocalFault, match="start weights"):
             session.answer(ask)
     with pytest.raises(LocalFault, match="start weights"):
-        next(session.train(w.Train(Round(0), 0, 1, 2, -1)))
+        next(session.train(TrainRequest(Round(0), 0, 1, 2, -1)))
     with pytest.raises(DecodeError):
-        session.answer(w.Adopt(Round(-1), blob(home, spec.data.tokenizer_blob), spec.start.state, ()))
-    assert session_of(spec, home).started().final == w.NOTHING_YET
+        session.answer(AdoptRequest(Round(-1), blob(home, spec.data.tokenizer_blob), spec.start.state, ()))
+    assert session_of(spec, home).started().final == NOTHING_YET
 
 
 def test_a_restart_needs_the_file_no_more(tmp_path, hf):
@@ -127,8 +144,8 @@ def test_a_restart_needs_the_file_no_more(tmp_path, hf):
     (home / BLOBS / f"{spec.start.weights.hex()}.blob").unlink()
     again = session_of(spec, home)
     assert (again.started().final, again.started().state) == (-1, spec.start.state)
-    *_, trained = again.train(w.Train(Round(0), 0, 1, 2, -1))
-    assert isinstance(trained, w.Trained)
+    *_, trained = again.train(TrainRequest(Round(0), 0, 1, 2, -1))
+    assert isinstance(trained, TrainReply)
     again.close()
 
 
@@ -205,7 +222,7 @@ def test_an_export_becomes_a_run_of_bytes_again(tmp_path):
     """A tokenizer that is `bytes` needs no file."""
     spec = replace(SPEC, model=replace(SPEC.model, qk_norm=True))
     home = tmp_path / "first"
-    Session(w.Start(codec.encode(spec), ME, str(home), "", 1, "cpu"))._save()
+    Session(StartRequest(codec.encode(spec), ME, str(home), "", 1, "cpu"))._save()
     done = export_run(spec, home, tmp_path / "hf", None, "")
     again, _ = made(tmp_path)
     assert again.data.tokenizer == "bytes"
@@ -243,4 +260,4 @@ def test_the_worker_refuses_another_tokenizer_than_the_runs(tmp_path, hf):
     other = tmp_path / "other.json"
     other.write_bytes((tmp_path / "hf/tokenizer.json").read_bytes() + b"\n")
     with pytest.raises(ConfigError, match="not the text of this run"):
-        Session(w.Start(codec.encode(spec), ME, str(home), "", 1, "cpu", tokenizer=str(other)))
+        Session(StartRequest(codec.encode(spec), ME, str(home), "", 1, "cpu", tokenizer=str(other)))

@@ -12,7 +12,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from atoll.node.checkpoint.local import KeptBody, load_local
-from atoll.node.checkpoint.universal import Manifest, Shard, check_signature, from_json, joined, signed, to_json
+from atoll.node.checkpoint.universal import (
+    CheckpointManifest,
+    Shard,
+    check_signature,
+    from_json,
+    joined,
+    signed,
+    to_json,
+)
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, FinalProof
 from atoll.node.import_export.import_run import imported, keep
 from atoll.node.import_export.join_shards import MANIFEST, VOTES, join, opened, part_of
@@ -21,7 +29,7 @@ from atoll.node.import_export.source_options import Saved
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.model import bridge
-from atoll.node.worker.error_feedback import Sending
+from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import Brought
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.session import Session
@@ -30,7 +38,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DecodeError, SignatureFault
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import cover_of, size_of, slabs
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import AdoptRequest, EvaluateRequest, StartRequest, TrainRequest
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.experts import bitmap_of, experts_in
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, expert_of
@@ -160,14 +168,14 @@ def test_they_go_on_at_the_loss_where_the_others_were(four, folder, tmp_path):
     blobs = home / "blobs"
     moments = paths_of(spec, home)
     session = Session(
-        w.Start(codec.encode(spec), identity_of(9).peer_id, str(home), "", 1, "cpu", moments=moments)
+        StartRequest(codec.encode(spec), identity_of(9).peer_id, str(home), "", 1, "cpu", moments=moments)
     )
     weights = str(blobs / f"{spec.start.weights.hex()}.blob")
-    adopted = session.answer(w.Adopt(Round(-1), weights, Digest(spec.start.state), ()))
+    adopted = session.answer(AdoptRequest(Round(-1), weights, Digest(spec.start.state), ()))
     assert adopted.state == spec.start.state
     with four.session(0) as old:
-        assert session.answer(w.Evaluate()).val_loss == old.answer(w.Evaluate()).val_loss
-    *_, done = session.train(w.Train(Round(0), 0, 1, 2, -1, bitmap_of({1, 2}, E)))
+        assert session.answer(EvaluateRequest()).val_loss == old.answer(EvaluateRequest()).val_loss
+    *_, done = session.train(TrainRequest(Round(0), 0, 1, 2, -1, bitmap_of({1, 2}, E)))
     session.close()
     saved_state = load_local(home / "state", spec.id)
     steps = {float(value) for name, value in saved_state.tensors.items() if name.startswith("step/")}
@@ -177,7 +185,7 @@ def test_they_go_on_at_the_loss_where_the_others_were(four, folder, tmp_path):
 def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folder, tmp_path):
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
-    learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", OnHost())
+    learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, home / "spool", OnHost())
     brought = Brought(spec, paths_of(spec, home))
     learner.own(bitmap_of({1, 2}, E))
     brought.give(learner, sending)
@@ -425,7 +433,7 @@ def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_pat
     join(folder)
     spec, home = begun(folder, tmp_path / "runs")
     paths = paths_of(spec, home)
-    learner, sending = Learner(spec, "cpu"), Sending(spec, home / "spool", OnHost())
+    learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, home / "spool", OnHost())
     learner.own(bitmap_of({1, 2}, E))
     Brought(spec, [f"{path}.absent" for path in paths]).give(learner, sending)
     assert learner.inner.state() == {}
@@ -495,7 +503,7 @@ def test_the_words_have_one_form():
     assert from_json(GOLDEN.encode(), Shard) == SHARD
     manifest = joined([replace(SHARD, left=())], 1, "12" * 32, [PEER], 1)
     assert manifest.holders == {"shared": PEER, "0": PEER}
-    assert from_json(to_json(manifest), Manifest) == manifest
+    assert from_json(to_json(manifest), CheckpointManifest) == manifest
     inner = GOLDEN.replace("[\n  3\n ]", "[]").strip()
     assert json.loads(to_json(manifest)) == {
         "version": 2, "run": "ab" * 32, "round": 7, "state": "cd" * 32, "shards": [json.loads(inner)],

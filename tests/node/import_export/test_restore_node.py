@@ -16,7 +16,15 @@ from atoll.p2p.ledger.store import LEDGER, Ledger
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    AdoptRequest,
+    Counted,
+    FinalizeRequest,
+    FoldRequest,
+    SnapshotRequest,
+    StartRequest,
+    TrainRequest,
+)
 from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.run_spec import sign_run
 from atoll_bench.experts.experts_members import identity_of
@@ -35,7 +43,7 @@ def checkpoint_of(tmp_path, spec, rounds=1):
 
 
 def session(spec, home, peer=ME):
-    return Session(w.Start(codec.encode(spec), peer, str(home), "", 1, "cpu"))
+    return Session(StartRequest(codec.encode(spec), peer, str(home), "", 1, "cpu"))
 
 
 def tensors(spec, home):
@@ -43,7 +51,7 @@ def tensors(spec, home):
 
 
 def payload_of(running, at, experts=b""):
-    *_, done = running.train(w.Train(Round(at), 1, 2, 2, -1, experts))
+    *_, done = running.train(TrainRequest(Round(at), 1, 2, 2, -1, experts))
     running.close()
     return done.pending.payload
 
@@ -73,12 +81,12 @@ def test_what_was_said_since_is_not_said_again(tmp_path):
     ask = tuple(each.member for each in sent)
     running = session(DENSE, tmp_path / "home")
     assert running._sending.residual_C4096.any()
-    folded = running.answer(w.Fold(Round(1), ask))
+    folded = running.answer(FoldRequest(Round(1), ask))
     assert not running._sending.residual_C4096.any()
     payload_of(running, 2)
     mine = running._sending.residual_C4096.clone()
     assert mine.any()
-    assert running.answer(w.Finalize(Round(1), ask)).state == folded.state
+    assert running.answer(FinalizeRequest(Round(1), ask)).state == folded.state
     assert torch.equal(running._sending.residual_C4096, mine), "what was trained since the restore stays"
 
 
@@ -90,9 +98,9 @@ def test_it_is_not_said_again_although_its_payload_comes_after_the_next_round(tm
     def next_round(name, said, unsaid=1.0):
         restore(checkpoint, tmp_path / name, ME)
         running = session(DENSE, tmp_path / name)
-        running.answer(w.Fold(Round(1), (sent[0].member,)))
+        running.answer(FoldRequest(Round(1), (sent[0].member,)))
         running._sending.residual_C4096 *= unsaid
-        *_, done = running.train(w.Train(Round(2), 1, 2, 2, -1, b"", said))
+        *_, done = running.train(TrainRequest(Round(2), 1, 2, 2, -1, b"", said))
         return running, done.pending.payload
 
     running, payload = next_round("told", (Round(1),))
@@ -102,11 +110,11 @@ def test_it_is_not_said_again_although_its_payload_comes_after_the_next_round(tm
     assert torch.equal(rest, nothing_old._sending.residual_C4096)
     both = tuple(each.member for each in sent)
     for again in (running, nothing_old):  # told or not: by now this is the rest of round 2
-        again.answer(w.Fold(Round(1), both))
+        again.answer(FoldRequest(Round(1), both))
         assert torch.equal(again._sending.residual_C4096, rest)
         again.close()
     restarted = session(DENSE, tmp_path / "told")
-    restarted.answer(w.Fold(Round(1), both))
+    restarted.answer(FoldRequest(Round(1), both))
     assert torch.equal(restarted._sending.residual_C4096, rest)
 
 
@@ -115,12 +123,12 @@ def test_it_may_hear_of_it_by_a_snapshot(tmp_path):
     sent = [members.contribute(number, 1, b"") for number in range(2)]
     members.finalize(1, sent)
     with members.session(0) as other:
-        snapshot = other.answer(w.Snapshot(str(tmp_path / "snapshot")))
+        snapshot = other.answer(SnapshotRequest(str(tmp_path / "snapshot")))
     for home, included in (("mine", sent[1:]), ("not mine", [])):
         restore(checkpoint, tmp_path / home, ME)
-        counted = tuple(w.Counted(each.member.payload, ((0, 1),), Round(1)) for each in included)
+        counted = tuple(Counted(each.member.payload, ((0, 1),), Round(1)) for each in included)
         running = session(DENSE, tmp_path / home)
-        running.answer(w.Adopt(Round(1), snapshot.path, snapshot.state, counted))
+        running.answer(AdoptRequest(Round(1), snapshot.path, snapshot.state, counted))
         assert running._sending.residual_C4096.any() == (not included)
 
 
@@ -130,12 +138,12 @@ def test_who_restarts_in_good_order_forgets_nothing(tmp_path):
     sent = [members.contribute(number, 1, b"") for number in range(2)]
     running = session(DENSE, members.home(1))
     before = running._sending.residual_C4096.clone()
-    running.answer(w.Fold(Round(1), tuple(each.member for each in sent)))
+    running.answer(FoldRequest(Round(1), tuple(each.member for each in sent)))
     assert torch.equal(running._sending.residual_C4096, before)
     (members.home(1) / "spool").joinpath(f"{sent[1].member.payload.hex()}.payload").unlink()
     running = session(DENSE, members.home(1))
     assert running.started().pending == ()
-    running.answer(w.Fold(Round(1), tuple(each.member for each in sent)))
+    running.answer(FoldRequest(Round(1), tuple(each.member for each in sent)))
     assert torch.equal(running._sending.residual_C4096, before), "a payload that the disk lost had left it"
 
 

@@ -5,30 +5,34 @@ import threading
 
 import pytest
 
-from atoll.node.ipc.framing import HEADER, Inbox, Outbox, body_bytes, frame
+from atoll.node.ipc.framing import HEADER, Inbox, ReplyWriter, body_bytes, frame
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.local.worker_messages import (
     FRAME_MAX_BYTES,
-    Fold,
-    Folded,
+    FoldReply,
+    FoldRequest,
     Member,
-    Reply,
-    Request,
-    Spent,
-    Stop,
-    Verify,
+    ReplyEnvelope,
+    RequestEnvelope,
+    StopRequest,
+    TimeSpent,
+    VerifyRequest,
 )
 
-FOLD = Fold(Round(3), (Member(digest(b"e"), PeerId("p"), 64, digest(b"p"), "/a/b"),))
+FOLD = FoldRequest(Round(3), (Member(digest(b"e"), PeerId("p"), 64, digest(b"p"), "/a/b"),))
 
 
 def test_requests_arrive_whole_and_in_order_in_whatever_pieces():
     read, write = os.pipe()
     inbox = Inbox(read)
     assert not inbox.waiting()
-    wanted = [Request(1, FOLD), Request(2, Verify("/x" * 500, Round(0))), Request(3, Stop())]
+    wanted = [
+        RequestEnvelope(1, FOLD),
+        RequestEnvelope(2, VerifyRequest("/x" * 500, Round(0))),
+        RequestEnvelope(3, StopRequest()),
+    ]
     data = b"".join(map(frame, wanted))
 
     def dribble() -> None:
@@ -47,7 +51,7 @@ def test_requests_arrive_whole_and_in_order_in_whatever_pieces():
 
 def test_an_end_within_a_frame_is_the_end():
     read, write = os.pipe()
-    os.write(write, frame(Request(1, FOLD))[:-1])
+    os.write(write, frame(RequestEnvelope(1, FOLD))[:-1])
     os.close(write)
     assert Inbox(read).take() is None
     os.close(read)
@@ -55,23 +59,23 @@ def test_an_end_within_a_frame_is_the_end():
 
 def test_replies_larger_than_the_pipe_are_written_completely():
     read, write = os.pipe()
-    reply = Reply(7, Folded(Round(1), Digest(bytes(200_000))), Spent(wait_ns=1))
-    writer = threading.Thread(target=lambda: Outbox(write).send(reply))
+    reply = ReplyEnvelope(7, FoldReply(Round(1), Digest(bytes(200_000))), TimeSpent(wait_ns=1))
+    writer = threading.Thread(target=lambda: ReplyWriter(write).send(reply))
     writer.start()
     found = bytearray()
     while len(found) < len(frame(reply)):
         found += os.read(read, 1 << 16)
     writer.join()
-    assert codec.decode(bytes(found[HEADER.size :]), Reply, max_bytes=FRAME_MAX_BYTES) == reply
+    assert codec.decode(bytes(found[HEADER.size :]), ReplyEnvelope, max_bytes=FRAME_MAX_BYTES) == reply
     os.close(read)
     with pytest.raises(BrokenPipeError):
-        Outbox(write).send(reply)
+        ReplyWriter(write).send(reply)
     os.close(write)
 
 
 def test_frames_above_the_cap_are_neither_sent_nor_read():
     with pytest.raises(LocalFault):
-        frame(Request(1, Verify("x" * FRAME_MAX_BYTES, Round(0))))
+        frame(RequestEnvelope(1, VerifyRequest("x" * FRAME_MAX_BYTES, Round(0))))
     assert body_bytes(HEADER.pack(FRAME_MAX_BYTES)) == FRAME_MAX_BYTES
     with pytest.raises(DecodeError):
         body_bytes(HEADER.pack(FRAME_MAX_BYTES + 1))

@@ -17,55 +17,77 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, LocalFault, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, digest
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    EvaluateReply,
+    EvaluateRequest,
+    FinalizeReply,
+    FinalizeRequest,
+    FoldReply,
+    FoldRequest,
+    Member,
+    SaveReply,
+    SaveRequest,
+    StartReply,
+    StartRequest,
+    TimeSpent,
+    TrainProgress,
+    TrainReply,
+    TrainRequest,
+    VerifyReply,
+    VerifyRequest,
+)
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
 
 STAND_IN = """
 import sys, time
 from pathlib import Path
-from atoll.node.ipc.framing import Inbox, Outbox
-from atoll.protocols import worker as w
+from atoll.node.ipc.framing import Inbox, ReplyWriter
+from atoll.protocols.local.worker_messages import (
+    FailureReply, Pending, ReplyEnvelope, ReportReply, ReportRequest, SaveReply, SaveRequest,
+    StartReply, StartRequest, StopReply, StopRequest, TimeSpent, TrainProgress, TrainReply,
+    TrainRequest, VerifyReply, VerifyRequest,
+)
 from atoll.protocols.ids import Digest, Round
 
-inbox, outbox, lives = Inbox(0), Outbox(1), Path(sys.argv[1])
+inbox, outbox, lives = Inbox(0), ReplyWriter(1), Path(sys.argv[1])
 with lives.open("a") as file:
     file.write("life\\n")
 print("a last word", file=sys.stderr, flush=True)
 while (request := inbox.take()) is not None:
-    ask, say = request.ask, lambda answer: outbox.send(w.Reply(request.id, answer, w.Spent(wait_ns=7)))
+    ask, say = request.ask, lambda answer: outbox.send(ReplyEnvelope(request.id, answer, TimeSpent(wait_ns=7)))
     match ask:
-        case w.Start(home="broken"):
-            say(w.Failed("ConfigError", "no such data", "give --data"))
-        case w.Start(home="mute"):
+        case StartRequest(home="broken"):
+            say(FailureReply("ConfigError", "no such data", "give --data"))
+        case StartRequest(home="mute"):
             time.sleep(60)
-        case w.Start(home="full") if lives.read_text().count("life") in (2, 3):
-            say(w.Failed("DiskFault", "no space", ""))
-        case w.Start():
-            say(w.Started(-1, Digest(bytes(32)), (), 1, "cpu"))
-        case w.Verify("die"):
+        case StartRequest(home="full") if lives.read_text().count("life") in (2, 3):
+            say(FailureReply("DiskFault", "no space", ""))
+        case StartRequest():
+            say(StartReply(-1, Digest(bytes(32)), (), 1, "cpu"))
+        case VerifyRequest("die"):
             sys.exit(3)
-        case w.Verify("garbage"):
+        case VerifyRequest("garbage"):
             sys.stdout.buffer.write(b"\\xff" * 64)
             sys.stdout.buffer.flush()
-        case w.Verify("hang"):
+        case VerifyRequest("hang"):
             time.sleep(60)
-        case w.Verify("odd"):
-            say(w.Failed("SystemExit", "?", ""))
-        case w.Verify("full"):
-            say(w.Failed("DiskFault", "no space left", "free some"))
-        case w.Verify():
-            say(w.Verified())
-        case w.Train(number):
-            say(w.Progress(number, 1, 2, 1.0, 10.0))
-            pending = w.Pending(number, Digest(bytes(32)), Digest(bytes(32)), "", 1, 1, 1, 1.0)
-            say(w.Trained(pending, 1, 1.0))
-        case w.Keep():
-            say(w.Kept())
-        case w.Report():
-            say(w.Reported())
-        case w.Stop():
-            say(w.Stopped())
+        case VerifyRequest("odd"):
+            say(FailureReply("SystemExit", "?", ""))
+        case VerifyRequest("full"):
+            say(FailureReply("DiskFault", "no space left", "free some"))
+        case VerifyRequest():
+            say(VerifyReply())
+        case TrainRequest(number):
+            say(TrainProgress(number, 1, 2, 1.0, 10.0))
+            pending = Pending(number, Digest(bytes(32)), Digest(bytes(32)), "", 1, 1, 1, 1.0)
+            say(TrainReply(pending, 1, 1.0))
+        case SaveRequest():
+            say(SaveReply())
+        case ReportRequest():
+            say(ReportReply())
+        case StopRequest():
+            say(StopReply())
             break
 """
 TINY = RunSpec(
@@ -88,24 +110,24 @@ TINY = RunSpec(
 class Rig:
     """One trainer, and what it told."""
 
-    def __init__(self, folder: Path, start: w.Start, command: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, start: StartRequest, command: tuple[str, ...]) -> None:
         self.log = folder / "worker.log"
-        self.started: list[w.Started] = []
-        self.progress: list[w.Progress] = []
+        self.started: list[StartReply] = []
+        self.progress: list[TrainProgress] = []
         self.told: list[str] = []
-        self.spent: list[w.Spent] = []
+        self.spent: list[TimeSpent] = []
         self.news = asyncio.Event()
         self.trainer = Trainer(
             start, self.log, self._on_started, self._on_progress, self._on_gone, command=command,
             on_spent=self.spent.append,
         )  # fmt: skip
 
-    async def _on_started(self, started: w.Started) -> None:
+    async def _on_started(self, started: StartReply) -> None:
         self.started.append(started)
         self.told.append("started")
         self.news.set()
 
-    def _on_progress(self, progress: w.Progress) -> None:
+    def _on_progress(self, progress: TrainProgress) -> None:
         self.progress.append(progress)
 
     def _on_gone(self) -> None:
@@ -134,7 +156,7 @@ def rig(tmp_path, monkeypatch):
             module.WORKER if real else (sys.executable, str(tmp_path / "stand_in.py"), str(tmp_path / "lives"))
         )
         spec = codec.encode(TINY) if real else b""
-        start = w.Start(spec, TINY.owner, str(tmp_path / home) if real else home, "", 1, "cpu")
+        start = StartRequest(spec, TINY.owner, str(tmp_path / home) if real else home, "", 1, "cpu")
         return Rig(tmp_path, start, command)
 
     return build
@@ -165,17 +187,17 @@ def is_gone(pid: int) -> bool:
 async def test_asks_are_answered_and_faults_keep_their_name(rig):
     async with served(rig()) as one:
         await one.life(1)
-        assert await one.trainer.ask(w.Verify("x", 0), w.Verified) == w.Verified()
-        many = [one.trainer.ask(w.Verify("x" * 10_000, 0), w.Verified) for _ in range(200)]
+        assert await one.trainer.ask(VerifyRequest("x", 0), VerifyReply) == VerifyReply()
+        many = [one.trainer.ask(VerifyRequest("x" * 10_000, 0), VerifyReply) for _ in range(200)]
         assert len(await asyncio.gather(*many)) == 200
         with pytest.raises(DiskFault) as full:
-            await one.trainer.ask(w.Verify("full", 0), w.Verified)
+            await one.trainer.ask(VerifyRequest("full", 0), VerifyReply)
         assert full.value.hint == "free some"
         with pytest.raises(LocalFault):
-            await one.trainer.ask(w.Verify("odd", 0), w.Verified)
+            await one.trainer.ask(VerifyRequest("odd", 0), VerifyReply)
         with pytest.raises(LocalFault, match="answered Verified"):
-            await one.trainer.ask(w.Verify("x", 0), w.Folded)
-        trained = await one.trainer.ask(w.Train(Round(3), 0, 1, 40, -1), w.Trained)
+            await one.trainer.ask(VerifyRequest("x", 0), FoldReply)
+        trained = await one.trainer.ask(TrainRequest(Round(3), 0, 1, 40, -1), TrainReply)
         assert trained.pending.round == one.progress[0].round == 3
         pid = one.pid
     assert is_gone(pid)
@@ -189,13 +211,14 @@ async def test_a_worker_that_dies_is_started_again_and_its_asks_fail(rig, way):
     async with served(rig()) as one:
         await one.life(1)
         waiting = asyncio.gather(
-            *(one.trainer.ask(w.Verify(text, 0), w.Verified) for text in (way, "x", "x")), return_exceptions=True
+            *(one.trainer.ask(VerifyRequest(text, 0), VerifyReply) for text in (way, "x", "x")),
+            return_exceptions=True,
         )
-        assert {type(answer) for answer in await waiting} <= {WorkerDied, w.Verified}
+        assert {type(answer) for answer in await waiting} <= {WorkerDied, VerifyReply}
         with pytest.raises(WorkerDied):
-            await one.trainer.ask(w.Verify("x", 0), w.Verified)
+            await one.trainer.ask(VerifyRequest("x", 0), VerifyReply)
         await one.life(2)
-        assert await one.trainer.ask(w.Verify("x", 0), w.Verified) == w.Verified()
+        assert await one.trainer.ask(VerifyRequest("x", 0), VerifyReply) == VerifyReply()
         assert one.trainer.statistics().restarts == 1
         assert one.told == ["started", "gone", "started"]
 
@@ -203,7 +226,7 @@ async def test_a_worker_that_dies_is_started_again_and_its_asks_fail(rig, way):
 async def test_a_killed_worker_fails_what_was_asked_of_it(rig):
     async with served(rig()) as one:
         await one.life(1)
-        hanging = asyncio.gather(one.trainer.ask(w.Verify("hang", 0), w.Verified), return_exceptions=True)
+        hanging = asyncio.gather(one.trainer.ask(VerifyRequest("hang", 0), VerifyReply), return_exceptions=True)
         await asyncio.sleep(0.05)
         os.kill(one.pid, signal.SIGKILL)
         assert [type(answer) for answer in await hanging] == [WorkerDied]
@@ -230,10 +253,10 @@ async def test_nothing_is_asked_before_the_worker_said_what_it_holds(rig):
     one = rig()
     async with served(one):
         with pytest.raises(WorkerDied):
-            await one.trainer.ask(w.Verify("x", 0), w.Verified)
+            await one.trainer.ask(VerifyRequest("x", 0), VerifyReply)
         await wait_for(lambda: one.pid)
         with pytest.raises(WorkerDied):
-            await one.trainer.ask(w.Verify("x", 0), w.Verified)
+            await one.trainer.ask(VerifyRequest("x", 0), VerifyReply)
         await one.life(1)
 
 
@@ -244,9 +267,9 @@ async def test_a_worker_that_dies_at_every_round_is_given_up(rig):
     async def hurt() -> None:
         for life in range(1, module.GIVE_UP_AFTER + 1):
             await one.life(life)
-            await one.trainer.ask(w.Verify("x", 0), w.Verified)
+            await one.trainer.ask(VerifyRequest("x", 0), VerifyReply)
             with pytest.raises(WorkerDied):
-                await one.trainer.ask(w.Verify("die", 0), w.Verified)
+                await one.trainer.ask(VerifyRequest("die", 0), VerifyReply)
 
     fault, _ = await asyncio.gather(one.trainer.serve(), hurt(), return_exceptions=True)
     assert isinstance(fault, LocalFault)
@@ -257,9 +280,9 @@ async def test_a_kept_round_is_a_sign_of_health(rig):
     async with served(rig()) as one:
         for life in range(1, 2 * module.GIVE_UP_AFTER):
             await one.life(life)
-            await one.trainer.ask(w.Keep(Round(life)), w.Kept)
+            await one.trainer.ask(SaveRequest(Round(life)), SaveReply)
             with pytest.raises(WorkerDied):
-                await one.trainer.ask(w.Verify("die", 0), w.Verified)
+                await one.trainer.ask(VerifyRequest("die", 0), VerifyReply)
 
 
 async def test_what_the_user_must_mend_ends_the_node(rig):
@@ -276,12 +299,12 @@ async def test_a_worker_that_waits_is_asked_for_its_books(rig, monkeypatch):
     async with served(one):
         await one.life(1)
         await wait_for(lambda: len(one.spent) > 5)
-        assert set(one.spent) == {w.Spent(), w.Spent(wait_ns=7)}
+        assert set(one.spent) == {TimeSpent(), TimeSpent(wait_ns=7)}
         os.kill(one.pid, signal.SIGKILL)
         await one.life(2)
         known = len(one.spent)
         await wait_for(lambda: len(one.spent) > known + 5)
-        assert one.spent.count(w.Spent()) == 2, "one for each life"
+        assert one.spent.count(TimeSpent()) == 2, "one for each life"
 
 
 async def test_a_disk_that_is_full_at_a_restart_is_waited_for(rig):
@@ -316,26 +339,28 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
     async with served(rig(real=True)) as one:
         await one.life(1)
         assert (one.started[0].final, one.started[0].parameters) == (-1, TINY.model.parameters)
-        training = asyncio.gather(one.trainer.ask(w.Train(Round(0), 0, 1, 40, -1), w.Trained))
+        training = asyncio.gather(one.trainer.ask(TrainRequest(Round(0), 0, 1, 40, -1), TrainReply))
         await wait_for(lambda: one.progress)
-        assert await one.trainer.ask(w.Evaluate(), w.Evaluated), "served between two steps"
+        assert await one.trainer.ask(EvaluateRequest(), EvaluateReply), "served between two steps"
         pending = (await training)[0].pending
-        assert await one.trainer.ask(w.Keep(Round(0)), w.Kept)
-        member = w.Member(digest(b"e"), TINY.owner, pending.weight, pending.payload, pending.path)
-        assert await one.trainer.ask(w.Verify(pending.path, 0), w.Verified)
-        folded = await one.trainer.ask(w.Fold(Round(0), (member,)), w.Folded)
-        evaluated = await one.trainer.ask(w.Evaluate(), w.Evaluated)
+        assert await one.trainer.ask(SaveRequest(Round(0)), SaveReply)
+        member = Member(digest(b"e"), TINY.owner, pending.weight, pending.payload, pending.path)
+        assert await one.trainer.ask(VerifyRequest(pending.path, 0), VerifyReply)
+        folded = await one.trainer.ask(FoldRequest(Round(0), (member,)), FoldReply)
+        evaluated = await one.trainer.ask(EvaluateRequest(), EvaluateReply)
         assert evaluated.state == folded.state
         os.kill(one.pid, signal.SIGKILL)
         await one.life(2)
         assert one.started[1].pending == (pending,)
-        assert (await one.trainer.ask(w.Finalize(Round(0), (member,)), w.Finalized)).state == folded.state
-        late = asyncio.gather(one.trainer.ask(w.Train(Round(1), 0, 1, 40, -1), w.Trained), return_exceptions=True)
+        assert (await one.trainer.ask(FinalizeRequest(Round(0), (member,)), FinalizeReply)).state == folded.state
+        late = asyncio.gather(
+            one.trainer.ask(TrainRequest(Round(1), 0, 1, 40, -1), TrainReply), return_exceptions=True
+        )
         await wait_for(lambda: one.progress[-1].round == 1)
-        newer = await one.trainer.ask(w.Train(Round(2), 0, 1, 40, -1), w.Trained)
+        newer = await one.trainer.ask(TrainRequest(Round(2), 0, 1, 40, -1), TrainReply)
         assert [type(answer) for answer in await late] == [Superseded]
         assert newer.pending.round == 2
-        assert await one.trainer.ask(w.Keep(Round(2)), w.Kept)
+        assert await one.trainer.ask(SaveRequest(Round(2)), SaveReply)
         last = one.spent[-1]
         assert last.recompute_ns > 0, "round 1 was given up"
         assert min(last.start_ns, last.steps_ns, last.encode_ns, last.fold_ns, last.checkpoint_ns) > 0

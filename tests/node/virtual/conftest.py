@@ -35,7 +35,35 @@ from atoll.protocols.ledger.ownership import nothing
 from atoll.protocols.ledger.records import Ack, Contribution, Proposal, Reduction, Vote
 from atoll.protocols.ledger.reduction import rules_of
 from atoll.protocols.ledger.rows import RowTree, check_root
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    NOTHING_YET,
+    AdoptReply,
+    AdoptRequest,
+    Answer,
+    Ask,
+    CheckReply,
+    CheckRequest,
+    EvaluateReply,
+    EvaluateRequest,
+    FinalizeReply,
+    FinalizeRequest,
+    FoldReply,
+    FoldRequest,
+    JudgeRequest,
+    OpenRequest,
+    Pending,
+    ReduceRequest,
+    SaveReply,
+    SaveRequest,
+    Slice,
+    SnapshotReply,
+    SnapshotRequest,
+    StartReply,
+    TrainReply,
+    TrainRequest,
+    VerifyReply,
+    VerifyRequest,
+)
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.payload import Layout
@@ -78,7 +106,7 @@ def run_spec(
     )  # fmt: skip
 
 
-def set_state(base: bytes, ask: w.Fold | w.Check | w.Finalize) -> Digest:
+def set_state(base: bytes, ask: FoldRequest | CheckRequest | FinalizeRequest) -> Digest:
     """Of slices every byte counts: who holds other rows has another state.
 
     A set without Reductions gives the same state in slices as whole, as the real arithmetic does.
@@ -95,7 +123,7 @@ def set_state(base: bytes, ask: w.Fold | w.Check | w.Finalize) -> Digest:
     return digest(base, ask.round.to_bytes(4, "big"), *parts)
 
 
-def files_of(ask: w.Fold | w.Check | w.Finalize) -> list[Path]:
+def files_of(ask: FoldRequest | CheckRequest | FinalizeRequest) -> list[Path]:
     sliced = [m for each in ask.slices for m in (*each.reduced, *each.raw)]
     return [Path(member.path) for member in (*ask.members, *sliced)]
 
@@ -124,9 +152,9 @@ class FakeWorker:
         self._trains = 0
         self._moved = asyncio.Event()
         self.final, self.state = -1, digest(b"genesis")
-        self.open: dict[int, w.Fold] = {}
-        self.pending: tuple[w.Pending, ...] = ()
-        self.unsafe: tuple[w.Pending, ...] = ()
+        self.open: dict[int, FoldRequest] = {}
+        self.pending: tuple[Pending, ...] = ()
+        self.unsafe: tuple[Pending, ...] = ()
         """Trained, and lost with the worker until Keep was answered."""
         self.trained: list[int] = []
         self.said: dict[int, tuple[int, ...]] = {}
@@ -135,7 +163,7 @@ class FakeWorker:
         self.mute = False
         self.judged: list[str] = []
         """Names of the files that were looked at as proofs."""
-        self.sliced: dict[int, tuple[w.Slice, ...]] = {}
+        self.sliced: dict[int, tuple[Slice, ...]] = {}
         """What final rounds were made of."""
         self.refuses: AtollError | None = None
         """Raised instead of every answer that needs the disk."""
@@ -155,10 +183,10 @@ class FakeWorker:
     def layout(self) -> Layout:
         return Layout("sparse2", arena_of(self.spec.model).chunks, self.spec.compress.k)
 
-    def started(self) -> w.Started:
+    def started(self) -> StartReply:
         self.open, self.unsafe, self.arrived_s = {}, (), {}
         self.renew_slices()
-        return w.Started(self.final, self.state, self.pending, 1, "cpu", self.experts)
+        return StartReply(self.final, self.state, self.pending, 1, "cpu", self.experts)
 
     def wake(self) -> None:
         """Whoever waits for a fold looks again."""
@@ -171,7 +199,7 @@ class FakeWorker:
     def view(self) -> Digest:
         return digest(self.state, *(set_state(b"", self.open[n]) for n in sorted(self.open)))
 
-    async def ask(self, ask: w.Ask, kind: type[Any]) -> Any:
+    async def ask(self, ask: Ask, kind: type[Any]) -> Any:
         life = self.lives
         answer = await self._answer(ask)
         if life != self.lives:
@@ -179,49 +207,53 @@ class FakeWorker:
         assert isinstance(answer, kind), answer
         return answer
 
-    async def _answer(self, ask: w.Ask) -> w.Answer:
+    async def _answer(self, ask: Ask) -> Answer:
         life = self.lives
         await asyncio.sleep(0.01)
         if life != self.lives:
             raise WorkerDied("the worker process ended")
-        if self.refuses is not None and not isinstance(ask, w.Evaluate):
+        if self.refuses is not None and not isinstance(ask, EvaluateRequest):
             raise self.refuses
-        assert self.final > w.NOTHING_YET or isinstance(ask, w.Verify | w.Judge | w.Adopt), ask
+        assert self.final > NOTHING_YET or isinstance(ask, VerifyRequest | JudgeRequest | AdoptRequest), ask
         match ask:
-            case w.Train():
+            case TrainRequest():
                 return await self._train(ask)
-            case w.Keep():
+            case SaveRequest():
                 self.pending, self.unsafe = (*self.pending, *self.unsafe), ()
-                return w.Kept()
-            case w.Reduce() | w.Open() | w.Judge():
+                return SaveReply()
+            case ReduceRequest() | OpenRequest() | JudgeRequest():
                 return self._on_slices(ask)
-            case w.Verify(path, _, _, rows, (span,)):
+            case VerifyRequest(path, _, _, rows, (span,)):
                 self.slices.check(memoryview(Path(path).read_bytes()), rows, span)
-                return w.Verified()
-            case w.Verify(path, number, experts, rows):
+                return VerifyReply()
+            case VerifyRequest(path, number, experts, rows):
                 if Path(path).stat().st_size != payload_size(self.spec, number, experts):
                     raise DecodeError("not a payload")
                 if rows:
                     check_root(Path(path).read_bytes(), self.layout, rows)
-                return w.Verified()
-            case w.Fold() | w.Check() | w.Finalize() if not all(path.exists() for path in files_of(ask)):
+                return VerifyReply()
+            case FoldRequest() | CheckRequest() | FinalizeRequest() if not all(
+                path.exists() for path in files_of(ask)
+            ):
                 raise CorruptFault("a payload is gone")
-            case w.Fold(number, members) | w.Check(number, members) | w.Finalize(number, members) if any(
+            case (
+                FoldRequest(number, members) | CheckRequest(number, members) | FinalizeRequest(number, members)
+            ) if any(
                 Path(member.path).stat().st_size != payload_size(self.spec, number, member.experts)
                 for member in members
             ):
                 raise DecodeError("not a payload")
-            case w.Fold(number):
+            case FoldRequest(number):
                 if number > self.final:
                     self.open[number] = ask
                     self.arrived(number)
-                return w.Folded(number, self.view())
-            case w.Check(number, _) if number <= self.final:
+                return FoldReply(number, self.view())
+            case CheckRequest(number, _) if number <= self.final:
                 raise Superseded(f"round {number} is final already")
-            case w.Check(number):
+            case CheckRequest(number):
                 assert number == self.final + 1
-                return w.Checked(number, set_state(self.state, ask))
-            case w.Finalize(number):
+                return CheckReply(number, set_state(self.state, ask))
+            case FinalizeRequest(number):
                 assert number == self.final + 1
                 self.state, self.final = set_state(self.state, ask), number
                 self.sliced[number] = ask.slices
@@ -231,23 +263,23 @@ class FakeWorker:
                     self.slices.settle(number, counted, self.residual)
                 self.pending = tuple(p for p in self.pending if p.round > number)
                 self.arrived(number)
-                return w.Finalized(number, self.state)
-            case w.Snapshot(path):
+                return FinalizeReply(number, self.state)
+            case SnapshotRequest(path):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 Path(path).write_bytes(snapshot_file(self.final, self.state))
-                return w.Snapshotted(self.final, self.state, path, 36)
-            case w.Adopt(number, path, state):
+                return SnapshotReply(self.final, self.state, path, 36)
+            case AdoptRequest(number, path, state):
                 data = Path(path).read_bytes()
                 if data != snapshot_file(number, state):
                     raise DecodeError("another snapshot")
                 self.final, self.state, self.open = number, state, {}
                 self.arrived(number)
-                return w.Adopted(number, state)
-            case w.Evaluate():
-                return w.Evaluated(self.view(), 1.0, 1.0, 0.0)
+                return AdoptReply(number, state)
+            case EvaluateRequest():
+                return EvaluateReply(self.view(), 1.0, 1.0, 0.0)
         raise AssertionError(ask)
 
-    async def _train(self, ask: w.Train) -> w.Trained:
+    async def _train(self, ask: TrainRequest) -> TrainReply:
         base, step_s = self.view(), self.train_s / STEPS
         self._check_flight(ask)
         self._trains += 1
@@ -268,27 +300,27 @@ class FakeWorker:
         blob = manifest_of_bytes(data).id
         rows = b"" if self.slices is None else RowTree(data, self.layout).root
         words = (ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, ask.experts, rows)
-        pending = w.Pending(*words)
+        pending = Pending(*words)
         self.unsafe = (*self.unsafe, pending)
         self.trained.append(ask.round)
         self.said[ask.round] = ask.said
         late_s = max(0.0, self.arrived_s.get(ask.after, began_s) - began_s)
         overlapped = min(ahead, math.ceil(late_s / step_s))
-        return w.Trained(pending, len(data), step_s * ask.steps, overlapped, max(0.0, late_s - ahead * step_s))
+        return TrainReply(pending, len(data), step_s * ask.steps, overlapped, max(0.0, late_s - ahead * step_s))
 
-    def _payload(self, ask: w.Train) -> bytes:
+    def _payload(self, ask: TrainRequest) -> bytes:
         luck = random.Random(f"{self.me} {ask.round}")
         if self.slices is None:
             return luck.randbytes(payload_size(self.spec, ask.round, ask.experts))
         seed = torch.Generator().manual_seed(luck.getrandbits(32))
         return encode(torch.randn((self.layout.chunks, 4096), generator=seed) * 1e-3, self.layout.k)
 
-    def _on_slices(self, ask: w.Reduce | w.Open | w.Judge) -> w.Answer:
+    def _on_slices(self, ask: ReduceRequest | OpenRequest | JudgeRequest) -> Answer:
         assert self.slices is not None
         match ask:
-            case w.Open():
+            case OpenRequest():
                 return self.slices.open(ask)
-            case w.Judge():
+            case JudgeRequest():
                 self.judged.append(Path(ask.path).stem)
                 return self.slices.judge(ask)
         if self.mute:
@@ -317,7 +349,7 @@ class FakeWorker:
         if now[1] != self._trains:
             raise Superseded("another round took the place of this one")
 
-    def _check_flight(self, ask: w.Train) -> None:
+    def _check_flight(self, ask: TrainRequest) -> None:
         """One round at most may be in flight; all before it that we worked in are in the view."""
         assert ask.after == -1 or (self.spec.outer.overlap_steps > 0 and ask.after == ask.round - 1)
         ours = {
@@ -337,7 +369,7 @@ class Node:
         self.home.mkdir(exist_ok=True)
         self.worker = world.worker(self.home / "spool", self.peer, train_s, world.spec)
         if world.spec.start:
-            self.worker.final, self.worker.state = w.NOTHING_YET, digest(b"nothing")
+            self.worker.final, self.worker.state = NOTHING_YET, digest(b"nothing")
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None

@@ -7,13 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.node.ipc.time_budget import Allowance
+from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.worker.session import Session
 from atoll.protocols import codec
 from atoll.protocols.errors import Superseded
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    AdoptReply,
+    AdoptRequest,
+    Answer,
+    Ask,
+    FinalizeReply,
+    FinalizeRequest,
+    FoldReply,
+    FoldRequest,
+    SaveReply,
+    SaveRequest,
+    StartReply,
+    StartRequest,
+    TrainReply,
+    TrainRequest,
+)
 from atoll.protocols.run.run_spec import RunSpec
 
 Sets = dict[int, frozenset[bytes]]
@@ -33,7 +48,7 @@ class RealWorker:
     """Asserts, whenever a set changes, that the view is the one that any worker had with the same sets."""
 
     def __init__(self, folder: Path, me: PeerId, train_s: float, spec: RunSpec, seen: Seen) -> None:
-        self._start = w.Start(codec.encode(spec), me, str(folder.parent), "", 1, "cpu")
+        self._start = StartRequest(codec.encode(spec), me, str(folder.parent), "", 1, "cpu")
         self._step_s = train_s / spec.steps(0)
         self._seen, self._sets = seen, Sets()
         self._moved = asyncio.Event()
@@ -46,12 +61,12 @@ class RealWorker:
         self.session: Session | None = None
         self.final, self.state = -1, Digest(b"")
 
-    def started(self) -> w.Started:
+    def started(self) -> StartReply:
         """A new process: whatever was in memory is gone."""
         self.lives += 1
         if self.session is not None:
             self.session._keeping.wait()  # its thread dies with a process
-        self.session = Session(self._start, saves=Allowance(math.inf), saved=self._saved.set)
+        self.session = Session(self._start, saves=TimeBudget(math.inf), saved=self._saved.set)
         found = self.session.started()
         self.final, self.state = found.final, found.state
         self._sets = {at: names for at, names in self._seen.final_sets.items() if at <= found.final}
@@ -61,37 +76,37 @@ class RealWorker:
         """Whoever waits for a fold looks again."""
         self._moved.set()
 
-    async def ask(self, ask: w.Ask, kind: type[Any]) -> Any:
+    async def ask(self, ask: Ask, kind: type[Any]) -> Any:
         life, answer = self.lives, None
         await asyncio.sleep(0.01)
         self._check(life, None)
-        answer = await self._train(ask) if isinstance(ask, w.Train) else self._answer(ask)
+        answer = await self._train(ask) if isinstance(ask, TrainRequest) else self._answer(ask)
         self._check(life, None)
         assert isinstance(answer, kind), answer
         return answer
 
-    def _answer(self, ask: w.Ask) -> w.Answer:
+    def _answer(self, ask: Ask) -> Answer:
         assert self.session is not None
-        answer = self._keep(ask) if isinstance(ask, w.Keep) else self.session.answer(ask)
+        answer = self._keep(ask) if isinstance(ask, SaveRequest) else self.session.answer(ask)
         match ask, answer:
-            case w.Fold(number, members), w.Folded(_, view):
+            case FoldRequest(number, members), FoldReply(_, view):
                 if number > self.final:
                     self._sets[number] = frozenset(one.entry for one in members)
                     self._look(view)
-            case w.Finalize(number, members), w.Finalized(_, state):
+            case FinalizeRequest(number, members), FinalizeReply(_, state):
                 names = frozenset(one.entry for one in members)
                 assert self._seen.final_sets.setdefault(number, names) == names
                 self._sets[number] = names
                 self.final, self.state = number, state
                 self._look(self.session._fold.view_digest())
-            case w.Adopt(number), w.Adopted(_, state):
+            case AdoptRequest(number), AdoptReply(_, state):
                 self._sets = {at: names for at, names in self._seen.final_sets.items() if at <= number}
                 self.final, self.state = number, state
                 self._look(state)
         self.wake()
         return answer
 
-    def _keep(self, ask: w.Keep) -> w.Kept:
+    def _keep(self, ask: SaveRequest) -> SaveReply:
         """Wait for the disk in real time: it takes no virtual time."""
         assert self.session is not None
         while (kept := self.session.keep(ask)) is None:
@@ -104,7 +119,7 @@ class RealWorker:
         assert self._seen.views.setdefault(key, view) == view, "equal sets, another view"
         self._seen.finals.setdefault(key, set()).add(self.final)
 
-    async def _train(self, ask: w.Train) -> w.Trained:
+    async def _train(self, ask: TrainRequest) -> TrainReply:
         assert self.session is not None
         self._trains += 1
         self.wake()
@@ -112,7 +127,7 @@ class RealWorker:
         steps = self.session.train(ask)
         try:
             for event in steps:
-                if isinstance(event, w.Trained):
+                if isinstance(event, TrainReply):
                     self.trained.append(ask.round)
                     self.owned[ask.round] = event.pending.experts
                     return event

@@ -11,7 +11,7 @@ from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DiskFault, LocalFault
 from atoll.protocols.ledger.records import Contribution
-from atoll.protocols.local.worker_messages import Adopt, Answer, Ask
+from atoll.protocols.local.worker_messages import AdoptRequest, Answer, Ask
 
 Worlds = Callable[[int, int], object]
 
@@ -150,7 +150,7 @@ def test_a_worker_that_lost_much_is_told_which_of_its_payloads_were_used(world):
             told, answer = [], node.worker._answer
 
             async def listen(ask: Ask) -> Answer:
-                told.extend([ask] if isinstance(ask, Adopt) else [])
+                told.extend([ask] if isinstance(ask, AdoptRequest) else [])
                 return await answer(ask)
 
             node.worker._answer = listen

@@ -2,7 +2,7 @@
 
 import pytest
 
-import atoll.node.daemon.consensus.types as fin
+from atoll.node.daemon.consensus.types import EntryPayloadHeld, EntrySeen, Event, RoundClosed
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Body, Contribution, Vote
@@ -21,16 +21,16 @@ class Gang:
     def _take_over(self, driver) -> None:
         feed, publish = driver.feed_finality, driver.publish
 
-        def greedy(event: fin.Event) -> None:
-            if isinstance(event, fin.RoundClosed):
+        def greedy(event: Event) -> None:
+            if isinstance(event, RoundClosed):
                 return
             feed(event)
-            if isinstance(event, fin.EntrySeen | fin.PayloadHeld):
+            if isinstance(event, EntrySeen | EntryPayloadHeld):
                 body = driver.contributions._found.get(event.entry, (None, None))[1]
                 ours = self._note(driver, event.entry) if body is not None else ()
                 if ours:
-                    feed(fin.RoundClosed(body.round, ours))
-                    feed(fin.RoundClosed(body.round + 1, ()))  # "more will not come"
+                    feed(RoundClosed(body.round, ours))
+                    feed(RoundClosed(body.round + 1, ()))  # "more will not come"
 
         def say(body: Body):
             if self.sulk and isinstance(body, Vote):

@@ -11,7 +11,7 @@ from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.ledger.records import Ack, Body, Contribution, Reduction, ReductionFault
-from atoll.protocols.local.worker_messages import Adopt, Answer, Ask
+from atoll.protocols.local.worker_messages import AdoptRequest, Answer, Ask
 from atoll.protocols.run.slices import ReduceSpec
 
 from .test_virtual_hostile import corrupt, snapshot_as_payload, the_others_finish
@@ -193,7 +193,7 @@ def test_a_worker_that_lost_much_is_told_in_which_slices_its_payloads_were_used(
             told, answer = [], node.worker._answer
 
             async def listen(ask: Ask) -> Answer:
-                told.extend([ask] if isinstance(ask, Adopt) else [])
+                told.extend([ask] if isinstance(ask, AdoptRequest) else [])
                 return await answer(ask)
 
             node.worker._answer = listen

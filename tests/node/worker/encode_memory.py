@@ -12,7 +12,7 @@ import torch
 
 from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.model.decoder import Decoder
-from atoll.node.worker.error_feedback import Sending
+from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.protocols import codec
 from atoll.protocols.run.arena import arena_of
@@ -45,7 +45,7 @@ def main(spec: RunSpec, threads: int) -> dict[str, object]:
     for parameter in module.parameters():
         parameter.data.normal_(0, 1e-3)
     with tempfile.TemporaryDirectory() as folder:
-        sending = Sending(spec, Path(folder), OnHost(threads))
+        sending = ErrorFeedback(spec, Path(folder), OnHost(threads))
         sending.residual_C4096.fill_(0)  # from here on every page of it is there
         sending.encode(0, weights)  # compiles
         extra = sorted(extra_bytes(lambda: sending.encode(0, weights)) for _ in range(TURNS))

@@ -21,10 +21,19 @@ from atoll.node.learning.compress.gpu.encoding import is_sound
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.outer.fixed import to_fixed, to_float
 from atoll.node.learning.outer.padding import clear, padding_of
-from atoll.node.learning.reduction.reducing import Kept, hand_back
+from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Round, digest
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    Ask,
+    EvaluateRequest,
+    FinalizeRequest,
+    FoldRequest,
+    Member,
+    Pending,
+    TrainReply,
+    TrainRequest,
+)
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ExpertsSpec
@@ -95,20 +104,20 @@ class Node(Home):
         saved = digest((newest / "tensors.safetensors").read_bytes())
         self.told.append((f"{what}, generation {newest.name}", value + saved))
 
-    def train_it(self, number: int, after: int = -1, fold: w.Fold | None = None) -> w.Pending:
+    def train_it(self, number: int, after: int = -1, fold: FoldRequest | None = None) -> Pending:
         """With a fold that comes when the round waits for it."""
         experts = ALL if self.spec.model.experts is None else HELD[number]
         slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
-        for event in self.session.train(w.Train(Round(number), slot, slots, STEPS, after, experts)):
+        for event in self.session.train(TrainRequest(Round(number), slot, slots, STEPS, after, experts)):
             if event is None:
                 self.ask(fold)
-            elif isinstance(event, w.Trained):
+            elif isinstance(event, TrainReply):
                 self.keep(number)
                 self.tell(f"round {number}", event.pending.payload)
                 return event.pending
         raise AssertionError
 
-    def asked(self, ask: w.Ask):
+    def asked(self, ask: Ask):
         self.tell(f"{ask}"[:40], bytes(self.ask(ask).state))
 
     def moved(self, exchange_on: str):
@@ -116,31 +125,31 @@ class Node(Home):
         self.restart()
 
 
-def kept(pending: w.Pending, author: str) -> w.Member:
+def kept(pending: Pending, author: str) -> Member:
     copy = Path(pending.path).with_suffix(".copy")
     shutil.copy(pending.path, copy)
     return msgspec.structs.replace(member(pending, author), experts=pending.experts, path=str(copy))
 
 
-def play(node: Node, theirs: list[w.Member], places: list[str]) -> list[tuple[str, bytes]]:
+def play(node: Node, theirs: list[Member], places: list[str]) -> list[tuple[str, bytes]]:
     """Five rounds: one is missed, one folds without us first; restarts, each at the next of the places."""
     place = iter(places)
     ours = [kept(node.train_it(0), ME)]
-    node.asked(w.Finalize(Round(0), (ours[0], theirs[0])))
+    node.asked(FinalizeRequest(Round(0), (ours[0], theirs[0])))
     ours.append(kept(node.train_it(1), ME))
-    node.asked(w.Finalize(Round(1), (theirs[1],)))
+    node.asked(FinalizeRequest(Round(1), (theirs[1],)))
     node.moved(next(place))
     ours.append(kept(node.train_it(2), ME))
-    node.asked(w.Fold(Round(2), (theirs[2],)))
-    node.ask(w.Evaluate())
+    node.asked(FoldRequest(Round(2), (theirs[2],)))
+    node.ask(EvaluateRequest())
     ours.append(kept(node.train_it(3), ME))
     node.moved(next(place))
-    late = w.Fold(Round(3), (ours[3], theirs[3]))
-    node.asked(w.Fold(Round(2), (ours[2], theirs[2])))
+    late = FoldRequest(Round(3), (ours[3], theirs[3]))
+    node.asked(FoldRequest(Round(2), (ours[2], theirs[2])))
     ours.append(kept(node.train_it(4, 3 if node.spec.outer.overlap_steps else -1, late), ME))
     node.asked(late)
     for number in range(2, ROUNDS):
-        node.asked(w.Finalize(Round(number), (ours[number], theirs[number])))
+        node.asked(FinalizeRequest(Round(number), (ours[number], theirs[number])))
     node.moved(next(place))
     node.train_it(ROUNDS)
     return node.told
@@ -202,7 +211,7 @@ def test_what_merges_compute_has_the_hosts_bits():
         write_atom(there, place, atom)
         assert torch.equal(read_atom(there, place).cpu(), atom)
     there = clear(values.to(DEVICE, copy=True), padding_of(arena))
-    rest = Kept(Span(1, 3), to_fixed(values[1:3] * 1e36))
+    rest = ReducerErrorFeedback(Span(1, 3), to_fixed(values[1:3] * 1e36))
     hand_back(there, rest)
     here = clear(values.clone(), padding_of(arena))
     hand_back(here, rest)

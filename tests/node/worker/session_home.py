@@ -9,14 +9,24 @@ import msgspec
 import torch
 
 from atoll.node.checkpoint.local import LocalState, load_local
-from atoll.node.ipc.time_budget import Allowance
+from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.worker.session import Event, Session
 from atoll.protocols import codec
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.coverage import cover_of, size_of, slabs
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    Answer,
+    Ask,
+    Member,
+    Pending,
+    SaveRequest,
+    StartReply,
+    StartRequest,
+    TrainReply,
+    TrainRequest,
+)
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
 
@@ -47,39 +57,39 @@ class Home:
         self, path: Path, peer: str = ME, spec: RunSpec = SPEC, device: str = "cpu", exchange_on: str = "auto"
     ) -> None:
         self.path, self.spec = path, spec
-        self.start = w.Start(codec.encode(spec), peer, str(path), "", 1, device, exchange_on=exchange_on)
+        self.start = StartRequest(codec.encode(spec), peer, str(path), "", 1, device, exchange_on=exchange_on)
         self.lost: list[str] = []
         """What was said of the processes of other devices."""
         self.restart()
 
-    def restart(self) -> w.Started:
-        self.session = Session(self.start, saves=Allowance(math.inf), lost=self.lost.append)
+    def restart(self) -> StartReply:
+        self.session = Session(self.start, saves=TimeBudget(math.inf), lost=self.lost.append)
         return self.session.started()
 
-    def train_ask(self, number: int, after: int = -1) -> w.Train:
+    def train_ask(self, number: int, after: int = -1) -> TrainRequest:
         slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
         ahead = self.spec.outer.overlap_steps
-        return w.Train(Round(number), slot, slots, self.spec.steps(number), after, ahead=ahead)
+        return TrainRequest(Round(number), slot, slots, self.spec.steps(number), after, ahead=ahead)
 
-    def train(self, number: int) -> w.Trained:
+    def train(self, number: int) -> TrainReply:
         *progress, trained = self.events(number)
-        assert isinstance(trained, w.Trained)
+        assert isinstance(trained, TrainReply)
         self.steps = len(progress)
         return trained
 
     def events(self, number: int, after: int = -1) -> Iterator[Event]:
         """Of a round; its result when it is safe."""
         for event in self.session.train(self.train_ask(number, after)):
-            if isinstance(event, w.Trained):
+            if isinstance(event, TrainReply):
                 self.keep(number)
             yield event
 
     def keep(self, number: int) -> None:
         """Until the round is safe."""
-        while self.session.keep(w.Keep(Round(number))) is None:
+        while self.session.keep(SaveRequest(Round(number))) is None:
             time.sleep(0.001)
 
-    def ask(self, ask: w.Ask) -> w.Answer:
+    def ask(self, ask: Ask) -> Answer:
         return self.session.answer(ask)
 
     def saved(self) -> LocalState:
@@ -93,13 +103,11 @@ class Home:
         return self.saved().tensors["residual"]
 
 
-def member(pending: w.Pending, author: str = ME) -> w.Member:
-    return w.Member(
-        digest(author.encode(), pending.payload), author, pending.weight, pending.payload, pending.path
-    )
+def member(pending: Pending, author: str = ME) -> Member:
+    return Member(digest(author.encode(), pending.payload), author, pending.weight, pending.payload, pending.path)
 
 
-def said(pending: w.Pending, like: torch.Tensor, spec: RunSpec = SPEC) -> torch.Tensor:
+def said(pending: Pending, like: torch.Tensor, spec: RunSpec = SPEC) -> torch.Tensor:
     """The values of a payload."""
     value, cover = torch.zeros_like(like), cover_of(spec, pending.round)
     part = torch.zeros((size_of(cover), like.shape[1]))

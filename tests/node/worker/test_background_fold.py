@@ -6,11 +6,11 @@ import pytest
 
 from atoll.node.worker.background_fold import Beside
 from atoll.protocols.errors import Divergence
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import Answer, ReportReply, ReportRequest, RequestEnvelope
 
 
-def request(number: int) -> w.Request:
-    return w.Request(number, w.Report())
+def request(number: int) -> RequestEnvelope:
+    return RequestEnvelope(number, ReportRequest())
 
 
 def test_the_next_work_begins_after_the_commit_of_the_one_before():
@@ -20,9 +20,9 @@ def test_the_next_work_begins_after_the_commit_of_the_one_before():
     def work(name: str):
         seen.append(f"work {name}")
 
-        def commit() -> w.Answer:
+        def commit() -> Answer:
             seen.append(f"commit {name}")
-            return w.Reported()
+            return ReportReply()
 
         return commit
 
@@ -35,7 +35,7 @@ def test_the_next_work_begins_after_the_commit_of_the_one_before():
         done = beside.take()
         assert done is not None
         assert done.request.id == number
-        assert done.commit() == w.Reported()
+        assert done.commit() == ReportReply()
         assert (beside.take() is None) or number == 2
     assert seen == ["work a", "commit a", "work b", "commit b", "work c", "commit c"]
     assert not beside.is_busy
@@ -49,22 +49,22 @@ def test_a_fault_of_the_work_is_raised_by_its_commit_and_stops_nothing():
         raise Divergence("lost")
 
     beside.add(request(1), fault)
-    beside.add(request(2), lambda: w.Reported)
+    beside.add(request(2), lambda: ReportReply)
     first = beside.take(wait=True)
     assert first is not None
     with pytest.raises(Divergence):
         first.commit()
     second = beside.take(wait=True)
     assert second is not None
-    assert (second.request.id, second.commit()) == (2, w.Reported())
+    assert (second.request.id, second.commit()) == (2, ReportReply())
 
 
 def test_what_is_not_done_is_not_taken_without_waiting():
     gate = threading.Event()
     beside = Beside(lambda: None)
-    beside.add(request(1), lambda: (gate.wait(60), w.Reported)[1])
+    beside.add(request(1), lambda: (gate.wait(60), ReportReply)[1])
     assert beside.take() is None
     gate.set()
     done = beside.take(wait=True)
     assert done is not None
-    assert done.commit() == w.Reported()
+    assert done.commit() == ReportReply()

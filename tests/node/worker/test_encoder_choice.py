@@ -17,7 +17,7 @@ from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.runs.capacity.memory_model import encoder_bytes, lack_of_room
 from atoll.node.worker.encoder_choice import encoder_for
 from atoll.protocols import codec
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.arena import arena_of
 from tests.node.worker.session_home import ME, SPEC, Home
 
@@ -26,7 +26,7 @@ TRITON = importlib.util.find_spec("triton") is not None
 
 
 def start(exchange_on, device="cpu", **others):
-    return w.Start(codec.encode(SPEC), ME, "", "", 3, device, exchange_on=exchange_on, **others)
+    return StartRequest(codec.encode(SPEC), ME, "", "", 3, device, exchange_on=exchange_on, **others)
 
 
 @pytest.mark.parametrize("exchange_on", ["auto", "host"])

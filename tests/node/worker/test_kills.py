@@ -18,7 +18,8 @@ from atoll.node.checkpoint.generations import Unfinished
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.coverage import cover_of
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local import worker_messages
+from atoll.protocols.local.worker_messages import FinalizeRequest, FoldRequest, TrainReply
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member, said
 
@@ -41,13 +42,15 @@ def spec_of(fragments: int, overlap_steps: int) -> RunSpec:
 class Member:
     """What a daemon does with its worker, with luck instead of a swarm."""
 
-    def __init__(self, folder: Path, spec: RunSpec, theirs: list[w.Member], luck: random.Random) -> None:
+    def __init__(
+        self, folder: Path, spec: RunSpec, theirs: list[worker_messages.Member], luck: random.Random
+    ) -> None:
         self.home, self.spec, self.theirs, self.luck = Home(folder / "me", ME, spec), spec, theirs, luck
         self.folder = folder
-        self.mine: dict[int, w.Member] = {}
+        self.mine: dict[int, worker_messages.Member] = {}
         self.said: dict[int, torch.Tensor] = {}
         self.given: dict[int, torch.Tensor] = {}
-        self.sets: dict[int, tuple[w.Member, ...]] = {}
+        self.sets: dict[int, tuple[worker_messages.Member, ...]] = {}
         self.final = -1
         self.at_hand = 0
         self._like = self.home.session._sending.residual_C4096
@@ -60,7 +63,7 @@ class Member:
             except Killed:
                 self.restart()
 
-    def attempt(self, number: int) -> w.Trained:
+    def attempt(self, number: int) -> TrainReply:
         after = number - 1 if self.spec.outer.overlap_steps and number and number - 1 not in self.sets else -1
         sending = self.home.session._sending
         encode = sending.encode
@@ -75,7 +78,7 @@ class Member:
 
         sending.encode = listen
         steps = self.home.session.train(self.home.train_ask(number, after))
-        while not isinstance(event := self.one_step(steps), w.Trained):
+        while not isinstance(event := self.one_step(steps), TrainReply):
             if event is None:
                 self.luck.choice([self.fold, self.finalize])(number - 1)
             elif self.luck.random() < 0.3:
@@ -107,7 +110,7 @@ class Member:
         local.begin_local = die
         try:
             event = next(steps)
-            if isinstance(event, w.Trained):
+            if isinstance(event, TrainReply):
                 self.home.session._keeping.wait()
             return event
         finally:
@@ -128,30 +131,30 @@ class Member:
         """With any of both contributions."""
         if number > self.final:
             self.sets[number] = self.luck.choice([self.both(number), (self.mine[number],), (self.theirs[number],)])
-            self.home.ask(w.Fold(Round(number), self.sets[number]))
+            self.home.ask(FoldRequest(Round(number), self.sets[number]))
 
-    def both(self, number: int) -> tuple[w.Member, ...]:
+    def both(self, number: int) -> tuple[worker_messages.Member, ...]:
         return self.mine[number], self.theirs[number]
 
     def finalize(self, number: int) -> None:
         for at in range(self.final + 1, number + 1):
             self.sets[at] = self.luck.choice([self.both(at), (self.theirs[at],)])
             self.final = at
-            self.home.ask(w.Finalize(Round(at), self.sets[at]))
+            self.home.ask(FinalizeRequest(Round(at), self.sets[at]))
 
     def restart(self) -> None:
         """As the daemon does: what is final again, then what is closed; work that was saved is announced."""
         self.home.session._keeping.wait()
         started = self.home.restart()
         for at in range(started.final + 1, self.final + 1):
-            self.home.ask(w.Finalize(Round(at), self.sets[at]))
+            self.home.ask(FinalizeRequest(Round(at), self.sets[at]))
         for pending in started.pending:
             if pending.round == self.at_hand and pending.round not in self.mine:
-                self.keep(pending.round, w.Trained(pending, 0, 0.0))
+                self.keep(pending.round, TrainReply(pending, 0, 0.0))
         for at in sorted(self.sets.keys() - set(range(self.final + 1))):
-            self.home.ask(w.Fold(Round(at), self.sets[at]))
+            self.home.ask(FoldRequest(Round(at), self.sets[at]))
 
-    def keep(self, number: int, done: w.Trained) -> None:
+    def keep(self, number: int, done: TrainReply) -> None:
         """The blob store has a name of its own for the payload."""
         path = self.folder / f"{number}.blob"
         shutil.copy(done.pending.path, path)
@@ -191,7 +194,7 @@ def test_work_is_used_or_kept_once(play, fragments, overlap_steps, seed):
     kept = one.home.session._sending.residual_C4096
     assert torch.allclose(kept + used, sum(one.given.values()), atol=1e-6)
     for at in range(ROUNDS):
-        state = other.ask(w.Finalize(Round(at), one.sets[at])).state
+        state = other.ask(FinalizeRequest(Round(at), one.sets[at])).state
     assert one.home.session.started().state == state
     assert one.home.session._fold.view_digest() == state
     assert torch.equal(kept, one.home.residual()), "and it is saved"

@@ -16,7 +16,16 @@ from atoll.node.worker.learner import experts_among
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.coverage import cover_of, payload_size, rest_of, size_of, slabs
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    EvaluateRequest,
+    FinalizeRequest,
+    FoldRequest,
+    InheritReply,
+    InheritRequest,
+    TrainRequest,
+    VerifyReply,
+    VerifyRequest,
+)
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, expert_of
@@ -43,7 +52,7 @@ def spec_of(holders=1, overlap_steps=0, fragments=1, experts=MODEL.experts):
 class Node(Home):
     def train_some(self, number, experts, after=-1):
         slot, slots = (0, 1) if self.start.peer == ME else (1, 2)
-        *_, trained = self.session.train(w.Train(Round(number), slot, slots, STEPS, after, experts, ahead=2))
+        *_, trained = self.session.train(TrainRequest(Round(number), slot, slots, STEPS, after, experts, ahead=2))
         self.keep(number)
         return trained.pending
 
@@ -77,7 +86,7 @@ def test_a_mixture_that_everybody_trains_whole_is_as_any_other_model(nodes, over
     one, two = nodes("a", spec), nodes("b", spec, OTHER)
     for number in range(3):
         found = (part(one.train(number).pending), part(two.train(number).pending, OTHER))
-        states = {node.ask(w.Finalize(Round(number), found)).state for node in (one, two)}
+        states = {node.ask(FinalizeRequest(Round(number), found)).state for node in (one, two)}
         assert len(states) == 1
         assert one.restart().state in states
     assert one.learner.experts == ALL
@@ -93,7 +102,7 @@ def test_two_that_share_the_experts_have_one_state_and_send_what_they_train(node
         assert sizes == {payload_size(spec, number, LOW)}
         found = (part(pendings[0]), part(pendings[1], OTHER))
         before = one.view()
-        assert len({node.ask(w.Finalize(Round(number), found)).state for node in (one, two)}) == 1
+        assert len({node.ask(FinalizeRequest(Round(number), found)).state for node in (one, two)}) == 1
         moved = set(torch.nonzero((one.view() != before).any(1)).flatten().tolist())
         assert moved <= set(rows(cover_of(spec, number)))
         for experts in (LOW, HIGH):
@@ -107,7 +116,7 @@ def test_who_trains_nothing_of_an_expert_sends_nothing_of_it(nodes):
     pending = node.train_some(0, LOW)
     assert pending.experts == LOW
     before = node.view()
-    node.ask(w.Fold(Round(0), (part(pending),)))
+    node.ask(FoldRequest(Round(0), (part(pending),)))
     still = rows(rest_of(cover_of(spec, 0, LOW), len(before)))
     assert torch.equal(node.view()[still], before[still])
     assert not node.residual()[still].any()
@@ -116,10 +125,10 @@ def test_who_trains_nothing_of_an_expert_sends_nothing_of_it(nodes):
 def test_a_payload_is_verified_as_what_it_is_said_to_cover(nodes):
     node = nodes("a", spec_of())
     pending = node.train_some(0, LOW)
-    assert node.ask(w.Verify(pending.path, Round(0), LOW)) == w.Verified()
+    assert node.ask(VerifyRequest(pending.path, Round(0), LOW)) == VerifyReply()
     for experts in (ALL, bitmap_of({2}, E)):
         with pytest.raises(DecodeError):
-            node.ask(w.Verify(pending.path, Round(0), experts))
+            node.ask(VerifyRequest(pending.path, Round(0), experts))
 
 
 @pytest.mark.parametrize("fragments", [1, 3])
@@ -130,7 +139,7 @@ def test_what_missed_its_final_set_returns_to_the_rows_that_it_covered(nodes, fr
     before, cover = node.residual(), cover_of(spec, 0, LOW)
     said = torch.zeros((size_of(cover), 4096))
     codec_of(spec.compress.codec, spec.compress.k).give_back(said, Path(missed.path).read_bytes())
-    node.ask(w.Finalize(Round(0), (part(other.train_some(0, HIGH), OTHER),)))
+    node.ask(FinalizeRequest(Round(0), (part(other.train_some(0, HIGH), OTHER),)))
     for at, span in slabs(cover, 64):
         before[span.start : span.stop] += said[at : at + span.stop - span.start]
     assert torch.equal(node.residual(), before)
@@ -145,7 +154,7 @@ def test_when_others_become_its_own_it_keeps_weights_and_moments_of_what_stays(n
     spec = spec_of(1, overlap_steps)
     node = nodes("a", spec)
     pending = node.train_some(0, LOW)
-    node.ask(w.Fold(Round(0), (part(pending),)))
+    node.ask(FoldRequest(Round(0), (part(pending),)))
     before, weights = moments(node), {n: v.clone() for n, v in node.learner.weights.trained().items()}
     node.learner.own(bitmap_of({1, 2}, E))
     after = moments(node)
@@ -189,16 +198,16 @@ def test_moments_of_what_is_given_up_are_a_file_and_another_node_goes_on_from_it
     one, two = nodes("a", spec), nodes("b", spec, OTHER)
     one.train_some(0, LOW)
     kept = moments(one)
-    *_, trained = one.session.train(w.Train(Round(1), 0, 2, STEPS, -1, bitmap_of({1}, E)))
+    *_, trained = one.session.train(TrainRequest(Round(1), 0, 2, STEPS, -1, bitmap_of({1}, E)))
     (parted,) = trained.parted
     assert parted.expert == 0
     data = Path(parted.path).read_bytes()
     assert len(data) == moments_bytes(spec.model)
     two.train_some(0, HIGH)
-    assert two.ask(w.Inherit(0, parted.path)) == w.Inherited(False), "not its own yet"
+    assert two.ask(InheritRequest(0, parted.path)) == InheritReply(False), "not its own yet"
     two.train_some(1, bitmap_of({0, 3}, E))
     alone = moments(two)
-    assert two.ask(w.Inherit(0, parted.path)) == w.Inherited(True)
+    assert two.ask(InheritRequest(0, parted.path)) == InheritReply(True)
     after = moments(two)
     beta = {"exp_avg": spec.inner.beta1**STEPS, "exp_avg_sq": spec.inner.beta2**STEPS}
     for name, value in after.items():
@@ -227,7 +236,7 @@ def test_files_of_moments_are_swept_and_junk_is_refused(nodes):
         junk.write_bytes(data)
         before = moments(node)
         with pytest.raises(DecodeError):
-            node.ask(w.Inherit(2, str(junk)))
+            node.ask(InheritRequest(2, str(junk)))
         assert all(torch.equal(value, before[name]) for name, value in moments(node).items())
 
 
@@ -238,8 +247,8 @@ def test_frozen_experts_follow_the_view(nodes, frozen):
     node.start = msgspec.structs.replace(node.start, frozen=frozen)
     node.restart()
     found = part(node.train_some(0, LOW)), part(other.train_some(0, HIGH), OTHER)
-    node.ask(w.Fold(Round(0), found))
-    evaluated = node.ask(w.Evaluate())
+    node.ask(FoldRequest(Round(0), found))
+    evaluated = node.ask(EvaluateRequest())
     node.train_some(1, LOW)
     module = node.learner.module
     assert {expert_of(name) for name in frozen_names(module)} == {2, 3}
@@ -247,7 +256,7 @@ def test_frozen_experts_follow_the_view(nodes, frozen):
         view = bridge.scatter(node.view(), arena_of(spec.model))
         atoms = named_atoms(module)
         assert all(torch.equal(atoms[n], view[n].to(atoms[n].dtype)) for n in frozen_names(module))
-    whole = nodes("c", spec_of(0)).ask(w.Evaluate())
+    whole = nodes("c", spec_of(0)).ask(EvaluateRequest())
     assert evaluated.val_loss < whole.val_loss, "the view that is evaluated has learned"
 
 
@@ -262,7 +271,7 @@ def test_a_restart_goes_on_with_the_same_experts_as_if_there_had_been_none(nodes
             if name == "shaken":
                 assert node.restart().experts == experts
             for at in range(number + 1):
-                node.ask(w.Fold(Round(at), (part(pendings[at]),)))
+                node.ask(FoldRequest(Round(at), (part(pendings[at]),)))
         ends.append([pending.payload for pending in pendings])
     assert ends[0] == ends[1]
 
@@ -272,7 +281,7 @@ def test_the_choice_bias_moves_by_what_the_tokens_did_and_reaches_the_view(nodes
     dense = msgspec.structs.replace(SPEC.compress, codec="int8", k=4096)
     spec = msgspec.structs.replace(spec_of(1, experts=experts), compress=dense)
     node = nodes("a", spec)
-    node.ask(w.Fold(Round(0), (part(node.train_some(0, LOW)),)))
+    node.ask(FoldRequest(Round(0), (part(node.train_some(0, LOW)),)))
     atoms = bridge.scatter(node.view(), arena_of(spec.model))
     bias = atoms["model.layers.0.mlp.gate.e_score_correction_bias"]
     assert bias[:E].any()

@@ -14,7 +14,17 @@ from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.coverage import cover_of, payload_size, rest_of
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    AdoptRequest,
+    EvaluateRequest,
+    FinalizeRequest,
+    FoldRequest,
+    SnapshotRequest,
+    TrainProgress,
+    TrainReply,
+    VerifyReply,
+    VerifyRequest,
+)
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member, said
@@ -36,10 +46,10 @@ def homes(tmp_path: Path) -> Callable[..., Home]:
     return lambda name, spec, peer=ME: Home(tmp_path / name, peer, spec)
 
 
-def drain(steps: Iterator[object]) -> tuple[int, w.Trained | None]:
+def drain(steps: Iterator[object]) -> tuple[int, TrainReply | None]:
     """Steps until the round ends or waits; the result, if it ended."""
     for taken, event in enumerate(steps):
-        if not isinstance(event, w.Progress):
+        if not isinstance(event, TrainProgress):
             return taken, event
     raise AssertionError("the round ended without a result")
 
@@ -72,9 +82,9 @@ def test_a_round_waits_for_its_fold_after_the_steps_that_are_allowed(homes, tau)
         taken, ended = drain(steps)
         assert ended is None
         assert taken in (0, min(tau, STEPS))
-    node.ask(w.Evaluate())
+    node.ask(EvaluateRequest())
     assert drain(steps) == (0, None)
-    node.ask(w.Fold(Round(0), (member(first.pending),)))
+    node.ask(FoldRequest(Round(0), (member(first.pending),)))
     taken, trained = drain(steps)
     assert taken == STEPS - min(tau, STEPS)
     assert trained.pending.round == 1
@@ -92,11 +102,11 @@ def test_what_makes_the_round_final_lets_the_next_one_go_on(homes, how):
     steps = node.events(1, after=0)
     assert drain(steps) == (1, None)
     if how == "finalize":
-        final = node.ask(w.Finalize(Round(0), (theirs,)))
+        final = node.ask(FinalizeRequest(Round(0), (theirs,)))
     else:
-        final = other.ask(w.Finalize(Round(0), (theirs,)))
-        made = other.ask(w.Snapshot(str(other.path / "snapshot")))
-        node.ask(w.Adopt(Round(0), made.path, final.state, ()))
+        final = other.ask(FinalizeRequest(Round(0), (theirs,)))
+        made = other.ask(SnapshotRequest(str(other.path / "snapshot")))
+        node.ask(AdoptRequest(Round(0), made.path, final.state, ()))
     _, trained = drain(steps)
     assert trained.overlapped == 1
     assert trained.pending.base == final.state
@@ -105,7 +115,7 @@ def test_what_makes_the_round_final_lets_the_next_one_go_on(homes, how):
 def test_a_fold_that_came_before_costs_nothing(homes):
     node = homes("a", spec_of(overlap_steps=1))
     first = node.train(0)
-    node.ask(w.Fold(Round(0), (member(first.pending),)))
+    node.ask(FoldRequest(Round(0), (member(first.pending),)))
     *progress, trained = node.events(1, after=0)
     assert len(progress) == STEPS
     assert (trained.overlapped, trained.held_s) == (0, 0.0)
@@ -128,7 +138,7 @@ def test_without_overlap_a_round_begins_from_exactly_the_view(homes):
     for number in range(3):
         mine, theirs = member(node.train(number).pending), member(other.train(number).pending, OTHER)
         for each in (node, other):
-            each.ask(w.Fold(Round(number), (mine, theirs)))
+            each.ask(FoldRequest(Round(number), (mine, theirs)))
         expected = to_float(view(node))
         steps = node.events(number + 1)
         next(steps)
@@ -154,7 +164,7 @@ def test_two_members_that_overlap_hold_one_view(homes, fragments, tau, keep):
         if not tau:  # blocking: the fold is there before the next round begins
             running = {peer: node.events(number) for peer, node in nodes.items()}
         states = {
-            node.ask(w.Fold(Round(number - 1), members[:: 1 if peer == ME else -1])).state
+            node.ask(FoldRequest(Round(number - 1), members[:: 1 if peer == ME else -1])).state
             for peer, node in nodes.items()
         }
         assert len(states) == 1
@@ -171,13 +181,13 @@ def test_overlapping_trains(homes):
     spec = spec_of(overlap_steps=3)
     node = homes("a", spec)
     before = node.train(0).pending
-    start = node.ask(w.Evaluate()).val_loss
+    start = node.ask(EvaluateRequest()).val_loss
     for number in range(1, 14):
         steps = node.events(number, after=number - 1)
         assert drain(steps) == (3, None)
-        node.ask(w.Fold(Round(number - 1), (member(before),)))
+        node.ask(FoldRequest(Round(number - 1), (member(before),)))
         before = drain(steps)[1].pending
-    assert node.ask(w.Evaluate()).val_loss < start - 0.1
+    assert node.ask(EvaluateRequest()).val_loss < start - 0.1
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -193,7 +203,7 @@ def test_folds_in_any_order_end_in_one_view_and_one_set_of_local_weights(homes, 
         assert drain(steps) == (2, None)
         steps.close()
         for number in order:
-            node.ask(w.Fold(Round(number), (mine, late[0]) if number == 0 else (late[number],)))
+            node.ask(FoldRequest(Round(number), (mine, late[0]) if number == 0 else (late[number],)))
             node.session._learner.weights.merge(view(node), arrived=number == 0)
         ends.append((view(node), local(node)))
     for other_view, other_local in ends[1:]:
@@ -204,7 +214,7 @@ def test_folds_in_any_order_end_in_one_view_and_one_set_of_local_weights(homes, 
 def test_a_round_of_a_fragment_touches_nothing_outside_its_cover(homes):
     spec = spec_of(fragments=2)
     node = homes("a", spec)
-    node.ask(w.Fold(Round(0), (member(node.train(0).pending),)))
+    node.ask(FoldRequest(Round(0), (member(node.train(0).pending),)))
     steps = node.events(1)
     next(steps)
     residual, weights = node.residual(), anchor(node)
@@ -214,7 +224,7 @@ def test_a_round_of_a_fragment_touches_nothing_outside_its_cover(homes):
     assert torch.equal(anchor(node)[outside], weights[outside])
     assert not torch.equal(node.residual()[inside], residual[inside])
     before = view(node).clone()
-    node.ask(w.Fold(Round(1), (member(pending),)))
+    node.ask(FoldRequest(Round(1), (member(pending),)))
     moved = view(node) != before
     assert moved[inside].any()
     assert not moved[outside].any()
@@ -225,7 +235,7 @@ def test_unsent_work_of_a_fragment_is_carried_until_its_round(homes):
     spec = spec_of(fragments=2)
     node = homes("a", spec)
     first = node.train(0).pending
-    node.ask(w.Fold(Round(0), (member(first),)))
+    node.ask(FoldRequest(Round(0), (member(first),)))
     start = anchor(node)
     pending = node.train(1).pending
     inside = rows(spec, 1)
@@ -243,8 +253,8 @@ def test_a_fragment_that_missed_its_final_set_goes_back_to_its_own_rows(homes):
     kept, missed = node.train(0).pending, node.train(1).pending
     before, payload = node.residual(), said(missed, node.residual(), spec)
     assert not payload[rows(spec, 1, outside=True)].any()
-    node.ask(w.Finalize(Round(0), (member(kept),)))
-    node.ask(w.Finalize(Round(1), ()))
+    node.ask(FinalizeRequest(Round(0), (member(kept),)))
+    node.ask(FinalizeRequest(Round(1), ()))
     assert torch.equal(node.residual(), before + payload)
 
 
@@ -252,9 +262,9 @@ def test_a_payload_is_legal_in_the_rounds_of_its_size_only(homes):
     spec = spec_of(fragments=2)
     node = homes("a", spec)
     pending = node.train(1).pending
-    assert node.ask(w.Verify(pending.path, Round(3))) == w.Verified()
+    assert node.ask(VerifyRequest(pending.path, Round(3))) == VerifyReply()
     with pytest.raises(DecodeError):
-        node.ask(w.Verify(pending.path, Round(0)))
+        node.ask(VerifyRequest(pending.path, Round(0)))
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -274,7 +284,7 @@ def test_a_kill_in_an_overlapped_round_loses_that_round_only(homes, fragments):
             assert torch.equal(node.session._sending.residual_C4096, kept[2])
             steps = node.events(1, after=0)
             assert drain(steps) == (2, None)
-        node.ask(w.Fold(Round(0), (member(first),)))
+        node.ask(FoldRequest(Round(0), (member(first),)))
         ends.append((drain(steps)[1].pending, node))
     (one, steady), (two, shaken) = ends
     assert (one.payload, one.base) == (two.payload, two.base)
@@ -292,7 +302,7 @@ def test_a_restart_between_two_rounds_goes_on_as_if_there_had_been_none(homes):
             if name == "shaken":
                 assert node.restart().pending == tuple(pendings)
             for at in range(number + 1):
-                node.ask(w.Fold(Round(at), (member(pendings[at]),)))
+                node.ask(FoldRequest(Round(at), (member(pendings[at]),)))
         ends.append([pending.payload for pending in pendings])
     assert ends[0] == ends[1]
 
@@ -333,7 +343,7 @@ def test_a_saved_state_that_is_not_finite_gives_way_to_the_one_before(homes, nam
 def test_a_state_without_local_weights_is_read_as_one_where_they_were_the_view(homes):
     node = homes("a", spec_of(overlap_steps=1))
     first = node.train(0).pending
-    node.ask(w.Finalize(Round(0), (member(first),)))
+    node.ask(FinalizeRequest(Round(0), (member(first),)))
     found = node.saved()
     old = {key: value for key, value in found.tensors.items() if not key.startswith(("local/", "anchor"))}
     save(node, found.body, old)

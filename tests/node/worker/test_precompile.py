@@ -5,12 +5,18 @@ import sys
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from atoll.node.ipc.time_budget import Allowance
+from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.worker.precompile import warm
 from atoll.node.worker.session import Session
 from atoll.protocols.ids import Round
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    CheckRequest,
+    FinalizeRequest,
+    FoldRequest,
+    OpenRequest,
+    VerifyRequest,
+)
 from atoll.protocols.run.arena import CHUNK
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, K, member
 from tests.node.worker.test_reduction_work import Pair
@@ -37,13 +43,13 @@ def test_rounds_need_no_compiler(tmp_path, codec, k):
     node, other = (Home(tmp_path / name, peer, spec) for name, peer in (("a", ME), ("b", OTHER)))
     for number in range(2):
         ours, theirs = node.train(number).pending, other.train(number).pending
-        node.ask(w.Verify(theirs.path, Round(number)))
-        node.ask(w.Fold(Round(number), (member(ours),)))
-        node.ask(w.Fold(Round(number), (member(ours), member(theirs, OTHER))))
+        node.ask(VerifyRequest(theirs.path, Round(number)))
+        node.ask(FoldRequest(Round(number), (member(ours),)))
+        node.ask(FoldRequest(Round(number), (member(ours), member(theirs, OTHER))))
         members = (member(theirs, OTHER),) if number else (member(ours), member(theirs, OTHER))
-        node.ask(w.Check(Round(number), members))
-        node.ask(w.Finalize(Round(number), members))
-    node.session = Session(node.start, saves=Allowance(1.0))
+        node.ask(CheckRequest(Round(number), members))
+        node.ask(FinalizeRequest(Round(number), members))
+    node.session = Session(node.start, saves=TimeBudget(1.0))
     node.train(2)
     assert machine_code() == before
 
@@ -54,6 +60,6 @@ def test_reduced_rounds_need_no_compiler(tmp_path):
     pair = Pair(tmp_path)
     for number in range(2):
         pair.train(number)
-        pair.mine.ask(w.Fold(Round(number), (), pair.slices(pair.reduce(number, number - 1))))
-    assert pair.mine.ask(w.Open(Round(1), 3)).opening
+        pair.mine.ask(FoldRequest(Round(number), (), pair.slices(pair.reduce(number, number - 1))))
+    assert pair.mine.ask(OpenRequest(Round(1), 3)).opening
     assert machine_code() == before

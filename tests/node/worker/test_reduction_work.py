@@ -12,7 +12,20 @@ from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.reduction import RowsAnswer
 from atoll.protocols.ledger.rows import RowTree
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    CheckReply,
+    CheckRequest,
+    FinalizeRequest,
+    FoldRequest,
+    JudgeRequest,
+    Member,
+    OpenRequest,
+    Pending,
+    ReduceReply,
+    ReduceRequest,
+    Slice,
+    VerifyRequest,
+)
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.slices import ReduceSpec
@@ -31,39 +44,39 @@ class Pair:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.mine, self.other = Home(root / "me", ME, REDUCED), Home(root / "other", OTHER, REDUCED)
-        self.members: tuple[w.Member, ...] = ()
+        self.members: tuple[Member, ...] = ()
         self.roots: tuple[Digest, ...] = ()
 
-    def train(self, number: int) -> tuple[w.Pending, w.Pending]:
+    def train(self, number: int) -> tuple[Pending, Pending]:
         pendings = self.mine.train(number).pending, self.other.train(number).pending
         both = [(member(p, author), Digest(p.rows)) for p, author in zip(pendings, (ME, OTHER), strict=True)]
         both.sort(key=lambda one: one[0].entry)
         self.members, self.roots = (tuple(one) for one in zip(*both, strict=True))
         return pendings
 
-    def raw(self, span: Span) -> tuple[w.Member, ...]:
+    def raw(self, span: Span) -> tuple[Member, ...]:
         return tuple(self._rows(one, span) for one in self.members)
 
-    def _rows(self, whole: w.Member, span: Span) -> w.Member:
+    def _rows(self, whole: Member, span: Span) -> Member:
         tree = RowTree(Path(whole.path).read_bytes(), Layout("sparse2", CHUNKS, K))
         path = self.root / f"{whole.entry.hex()}-{span.start}"
         path.write_bytes(codec.encode(RowsAnswer(*tree.part(span))))
         return msgspec.structs.replace(whole, path=str(path))
 
-    def reduce(self, number: int, previous: int = -1) -> w.Reduced:
-        ask = w.Reduce(Round(number), HALVES[0], self.raw(HALVES[0]), self.roots, previous)
+    def reduce(self, number: int, previous: int = -1) -> ReduceReply:
+        ask = ReduceRequest(Round(number), HALVES[0], self.raw(HALVES[0]), self.roots, previous)
         done = self.mine.ask(ask)
-        assert isinstance(done, w.Reduced)
+        assert isinstance(done, ReduceReply)
         blob = self.root / done.payload.hex()
         shutil.copy(done.path, blob)
         return msgspec.structs.replace(done, path=str(blob))
 
-    def slices(self, done: w.Reduced | None) -> tuple[w.Slice, ...]:
-        first = w.Slice(HALVES[0], (), self.raw(HALVES[0]), True)
+    def slices(self, done: ReduceReply | None) -> tuple[Slice, ...]:
+        first = Slice(HALVES[0], (), self.raw(HALVES[0]), True)
         if done is not None:
             weight = sum(one.weight for one in self.members)
-            first = w.Slice(HALVES[0], (w.Member(done.kept, ME, weight, done.payload, done.path),), (), True)
-        return first, w.Slice(HALVES[1], (), self.raw(HALVES[1]), True)
+            first = Slice(HALVES[0], (Member(done.kept, ME, weight, done.payload, done.path),), (), True)
+        return first, Slice(HALVES[1], (), self.raw(HALVES[1]), True)
 
 
 @pytest.fixture
@@ -73,22 +86,22 @@ def pair(tmp_path: Path) -> Pair:
 
 def test_a_set_without_reductions_gives_the_same_bits_in_slices_as_whole(pair):
     pair.train(0)
-    whole = pair.mine.ask(w.Fold(Round(0), pair.members))
-    sliced = pair.other.ask(w.Fold(Round(0), (), pair.slices(None)))
+    whole = pair.mine.ask(FoldRequest(Round(0), pair.members))
+    sliced = pair.other.ask(FoldRequest(Round(0), (), pair.slices(None)))
     assert whole.state == sliced.state
-    assert pair.mine.ask(w.Check(Round(0), (), pair.slices(None))) == w.Checked(Round(0), whole.state)
+    assert pair.mine.ask(CheckRequest(Round(0), (), pair.slices(None))) == CheckReply(Round(0), whole.state)
 
 
 def test_a_reduced_slice_counts_the_same_everywhere_and_the_rest_is_owed(pair):
     pair.train(0)
     done = pair.reduce(0)
-    pair.mine.ask(w.Verify(done.path, Round(0), rows=done.rows, reduced=(HALVES[0],)))
+    pair.mine.ask(VerifyRequest(done.path, Round(0), rows=done.rows, reduced=(HALVES[0],)))
     for rows, span in ((done.kept, HALVES[0]), (done.rows, HALVES[1])):
         with pytest.raises(DecodeError):
-            pair.mine.ask(w.Verify(done.path, Round(0), rows=rows, reduced=(span,)))
-    states = {home.ask(w.Fold(Round(0), (), pair.slices(done))).state for home in (pair.mine, pair.other)}
+            pair.mine.ask(VerifyRequest(done.path, Round(0), rows=rows, reduced=(span,)))
+    states = {home.ask(FoldRequest(Round(0), (), pair.slices(done))).state for home in (pair.mine, pair.other)}
     assert len(states) == 1
-    raw = pair.mine.ask(w.Check(Round(0), (), pair.slices(None)))
+    raw = pair.mine.ask(CheckRequest(Round(0), (), pair.slices(None)))
     assert raw.state not in states, "the second compression leaves something out"
     assert pair.reduce(0) == done, "asked again it is the same"
 
@@ -99,8 +112,8 @@ def test_the_chain_goes_on_after_a_restart_and_anew_after_a_loss(pair, tmp_path)
     assert list((tmp_path / "me").rglob("*.reduced"))
     pair.mine.restart()
     assert not list((tmp_path / "me").rglob("*.reduced")), "the blob store has it"
-    pair.mine.ask(w.Fold(Round(0), (), pair.slices(first)))
-    pair.other.ask(w.Fold(Round(0), (), pair.slices(first)))
+    pair.mine.ask(FoldRequest(Round(0), (), pair.slices(first)))
+    pair.other.ask(FoldRequest(Round(0), (), pair.slices(first)))
     pair.train(1)
     assert pair.reduce(1, previous=0).previous == 0
     pair.mine.restart()
@@ -115,7 +128,7 @@ def test_the_chain_outlives_rounds_that_are_reduced_by_others(pair, restarts):
         pair.train(number)
         slices = pair.slices(pair.reduce(0) if number == 0 else None)
         for home in (pair.mine, pair.other):
-            home.ask(w.Finalize(Round(number), (), slices))
+            home.ask(FinalizeRequest(Round(number), (), slices))
         if number + 1 in restarts:
             pair.mine.restart()
     pair.train(2)
@@ -125,10 +138,10 @@ def test_the_chain_outlives_rounds_that_are_reduced_by_others(pair, restarts):
 def test_an_opening_is_given_and_a_proof_of_something_else_refused(pair, tmp_path):
     pair.train(0)
     pair.reduce(0)
-    assert pair.mine.ask(w.Open(Round(0), 3)).opening
+    assert pair.mine.ask(OpenRequest(Round(0), 3)).opening
     (tmp_path / "proof").write_bytes(b"\x90")
     with pytest.raises(DecodeError):
-        pair.mine.ask(w.Judge(str(tmp_path / "proof"), Digest(bytes(32))))
+        pair.mine.ask(JudgeRequest(str(tmp_path / "proof"), Digest(bytes(32))))
 
 
 def test_what_does_not_count_in_a_slice_goes_back_there(pair):
@@ -137,7 +150,7 @@ def test_what_does_not_count_in_a_slice_goes_back_there(pair):
     whole = said(pending, before, REDUCED)
     first, second = pair.slices(None)
     without = tuple(one for one in second.raw if one.author != ME)
-    pair.mine.ask(w.Finalize(Round(0), (), (first, w.Slice(second.span, (), without, False))))
+    pair.mine.ask(FinalizeRequest(Round(0), (), (first, Slice(second.span, (), without, False))))
     back = pair.mine.residual() - before
     assert torch.equal(back[HALVES[0].start : HALVES[0].stop], torch.zeros_like(back[:5]))
     assert torch.allclose(back[HALVES[1].start :], whole[HALVES[1].start :], atol=1e-6)
@@ -147,7 +160,7 @@ def test_a_reduction_that_missed_its_set_is_not_owed_twice(pair):
     pair.train(0)
     before = pair.mine.residual().clone()
     pair.reduce(0)
-    pair.mine.ask(w.Finalize(Round(0), (), pair.slices(None)))
+    pair.mine.ask(FinalizeRequest(Round(0), (), pair.slices(None)))
     assert torch.equal(pair.mine.residual(), before), "it was added raw, and nothing was kept before"
     pair.train(1)
     assert pair.reduce(1, previous=0).previous == -1
@@ -158,4 +171,4 @@ def test_rows_that_are_gone_are_a_corrupt_fault(pair):
     slices = pair.slices(None)
     Path(slices[0].raw[0].path).unlink()
     with pytest.raises(CorruptFault):
-        pair.mine.ask(w.Fold(Round(0), (), slices))
+        pair.mine.ask(FoldRequest(Round(0), (), slices))

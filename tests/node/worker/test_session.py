@@ -16,15 +16,27 @@ import pytest
 import torch
 
 from atoll.node.checkpoint.local import load_local
-from atoll.node.ipc.time_budget import Allowance
+from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.worker.round_trainer import weight_of
 from atoll.node.worker.session import Session
-from atoll.node.worker.time_account import Ledger
+from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, Superseded
 from atoll.protocols.ids import Digest, Round, digest
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    AdoptRequest,
+    CheckRequest,
+    Counted,
+    EvaluateRequest,
+    FinalizeRequest,
+    FoldRequest,
+    SaveRequest,
+    SnapshotRequest,
+    StartRequest,
+    TrainProgress,
+    TrainRequest,
+)
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.spans import Span
 from tests.node.worker.session_home import ME, OTHER, OVERLAPPING, SPEC, Home, blocked, member, said
@@ -48,19 +60,19 @@ def test_a_restart_at_every_stage_gives_the_state_of_a_node_that_never_stopped(h
                 assert [p.payload for p in started.pending] == [pending.payload]
                 assert started.final == number - 1
             members = (member(pending), theirs)
-            views.append(node.ask(w.Fold(Round(number), members)).state)
+            views.append(node.ask(FoldRequest(Round(number), members)).state)
             if node is shaken:
                 node.restart()
-                assert node.ask(w.Fold(Round(number), members)).state == views[-1]
-            check = node.ask(w.Check(Round(number), members)).state
-            finals.append(node.ask(w.Finalize(Round(number), members)).state)
+                assert node.ask(FoldRequest(Round(number), members)).state == views[-1]
+            check = node.ask(CheckRequest(Round(number), members)).state
+            finals.append(node.ask(FinalizeRequest(Round(number), members)).state)
             assert check == finals[-1] == views[-1]
             if node is shaken:
                 started = node.restart()
                 assert (started.final, started.state, started.pending) == (number, finals[-1], ())
         assert views[0] == views[1]
         assert finals[0] == finals[1]
-        other.ask(w.Finalize(Round(number), (theirs,)))
+        other.ask(FinalizeRequest(Round(number), (theirs,)))
     assert torch.equal(steady.residual(), shaken.residual())
 
 
@@ -69,9 +81,9 @@ def test_work_in_the_final_set_is_sent_and_work_outside_it_returns_once(homes):
     kept, missed = node.train(0).pending, node.train(1).pending
     before, payload = node.residual(), said(missed, node.residual())
     theirs = member(other.train(1).pending, OTHER)
-    node.ask(w.Finalize(Round(0), (member(kept),)))
+    node.ask(FinalizeRequest(Round(0), (member(kept),)))
     assert torch.equal(node.residual(), before)
-    node.ask(w.Finalize(Round(1), (theirs,)))
+    node.ask(FinalizeRequest(Round(1), (theirs,)))
     assert torch.equal(node.residual(), before + payload)
     assert node.restart().pending == ()
     assert torch.equal(node.residual(), before + payload)
@@ -82,7 +94,7 @@ def test_another_payload_of_the_same_round_does_not_count_as_sent(homes):
     node, other = homes("a"), homes("b", OTHER)
     mine = node.train(0).pending
     before, payload = node.residual(), said(mine, node.residual())
-    node.ask(w.Finalize(Round(0), (member(other.train(0).pending, ME),)))
+    node.ask(FinalizeRequest(Round(0), (member(other.train(0).pending, ME),)))
     assert torch.equal(node.residual(), before + payload)
 
 
@@ -96,12 +108,12 @@ def test_what_is_sent_and_what_is_kept_add_up_over_many_rounds(homes):
         total = node.residual() + payload
         theirs = member(other.train(number).pending, OTHER)
         is_in = number % 2 == 0
-        node.ask(w.Finalize(Round(number), (member(pending), theirs) if is_in else (theirs,)))
+        node.ask(FinalizeRequest(Round(number), (member(pending), theirs) if is_in else (theirs,)))
         kept = node.residual()
         assert torch.equal(kept + payload if is_in else kept, total)
         if old is not None:
             assert not torch.equal(kept, old)
-        other.ask(w.Finalize(Round(number), (theirs,)))
+        other.ask(FinalizeRequest(Round(number), (theirs,)))
 
 
 @pytest.mark.parametrize("part", ["spool", "state"])
@@ -129,10 +141,10 @@ def test_a_round_that_became_final_while_the_disk_was_full_is_given_back_once(ho
     for number in (0, 1):
         for _ in range(2):
             with pytest.raises(DiskFault):
-                node.ask(w.Finalize(Round(number), (theirs[number],)))
+                node.ask(FinalizeRequest(Round(number), (theirs[number],)))
     mend()
     late = node.train(1).pending
-    node.ask(w.Finalize(Round(2), (theirs[2],)))
+    node.ask(FinalizeRequest(Round(2), (theirs[2],)))
     twin = homes("c")
     first, second = twin.train(0).pending, twin.train(1).pending
     assert late.payload == second.payload
@@ -164,8 +176,8 @@ def test_the_next_round_is_trained_while_the_disk_works(homes, monkeypatch):
     with held_disk(monkeypatch) as go:
         *_, first = node.session.train(node.train_ask(1))
         second = list(islice(node.session.train(node.train_ask(2)), 2))
-        assert [type(event) for event in second] == [w.Progress] * 2
-        assert node.session.keep(w.Keep(Round(1))) is None
+        assert [type(event) for event in second] == [TrainProgress] * 2
+        assert node.session.keep(SaveRequest(Round(1))) is None
         shutil.copytree(node.path, twin.path, dirs_exist_ok=True)
         go.set()
         node.keep(1)
@@ -213,14 +225,14 @@ def test_a_round_that_ends_while_the_one_before_is_saved_is_kept_too(homes, monk
 def test_steps_count_as_saved_when_their_own_round_is(tmp_path):
     """Not when the round before them is."""
     clock = iter(range(1_000, 10**9, 10))
-    ledger = Ledger(lambda: next(clock))
+    ledger = TimeAccount(lambda: next(clock))
     session = Session(
-        w.Start(codec.encode(OVERLAPPING), ME, str(tmp_path), "", 1, "cpu"), ledger, Allowance(math.inf)
+        StartRequest(codec.encode(OVERLAPPING), ME, str(tmp_path), "", 1, "cpu"), ledger, TimeBudget(math.inf)
     )
     ledger.enter("steps")
-    list(session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1)))
+    list(session.train(TrainRequest(Round(0), 0, 1, SPEC.steps(0), -1)))
     ledger.enter("steps")
-    list(session.train(w.Train(Round(1), 0, 1, SPEC.steps(1), -1)))
+    list(session.train(TrainRequest(Round(1), 0, 1, SPEC.steps(1), -1)))
     ledger.enter("wait")
     unsaved_ns = ledger.read().unsaved_ns
     session._end_save()
@@ -236,7 +248,7 @@ def test_a_round_that_was_saved_by_another_ask_is_not_trained_again(homes, part)
     with pytest.raises(DiskFault):
         node.train(1)
     mend()
-    node.ask(w.Finalize(Round(0), (first,)))
+    node.ask(FinalizeRequest(Round(0), (first,)))
     trained = node.train(1)
     assert node.steps == 0, "the steps were not taken again"
     assert node.restart().pending == (trained.pending,)
@@ -270,9 +282,9 @@ def test_what_a_final_set_lacks_returns_from_a_payload_that_is_no_file_yet(homes
     (node.path / "state").mkdir()
     with held_disk(monkeypatch) as go:
         list(node.session.train(node.train_ask(0)))
-        node.session._saves = Allowance(1e-9)
+        node.session._saves = TimeBudget(1e-9)
         node.session._saves.asked()
-        node.ask(w.Finalize(Round(0), (theirs,)))
+        node.ask(FinalizeRequest(Round(0), (theirs,)))
         go.set()
         node.keep(0)
     pending = twin.train(0).pending
@@ -284,31 +296,31 @@ def test_a_check_of_a_final_round_is_superseded(homes):
     """Its payloads were fetched again, and meanwhile the others made the round final."""
     node = homes("a")
     members = (member(node.train(0).pending),)
-    node.ask(w.Finalize(Round(0), members))
+    node.ask(FinalizeRequest(Round(0), members))
     with pytest.raises(Superseded, match="round 0 is final already"):
-        node.ask(w.Check(Round(0), members))
+        node.ask(CheckRequest(Round(0), members))
 
 
 def test_a_finalize_that_could_not_be_saved_is_asked_again(homes):
     node = homes("a")
     members = (member(node.train(0).pending),)
-    state = node.ask(w.Check(Round(0), members)).state
+    state = node.ask(CheckRequest(Round(0), members)).state
     mend = blocked(node.path / "state")
     for _ in range(2):
         with pytest.raises(DiskFault):
-            node.ask(w.Finalize(Round(0), members))
+            node.ask(FinalizeRequest(Round(0), members))
     mend()
-    assert node.ask(w.Finalize(Round(0), members)).state == state
+    assert node.ask(FinalizeRequest(Round(0), members)).state == state
     assert node.restart().final == 0
 
 
 def test_a_finalize_during_training_is_saved_with_the_round(homes):
     node = homes("a")
     first = member(node.train(0).pending)
-    node.ask(w.Fold(Round(0), (first,)))
+    node.ask(FoldRequest(Round(0), (first,)))
     steps = node.events(1)
     next(steps)
-    node.ask(w.Finalize(Round(0), (first,)))
+    node.ask(FinalizeRequest(Round(0), (first,)))
     assert load_local(node.path / "state", SPEC.id).body.final == -1
     (*_, trained) = steps
     assert load_local(node.path / "state", SPEC.id).body.final == 0
@@ -322,10 +334,10 @@ def test_adopting_a_snapshot_settles_each_payload_once(homes):
     states: list[Digest] = []
     for number in range(3):
         members = [member(ahead.train(number).pending, OTHER)] + ([member(pendings[0])] if number == 0 else [])
-        states.append(ahead.ask(w.Finalize(Round(number), tuple(members))).state)
-    made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
+        states.append(ahead.ask(FinalizeRequest(Round(number), tuple(members))).state)
+    made = ahead.ask(SnapshotRequest(str(ahead.path / "snapshot")))
     whole = (Span(0, arena_of(SPEC.model).chunks),)
-    adopt = w.Adopt(Round(2), made.path, states[2], (w.Counted(pendings[0].payload, whole, Round(0)),))
+    adopt = AdoptRequest(Round(2), made.path, states[2], (Counted(pendings[0].payload, whole, Round(0)),))
     mend = blocked(node.path / "state")
     for _ in range(2):
         with pytest.raises(DiskFault):
@@ -338,24 +350,24 @@ def test_adopting_a_snapshot_settles_each_payload_once(homes):
 
 def test_a_snapshot_with_another_state_is_refused(homes):
     ahead, node = homes("a", OTHER), homes("b")
-    ahead.ask(w.Finalize(Round(0), (member(ahead.train(0).pending, OTHER),)))
-    made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
+    ahead.ask(FinalizeRequest(Round(0), (member(ahead.train(0).pending, OTHER),)))
+    made = ahead.ask(SnapshotRequest(str(ahead.path / "snapshot")))
     with pytest.raises(DecodeError):
-        node.ask(w.Adopt(Round(0), made.path, digest(b"another"), ()))
+        node.ask(AdoptRequest(Round(0), made.path, digest(b"another"), ()))
     assert node.session.started().final == -1
 
 
 def test_an_evaluation_names_the_view_that_it_measured(homes):
     node = homes("a")
-    folded = node.ask(w.Fold(Round(0), (member(node.train(0).pending),)))
-    steps = node.session.train(w.Train(Round(1), 0, 1, 2, -1))
+    folded = node.ask(FoldRequest(Round(0), (member(node.train(0).pending),)))
+    steps = node.session.train(TrainRequest(Round(1), 0, 1, 2, -1))
     next(steps)
-    found = node.ask(w.Evaluate())
+    found = node.ask(EvaluateRequest())
     assert found.state == folded.state
     assert found.val_bpb > 0
     (*_, trained) = steps
     twin = homes("b")
-    twin.ask(w.Fold(Round(0), (member(twin.train(0).pending),)))
+    twin.ask(FoldRequest(Round(0), (member(twin.train(0).pending),)))
     assert trained.pending.payload == twin.train(1).pending.payload, "an evaluation leaves training as it was"
 
 
@@ -364,7 +376,7 @@ def test_a_payload_that_vanished_is_a_fault_of_ours(homes):
     pending = node.train(0).pending
     Path(pending.path).unlink()
     with pytest.raises(CorruptFault):
-        node.ask(w.Fold(Round(0), (member(pending),)))
+        node.ask(FoldRequest(Round(0), (member(pending),)))
     assert node.restart().pending == (), "it is not offered again"
 
 
@@ -378,10 +390,10 @@ def test_a_payload_that_rotted_in_the_spool_is_given_up_and_nothing_else(homes, 
     data[-1] ^= 2  # another sign
     Path(second.path).write_bytes(data[:-1] if damage == "cut" else data)
     theirs = [member(ahead.train(number).pending, OTHER) for number in range(3)]
-    states = [ahead.ask(w.Finalize(Round(number), (theirs[number],))).state for number in range(2)]
-    made = ahead.ask(w.Snapshot(str(ahead.path / "snapshot")))
-    node.ask(w.Adopt(Round(1), made.path, states[1], ()))
-    node.ask(w.Finalize(Round(2), (theirs[2],)))
+    states = [ahead.ask(FinalizeRequest(Round(number), (theirs[number],))).state for number in range(2)]
+    made = ahead.ask(SnapshotRequest(str(ahead.path / "snapshot")))
+    node.ask(AdoptRequest(Round(1), made.path, states[1], ()))
+    node.ask(FinalizeRequest(Round(2), (theirs[2],)))
     assert torch.equal(node.residual(), before + lost)
 
 
@@ -392,36 +404,38 @@ def test_the_weight_is_the_share_of_the_nominal_tokens(tokens, weight):
 
 def test_time_goes_where_the_work_is_and_a_round_given_up_is_recompute(tmp_path):
     clock = iter(range(1_000, 10**9, 10))
-    ledger = Ledger(lambda: next(clock))
-    session = Session(w.Start(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger, Allowance(math.inf))
+    ledger = TimeAccount(lambda: next(clock))
+    session = Session(
+        StartRequest(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger, TimeBudget(math.inf)
+    )
     ledger.enter("steps")
-    given_up = session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1))
+    given_up = session.train(TrainRequest(Round(0), 0, 1, SPEC.steps(0), -1))
     next(given_up)
     given_up.close()
     before = ledger.read()
     assert before.recompute_ns > 0
     assert (before.encode_ns, before.checkpoint_ns) == (0, 0)
     assert before.steps_ns <= 10, "one look at the clock"
-    *_, trained = session.train(w.Train(Round(0), 0, 1, SPEC.steps(0), -1))
+    *_, trained = session.train(TrainRequest(Round(0), 0, 1, SPEC.steps(0), -1))
     assert ledger.read().unsaved_ns > 0, "the disk has not said that it is safe"
-    while session.keep(w.Keep(Round(0))) is None:
+    while session.keep(SaveRequest(Round(0))) is None:
         time.sleep(0.001)
     after = ledger.read()
     assert after.recompute_ns - before.recompute_ns <= 10, "one look at the clock"
     assert min(after.steps_ns, after.encode_ns, after.checkpoint_ns) > 0
     assert after.unsaved_ns < after.steps_ns, "what is saved counts"
     ledger.enter("fold")
-    session.answer(w.Finalize(Round(0), (member(trained.pending),)))
+    session.answer(FinalizeRequest(Round(0), (member(trained.pending),)))
     assert ledger.read().checkpoint_ns > after.checkpoint_ns
 
 
 def test_steps_that_a_full_disk_did_not_take_are_not_in_vain(tmp_path):
     clock = iter(range(1_000, 10**9, 10))
-    ledger = Ledger(lambda: next(clock))
-    session = Session(w.Start(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger)
+    ledger = TimeAccount(lambda: next(clock))
+    session = Session(StartRequest(codec.encode(SPEC), ME, str(tmp_path), "", 1, "cpu"), ledger)
     ledger.enter("steps")
     free = blocked(tmp_path / "state")
-    ask = w.Train(Round(0), 0, 1, SPEC.steps(0), -1)
+    ask = TrainRequest(Round(0), 0, 1, SPEC.steps(0), -1)
     with pytest.raises(DiskFault):
         list(session.train(ask))
     assert ledger.read().unsaved_ns > 0
@@ -434,13 +448,13 @@ def test_between_rounds_saving_takes_a_small_share_of_the_time(homes):
     """What is not saved is asked for again, and gives the same bits; a good end saves it."""
     node = homes("a")
     members = (member(node.train(0).pending),)
-    node.session = Session(node.start, saves=Allowance(1e-9))
-    assert node.ask(w.Finalize(Round(0), members))
+    node.session = Session(node.start, saves=TimeBudget(1e-9))
+    assert node.ask(FinalizeRequest(Round(0), members))
     assert node.restart().final == 0, "the first one is saved"
-    node.session = Session(node.start, saves=Allowance(1e-9))
+    node.session = Session(node.start, saves=TimeBudget(1e-9))
     for number in (1, 2):
         members = (member(node.train(number).pending),)
-        state = node.ask(w.Finalize(Round(number), members)).state
+        state = node.ask(FinalizeRequest(Round(number), members)).state
         assert node.saved().body.final == number - 1, "the trained round was saved, what came after it was not"
     node.session.close()
     assert node.saved().body.final == 2

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.worker.time_account import Ledger
-from atoll.protocols.local.worker_messages import Spent
+from atoll.node.worker.time_account import TimeAccount
+from atoll.protocols.local.worker_messages import TimeSpent
 
 DOING = ("start", "steps", "encode", "fold", "checkpoint", "evaluate", "wait")
 
@@ -19,9 +19,9 @@ class Clock:
         return self.ns
 
 
-def opened() -> tuple[Clock, Ledger]:
+def opened() -> tuple[Clock, TimeAccount]:
     clock = Clock()
-    return clock, Ledger(clock)
+    return clock, TimeAccount(clock)
 
 
 @given(
@@ -66,7 +66,7 @@ def test_each_moment_goes_to_what_is_done_then():
     clock.ns += 1_000
     ledger.hand_over()
     ledger.keep()
-    assert ledger.read() == Spent(
+    assert ledger.read() == TimeSpent(
         start_ns=10, wait_ns=200, steps_ns=4_000, encode_ns=60_000, checkpoint_ns=500_000, unsaved_ns=0
     )
 

@@ -11,7 +11,33 @@ from atoll.node.worker.main import Worker
 from atoll.protocols import codec
 from atoll.protocols.errors import Divergence, Superseded
 from atoll.protocols.ids import Round
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    Answer,
+    Ask,
+    CheckReply,
+    CheckRequest,
+    EvaluateReply,
+    EvaluateRequest,
+    FailureReply,
+    FinalizeReply,
+    FinalizeRequest,
+    FoldReply,
+    FoldRequest,
+    ReplyEnvelope,
+    ReportReply,
+    ReportRequest,
+    RequestEnvelope,
+    SaveReply,
+    SaveRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    StartRequest,
+    StopRequest,
+    TrainProgress,
+    TrainReply,
+    TrainRequest,
+    VerifyRequest,
+)
 from tests.node.worker.session_home import ME, OVERLAPPING, member
 
 
@@ -19,30 +45,30 @@ class Daemon:
     """Both ends of the pipe. An ask is there only when the worker waits for one: it never looks in between."""
 
     def __init__(self, home: Path) -> None:
-        self.said: list[w.Answer] = []
+        self.said: list[Answer] = []
         self.waits = 0
         self._news = threading.Event()
         self._is_keeping = False
         self._script = self.script(str(home))
 
-    def script(self, home: str) -> Iterator[w.Ask]:
-        yield w.Start(codec.encode(OVERLAPPING), ME, home, "", 1, "cpu")
-        yield w.Train(Round(0), 0, 1, 2, -1)
+    def script(self, home: str) -> Iterator[Ask]:
+        yield StartRequest(codec.encode(OVERLAPPING), ME, home, "", 1, "cpu")
+        yield TrainRequest(Round(0), 0, 1, 2, -1)
         first = self.said[-1]
-        assert isinstance(first, w.Trained)
-        yield w.Train(Round(1), 0, 1, 2, 0, ahead=1)
+        assert isinstance(first, TrainReply)
+        yield TrainRequest(Round(1), 0, 1, 2, 0, ahead=1)
         assert self.said[-1] is first, "the round waits"
-        yield w.Keep(Round(0))
-        assert isinstance(self.said[-1], w.Kept)
-        yield w.Evaluate()
-        assert isinstance(self.said[-1], w.Evaluated)
-        yield w.Fold(Round(0), (member(first.pending),))
+        yield SaveRequest(Round(0))
+        assert isinstance(self.said[-1], SaveReply)
+        yield EvaluateRequest()
+        assert isinstance(self.said[-1], EvaluateReply)
+        yield FoldRequest(Round(0), (member(first.pending),))
         second = self.said[-1]
-        assert isinstance(second, w.Trained)
+        assert isinstance(second, TrainReply)
         assert second.overlapped == 1
-        yield w.Train(Round(2), 0, 1, 2, 1, ahead=1)
-        yield w.Train(Round(3), 0, 1, 2, -1)
-        yield w.Stop()
+        yield TrainRequest(Round(2), 0, 1, 2, 1, ahead=1)
+        yield TrainRequest(Round(3), 0, 1, 2, -1)
+        yield StopRequest()
 
     def waiting(self) -> bool:
         return False
@@ -57,15 +83,15 @@ class Daemon:
     def wake(self) -> None:
         self._news.set()
 
-    def take(self) -> w.Request | None:
+    def take(self) -> RequestEnvelope | None:
         self.waits += 1
         ask = next(self._script)
-        self._is_keeping = isinstance(ask, w.Keep)
-        return w.Request(self.waits, ask)
+        self._is_keeping = isinstance(ask, SaveRequest)
+        return RequestEnvelope(self.waits, ask)
 
-    def send(self, reply: w.Reply) -> None:
-        self._is_keeping = self._is_keeping and not isinstance(reply.answer, w.Kept)
-        if not isinstance(reply.answer, w.Progress):
+    def send(self, reply: ReplyEnvelope) -> None:
+        self._is_keeping = self._is_keeping and not isinstance(reply.answer, SaveReply)
+        if not isinstance(reply.answer, TrainProgress):
             self.said.append(reply.answer)
 
 
@@ -74,7 +100,7 @@ def test_a_round_that_waits_blocks_on_the_inbox_and_goes_on_with_its_fold(tmp_pa
     Worker(daemon, daemon).run()
     kinds = [type(answer).__name__ for answer in daemon.said]
     assert kinds == [
-        *("Started", "Trained", "Kept", "Evaluated", "Folded", "Trained", "Failed", "Trained", "Stopped"),
+        *("StartReply", "TrainReply", "SaveReply", "EvaluateReply", "FoldReply", "TrainReply", "FailureReply", "TrainReply", "StopReply"),
     ]
     assert daemon.said[6].fault == Superseded.__name__
     assert daemon.said[7].pending.round == 3
@@ -85,24 +111,24 @@ class Busy(Daemon):
 
     _is_there = _is_training = False
 
-    def script(self, home: str) -> Iterator[w.Ask]:
-        yield w.Start(codec.encode(OVERLAPPING), ME, home, "", 1, "cpu")
-        yield w.Train(Round(0), 0, 1, 2, -1)
+    def script(self, home: str) -> Iterator[Ask]:
+        yield StartRequest(codec.encode(OVERLAPPING), ME, home, "", 1, "cpu")
+        yield TrainRequest(Round(0), 0, 1, 2, -1)
         first = self.said[-1]
-        assert isinstance(first, w.Trained)
+        assert isinstance(first, TrainReply)
         members = (member(first.pending),)
-        yield w.Keep(Round(0))
+        yield SaveRequest(Round(0))
         self._is_training = True
-        yield w.Train(Round(1), 0, 1, 12, -1)
-        yield w.Verify(first.pending.path, Round(0))
-        yield w.Check(Round(3), members)
-        yield w.Check(Round(0), members)
-        yield w.Fold(Round(0), members)
-        yield w.Finalize(Round(0), members)
-        yield w.Report()
+        yield TrainRequest(Round(1), 0, 1, 12, -1)
+        yield VerifyRequest(first.pending.path, Round(0))
+        yield CheckRequest(Round(3), members)
+        yield CheckRequest(Round(0), members)
+        yield FoldRequest(Round(0), members)
+        yield FinalizeRequest(Round(0), members)
+        yield ReportRequest()
         self._is_training = False
-        yield w.Snapshot(f"{home}/snapshot")
-        yield w.Stop()
+        yield SnapshotRequest(f"{home}/snapshot")
+        yield StopRequest()
 
     def waiting(self) -> bool:
         self._is_there = self._is_training and not self._is_there
@@ -112,22 +138,22 @@ class Busy(Daemon):
 def test_asks_about_the_fold_are_worked_on_beside_the_steps_and_answered_in_order(tmp_path, monkeypatch):
     daemon, beside = Busy(tmp_path), list[str]()
 
-    def add(self: Beside, request: w.Request, work: object) -> None:
+    def add(self: Beside, request: RequestEnvelope, work: object) -> None:
         beside.append(type(request.ask).__name__)
         real(self, request, work)
 
     real = Beside.add
     monkeypatch.setattr(Beside, "add", add)
     Worker(daemon, daemon).run()
-    assert beside == ["Verify", "Check", "Check", "Fold", "Finalize"]
-    kinds = [type(answer).__name__ for answer in daemon.said if not isinstance(answer, w.Reported | w.Trained)]
-    asked = ["Verified", "Failed", "Checked", "Folded", "Finalized"]
-    assert kinds == ["Started", "Kept", *asked, "Snapshotted", "Stopped"]
+    assert beside == ["VerifyRequest", "CheckRequest", "CheckRequest", "FoldRequest", "FinalizeRequest"]
+    kinds = [type(answer).__name__ for answer in daemon.said if not isinstance(answer, ReportReply | TrainReply)]
+    asked = ["VerifyReply", "FailureReply", "CheckReply", "FoldReply", "FinalizeReply"]
+    assert kinds == ["StartReply", "SaveReply", *asked, "SnapshotReply", "StopReply"]
     by_kind = {type(answer): answer for answer in daemon.said}
-    assert by_kind[w.Failed].fault == Divergence.__name__, "round 3 does not follow"
-    assert by_kind[w.Checked].state == by_kind[w.Folded].state == by_kind[w.Finalized].state
-    assert by_kind[w.Snapshotted].round == 0, "it came after the final round"
-    assert by_kind[w.Trained].pending.round == 1
+    assert by_kind[FailureReply].fault == Divergence.__name__, "round 3 does not follow"
+    assert by_kind[CheckReply].state == by_kind[FoldReply].state == by_kind[FinalizeReply].state
+    assert by_kind[SnapshotReply].round == 0, "it came after the final round"
+    assert by_kind[TrainReply].pending.round == 1
 
 
 def test_a_worker_that_trains_has_not_imported_torchs_compiler(tmp_path):
@@ -140,7 +166,7 @@ from atoll.node.worker.background_fold import Beside
 from atoll.node.worker.main import Worker
 daemon = Daemon(Path({str(tmp_path)!r}))
 Worker(daemon, daemon).run()
-assert type(daemon.said[-1]).__name__ == "Stopped"
+assert type(daemon.said[-1]).__name__ == "StopReply"
 print(sorted(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor", "sympy")))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)

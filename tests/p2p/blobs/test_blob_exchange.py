@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.p2p.blobs.fetch import BlobFetcher
-from atoll.p2p.blobs.frames import PROTOCOL, Ask, Cancel, Chunk, Offer, Want
+from atoll.p2p.blobs.frames import PROTOCOL, Ask, BlobOffer, Cancel, Chunk, Want
 from atoll.p2p.blobs.server import SERVES_PER_PEER, BlobServer
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import read_frame, write_frame
@@ -111,7 +111,7 @@ def fake(
 
     async def handle(stream: Stream) -> None:
         ask = codec.decode(await read_frame(stream, 64), Ask)
-        await write_frame(stream, codec.encode(Offer(offer, have)))
+        await write_frame(stream, codec.encode(BlobOffer(offer, have)))
         for index in range(ask.at_once):
             await answer(stream, index)
         while True:
@@ -167,7 +167,7 @@ def test_chunks_are_asked_for_before_the_first_comes(tmp_path: Path) -> None:
     async def handle(stream: Stream) -> None:
         ask = codec.decode(await read_frame(stream, 64), Ask)
         assert ask.at_once == 1
-        await write_frame(stream, codec.encode(Offer(codec.encode(MANIFEST), b"")))
+        await write_frame(stream, codec.encode(BlobOffer(codec.encode(MANIFEST), b"")))
         while True:
             wishes.append(codec.decode(await read_frame(stream, 64), Want).index)
 

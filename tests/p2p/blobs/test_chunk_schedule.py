@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.p2p.blobs.chunk_schedule import SLOW_AFTER_S, Plan, first_from, rarest
+from atoll.p2p.blobs.chunk_schedule import SLOW_AFTER_S, ChunkSchedule, first_from, rarest
 from atoll.p2p.blobs.flow_window import FIRST_WINDOW, Pace
 from atoll.p2p.blobs.frames import WINDOW, pack_bits, unpack_bits
 from atoll.protocols.ids import PeerId
@@ -42,7 +42,7 @@ def test_bitmaps_come_back(chunks: int, data: st.DataObject) -> None:
 def test_every_chunk_arrives_and_is_asked_for_once_until_the_end(chunks: int, holders: int, seed: int) -> None:
     luck = random.Random(seed)
     everything = (1 << chunks) - 1
-    plan, now_s = Plan(everything, luck.randrange(chunks)), 0.0
+    plan, now_s = ChunkSchedule(everything, luck.randrange(chunks)), 0.0
     peers = [PeerId(str(number)) for number in range(holders)]
     for number, peer in enumerate(peers):
         plan.join(peer, everything if number == 0 else luck.getrandbits(chunks), Pace(0.0))
@@ -113,7 +113,7 @@ def test_a_pace_forgets_and_silence_counts() -> None:
 
 
 def test_who_is_far_behind_is_slow_after_a_while() -> None:
-    plan = Plan(255)
+    plan = ChunkSchedule(255)
     plan.join(A, 255, fed(1e6))
     plan.join(B, 255, fed(0.99e5))
     plan.join(C, 255, fed(1.2e6))
@@ -127,7 +127,7 @@ def test_who_is_far_behind_is_slow_after_a_while() -> None:
 
 
 def test_the_last_chunk_is_asked_of_a_second_holder_when_the_first_is_late() -> None:
-    plan = Plan(0b11)
+    plan = ChunkSchedule(0b11)
     plan.join(A, 0b11, fed(2e5))
     plan.join(B, 0b11, fed(5e6))
     plan.join(C, 0b01, fed(5e6))
@@ -147,7 +147,7 @@ def test_the_last_chunk_is_asked_of_a_second_holder_when_the_first_is_late() -> 
 
 
 def test_a_fast_holder_is_not_doubled() -> None:
-    plan = Plan(0b1)
+    plan = ChunkSchedule(0b1)
     plan.join(A, 0b1, fed(5e6))
     plan.join(B, 0b1, fed(5e6))
     plan.ask(A, 0, 10.0)

@@ -4,7 +4,18 @@ from typing import Any
 
 import pytest
 
-from atoll.p2p.blobs.frames import ASK_MAX_BYTES, PROTOCOL, WINDOW, Ask, Cancel, Chunk, Have, Offer, Refusal, Want
+from atoll.p2p.blobs.frames import (
+    ASK_MAX_BYTES,
+    PROTOCOL,
+    WINDOW,
+    Ask,
+    BlobOffer,
+    BlobRefusal,
+    Cancel,
+    Chunk,
+    Have,
+    Want,
+)
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DecodeError
@@ -15,11 +26,11 @@ GOLDEN: dict[str, tuple[Any, str]] = {
     "want": (Want(300), "92a477616e74cd012c"),
     "cancel": (Cancel(7), "92a663616e63656c07"),
     "offer, whole": (
-        Offer(codec.encode(manifest_of_bytes(b"tail")), b""),
+        BlobOffer(codec.encode(manifest_of_bytes(b"tail")), b""),
         "93a56f66666572c425930104c42093b2ffd7e1094d79a3432972fa624c9ec04c24a89b0821baaa43759561d1ef7dc400",
     ),
-    "offer, a part": (Offer(b"m", b"\x05"), "93a56f66666572c4016dc40105"),
-    "refusal": (Refusal("not here"), "92a77265667573616ca86e6f742068657265"),
+    "offer, a part": (BlobOffer(b"m", b"\x05"), "93a56f66666572c4016dc40105"),
+    "refusal": (BlobRefusal("not here"), "92a77265667573616ca86e6f742068657265"),
     "have": (Have(b"\xff\x01"), "92a468617665c402ff01"),
     "chunk": (Chunk(70000), "92a56368756e6bce00011170"),
 }

@@ -9,7 +9,7 @@ import pytest
 from atoll.p2p.blobs import server as serve
 from atoll.p2p.blobs.download import HOLDERS_AT_ONCE
 from atoll.p2p.blobs.fetch import BlobFetcher
-from atoll.p2p.blobs.frames import PROTOCOL, Ask, Cancel, Chunk, Have, Offer, Want, pack_bits
+from atoll.p2p.blobs.frames import PROTOCOL, Ask, BlobOffer, Cancel, Chunk, Have, Want, pack_bits
 from atoll.p2p.blobs.server import BlobServer
 from atoll.p2p.blobs.store import BlobStore, Partial
 from atoll.p2p.host.framing import read_frame, write_frame
@@ -152,7 +152,7 @@ def test_a_liar_costs_little_and_is_named(swarm, caplog: pytest.LogCaptureFixtur
 
     async def garbage(stream) -> None:
         ask = codec.decode(await read_frame(stream, 64), Ask)
-        await write_frame(stream, codec.encode(Offer(codec.encode(MANIFEST), b"")))
+        await write_frame(stream, codec.encode(BlobOffer(codec.encode(MANIFEST), b"")))
         wishes = list(range(ask.at_once))
         while True:
             for index in wishes:
@@ -175,7 +175,7 @@ def test_who_sends_a_bad_chunk_and_hangs_up_is_found_out(swarm) -> None:
     async def one_bad_chunk(stream) -> None:
         ask = codec.decode(await read_frame(stream, 64), Ask)
         assert ask.at_once == 1
-        await write_frame(stream, codec.encode(Offer(codec.encode(MANIFEST), b"")))
+        await write_frame(stream, codec.encode(BlobOffer(codec.encode(MANIFEST), b"")))
         await write_frame(stream, codec.encode(Chunk(0)))
         await write_frame(stream, bytes(MIB))
         raise Unreachable("hangs up")
@@ -299,7 +299,7 @@ async def talk(world: Swarm, node: Node, *, at_once: int = 0):
     client = await world.add()
     stream = await client.host.open_stream(node.peer, PROTOCOL)
     await write_frame(stream, codec.encode(Ask(BLOB, at_once)))
-    return stream, codec.decode(await read_frame(stream, 1 << 16), Offer)
+    return stream, codec.decode(await read_frame(stream, 1 << 16), BlobOffer)
 
 
 def test_a_holder_that_downloads_tells_what_it_has(swarm) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.p2p.membership.register_store import Registers, next_epoch
+from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError, SignatureFault
 from atoll.protocols.identity import Identity
@@ -25,8 +25,8 @@ def signed(author: Identity, epoch: int, seq: int, number: int = 0, ttl_s: float
     return codec.encode(sign_register(RUN, author, epoch, seq, ttl_s, lease(number)))
 
 
-def registers(**options: int) -> Registers:
-    return Registers(RUN, ME, 1, **options)
+def registers(**options: int) -> RegisterStore:
+    return RegisterStore(RUN, ME, 1, **options)
 
 
 def test_newer_wins_and_only_newer_is_news() -> None:
@@ -55,7 +55,7 @@ def test_an_echo_neither_prolongs_a_life_nor_revives_the_dead() -> None:
 
 
 def test_a_newcomer_grants_only_the_rest_of_a_life() -> None:
-    mine, newcomer, third = registers(), Registers(RUN, OTHERS[3], 1), Registers(RUN, OTHERS[2], 1)
+    mine, newcomer, third = registers(), RegisterStore(RUN, OTHERS[3], 1), RegisterStore(RUN, OTHERS[2], 1)
     mine.merge(signed(OTHERS[0], 1, 1), 100.0)
     ((age_s, data),) = mine.missing(newcomer.heard(), 104.0, 1 << 20)
     assert age_s == pytest.approx(4.0)
@@ -125,7 +125,7 @@ def test_a_lost_epoch_counter_is_outrun_by_what_peers_remember() -> None:
     assert not mine.merge(old_life, 0.0), "our own word is not news to us"
     again = codec.decode(mine.publish(lease(2), 10.0, 1.0), Register)
     assert (again.epoch, again.seq) > (7, 3)
-    other = Registers(RUN, OTHERS[0], 1)
+    other = RegisterStore(RUN, OTHERS[0], 1)
     assert other.merge(old_life, 0.0)
     assert other.merge(codec.encode(again), 0.0)
 
@@ -193,7 +193,7 @@ def test_merge_is_associative(a: list[bytes], b: list[bytes], c: list[bytes]) ->
 
 def test_registers_of_those_who_are_not_admitted_are_kept_once_they_are() -> None:
     admitted: set[str] = set()
-    mine = Registers(RUN, ME, 1, admits=admitted.__contains__)
+    mine = RegisterStore(RUN, ME, 1, admits=admitted.__contains__)
     data = signed(OTHERS[0], 1, 1)
     assert not mine.merge(data, 0.0)
     assert not mine.live(Lease, 0.0)

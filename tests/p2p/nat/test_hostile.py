@@ -17,9 +17,23 @@ from atoll.p2p.nat.reachability import is_global
 from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, RelayLimits
 from atoll.p2p.nat.route_host import SUMMONS_AT_ONCE
 from atoll.protocols import codec
-from atoll.protocols import nat as n
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
+from atoll.protocols.nat import (
+    NAT_MAX_BYTES,
+    Coming,
+    DialBack,
+    Incoming,
+    Look,
+    NatRefused,
+    OpenCircuit,
+    Reached,
+    Seen,
+    Summons,
+    decode_ask,
+    decode_opening,
+    sign_punch,
+)
 
 ECHO = "/test/echo/1"
 
@@ -28,7 +42,7 @@ def answering(answer):
     """A handler of the NAT wire: `answer(ask)` is what it says."""
 
     async def handle(stream):
-        question = n.decode_ask(await read_frame(stream, n.NAT_MAX_BYTES))
+        question = decode_ask(await read_frame(stream, NAT_MAX_BYTES))
         await write_frame(stream, codec.encode(answer(question)))
 
     return {PROTOCOL: handle}
@@ -37,7 +51,7 @@ def answering(answer):
 def liar(seen, unix_s=1e9):
     """Sees the asker at `seen`, and confirms every address."""
     return answering(
-        lambda q: n.Reached(q.maddrs) if isinstance(q, n.DialBack) else n.Seen(seen, "public", True, unix_s)
+        lambda q: Reached(q.maddrs) if isinstance(q, DialBack) else Seen(seen, "public", True, unix_s)
     )
 
 
@@ -104,7 +118,7 @@ def test_peers_of_our_own_network_do_not_hide_the_one_outside(run_world):
 def test_a_restless_network_does_not_use_up_our_looks(run_world):
     async def scenario(world):
         looks = []
-        seed = await world.plain(9, answering(lambda q: looks.append(q) or n.Seen((), "public", False, 1e9)))
+        seed = await world.plain(9, answering(lambda q: looks.append(q) or Seen((), "public", False, 1e9)))
         host = await world.host(2)
         await host.connect(PeerAddress(seed.peer_id, (seed.maddr,)))
         for _ in range(300):
@@ -117,11 +131,11 @@ def test_a_restless_network_does_not_use_up_our_looks(run_world):
 
 def test_what_a_peer_says_cannot_reach_into_the_terminal(run_world):
     async def scenario(world):
-        seed = await world.plain(9, answering(lambda q: n.Refused("\x1b[2J\x07go away")))
+        seed = await world.plain(9, answering(lambda q: NatRefused("\x1b[2J\x07go away")))
         host = await world.host(2)
         await host.connect(PeerAddress(seed.peer_id, (seed.maddr,)))
         with pytest.raises(Unreachable) as caught:
-            await ask(host._base, seed.peer_id, n.Look(world.run), n.Seen)
+            await ask(host._base, seed.peer_id, Look(world.run), Seen)
         assert str(caught.value).isprintable()
 
     run_world(scenario)
@@ -135,13 +149,13 @@ def test_dial_backs_never_go_inside_and_are_few(run_world):
         for seed in (1, 3):
             await world.meet(2, seed)
         base = world.hosts[2]._base
-        question = n.DialBack(world.run, await base.addresses())
-        assert (await ask(base, world.hosts[1].peer_id, question, n.Reached)).maddrs == ()
+        question = DialBack(world.run, await base.addresses())
+        assert (await ask(base, world.hosts[1].peer_id, question, Reached)).maddrs == ()
         with contextlib.suppress(Unreachable):
             for _ in range(30):
-                await ask(base, world.hosts[3].peer_id, question, n.Reached)
+                await ask(base, world.hosts[3].peer_id, question, Reached)
         with pytest.raises(Unreachable, match="too many"):
-            await ask(base, world.hosts[3].peer_id, question, n.Reached)
+            await ask(base, world.hosts[3].peer_id, question, Reached)
 
     run_world(scenario)
 
@@ -154,8 +168,8 @@ def test_summons_lead_to_a_few_dials_and_to_no_names(run_world):
         target = world.hosts[2].peer_id
 
         async def summon(number, place):
-            punch = n.sign_punch(world.run, Identity(bytes([number]) * 32), target, bytes([number]) * 16, ())
-            await ask(evil, target, n.Summons(punch, (place,)), n.Coming)
+            punch = sign_punch(world.run, Identity(bytes([number]) * 32), target, bytes([number]) * 16, ())
+            await ask(evil, target, Summons(punch, (place,)), Coming)
 
         said = await asyncio.gather(
             *(summon(100 + number, "/memory/999") for number in range(40)), return_exceptions=True
@@ -178,8 +192,8 @@ def test_circuits_that_break_while_they_open_use_nothing_up(run_world):
 
         async def half():
             stream = await evil.open_stream(target.peer_id, CIRCUIT_PROTOCOL)
-            await write_frame(stream, codec.encode(n.Incoming(world.run, evil.peer_id)))
-            await read_frame(stream, n.NAT_MAX_BYTES)
+            await write_frame(stream, codec.encode(Incoming(world.run, evil.peer_id)))
+            await read_frame(stream, NAT_MAX_BYTES)
             inside = await handshake(stream, credentials, "", client=True)
             await asyncio.sleep(1)
             await write_frame(inside, HOLD_PROTOCOL.encode())
@@ -190,7 +204,7 @@ def test_circuits_that_break_while_they_open_use_nothing_up(run_world):
             stream.reset()
         await asyncio.sleep(30)
         _, inside = await half()
-        assert n.decode_opening(await read_frame(inside, n.NAT_MAX_BYTES)) == n.Open()
+        assert decode_opening(await read_frame(inside, NAT_MAX_BYTES)) == OpenCircuit()
 
     run_world(scenario)
 

@@ -23,7 +23,7 @@ from atoll.protocols.ledger.reduction import (
     decode_ask,
     decode_proof,
 )
-from atoll.protocols.run.slices import Plan
+from atoll.protocols.run.slices import SlicePlan
 from atoll.protocols.spans import Span
 
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
@@ -66,7 +66,7 @@ def test_a_proof_of_another_version_is_refused():
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 19)), st.integers(0, 19), st.data())
 def test_what_is_covered_is_found_again_among_all(chosen, known, data):
-    plan = Plan(tuple(sorted(PEERS[:known])), (), ())
+    plan = SlicePlan(tuple(sorted(PEERS[:known])), (), ())
     offers = [Offer(digest(b"entry", bytes([number])), peer, 64, 0) for number, peer in enumerate(PEERS)]
     covered = [offers[number] for number in chosen]
     bits, more, members = cover(covered, plan)

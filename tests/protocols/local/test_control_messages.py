@@ -10,18 +10,31 @@ from hypothesis import strategies as st
 
 from atoll.protocols.errors import AtollError, ConfigError, DecodeError, LocalFault, NotRunning
 from atoll.protocols.local import control_lines as lines
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import (
+    CommandDone,
+    CommandRefused,
+    EvaluateModel,
+    EvaluationResult,
+    GetLogs,
+    GetPeers,
+    GetRounds,
+    GetStatus,
+    PauseNode,
+    ResumeNode,
+    StopNode,
+    Watch,
+)
 
 GOLDEN = {
-    b'{"v":1,"ask":{"type":"status"}}\n': c.GetStatus(),
-    b'{"v":1,"ask":{"type":"watch","interval_s":1.0}}\n': c.Watch(),
-    b'{"v":1,"ask":{"type":"peers"}}\n': c.GetPeers(),
-    b'{"v":1,"ask":{"type":"rounds","last":20}}\n': c.GetRounds(20),
-    b'{"v":1,"ask":{"type":"logs","tail":5,"follow":true}}\n': c.GetLogs(5, True),
-    b'{"v":1,"ask":{"type":"stop","finish":true}}\n': c.StopNode(finish=True),
-    b'{"v":1,"ask":{"type":"pause","reason":"games"}}\n': c.PauseNode("games"),
-    b'{"v":1,"ask":{"type":"resume"}}\n': c.ResumeNode(),
-    b'{"v":1,"ask":{"type":"eval"}}\n': c.Evaluate(),
+    b'{"v":1,"ask":{"type":"status"}}\n': GetStatus(),
+    b'{"v":1,"ask":{"type":"watch","interval_s":1.0}}\n': Watch(),
+    b'{"v":1,"ask":{"type":"peers"}}\n': GetPeers(),
+    b'{"v":1,"ask":{"type":"rounds","last":20}}\n': GetRounds(20),
+    b'{"v":1,"ask":{"type":"logs","tail":5,"follow":true}}\n': GetLogs(5, True),
+    b'{"v":1,"ask":{"type":"stop","finish":true}}\n': StopNode(finish=True),
+    b'{"v":1,"ask":{"type":"pause","reason":"games"}}\n': PauseNode("games"),
+    b'{"v":1,"ask":{"type":"resume"}}\n': ResumeNode(),
+    b'{"v":1,"ask":{"type":"eval"}}\n': EvaluateModel(),
 }
 
 
@@ -32,19 +45,19 @@ def test_golden_asks(line):
 
 
 def test_golden_answers():
-    assert lines.encode_answer(c.Done("ok")) == b'{"v":1,"answer":{"type":"done","message":"ok"}}\n'
+    assert lines.encode_answer(CommandDone("ok")) == b'{"v":1,"answer":{"type":"done","message":"ok"}}\n'
     line = b'{"v":1,"answer":{"type":"eval","round":3,"val_bpb":2.5,"val_loss":1.75}}\n'
-    assert lines.encode_answer(c.Evaluation(3, 2.5, 1.75)) == line
-    assert lines.decode_answer(line) == c.Evaluation(3, 2.5, 1.75)
+    assert lines.encode_answer(EvaluationResult(3, 2.5, 1.75)) == line
+    assert lines.decode_answer(line) == EvaluationResult(3, 2.5, 1.75)
 
 
 def test_a_reader_skips_fields_that_a_newer_daemon_adds():
     line = b'{"v":1,"new":1,"answer":{"type":"done","message":"ok","since":3}}'
-    assert lines.decode_answer(line) == c.Done("ok")
+    assert lines.decode_answer(line) == CommandDone("ok")
 
 
 def test_numbers_that_json_lacks_become_null():
-    sent = json.loads(lines.encode_answer(c.Evaluation(0, float("nan"), float("inf"))))
+    sent = json.loads(lines.encode_answer(EvaluationResult(0, float("nan"), float("inf"))))
     assert sent["answer"]["val_bpb"] is None
 
 
@@ -93,4 +106,4 @@ def test_errors_keep_their_kind_over_the_socket(error: AtollError):
 
 @pytest.mark.parametrize("name", ["NoSuchFault", "msgspec", "annotations", ""])
 def test_unknown_faults_are_local(name):
-    assert type(lines.fault_of(c.Refused(name, "m", ""))) is LocalFault
+    assert type(lines.fault_of(CommandRefused(name, "m", ""))) is LocalFault

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress.folding import Given, Member, Step, given_of
+from atoll.node.learning.compress.folding import Given, Member, OuterStep, given_of
 from atoll.node.learning.compress.gpu.adding import LEFT_RANGE, fold
 from atoll.node.learning.compress.sparse_fold import FAULTS
 from atoll.node.learning.kernels.on_gpu import EXACT, check_together, power_of_two
@@ -31,7 +31,7 @@ def can_fold(layout: Layout) -> bool:
 
 
 def update_of(
-    members: Sequence[Member], chunks: int, k: int, step: Step, *, codec: str, device: torch.device
+    members: Sequence[Member], chunks: int, k: int, step: OuterStep, *, codec: str, device: torch.device
 ) -> Tensor:
     """U int32 `[chunks, 4096]`, units of 2⁻²⁴, on the device; as `compress.folding.update_of`."""
     update = torch.empty((chunks, CHUNK), dtype=torch.int32, device=device)
@@ -40,14 +40,14 @@ def update_of(
 
 
 def fold_into(
-    theta_C4096: Tensor, members: Sequence[Member], k: int, step: Step, out_C4096: Tensor, *, codec: str
+    theta_C4096: Tensor, members: Sequence[Member], k: int, step: OuterStep, out_C4096: Tensor, *, codec: str
 ) -> None:
     """θ + U into `out_C4096`, both int32 on the device; as `compress.folding.fold_into`."""
     _run(members, Layout(codec, len(theta_C4096), k), step, theta_C4096, out_C4096, moves=True)
 
 
 def _run(
-    members: Sequence[Member], layout: Layout, step: Step, theta: Tensor, out: Tensor, *, moves: bool
+    members: Sequence[Member], layout: Layout, step: OuterStep, theta: Tensor, out: Tensor, *, moves: bool
 ) -> None:
     check_together(theta, out)
     given, device = given_of(members, layout), out.device

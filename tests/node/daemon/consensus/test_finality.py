@@ -13,19 +13,19 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.ballots import Book, decided, order, owner_of, record
 from atoll.node.daemon.consensus.types import (
     Append,
-    Checked,
+    CheckDone,
     CheckRound,
+    EntryPayloadHeld,
     EntrySeen,
     FetchMissing,
-    Finalize,
-    Finalized,
+    FinalApplied,
+    FinalityTick,
+    FinalizeRound,
     Idle,
     NotAppended,
-    PayloadHeld,
     ReportDivergence,
     ReportEquivocation,
     RoundClosed,
-    Tick,
 )
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import (
@@ -88,7 +88,7 @@ class Node:
     def learn(self, author: PeerId, *, held: bool = True) -> "Node":
         entry, body = contribution(author)
         self.feed(EntrySeen(entry, author, body))
-        return self.feed(PayloadHeld(entry)) if held else self
+        return self.feed(EntryPayloadHeld(entry)) if held else self
 
     def hear(self, author: PeerId, body) -> Digest:
         entry = digest(b"heard", author.encode(), repr(body).encode())
@@ -97,7 +97,7 @@ class Node:
 
     def check(self, contributions: tuple[Digest, ...]) -> "Node":
         assert CheckRound(Round(1), contributions) in self.log
-        return self.feed(Checked(Round(1), contributions, state_of(contributions)))
+        return self.feed(CheckDone(Round(1), contributions, state_of(contributions)))
 
     def echo(self) -> Digest:
         """Our newest Append reaches the ledger."""
@@ -153,9 +153,14 @@ def test_the_first_owner_proposes_what_it_holds_when_it_closed_the_next_round():
 
 
 def test_an_idle_owner_proposes_after_its_patience():
-    node = Node(FIRST).feed(RoundClosed(Round(1), ALL)).feed(Idle(True, 5.0)).feed(Tick(5.0 + PATIENCE_S - 0.1))
+    node = (
+        Node(FIRST)
+        .feed(RoundClosed(Round(1), ALL))
+        .feed(Idle(True, 5.0))
+        .feed(FinalityTick(5.0 + PATIENCE_S - 0.1))
+    )
     assert node.log == []
-    node.feed(Tick(5.0 + PATIENCE_S))
+    node.feed(FinalityTick(5.0 + PATIENCE_S))
     assert node.said == [CheckRound(Round(1), ALL)]
 
 
@@ -185,7 +190,7 @@ def test_missing_entries_and_payloads_are_fetched_before_the_check():
     node.hear(FIRST, proposal())
     lost, late = contribution(FOURTH)[0], contribution(THIRD)[0]
     assert node.said == [FetchMissing(Round(1), (lost,), (late,))]
-    node.learn(FOURTH).feed(PayloadHeld(late))
+    node.learn(FOURTH).feed(EntryPayloadHeld(late))
     assert node.said == [CheckRound(Round(1), ALL)]
 
 
@@ -199,16 +204,16 @@ def test_a_payload_that_another_says_covers_other_experts_is_not_held_as_theirs(
         FIRST, proposal(contributions=tuple(sorted((*names(*ORDER[:3]), entry))))
     )
     assert node.said == [FetchMissing(Round(1), (), (entry,))]
-    node.feed(PayloadHeld(entry))
+    node.feed(EntryPayloadHeld(entry))
     assert node.find(CheckRound)
 
 
 def test_another_state_is_reported_and_never_voted_for():
     node = voter(SECOND)
     entry = node.hear(FIRST, proposal())
-    node.feed(Checked(Round(1), ALL, digest(b"ours")))
+    node.feed(CheckDone(Round(1), ALL, digest(b"ours")))
     assert node.said == [ReportDivergence(Round(1), entry, FIRST, digest(b"ours"), state_of(ALL))]
-    node.feed(Tick(1.0)).feed(Tick(2.0))
+    node.feed(FinalityTick(1.0)).feed(FinalityTick(2.0))
     assert node.said == []
     assert node.appends() == []
 
@@ -218,8 +223,8 @@ def test_the_check_waits_until_the_worker_made_the_round_before_final():
     node.state = replace(node.state, applied=-1)
     node.hear(FIRST, proposal())
     assert node.said == []
-    assert node.feed(Finalized(Round(0))).said == [CheckRound(Round(1), ALL)]
-    assert node.feed(Finalized(Round(0))).said == [CheckRound(Round(1), ALL)], "a fresh worker forgot it"
+    assert node.feed(FinalApplied(Round(0))).said == [CheckRound(Round(1), ALL)]
+    assert node.feed(FinalApplied(Round(0))).said == [CheckRound(Round(1), ALL)], "a fresh worker forgot it"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +254,7 @@ def test_two_contributions_of_one_author_are_never_voted_for():
 def test_a_contribution_to_another_round_is_never_voted_for():
     node = Node(SECOND)
     entry, body = contribution(FIRST, 2)
-    node.feed(EntrySeen(entry, FIRST, body)).feed(PayloadHeld(entry))
+    node.feed(EntrySeen(entry, FIRST, body)).feed(EntryPayloadHeld(entry))
     node.hear(FIRST, proposal(contributions=tuple(sorted((*names(SECOND, THIRD), entry)))))
     assert not node.find(CheckRound)
 
@@ -265,7 +270,7 @@ def test_one_append_at_a_time_and_again_when_the_disk_refused():
     entry = node.hear(FIRST, proposal())
     node.check(ALL).hear(THIRD, Prepare(Round(1), Ballot(2, THIRD)))
     assert len(node.appends()) == 1
-    node.feed(NotAppended()).feed(Tick(1.0))
+    node.feed(NotAppended()).feed(FinalityTick(1.0))
     assert len(node.appends()) == 2
     assert vote_for(entry, Ballot(0, FIRST)) in node.appends()
 
@@ -283,9 +288,9 @@ def finish(node: Node, voters: tuple[PeerId, ...]) -> Node:
 def test_a_quorum_of_votes_is_final_for_everybody():
     for me in (*ORDER, PeerId("stranger")):
         node = finish(Node(me), (FIRST, THIRD))
-        assert not any(isinstance(action, Finalize) for action in node.log)
+        assert not any(isinstance(action, FinalizeRound) for action in node.log)
         node = finish(Node(me), (FIRST, THIRD, FOURTH))
-        assert node.find(Finalize) == [Finalize(Round(1), ALL, state_of(ALL))]
+        assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
         assert node.state.last_final == 1
         assert node.state.acceptors == order(RUN, 2, PEERS)
 
@@ -309,7 +314,7 @@ def test_a_final_set_with_unknown_contributions_is_fetched_first():
     assert node.state.last_final == 0
     assert any(isinstance(a, FetchMissing) and a.entries == names(FOURTH) for a in node.log)
     node.learn(FOURTH, held=False)
-    assert node.find(Finalize) == [Finalize(Round(1), ALL, state_of(ALL))]
+    assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
 
 
 def test_votes_may_come_before_the_proposal_and_all_orders_agree():
@@ -332,7 +337,7 @@ def test_entries_of_final_rounds_are_ignored():
 def test_nothing_is_decided_after_the_last_round():
     node = finish(Node(SECOND, rounds=2), (FIRST, THIRD, FOURTH))
     assert node.state.last_final == 1
-    assert node.feed(Idle(True, 1.0)).feed(Tick(1e6)).said == []
+    assert node.feed(Idle(True, 1.0)).feed(FinalityTick(1e6)).said == []
 
 
 def test_a_vote_that_becomes_final_before_its_echo_does_not_block_the_next_one():
@@ -357,9 +362,9 @@ def ripe(me: PeerId, **more) -> Node:
 
 def test_the_next_owner_prepares_after_its_patience_and_the_others_later():
     for turn, me in enumerate(ORDER[1:], start=1):
-        node = ripe(me).feed(Tick(turn * PATIENCE_S - 0.1))
+        node = ripe(me).feed(FinalityTick(turn * PATIENCE_S - 0.1))
         assert node.appends() == []
-        node.feed(Tick(turn * PATIENCE_S))
+        node.feed(FinalityTick(turn * PATIENCE_S))
         assert node.appends() == [Prepare(Round(1), Ballot(turn, me))]
 
 
@@ -369,14 +374,14 @@ def test_patience_grows_with_the_attempts():
         node.hear(peer, Promise(Round(1), Ballot(4, FIRST), ()))
     node.hear(FIRST, Prepare(Round(1), Ballot(4, FIRST)))
     node.echo()
-    node.feed(Tick(2 * PATIENCE_S - 0.1))
+    node.feed(FinalityTick(2 * PATIENCE_S - 0.1))
     assert len(node.appends()) == 1
-    node.feed(Tick(2 * PATIENCE_S))
+    node.feed(FinalityTick(2 * PATIENCE_S))
     assert node.appends()[-1] == Prepare(Round(1), Ballot(5, SECOND))
 
 
 def test_who_still_waits_for_its_round_does_not_prepare():
-    node = Node(SECOND).feed(RoundClosed(Round(1), ALL)).feed(Tick(1e6))
+    node = Node(SECOND).feed(RoundClosed(Round(1), ALL)).feed(FinalityTick(1e6))
     assert node.appends() == []
 
 
@@ -385,14 +390,14 @@ def test_an_acceptor_promises_and_names_its_vote():
     entry = node.hear(FIRST, proposal())
     node.check(ALL)
     own_vote = node.echo()
-    node.feed(Tick(PATIENCE_S / 2))
+    node.feed(FinalityTick(PATIENCE_S / 2))
     node.hear(SECOND, Prepare(Round(1), Ballot(1, SECOND)))
     assert node.said == [Append(Promise(Round(1), Ballot(1, SECOND), (own_vote,)))]
     assert vote_for(entry, Ballot(0, FIRST)) in node.appends()
 
 
 def test_a_promise_is_kept():
-    node = Node(FOURTH).feed(Tick(1.5 * PATIENCE_S))
+    node = Node(FOURTH).feed(FinalityTick(1.5 * PATIENCE_S))
     node.hear(THIRD, Prepare(Round(1), Ballot(2, THIRD)))
     node.echo()
     node.hear(FIRST, proposal())
@@ -408,7 +413,7 @@ def promise_all(node: Node, ballot: Ballot, voted: dict[PeerId, Digest], but: tu
 
 
 def test_without_votes_the_new_owner_proposes_its_own_view():
-    node = ripe(SECOND).feed(Tick(PATIENCE_S))
+    node = ripe(SECOND).feed(FinalityTick(PATIENCE_S))
     node.echo()
     node.echo()
     promise_all(node, Ballot(1, SECOND), {})
@@ -424,7 +429,7 @@ def test_with_a_vote_the_new_owner_repeats_its_set():
     node.check(three)
     node.echo()
     voted = {FOURTH: node.hear(FOURTH, vote_for(entry, Ballot(0, FIRST)))}
-    node.feed(Tick(PATIENCE_S))
+    node.feed(FinalityTick(PATIENCE_S))
     node.echo()
     node.echo()
     promise_all(node, Ballot(1, SECOND), voted, but=(FIRST,))
@@ -433,7 +438,7 @@ def test_with_a_vote_the_new_owner_repeats_its_set():
 
 def test_a_promise_with_an_unknown_proposal_behind_it_does_not_free_the_owner():
     """Two members voted for a set that this node has not heard of: it must not propose another one."""
-    node = ripe(SECOND).feed(Tick(PATIENCE_S))
+    node = ripe(SECOND).feed(FinalityTick(PATIENCE_S))
     node.echo()
     node.echo()
     three = names(*ORDER[:3])
@@ -447,7 +452,7 @@ def test_a_promise_with_an_unknown_proposal_behind_it_does_not_free_the_owner():
 
 
 def test_less_than_a_quorum_of_promises_is_not_enough():
-    node = ripe(SECOND).feed(Tick(PATIENCE_S))
+    node = ripe(SECOND).feed(FinalityTick(PATIENCE_S))
     node.echo()
     node.echo()
     node.hear(THIRD, Promise(Round(1), Ballot(1, SECOND), ()))
@@ -486,9 +491,9 @@ def test_two_proposals_in_a_ballot_are_reported_and_one_vote_is_cast():
     node.hear(FIRST, proposal(contributions=names(*ORDER[:3])))
     assert [report.author for report in node.find(ReportEquivocation)] == [FIRST]
     for contributions in (ALL, names(*ORDER[:3])):
-        node.feed(Checked(Round(1), contributions, state_of(contributions)))
+        node.feed(CheckDone(Round(1), contributions, state_of(contributions)))
     node.echo()
-    node.feed(Tick(1.0))
+    node.feed(FinalityTick(1.0))
     assert len([body for body in node.appends() if isinstance(body, Vote)]) == 1
 
 
@@ -546,8 +551,8 @@ def test_an_owner_that_opens_all_its_ballots_at_once_cuts_nobody_off():
     nodes = [Node(me).feed(RoundClosed(Round(1), ALL)).feed(RoundClosed(Round(2), ALL)) for me in (SECOND, THIRD)]
     for second in range(int(PATIENCE_S)):
         for node in nodes:
-            node.feed(Tick(float(second))).hear(FIRST, Prepare(Round(1), Ballot(4 * (second + 1), FIRST)))
-    second, third = (node.feed(Tick(PATIENCE_S)) for node in nodes)
+            node.feed(FinalityTick(float(second))).hear(FIRST, Prepare(Round(1), Ballot(4 * (second + 1), FIRST)))
+    second, third = (node.feed(FinalityTick(PATIENCE_S)) for node in nodes)
     assert second.appends() == [Prepare(Round(1), Ballot(1, SECOND))]
     third.hear(SECOND, second.appends()[0])
     assert third.appends() == [Promise(Round(1), Ballot(1, SECOND), ())]
@@ -557,8 +562,10 @@ def test_a_ballot_is_due_when_the_owner_before_had_half_a_turn():
     for turn, owner in enumerate(ORDER[1:], start=1):
         node = Node(FIRST)
         node.hear(owner, Prepare(Round(1), Ballot(turn, owner)))
-        assert node.feed(Tick((turn - 0.5) * PATIENCE_S - 0.1)).appends() == []
-        assert node.feed(Tick((turn - 0.5) * PATIENCE_S)).appends() == [Promise(Round(1), Ballot(turn, owner), ())]
+        assert node.feed(FinalityTick((turn - 0.5) * PATIENCE_S - 0.1)).appends() == []
+        assert node.feed(FinalityTick((turn - 0.5) * PATIENCE_S)).appends() == [
+            Promise(Round(1), Ballot(turn, owner), ())
+        ]
 
 
 def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():
@@ -571,9 +578,9 @@ def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():
     for voter in (FIRST, THIRD):
         node.hear(voter, vote_for(entry, Ballot(0, FIRST)))
     for turn in range(1, 8):
-        node.feed(Tick(turn * PATIENCE_S))
+        node.feed(FinalityTick(turn * PATIENCE_S))
     assert node.appends() == []
-    node.feed(PayloadHeld(contribution(THIRD)[0])).check(three)
+    node.feed(EntryPayloadHeld(contribution(THIRD)[0])).check(three)
     assert node.appends() == [vote_for(entry, Ballot(0, FIRST))]
 
 
@@ -584,7 +591,7 @@ def test_one_vote_that_a_quorum_can_do_without_does_not_hold_the_next_owner_back
     node.feed(RoundClosed(Round(1), rest)).feed(RoundClosed(Round(2), rest))
     entry = node.hear(FIRST, proposal())
     node.hear(FIRST, vote_for(entry, Ballot(0, FIRST)))
-    node.feed(Tick(PATIENCE_S))
+    node.feed(FinalityTick(PATIENCE_S))
     assert node.appends() == [Prepare(Round(1), Ballot(1, SECOND))]
 
 
@@ -600,7 +607,7 @@ def test_a_set_of_reductions_alone_is_neither_voted_for_nor_final():
     """Its authors decide the next round, and it has none."""
     entry, body = reduction()
     node = Node(SECOND)
-    node.feed(EntrySeen(entry, FIRST, body)).feed(PayloadHeld(entry))
+    node.feed(EntrySeen(entry, FIRST, body)).feed(EntryPayloadHeld(entry))
     void = proposal(contributions=(entry,))
     name = node.hear(FIRST, void)
     assert node.log == []

@@ -12,17 +12,17 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.ballots import owner_of, quorum
 from atoll.node.daemon.consensus.types import (
     Append,
-    Checked,
+    CheckDone,
     CheckRound,
+    EntryPayloadHeld,
     EntrySeen,
-    Finalize,
-    Finalized,
+    FinalApplied,
+    FinalityTick,
+    FinalizeRound,
     Idle,
     Live,
-    PayloadHeld,
     ReportDivergence,
     RoundClosed,
-    Tick,
 )
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
@@ -48,7 +48,7 @@ class Node:
 
     def boot(self, now: float) -> None:
         self.state = finality.begin(RUN, self.peer, self.rounds, OWNER)
-        self.state, _ = finality.step(self.state, Tick(now))
+        self.state, _ = finality.step(self.state, FinalityTick(now))
         for entry in list(self.ledger):
             self.replay(entry)
         self.feed(Live())
@@ -66,11 +66,11 @@ class Node:
             case Append(body):
                 self.write(body)
             case CheckRound(number, names):
-                self.feed(Checked(number, names, state_of(number, names)))
-            case Finalize(number, names, state):
+                self.feed(CheckDone(number, names, state_of(number, names)))
+            case FinalizeRound(number, names, state):
                 assert state == state_of(number, names)
                 assert self.finals.setdefault(number, names) == names, "a final set changed"
-                self.feed(Finalized(number))
+                self.feed(FinalApplied(number))
             case ReportDivergence():
                 raise AssertionError("nobody says a wrong state")
 
@@ -91,7 +91,7 @@ class Node:
 
     def replay(self, entry: tuple[Digest, PeerId, object]) -> None:
         if isinstance(entry[2], Contribution):
-            self.feed(PayloadHeld(entry[0]))
+            self.feed(EntryPayloadHeld(entry[0]))
         self.feed(EntrySeen(*entry))
 
 
@@ -103,7 +103,7 @@ class Liar(Node):
         super().__init__(number, rounds)
 
     def do(self, action: object) -> None:
-        if isinstance(action, Finalize):
+        if isinstance(action, FinalizeRound):
             super().do(action)
 
     def lie(self) -> None:
@@ -172,7 +172,7 @@ class World:
         self.now += 1.0
         for n, node in enumerate(self.nodes):
             if n not in self.down:
-                node.feed(Tick(self.now))
+                node.feed(FinalityTick(self.now))
         self.collect()
         self.spread(chance)
         self.collect()
@@ -305,7 +305,7 @@ def test_a_restarted_node_keeps_its_promise():
         (digest(b"promise"), node.peer, Promise(Round(0), high, ())),
     ]
     node.boot(0.0)
-    node.feed(PayloadHeld(name))
+    node.feed(EntryPayloadHeld(name))
     votes = [body for _, _, body in node.ledger if isinstance(body, Vote)]
     assert all(vote.ballot >= high for vote in votes)
 

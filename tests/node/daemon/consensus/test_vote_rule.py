@@ -12,15 +12,15 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.ballots import Book, bound_to, order, owner_of, quorum, record
 from atoll.node.daemon.consensus.types import (
     Append,
-    Checked,
+    CheckDone,
     CheckRound,
+    EntryPayloadHeld,
     EntrySeen,
-    Finalize,
+    FinalityTick,
+    FinalizeRound,
     Idle,
-    PayloadHeld,
     ReportNarrow,
     RoundClosed,
-    Tick,
 )
 from atoll.node.daemon.consensus.vote_rule import is_broad
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
@@ -54,7 +54,7 @@ class Voter:
         for author in deciders:
             (entry,) = named(author)
             body = Contribution(Round(1), digest(b"base"), digest(author.encode()), 1, 1, 64, 1.0)
-            self.feed(EntrySeen(entry, author, body), PayloadHeld(entry))
+            self.feed(EntrySeen(entry, author, body), EntryPayloadHeld(entry))
 
     def feed(self, *events) -> "Voter":
         for event in events:
@@ -63,7 +63,7 @@ class Voter:
             for action in actions:
                 if isinstance(action, CheckRound):
                     names = action.contributions
-                    self.feed(Checked(action.round, names, state_of(names)))
+                    self.feed(CheckDone(action.round, names, state_of(names)))
                 elif isinstance(action, Append):
                     self.hear(self.me, action.body)
         return self
@@ -149,13 +149,13 @@ def test_who_rests_and_never_closes_the_round_goes_by_what_it_holds_after_a_whil
     for names, count in ((named(a, b), 0), (named(*deciders[:3]), 1)):
         node = Voter(deciders, b).feed(Idle(True, 100.0))
         node.hear(a, propose(names, a))
-        assert node.feed(Tick(100.0 + PATIENCE_S - 0.1)).votes() == []
-        assert len(node.feed(Tick(100.0 + PATIENCE_S)).votes()) == count
+        assert node.feed(FinalityTick(100.0 + PATIENCE_S - 0.1)).votes() == []
+        assert len(node.feed(FinalityTick(100.0 + PATIENCE_S)).votes()) == count
 
 
 def test_one_node_alone_decides_with_what_it_has():
     (me,) = deciders = peers(1)
-    assert Voter(deciders, me).close(me).find(Finalize)
+    assert Voter(deciders, me).close(me).find(FinalizeRound)
 
 
 def test_the_next_owner_brings_a_broad_set_after_one_turn():
@@ -164,7 +164,7 @@ def test_the_next_owner_brings_a_broad_set_after_one_turn():
     node = Voter(deciders, b).close(*deciders)
     name = node.hear(a, propose(named(a), a))
     node.hear(a, Vote(Round(1), Ballot(0, a), name))
-    node.feed(Tick(PATIENCE_S))
+    node.feed(FinalityTick(PATIENCE_S))
     ballot = Ballot(1, b)
     assert Append(Prepare(Round(1), ballot)) in node.log
     for peer in (a, c):
@@ -174,7 +174,7 @@ def test_the_next_owner_brings_a_broad_set_after_one_turn():
     mine = digest(b"heard", b.encode(), repr(propose(named(*deciders), b, 1)).encode())
     for peer in (c, d):
         node.hear(peer, Vote(Round(1), ballot, mine))
-    assert [final.contributions for final in node.find(Finalize)] == [named(*deciders)]
+    assert [final.contributions for final in node.find(FinalizeRound)] == [named(*deciders)]
 
 
 def test_saying_the_same_ballot_again_does_not_put_the_next_owner_off():
@@ -182,7 +182,7 @@ def test_saying_the_same_ballot_again_does_not_put_the_next_owner_off():
     node = Voter(deciders, b).close(*deciders)
     node.hear(a, propose(named(a), a))
     for second in range(1, 11):
-        node.feed(Tick(float(second)))
+        node.feed(FinalityTick(float(second)))
         node.hear(a, propose(named(a, deciders[second % 4]), a))
     assert Append(Prepare(Round(1), Ballot(1, b))) in node.log
 
@@ -211,7 +211,7 @@ def test_a_narrow_set_that_all_may_be_bound_to_gets_votes():
     node = Voter(deciders, d).close(*deciders)
     in_second_ballot(node, deciders, (a, c), (a, c), named(a))
     assert node.votes() == [], "b may still show that it did not vote"
-    node.feed(Tick(PATIENCE_S / 2))
+    node.feed(FinalityTick(PATIENCE_S / 2))
     assert [vote.ballot for vote in node.votes()] == [Ballot(1, b)]
 
 
@@ -219,7 +219,7 @@ def test_a_lone_vote_binds_nobody():
     a, b, _, d = deciders = peers(4)
     node = Voter(deciders, d).close(*deciders)
     in_second_ballot(node, deciders, (a,), (a, b), named(a))
-    node.feed(Tick(PATIENCE_S))
+    node.feed(FinalityTick(PATIENCE_S))
     assert node.votes() == []
 
 
@@ -228,7 +228,7 @@ def test_a_set_that_may_be_final_elsewhere_is_not_passed_over():
     a, b, c, d = deciders = peers(4)
     node = Voter(deciders, d).close(*deciders)
     in_second_ballot(node, deciders, (a, c), (a, c), named(*deciders))
-    node.feed(Tick(PATIENCE_S))
+    node.feed(FinalityTick(PATIENCE_S))
     assert node.votes() == []
     node.hear(b, Promise(Round(1), Ballot(1, b), ()))
     assert [vote.ballot for vote in node.votes()] == [Ballot(1, b)]

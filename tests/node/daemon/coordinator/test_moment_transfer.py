@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.coordinator.moment_transfer import REST_S, Handover
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import digest
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import InheritReply
 from atoll.protocols.run.experts import bitmap_of
 from atoll.protocols.run.model_spec import ExpertsSpec
 from tests.node.worker.session_home import OTHER, SPEC
@@ -37,7 +37,7 @@ class Driver:
 
     async def ask(self, ask, kind):
         self.asked.append(self.now())
-        return w.Inherited(self.now() >= self._takes_at_s)
+        return InheritReply(self.now() >= self._takes_at_s)
 
 
 class Net:

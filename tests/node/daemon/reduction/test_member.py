@@ -14,11 +14,11 @@ from atoll.node.daemon.reduction.machine import (
     Collected,
     FetchReduction,
     FetchRows,
-    Fold,
+    FoldSlices,
     Gone,
     OfferSeen,
     PatienceOver,
-    Reduce,
+    ReduceSlice,
     ReductionHeld,
     RowsHeld,
     State,
@@ -83,7 +83,7 @@ def test_a_round_without_faults(scene):
     assert asked == [FetchRows(offer, scene.span) for offer in asked_order(asked)]
     assert {action.offer for action in asked} == set(others)
     assert play.hear(*(RowsHeld(offer.entry, scene.span) for offer in others)) == []
-    assert play.hear(Collected()) == [Reduce(scene.span, tuple(sorted(scene.offers)))]
+    assert play.hear(Collected()) == [ReduceSlice(scene.span, tuple(sorted(scene.offers)))]
     assert missing_slices(play.state) == scene.world.plan.spans
     mine, theirs = scene.claims[0], scene.claims[1:]
     assert play.hear(ReductionHeld(mine.entry), ClaimSeen(mine)) == []
@@ -92,7 +92,7 @@ def test_a_round_without_faults(scene):
     *early, last = (ReductionHeld(claim.entry) for claim in theirs)
     assert play.hear(*early) == []
     (fold,) = play.hear(last)
-    assert isinstance(fold, Fold)
+    assert isinstance(fold, FoldSlices)
     assert [part.reduced for part in fold.parts] == [
         next(c for c in scene.claims if c.body.span == span) for span in scene.world.plan.spans
     ]
@@ -112,11 +112,11 @@ def test_a_missing_reducer_costs_its_slice_in_raw_rows(scene):
     play.serve()
     lost = scene.claims[4].body.span
     assert missing_slices(play.state) == (lost,)
-    assert play.of(Fold) == []
+    assert play.of(FoldSlices) == []
     asked = play.hear(PatienceOver())
     assert {(action.offer, action.span) for action in asked} == {(offer, lost) for offer in scene.offers[1:]}
     play.serve()
-    (fold,) = play.of(Fold)
+    (fold,) = play.of(FoldSlices)
     assert [part.span for part in fold.parts if part.reduced is None] == [lost]
 
 
@@ -127,7 +127,7 @@ def test_the_missing_reducers_own_rows_may_be_gone_with_it(scene):
     play.serve()
     play.hear(Collected(), *map(ClaimSeen, scene.claims[:4]), ReductionHeld(scene.claims[0].entry), PatienceOver())
     play.serve(gone=[dead.entry])
-    (fold,) = play.of(Fold)
+    (fold,) = play.of(FoldSlices)
     assert dead.entry not in fold.entries
     assert [dead in part.raw for part in fold.parts] == [False] * 5
     assert sum(part.weight for part in fold.parts) == 4 * sum(offer.weight for offer in scene.offers)
@@ -142,12 +142,12 @@ def test_a_proven_fault_falls_back_to_raw_rows_at_once(scene):
     play.serve()
     play.hear(Collected(), *map(ClaimSeen, scene.claims), ReductionHeld(scene.claims[0].entry))
     play.serve()
-    assert len(play.of(Fold)) == 1
+    assert len(play.of(FoldSlices)) == 1
     asked = play.hear(Wrong(scene.claims[2].entry))
     span = scene.claims[2].body.span
     assert asked == [FetchRows(offer, span) for offer in sorted(scene.offers) if offer.author != play.me]
     play.serve()
-    first, second = play.of(Fold)
+    first, second = play.of(FoldSlices)
     assert [part.reduced is None for part in second.parts] == [part.span == span for part in second.parts]
     assert set(first.entries) - set(second.entries) == {scene.claims[2].entry}
 
@@ -160,16 +160,16 @@ def test_a_reduction_whose_payload_nobody_has_is_done_without_until_it_comes(sce
     play.hear(Collected(), *map(ClaimSeen, scene.claims), PatienceOver())
     play.hear(*(ReductionHeld(claim.entry) for claim in scene.claims if claim != lost))
     assert missing_payloads(play.state) == (lost.entry,)
-    assert not play.of(Fold)
+    assert not play.of(FoldSlices)
     asked = play.hear(Gone(lost.entry))
     assert {action.span for action in asked} == {lost.body.span}
     assert missing_payloads(play.state) == ()
     play.hear(*(RowsHeld(action.offer.entry, action.span) for action in asked))
-    (first,) = play.of(Fold)
+    (first,) = play.of(FoldSlices)
     assert [part.span for part in first.parts if part.reduced is None] == [lost.body.span]
     assert lost.entry not in first.entries
     play.hear(ReductionHeld(lost.entry))
-    assert play.of(Fold)[-1].entries == tuple(sorted({*first.entries, lost.entry}))
+    assert play.of(FoldSlices)[-1].entries == tuple(sorted({*first.entries, lost.entry}))
 
 
 def test_a_late_reduction_takes_the_place_of_raw_rows(scene):
@@ -191,11 +191,11 @@ def test_a_late_contribution_is_added_raw(scene):
     play.serve()
     play.hear(Collected(), *map(ClaimSeen, claims), ReductionHeld(claims[0].entry))
     play.serve()
-    assert len(play.of(Fold)) == 1
+    assert len(play.of(FoldSlices)) == 1
     asked = play.hear(OfferSeen(late))
     assert asked == [FetchRows(late, span) for span in world.plan.spans]
     play.serve()
-    assert [part.raw for part in play.of(Fold)[1].parts] == [(late,)] * 5
+    assert [part.raw for part in play.of(FoldSlices)[1].parts] == [(late,)] * 5
 
 
 def test_who_reduces_nothing_waits_for_reductions_alone(scene):
@@ -209,7 +209,7 @@ def test_who_reduces_nothing_waits_for_reductions_alone(scene):
 def test_a_reducer_that_got_nothing_publishes_what_it_has(scene):
     play = scene.play
     actions = play.hear(*map(OfferSeen, scene.offers), Collected())
-    assert Reduce(scene.span, (scene.offers[0],)) in actions
+    assert ReduceSlice(scene.span, (scene.offers[0],)) in actions
 
 
 def test_the_first_topology_asks_everybody_at_once(small):
@@ -218,7 +218,7 @@ def test_the_first_topology_asks_everybody_at_once(small):
     asked = play.hear(*map(OfferSeen, small.offers))
     assert {(action.offer, action.span) for action in asked} == {(offer, whole) for offer in small.offers[1:]}
     play.serve()
-    assert play.of(Fold) == []
+    assert play.of(FoldSlices) == []
     (fold,) = play.hear(Collected())
     assert fold.parts[0].raw == tuple(sorted(small.offers))
 
@@ -243,7 +243,7 @@ def test_any_order_and_any_repeats_end_in_the_same_fold(world_of, luck: random.R
             play.serve()
     play.serve()
     wanted = effective(Round(0), world.plan, offers, {claim.entry: claim for claim in claims}, wrong)
-    assert play.of(Fold)[-1].parts == wanted
-    fetches = [action for action in play.log if not isinstance(action, Fold)]
+    assert play.of(FoldSlices)[-1].parts == wanted
+    fetches = [action for action in play.log if not isinstance(action, FoldSlices)]
     assert len(fetches) == len(set(fetches))
-    assert len(play.of(Reduce)) <= 1
+    assert len(play.of(ReduceSlice)) <= 1

@@ -9,11 +9,9 @@ from atoll.node.daemon.rounds.types import (
     ContributionSeen,
     Discard,
     FetchPayload,
-    Finalized,
     Finish,
-    Folded,
+    FoldDone,
     FoldRound,
-    Kept,
     LeasesChanged,
     Pause,
     PayloadHeld,
@@ -21,14 +19,16 @@ from atoll.node.daemon.rounds.types import (
     Planned,
     PublishAck,
     PublishLease,
-    Ready,
     Resume,
     RoundConfig,
+    RoundFinal,
+    RoundTick,
     SetKnown,
     Settle,
     StartTraining,
-    Tick,
-    Trained,
+    TrainingDone,
+    TrainingSaved,
+    WorkerReady,
 )
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ledger.records import Contribution, set_digest
@@ -74,7 +74,7 @@ class Node:
         return [action for action in self.said if isinstance(action, kind)]
 
     def ready(self, final: int = -1, *pending: Pending) -> "Node":
-        return self.feed(Ready(final, pending, self.now))
+        return self.feed(WorkerReady(final, pending, self.now))
 
     def seen(self, author: PeerId, number: int, *, held: bool = True) -> "Node":
         body = Contribution(Round(number), digest(b"base"), payload_of(author, number), 1, 1, 64, 1.0)
@@ -91,7 +91,7 @@ class Node:
 
     def tick(self, seconds: float) -> "Node":
         self.now += seconds
-        return self.feed(Tick(self.now))
+        return self.feed(RoundTick(self.now))
 
     def trained(self, number: int, train_s: float = TRAIN_S) -> "Node":
         """Trained, and at once safe on the disk."""
@@ -101,10 +101,10 @@ class Node:
 
     def only_trained(self, number: int, train_s: float = TRAIN_S) -> "Node":
         self.now += train_s
-        return self.feed(Trained(Round(number), pending_of(number), train_s, self.now))
+        return self.feed(TrainingDone(Round(number), pending_of(number), train_s, self.now))
 
     def kept(self, number: int) -> "Node":
-        return self.feed(Kept(pending_of(number), self.now))
+        return self.feed(TrainingSaved(pending_of(number), self.now))
 
     def train(self, number: int) -> "Node":
         """Train, announce and see our own contribution in the ledger."""
@@ -116,7 +116,7 @@ class Node:
         """The worker answers every open fold."""
         while self.state.folding:
             number = min(self.state.folding)
-            self.feed(Folded(Round(number), digest(b"view", *self.state.folding[number]), self.now))
+            self.feed(FoldDone(Round(number), digest(b"view", *self.state.folding[number]), self.now))
         return self
 
 
@@ -234,7 +234,7 @@ def test_what_came_twice_changes_nothing():
         assert node.said == []
         node.feed(PayloadHeld(entry_of(author, 0), Round(0), node.now))
         assert node.said == []
-    node.feed(Folded(Round(0), digest(b"old"), node.now))
+    node.feed(FoldDone(Round(0), digest(b"old"), node.now))
     assert node.said == []
     assert node.state == state
 
@@ -260,7 +260,7 @@ def test_a_reduced_round_is_folded_when_its_set_is_known_and_again_when_it_chang
     names = tuple(sorted([entry_of(A, 0), entry_of(ME, 0), digest(b"reduction")]))
     node.feed(SetKnown(Round(0), names, node.now))
     assert node.said == [FoldRound(Round(0), names)]
-    node.feed(Folded(Round(0), digest(b"view"), node.now))
+    node.feed(FoldDone(Round(0), digest(b"view"), node.now))
     (ack,) = node.find(PublishAck)
     assert ack.members == names
     assert node.find(StartTraining)
@@ -333,7 +333,7 @@ def test_an_announcement_that_the_disk_refused_is_offered_again():
 
 
 def test_work_for_a_round_that_became_final_is_discarded():
-    node = Node().ready().leases(a=1).seen(A, 0).feed(Finalized(Round(0), 1.0))
+    node = Node().ready().leases(a=1).seen(A, 0).feed(RoundFinal(Round(0), 1.0))
     node.trained(0)
     assert node.find(Discard) == [Discard(pending_of(0))]
     assert not node.find(Announce)
@@ -342,7 +342,7 @@ def test_work_for_a_round_that_became_final_is_discarded():
 
 def test_collecting_a_round_that_became_final_ends():
     node = Node(quorum_256=256).ready().leases(a=0).train(0)
-    node.feed(Finalized(Round(0), node.now))
+    node.feed(RoundFinal(Round(0), node.now))
     assert node.find(StartTraining)[0].round == 1
 
 
@@ -409,7 +409,7 @@ def test_open_rounds_are_bounded_and_the_node_says_why_it_waits():
     assert node.state.phase is Phase.FULL
     assert round_machine.reason(node.state).startswith("waiting for finality: 3 rounds are open")
     assert PublishLease("paused", Round(3)) in node.log
-    node.feed(Finalized(Round(0), node.now))
+    node.feed(RoundFinal(Round(0), node.now))
     assert node.find(StartTraining)[0].round == 3
 
 
@@ -419,7 +419,7 @@ def test_the_end_waits_for_finality_and_finishes_once():
     assert PublishLease("done", Round(1)) in node.log
     node.seen(A, 0)
     assert [action.round for action in node.find(FoldRound)] == [0]
-    node.fold().feed(Finalized(Round(0), node.now))
+    node.fold().feed(RoundFinal(Round(0), node.now))
     assert node.find(Finish) == [Finish()]
     assert not node.tick(1.0).find(Finish)
 
@@ -517,7 +517,7 @@ def test_the_grace_follows_what_the_link_was_seen_to_need():
     for number in range(8):
         node.now += TRAIN_S
         lag = 2.0 if number else None
-        node.feed(Trained(Round(number), pending_of(number), TRAIN_S, node.now, lag))
+        node.feed(TrainingDone(Round(number), pending_of(number), TRAIN_S, node.now, lag))
         node.kept(number).seen(ME, number).seen(A, number).seen(B, number)
         node.leases(a=number + 1, b=number + 1).fold()
     assert node.state.ahead.chosen == 3
@@ -585,7 +585,7 @@ def test_who_resumes_before_its_round_closed_trains_on_at_once():
 def test_open_rounds_are_bounded_with_overlap_too():
     node = overlapping(max_open_rounds=2).train(0).fold().train(1).fold()
     assert node.state.phase is Phase.FULL
-    node.feed(Finalized(Round(0), node.now))
+    node.feed(RoundFinal(Round(0), node.now))
     assert node.find(StartTraining)[0].round == 2
 
 
@@ -614,12 +614,12 @@ def test_who_came_late_goes_where_the_others_are():
 
 
 def test_a_round_in_flight_that_becomes_final_is_not_waited_for():
-    node = overlapping(quorum_256=256).leases(a=0).train(0).feed(Finalized(Round(0), TRAIN_S))
+    node = overlapping(quorum_256=256).leases(a=0).train(0).feed(RoundFinal(Round(0), TRAIN_S))
     assert node.state.collecting == -1
     assert started(node.train(1))[-1] == (2, 1)
-    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(Finalized(Round(0), 2 * TRAIN_S))
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(RoundFinal(Round(0), 2 * TRAIN_S))
     assert started(node)[-1] == (2, 1)
-    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(Finalized(Round(1), 2 * TRAIN_S))
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1).feed(RoundFinal(Round(1), 2 * TRAIN_S))
     assert started(node)[-1] == (2, -1)
 
 
@@ -670,7 +670,7 @@ def test_announcements_of_two_rounds_that_are_refused_are_both_offered_again():
         assert node.find(Announce) == both
         assert node.tick(round_machine.ANNOUNCE_AGAIN_S).find(Announce) == both
         assert node.seen(ME, 1).tick(round_machine.ANNOUNCE_AGAIN_S).find(Announce) == [Announce(pending_of(0))]
-        node.feed(Finalized(Round(0), node.now)).tick(round_machine.ANNOUNCE_AGAIN_S)
+        node.feed(RoundFinal(Round(0), node.now)).tick(round_machine.ANNOUNCE_AGAIN_S)
         assert node.find(Discard) == [Discard(pending_of(0))]
         assert not node.tick(round_machine.ANNOUNCE_AGAIN_S).said
 

@@ -13,11 +13,44 @@ from itertools import count, pairwise
 
 import pytest
 
-import atoll.node.daemon.consensus.types as fin
-import atoll.node.daemon.rounds.types as rnd
 from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.types import (
+    Append,
+    CheckDone,
+    CheckRound,
+    EntryPayloadHeld,
+    EntrySeen,
+    FetchMissing,
+    FinalApplied,
+    FinalityTick,
+    FinalizeRound,
+    Idle,
+    Live,
+    ReportDivergence,
+    ReportEquivocation,
+    RoundClosed,
+)
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.types import (
+    Announce,
+    ContributionSeen,
+    FetchPayload,
+    Finish,
+    FoldDone,
+    FoldRound,
+    LeasesChanged,
+    PayloadHeld,
+    PublishAck,
+    PublishLease,
+    RoundConfig,
+    RoundFinal,
+    RoundTick,
+    StartTraining,
+    TrainingDone,
+    TrainingSaved,
+    WorkerReady,
+)
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Contribution, Prepare
 from atoll.protocols.local.worker_messages import Pending
@@ -55,7 +88,7 @@ class Node:
         self.known: dict[Digest, tuple[PeerId, Contribution]] = {}
         self.payloads: set[Digest] = set()
         self.saved: dict[int, Pending] = {}
-        self.finals: dict[int, fin.Finalize] = {}
+        self.finals: dict[int, FinalizeRound] = {}
         self.applied = -1
         self.life = 0
         self.up = False
@@ -72,10 +105,10 @@ class Node:
         self.fetching: set[Digest] = set()
         self.applying = self.told = self.synced = False
         more = {"min_members": self.world.gather, "overlap_steps": self.world.overlap}
-        config = rnd.RoundConfig(self.peer, ROUNDS, 171, 128, LEASE_S, **more)
+        config = RoundConfig(self.peer, ROUNDS, 171, 128, LEASE_S, **more)
         self.round = round_machine.begin(config)
         self.finality = finality.begin(RUN, self.peer, ROUNDS, self.world.owner)
-        self.feed_finality(fin.Finalized(Round(self.applied)))
+        self.feed_finality(FinalApplied(Round(self.applied)))
         for feed in list(self.feeds.values()):
             for entry in list(feed):
                 self.replay(entry)
@@ -88,7 +121,7 @@ class Node:
     def go_live(self) -> None:
         self.compare(force=True)
         self.synced = True
-        self.feed_finality(fin.Live())
+        self.feed_finality(Live())
         self.apply_finals()
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
@@ -100,8 +133,8 @@ class Node:
         now = self.world.clock.now
         self.leases = {p: (what, at) for p, (what, at) in self.leases.items() if now - at < LEASE_S}
         self.tell_leases()
-        self.feed_round(rnd.Tick(now))
-        self.feed_finality(fin.Tick(now))
+        self.feed_round(RoundTick(now))
+        self.feed_finality(FinalityTick(now))
         self.compare()
         self.world.spread_lease(self)
         self.apply_finals()
@@ -110,7 +143,7 @@ class Node:
     def tell_leases(self) -> None:
         views = {p: MemberView(what[0], Round(what[1]), at) for p, (what, at) in self.leases.items()}
         if views != self.round.members:
-            self.feed_round(rnd.LeasesChanged(views, self.world.clock.now))
+            self.feed_round(LeasesChanged(views, self.world.clock.now))
 
     # --- ledger and payloads ----------------------------------------------------------------------
 
@@ -134,9 +167,9 @@ class Node:
             self.known[name] = (author, body)
             held = body.payload in self.payloads
             if held:
-                self.feed_finality(fin.PayloadHeld(name))
-            self.feed_round(rnd.ContributionSeen(name, author, body, held, self.world.clock.now))
-        self.feed_finality(fin.EntrySeen(name, author, body))
+                self.feed_finality(EntryPayloadHeld(name))
+            self.feed_round(ContributionSeen(name, author, body, held, self.world.clock.now))
+        self.feed_finality(EntrySeen(name, author, body))
 
     def compare(self, *, force: bool = False) -> None:
         """Take what one reachable peer has and we lack."""
@@ -159,8 +192,8 @@ class Node:
             self.payloads.add(payload)
             self.fetching.discard(payload)
             for entry, number in [(e, b.round) for e, (_, b) in self.known.items() if b.payload == payload]:
-                self.feed_round(rnd.PayloadHeld(entry, number, self.world.clock.now))
-                self.feed_finality(fin.PayloadHeld(entry))
+                self.feed_round(PayloadHeld(entry, number, self.world.clock.now))
+                self.feed_finality(EntryPayloadHeld(entry))
         else:
             self.later(1.0, lambda: self.try_fetch(payload))
 
@@ -179,28 +212,28 @@ class Node:
     def do_round(self, action: object) -> None:
         now = self.world.clock.now
         match action:
-            case rnd.StartTraining(number, slot, slots, after):
+            case StartTraining(number, slot, slots, after):
                 assert 0 <= slot < slots
                 self.world.started.setdefault(number, now)
                 self.train(number, after)
-            case rnd.Announce(pending):
+            case Announce(pending):
                 p = pending
                 mine = [b.round for _, _, b in self.feeds.get(self.peer, []) if isinstance(b, Contribution)]
                 if p.round not in mine:
                     self.write(Contribution(p.round, p.base, p.payload, p.steps, p.tokens, p.weight, p.loss))
-            case rnd.FetchPayload(entry):
+            case FetchPayload(entry):
                 self.fetch(self.known[entry][1].payload)
-            case rnd.FoldRound(number, names):
+            case FoldRound(number, names):
                 view = digest(*names)
                 self.later(0.05, lambda: self.folded(number, view))
-            case rnd.PublishAck(number, members, name, view):
+            case PublishAck(number, members, name, view):
                 self.write(Ack(number, name, view))
-                self.feed_finality(fin.RoundClosed(number, members))
-            case rnd.PublishLease(activity, number):
+                self.feed_finality(RoundClosed(number, members))
+            case PublishLease(activity, number):
                 self.lease = (activity, number)
                 self.world.spread_lease(self)
-                self.feed_finality(fin.Idle(activity != "training", now))
-            case rnd.Finish():
+                self.feed_finality(Idle(activity != "training", now))
+            case Finish():
                 self.finished = True
 
     def train(self, number: Round, after: int) -> None:
@@ -226,36 +259,36 @@ class Node:
     def folded(self, number: Round, view: Digest) -> None:
         self.view.add(number)
         self.go_on()
-        self.feed_round(rnd.Folded(number, view, self.world.clock.now))
+        self.feed_round(FoldDone(number, view, self.world.clock.now))
 
     def trained(self, number: Round) -> None:
         self.world.busy_s += self.train_s
         payload = digest(b"payload", self.peer.encode(), number.to_bytes(2, "big"), bytes([self.life]))
         pending = Pending(number, digest(b"base"), payload, "", STEPS, 1, 64, 1.0)
-        self.feed_round(rnd.Trained(number, pending, self.train_s, self.world.clock.now))
+        self.feed_round(TrainingDone(number, pending, self.train_s, self.world.clock.now))
         self.later(0.05, lambda: self.kept(pending))
 
     def kept(self, pending: Pending) -> None:
         self.saved[pending.round] = pending
         self.payloads.add(pending.payload)
-        self.feed_round(rnd.Kept(pending, self.world.clock.now))
+        self.feed_round(TrainingSaved(pending, self.world.clock.now))
 
     def do_finality(self, action: object) -> None:
         match action:
-            case fin.Append(body):
+            case Append(body):
                 self.write(body)
-            case fin.CheckRound(number, names):
+            case CheckRound(number, names):
                 state = digest(b"state", *names)
-                self.later(0.05, lambda: self.feed_finality(fin.Checked(number, names, state)))
-            case fin.FetchMissing(number, _, payloads):
+                self.later(0.05, lambda: self.feed_finality(CheckDone(number, names, state)))
+            case FetchMissing(number, _, payloads):
                 for entry in payloads:
                     self.fetch(self.round.books[number][entry].payload)
-            case fin.Finalize(number, names, state):
+            case FinalizeRound(number, names, state):
                 assert state == digest(b"state", *names)
                 before = self.finals.setdefault(number, action)
                 assert before == action, "a final set changed"
                 self.apply_finals()
-            case fin.ReportDivergence() | fin.ReportEquivocation():
+            case ReportDivergence() | ReportEquivocation():
                 raise AssertionError(f"among honest nodes: {action}")
 
     def apply_finals(self) -> None:
@@ -265,7 +298,7 @@ class Node:
         if action is None:
             if not self.told:
                 self.told = True
-                self.feed_round(rnd.Ready(self.applied, tuple(self.saved.values()), self.world.clock.now))
+                self.feed_round(WorkerReady(self.applied, tuple(self.saved.values()), self.world.clock.now))
             return
         wanted = [self.known[name][1].payload for name in action.contributions]
         for payload in wanted:
@@ -277,8 +310,8 @@ class Node:
     def applied_final(self, number: Round) -> None:
         self.applied, self.applying = number, False
         self.go_on()
-        self.feed_round(rnd.Finalized(number, self.world.clock.now))
-        self.feed_finality(fin.Finalized(number))
+        self.feed_round(RoundFinal(number, self.world.clock.now))
+        self.feed_finality(FinalApplied(number))
         self.apply_finals()
 
 

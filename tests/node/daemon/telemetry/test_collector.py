@@ -14,7 +14,7 @@ from atoll.node.daemon.telemetry import collector as module
 from atoll.node.daemon.telemetry.collector import Timekeeper
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.ids import PeerId, Round, digest
-from atoll.protocols.local.worker_messages import Pending, Spent, Trained
+from atoll.protocols.local.worker_messages import Pending, TimeSpent, TrainReply
 
 S = 10**9
 ME, YOU = PeerId("me"), PeerId("you")
@@ -44,20 +44,20 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def test_a_round_from_its_training_to_the_next_ones(rig):
     rig.now = 53.0
-    rig.keeper.on_spent(Spent(start_ns=2 * S))
+    rig.keeper.on_spent(TimeSpent(start_ns=2 * S))
     rig.log.training(Round(0))
     rig.enter(Phase.TRAIN)
     rig.now = 63.0
-    rig.keeper.on_spent(Spent(start_ns=2 * S, steps_ns=9 * S, encode_ns=1 * S))
+    rig.keeper.on_spent(TimeSpent(start_ns=2 * S, steps_ns=9 * S, encode_ns=1 * S))
     pending = Pending(Round(0), digest(b"b"), digest(b"p"), "/p", 5, 640, 64, 2.5)
-    rig.log.trained(Trained(pending, 1000, 9.0), 0)
+    rig.log.trained(TrainReply(pending, 1000, 9.0), 0)
     rig.enter(Phase.COLLECT)
     rig.now, rig.up_bytes = 66.0, 1000
     rig.keeper.look()
     rig.now = 67.0
     rig.enter(Phase.FOLD)
     rig.now = 69.0
-    rig.keeper.on_spent(Spent(start_ns=2 * S, steps_ns=9 * S, encode_ns=1 * S, wait_ns=4 * S, fold_ns=2 * S))
+    rig.keeper.on_spent(TimeSpent(start_ns=2 * S, steps_ns=9 * S, encode_ns=1 * S, wait_ns=4 * S, fold_ns=2 * S))
     rig.log.training(Round(1))
     row = rig.log.rows[0]
     assert (row.steps_s, row.encode_s, row.transfer_s, row.wait_s, row.fold_s) == (9.0, 1.0, 3.0, 1.0, 2.0)
@@ -66,16 +66,16 @@ def test_a_round_from_its_training_to_the_next_ones(rig):
 
 
 def test_a_worker_that_dies_in_a_round(rig):
-    rig.keeper.on_spent(Spent())
+    rig.keeper.on_spent(TimeSpent())
     rig.log.training(Round(0))
     rig.now = 56.0
-    rig.keeper.on_spent(Spent(steps_ns=6 * S, unsaved_ns=6 * S))
+    rig.keeper.on_spent(TimeSpent(steps_ns=6 * S, unsaved_ns=6 * S))
     rig.keeper.on_worker_gone()
     rig.now = 60.0
-    rig.keeper.on_spent(Spent(start_ns=1 * S))
+    rig.keeper.on_spent(TimeSpent(start_ns=1 * S))
     rig.log.training(Round(0))
     rig.now = 68.0
-    rig.keeper.on_spent(Spent(start_ns=1 * S, steps_ns=8 * S))
+    rig.keeper.on_spent(TimeSpent(start_ns=1 * S, steps_ns=8 * S))
     row = rig.log.rows[0]
     assert (row.recompute_s, row.down_s, row.start_s, row.steps_s) == (6.0, 3.0, 1.0, 8.0)
     assert rig.keeper.report().window_s == 18.0
@@ -83,7 +83,7 @@ def test_a_worker_that_dies_in_a_round(rig):
 
 async def test_it_looks_by_itself(rig, monkeypatch):
     monkeypatch.setattr(module, "LOOK_S", 0.0)
-    rig.keeper.on_spent(Spent())
+    rig.keeper.on_spent(TimeSpent())
     rig.log.newest_payload = (0, 1000)
     rig.state = replace(rig.state, phase=Phase.COLLECT)
     async with asyncio.TaskGroup() as group:
@@ -91,5 +91,5 @@ async def test_it_looks_by_itself(rig, monkeypatch):
         await asyncio.sleep(0)
         serving.cancel()
     rig.now += 5.0
-    rig.keeper.on_spent(Spent(wait_ns=5 * S))
+    rig.keeper.on_spent(TimeSpent(wait_ns=5 * S))
     assert rig.keeper.report().total.transfer_s == 5.0

@@ -11,10 +11,10 @@ from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import Known, MemberView
 from atoll.node.daemon.rounds.types import Phase, RoundConfig, RoundState
 from atoll.node.daemon.telemetry.goodput import SLICE_S, WINDOW_S, Books, Shares, add, take_back, total_s
-from atoll.node.daemon.telemetry.idle_reason import Sending, idle_as
+from atoll.node.daemon.telemetry.idle_reason import UploadState, idle_as
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.control_messages import TimeShares
-from atoll.protocols.local.worker_messages import Spent
+from atoll.protocols.local.worker_messages import TimeSpent
 
 S = 10**9
 
@@ -25,7 +25,7 @@ class Rig:
     def __init__(self) -> None:
         self.heard, self.lost_s = Shares(), 0.0
         self.books = Books(100.0, self._spend)
-        self.now, self.spent = 100.0, Spent()
+        self.now, self.spent = 100.0, TimeSpent()
 
     def _spend(self, shares: Shares, lost_s: float) -> None:
         add(self.heard, shares)
@@ -43,7 +43,7 @@ class Rig:
     def die(self, down_s: float) -> "Rig":
         self.books.worker_gone(self.now)
         self.now += down_s
-        self.spent = Spent()
+        self.spent = TimeSpent()
         return self
 
     @property
@@ -77,7 +77,7 @@ def test_the_totals_add_up_to_the_wall_time_whatever_happens(story):
         if what == "die":
             rig.die(seconds)
         elif what == "begin":
-            rig.die(0.0).books.read(Spent(), rig.now)
+            rig.die(0.0).books.read(TimeSpent(), rig.now)
             rig.now += seconds
         elif what == "lose":
             unsaved_s = rig.spent.unsaved_ns / S
@@ -109,7 +109,7 @@ def test_a_new_worker_goes_on_with_the_totals_and_the_time_without_one_is_down()
 def test_from_the_begin_of_the_process_to_its_first_word_it_starts():
     rig = Rig()
     rig.now += 3.0
-    rig.books.read(Spent(), rig.now)
+    rig.books.read(TimeSpent(), rig.now)
     rig.now += 4.0
     assert (rig.total.down_s, rig.total.start_s) == (3.0, 4.0)
     rig.do(start=2.0, wait=1.0)
@@ -119,7 +119,7 @@ def test_from_the_begin_of_the_process_to_its_first_word_it_starts():
 
 def test_a_worker_that_dies_before_its_first_word_was_starting():
     rig = Rig()
-    rig.books.read(Spent(), rig.now)
+    rig.books.read(TimeSpent(), rig.now)
     rig.now += 4.0
     rig.die(2.0)
     assert (rig.total.start_s, rig.total.down_s) == (4.0, 2.0)
@@ -221,7 +221,7 @@ def test_alone_there_is_nobody_to_send_to():
 
 
 def test_a_payload_is_sent_when_as_many_bytes_went_up_since_it_was_new():
-    sending = Sending()
+    sending = UploadState()
     assert not sending.unsent(None, 0)
     assert not sending.unsent(None, 500), "a snapshot for a newcomer"
     assert sending.unsent((3, 1000), 700), "200 of them went up since the last look"

@@ -9,11 +9,11 @@ import pytest
 
 from atoll.node.daemon.telemetry import round_log as roundlog
 from atoll.node.daemon.telemetry.goodput import Shares
-from atoll.node.daemon.telemetry.round_log import RoundLog, RoundRow
+from atoll.node.daemon.telemetry.round_log import RoundLog, RoundRecord
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local import control_messages as control
-from atoll.protocols.local.worker_messages import Pending, Trained
+from atoll.protocols.local.worker_messages import Pending, TrainReply
 
 ME, YOU = PeerId("me"), PeerId("you")
 NOBODY = (0, 0, 0, 0)
@@ -33,9 +33,9 @@ def opened() -> Iterator[Callable[[Path], RoundLog]]:
         log.close()
 
 
-def trained(number: int) -> Trained:
+def trained(number: int) -> TrainReply:
     pending = Pending(Round(number), digest(b"b"), digest(b"p"), "/p", 5, 640, 64, 2.5)
-    return Trained(pending, 996, 12.0, 3, 0.5)
+    return TrainReply(pending, 996, 12.0, 3, 0.5)
 
 
 def events(folder: Path) -> list[str]:
@@ -53,7 +53,7 @@ def test_tokens_are_counted_since_the_start(opened, tmp_path):
 
 
 def test_rows_are_what_the_control_socket_shows():
-    assert {field.name for field in fields(RoundRow)} == set(control.RoundRow.__struct_fields__)
+    assert {field.name for field in fields(RoundRecord)} == set(control.RoundStatus.__struct_fields__)
 
 
 def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import Goodput, PeerStatus, RoundStatus, Status, TimeShares
 
 PEER = "12D3KooWByRxyokKmxMNkMYp1SavrjyivNPwMg3K5hmXsCdFk6TW"
 
 
-def shares(**seconds: float) -> c.TimeShares:
-    return c.TimeShares(**{**dict.fromkeys(c.TimeShares.__struct_fields__, 0.0), **seconds})
+def shares(**seconds: float) -> TimeShares:
+    return TimeShares(**{**dict.fromkeys(TimeShares.__struct_fields__, 0.0), **seconds})
 
 
 @pytest.fixture
-def status() -> c.Status:
-    return c.Status(
+def status() -> Status:
+    return Status(
         version="0.1.0", pid=4711, uptime_s=61.5, peer=PEER, name="otter", addresses=("/ip4/192.0.2.7/tcp/4710",),
         run="ab" * 32, run_name="tiny", activity="collecting",
         reason="waiting for 1 of 4: …FkA6TW (training, round 7)", eta_s=2.5, round=7, rounds=54, step=0, steps=8,
@@ -28,18 +28,18 @@ def status() -> c.Status:
         blob_bytes_up=1_400_000, blob_bytes_down=800,
         observed=("/ip4/198.51.100.3/udp/999/quic-v1",), reachability="public",
         reachability_why="dialled back at /ip4/198.51.100.3/tcp/4710",
-        goodput=c.Goodput(
+        goodput=Goodput(
             window_s=100.0, window=shares(steps_s=95.0, wait_s=5.0), total=shares(steps_s=180.0, wait_s=20.0)
         ),
     )  # fmt: skip
 
 
-ROUND_ROW = c.RoundRow(
+ROUND_ROW = RoundStatus(
     round=6, peer=PEER, digest="cd" * 32, set="ef" * 32, final=True, contributors=(PEER,), train_loss=2.5,
     val_bpb=None, steps=8, tokens=8192, payload_bytes=19722, bytes_up=59166, bytes_down=59166, blob_bytes_up=59200,
     blob_payload_up=59166, train_s=0.28, encode_s=0.05, wait_s=1.5, steps_s=0.25, transfer_s=0.2,
 )  # fmt: skip
-PEER_ROW = c.PeerRow(
+PEER_ROW = PeerStatus(
     peer=PEER, path="punched", maddr="/ip4/192.0.2.9/udp/4710/quic-v1", rtt_s=0.012, member=True,
     activity="training", round=7, final=5, tokens_per_s=7000.0, heard_s=0.5, faults=0,
 )  # fmt: skip
@@ -48,17 +48,17 @@ PEER_ROW = c.PeerRow(
 class Node:
     """A source of data that the test sets."""
 
-    def __init__(self, status: c.Status) -> None:
+    def __init__(self, status: Status) -> None:
         self.now, self.known = status, [PEER_ROW]
         self.rows = [ROUND_ROW]
 
-    def status(self) -> c.Status:
+    def status(self) -> Status:
         return self.now
 
-    async def peers(self) -> Sequence[c.PeerRow]:
+    async def peers(self) -> Sequence[PeerStatus]:
         return self.known
 
-    def rounds(self, last: int) -> Sequence[c.RoundRow]:
+    def rounds(self, last: int) -> Sequence[RoundStatus]:
         return self.rows[-last:]
 
     def row(self, number: int, *, final: bool = True) -> None:
@@ -67,5 +67,5 @@ class Node:
 
 
 @pytest.fixture
-def node(status: c.Status) -> Node:
+def node(status: Status) -> Node:
     return Node(status)

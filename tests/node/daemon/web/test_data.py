@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.node.daemon.web import data
 from atoll.node.daemon.web.data import Data, next_since, without_addresses
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import PeerStatus, RoundStatus, Status
 
 
 async def ask(node, **query: str) -> Data:
@@ -22,9 +22,9 @@ async def test_it_has_the_fields_of_the_control_socket(node):
     answer = await data.reply(node, {})
     shown = json.loads(answer.body)
     assert set(shown) == {"v", "status", "peers", "rounds", "next"}
-    assert set(shown["status"]) == {"type", *c.Status.__struct_fields__}
-    assert set(shown["peers"][0]) == set(c.PeerRow.__struct_fields__)
-    assert set(shown["rounds"][0]) == set(c.RoundRow.__struct_fields__)
+    assert set(shown["status"]) == {"type", *Status.__struct_fields__}
+    assert set(shown["peers"][0]) == set(PeerStatus.__struct_fields__)
+    assert set(shown["rounds"][0]) == set(RoundStatus.__struct_fields__)
     assert shown["status"]["goodput"]["window"]["steps_s"] == 95.0
     assert shown["status"]["val_bpb"] is None
 
@@ -59,7 +59,7 @@ def test_no_address_is_left(address):
 
 async def test_who_follows_the_cursor_has_what_who_asks_anew_has(node):
     node.rows = []
-    held: dict[int, c.RoundRow] = {}
+    held: dict[int, RoundStatus] = {}
     cursor = 0
     for number in range(30):
         node.row(number, final=False)

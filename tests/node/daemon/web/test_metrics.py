@@ -6,8 +6,8 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as open_parser
 
 from atoll.node.daemon.web.metrics import Metrics, cause
-from atoll.node.daemon.web.reply import Reply
-from atoll.protocols.local import control_messages as c
+from atoll.node.daemon.web.reply import HttpReply
+from atoll.protocols.local.control_messages import Goodput, Status, TimeShares
 
 OPEN = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
 REASONS = {
@@ -18,11 +18,11 @@ REASONS = {
 class Scraped:
     """A node whose status the test sets."""
 
-    def __init__(self, status: c.Status) -> None:
+    def __init__(self, status: Status) -> None:
         self.now = status
         self.metrics = Metrics(lambda: self.now)
 
-    def text(self, accept: str = "") -> Reply:
+    def text(self, accept: str = "") -> HttpReply:
         return self.metrics.reply(accept)
 
     def samples(self, name: str) -> dict[tuple[str, ...], float]:
@@ -36,12 +36,12 @@ class Scraped:
         }
 
     def book(self, **total: float) -> None:
-        goodput = c.Goodput(window_s=0.0, window=shares(), total=shares(**total))
+        goodput = Goodput(window_s=0.0, window=shares(), total=shares(**total))
         self.now = msgspec.structs.replace(self.now, goodput=goodput)
 
 
-def shares(**seconds: float) -> c.TimeShares:
-    return c.TimeShares(**{**dict.fromkeys(c.TimeShares.__struct_fields__, 0.0), **seconds})
+def shares(**seconds: float) -> TimeShares:
+    return TimeShares(**{**dict.fromkeys(TimeShares.__struct_fields__, 0.0), **seconds})
 
 
 @pytest.fixture

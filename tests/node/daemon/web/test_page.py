@@ -8,9 +8,9 @@ import pytest
 
 from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.page import page
-from atoll.node.daemon.web.request import Request
+from atoll.node.daemon.web.request import HttpRequest
 from atoll.node.daemon.web.site import Site
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import PeerStatus, RoundStatus, Status
 
 TEXT = page().body.decode()
 SCRIPT = re.findall(r"<script>(.*?)</script>", TEXT, re.DOTALL)
@@ -44,7 +44,8 @@ def test_nothing_is_written_as_markup_and_nothing_is_loaded():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("now", c.Status), ("row", c.RoundRow), ("peer", c.PeerRow), (r"data\.status", c.Status)]
+    ("name", "kind"),
+    [("now", Status), ("row", RoundStatus), ("peer", PeerStatus), (r"data\.status", Status)],
 )
 def test_it_reads_fields_that_are_there(name, kind):
     named = set(re.findall(NAMED.format(name), SCRIPT[0])) - {"append"}
@@ -65,6 +66,6 @@ def test_every_element_that_the_script_writes_to_is_there():
 
 
 async def test_it_is_the_root(node):
-    answer = await Site(node).answer(Request("/", {}, "*/*"))
+    answer = await Site(node).answer(HttpRequest("/", {}, "*/*"))
     assert answer == page()
     assert answer.kind.startswith("text/html")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.web.place import Place, read_place
-from atoll.node.daemon.web.request import Refusal, Request, is_address, parse
+from atoll.node.daemon.web.place import ListenAddress, read_place
+from atoll.node.daemon.web.request import HttpRefusal, HttpRequest, is_address, parse
 from atoll.protocols.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ def head(line: str = "GET / HTTP/1.1", *fields: str, host: str = "127.0.0.1:4780
 
 def test_a_get_with_words():
     asked = parse(head("GET /v1/data.json?since=7&x= HTTP/1.1", "Accept: text/html", "accept: */*"))
-    assert asked == Request("/v1/data.json", {"since": "7", "x": ""}, "text/html,*/*")
+    assert asked == HttpRequest("/v1/data.json", {"since": "7", "x": ""}, "text/html,*/*")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_get_with_words():
 )
 def test_what_is_refused(given, status):
     refusal = parse(given)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, HttpRefusal)
     assert refusal.status == status
 
 
@@ -78,29 +78,29 @@ def test_hosts_that_are_addresses(host):
 )  # fmt: skip
 def test_hosts_that_are_names(host):
     assert not is_address(host)
-    assert isinstance(parse(head(host=host)), Refusal) or host == "127.0.0.1 ", (
+    assert isinstance(parse(head(host=host)), HttpRefusal) or host == "127.0.0.1 ", (
         "outer blanks are no part of a field"
     )
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_raise(data):
-    assert isinstance(parse(data), Request | Refusal)
+    assert isinstance(parse(data), HttpRequest | HttpRefusal)
 
 
 @given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=80))
 def test_no_target_raises(text):
     asked = parse(head(f"GET /{text} HTTP/1.1"))
-    assert isinstance(asked, Refusal) or (" " not in text and asked.path.startswith("/"))
+    assert isinstance(asked, HttpRefusal) or (" " not in text and asked.path.startswith("/"))
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
         ("", None),
-        ("127.0.0.1:0", Place("127.0.0.1", 0)),
-        ("0.0.0.0:4780", Place("0.0.0.0", 4780)),
-        ("[::1]:4780", Place("::1", 4780)),
+        ("127.0.0.1:0", ListenAddress("127.0.0.1", 0)),
+        ("0.0.0.0:4780", ListenAddress("0.0.0.0", 4780)),
+        ("[::1]:4780", ListenAddress("::1", 4780)),
     ],
 )
 def test_places(text, place):

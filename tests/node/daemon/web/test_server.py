@@ -9,21 +9,21 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.node.daemon.web import server as module
-from atoll.node.daemon.web.place import Place
-from atoll.node.daemon.web.reply import Reply
-from atoll.node.daemon.web.request import HEAD_MAX_BYTES, Request
+from atoll.node.daemon.web.place import ListenAddress
+from atoll.node.daemon.web.reply import HttpReply
+from atoll.node.daemon.web.request import HEAD_MAX_BYTES, HttpRequest
 from atoll.node.daemon.web.server import Answer, WebServer
 from atoll.node.daemon.web.site import Site
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import LocalFault
-from atoll.protocols.local import control_messages as c
+from atoll.protocols.local.control_messages import Status
 
-LOOPBACK = Place("127.0.0.1", 0)
+LOOPBACK = ListenAddress("127.0.0.1", 0)
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def ok(_: Request) -> Reply:
-    return Reply(b"ok")
+async def ok(_: HttpRequest) -> HttpReply:
+    return HttpReply(b"ok")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def served(answer: Answer = ok, place: Place | None = LOOPBACK) -> AsyncIterator[WebServer]:
+async def served(answer: Answer = ok, place: ListenAddress | None = LOOPBACK) -> AsyncIterator[WebServer]:
     server = WebServer(place, answer, time.monotonic)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve())
@@ -119,8 +119,8 @@ async def test_who_asks_slowly_is_hung_up_on(monkeypatch):
 async def test_who_does_not_read_is_dropped(monkeypatch):
     monkeypatch.setattr(module, "WRITE_S", 0.05)
 
-    async def much(_: Request) -> Reply:
-        return Reply(b"x" * 20_000_000)
+    async def much(_: HttpRequest) -> HttpReply:
+        return HttpReply(b"x" * 20_000_000)
 
     async with served(much) as server:
         reader, writer = await asyncio.open_connection(
@@ -168,10 +168,10 @@ async def test_a_flood_of_connections_is_taken_slowly(monkeypatch):
 async def test_a_bug_or_a_fault_in_an_answer_ends_its_request_only():
     wrong: list[Exception] = [ValueError("secret"), LocalFault("the node is busy")]
 
-    async def fails(_: Request) -> Reply:
+    async def fails(_: HttpRequest) -> HttpReply:
         if wrong:
             raise wrong.pop(0)
-        return Reply(b"ok")
+        return HttpReply(b"ok")
 
     async with served(fails) as server:
         assert await say(server, GET) == b""
@@ -188,7 +188,7 @@ def test_after_a_dear_answer_the_next_one_waits(monkeypatch):
     async def ask_twice() -> list[float]:
         times = []
         for _ in range(2):
-            assert (await server._reply(Request("/", {}, ""))).body == b"ok"
+            assert (await server._reply(HttpRequest("/", {}, ""))).body == b"ok"
             times.append(asyncio.get_running_loop().time())
         return times
 
@@ -198,7 +198,7 @@ def test_after_a_dear_answer_the_next_one_waits(monkeypatch):
 async def test_an_address_that_is_taken_is_tried_again(monkeypatch):
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     async with served() as first:
-        place = Place("127.0.0.1", int(first.url.rstrip("/").rpartition(":")[2]))
+        place = ListenAddress("127.0.0.1", int(first.url.rstrip("/").rpartition(":")[2]))
         second = WebServer(place, ok, time.monotonic)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(second.serve())
@@ -212,7 +212,7 @@ async def test_an_address_that_is_taken_is_tried_again(monkeypatch):
 
 
 async def test_status_that_cannot_be_told_is_no_end(node, monkeypatch):
-    def not_yet() -> c.Status:
+    def not_yet() -> Status:
         raise LocalFault("not yet")
 
     monkeypatch.setattr(node, "status", not_yet)

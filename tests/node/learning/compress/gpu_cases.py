@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.node.learning.compress import fitting, folding
 from atoll.node.learning.compress.encoding import encode_residual
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.compress.gpu import encoding as gpu_encoding
 from atoll.node.learning.compress.gpu import fitting as gpu_fitting
 from atoll.node.learning.compress.gpu import folding as gpu_folding
@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GOLDEN = Path(__file__).parents[3] / "golden" / "payload.json"
 CHUNKS = 8
-STEP = Step(256, 64)
+STEP = OuterStep(256, 64)
 
 
 def arms(seed):
@@ -187,7 +187,7 @@ def test_the_fold_gives_the_cpus_bits(k, members, monkeypatch):
 )
 def test_the_fold_gives_the_cpus_bits_for_any_weights_and_steps(drawn, alpha_256, floor_256, scale):
     members = [(weight, payload_of(seed, 64, 2, scale)) for weight, seed in drawn]
-    same_update(members, 2, 64, Step(alpha_256, floor_256))
+    same_update(members, 2, 64, OuterStep(alpha_256, floor_256))
 
 
 def test_theta_moves_in_the_same_pass_and_leaves_its_range_as_divergence():

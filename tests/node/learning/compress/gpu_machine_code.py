@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.compress.gpu.encoding import blank_payload, encode_into, encode_rows
 from atoll.node.learning.compress.gpu.folding import fold_into, update_of
 from atoll.node.learning.compress.sparse2 import encode
@@ -63,8 +63,8 @@ def main():
         in_parts(k)
         assert {id(found) for _, found in made} == known, "a worker would compile in the middle of a round"
         members, theta = [(1, encode(arrays[0], k))] * chunks, torch.zeros((chunks, 4096), dtype=torch.int32)
-        update_of(members, chunks, k, Step(256, 64), codec="sparse2", device=torch.device("cpu"))
-        fold_into(theta, members, k, Step(256, 64), theta.clone(), codec="sparse2")
+        update_of(members, chunks, k, OuterStep(256, 64), codec="sparse2", device=torch.device("cpu"))
+        fold_into(theta, members, k, OuterStep(256, 64), theta.clone(), codec="sparse2")
     for name, found in {id(found): (name, found) for name, found in made}.values():
         code = found.asm["ptx"]
         inexact = re.findall(INEXACT, code)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.kernels.compiled import compiled
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS, Layout
@@ -77,7 +77,7 @@ def judged(name: str, k: int, payload: bytes) -> None:
     residual = torch.zeros((CHUNKS, 4096))
     for read in (
         lambda: codec.check(payload, CHUNKS),
-        lambda: codec.onto(NOTHING, [good, (255, payload)], Step(1024, 64)),
+        lambda: codec.onto(NOTHING, [good, (255, payload)], OuterStep(1024, 64)),
         lambda: codec.give_back(residual, payload),
     ):
         try:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.folding import Step, fold_into
+from atoll.node.learning.compress.folding import OuterStep, fold_into
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.mean import divisor, outer_step
 from atoll.protocols.errors import ConfigError, DecodeError, Divergence
@@ -68,7 +68,7 @@ def test_payload_and_residual_add_up(name, k, scale):
 
 
 @pytest.mark.parametrize(("name", "k"), ALL)
-@pytest.mark.parametrize("step", [Step(256, 64), Step(1024, 0), Step(1, 256)])
+@pytest.mark.parametrize("step", [OuterStep(256, 64), OuterStep(1024, 0), OuterStep(1, 256)])
 def test_the_fold_equals_the_definition(name, k, step):
     codec = codec_of(name, k)
     members = [(w, payload(name, k, w, scale)) for w, scale in ((1, 1e-3), (7, 9.0), (255, 1e-6))]
@@ -89,7 +89,7 @@ def test_the_fold_equals_the_definition(name, k, step):
 def test_the_extremes_do_not_overflow(name, k):
     members = [(255, said_of(name, k, torch.full((CHUNKS, 4096), 1e9))[0])] * 1024
     codec = codec_of(name, k)
-    for step in (Step(1024, 0), Step(1024, 256)):
+    for step in (OuterStep(1024, 0), OuterStep(1024, 256)):
         assert torch.equal(codec.onto(NOTHING, members, step), plain_update(name, k, members, step))
 
 

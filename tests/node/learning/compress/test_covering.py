@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.covering import rows_of
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.outer.mean import divisor, outer_step
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.coverage import Span, size_of
@@ -57,7 +57,7 @@ MEMBER = st.tuples(st.integers(1, 255), st.integers(0, 20), st.sets(st.integers(
 @settings(max_examples=25, deadline=None)
 @given(st.lists(MEMBER, max_size=11), st.integers(0, 256), st.randoms(), st.integers(1, 3))
 def test_each_chunk_is_the_step_of_those_who_cover_it_in_any_order(name, k, drawn, floor_256, luck, threads):
-    codec, step = codec_of(name, k), Step(256, floor_256)
+    codec, step = codec_of(name, k), OuterStep(256, floor_256)
     members = [(weight, payload(codec, seed, len(rows)), rows) for weight, seed, rows in drawn]
     given = [(weight, data, rows_of(cover_of(rows), WHOLE)) for weight, data, rows in members]
     expected = plain(codec, members, step)
@@ -67,7 +67,7 @@ def test_each_chunk_is_the_step_of_those_who_cover_it_in_any_order(name, k, draw
 
 @pytest.mark.parametrize(("name", "k"), CODECS)
 def test_who_covers_everything_changes_nothing_by_saying_so(name, k):
-    codec, step = codec_of(name, k), Step(256, 64)
+    codec, step = codec_of(name, k), OuterStep(256, 64)
     members = [(weight, payload(codec, weight, CHUNKS)) for weight in (3, 64, 255)]
     said = [(weight, data, rows_of(WHOLE, WHOLE)) for weight, data in members]
     assert torch.equal(codec.onto(nothing(CHUNKS), said, step), codec.onto(nothing(CHUNKS), members, step))
@@ -75,7 +75,7 @@ def test_who_covers_everything_changes_nothing_by_saying_so(name, k):
 
 def test_the_floor_is_a_share_of_the_weight_that_covers_the_chunk():
     """A lone holder of an expert is not held back by the weight of those who do not train it."""
-    codec, step = codec_of("int8", 4096), Step(256, 256)
+    codec, step = codec_of("int8", 4096), OuterStep(256, 256)
     alone = payload(codec, 5, 1)
     others = [(200, payload(codec, seed, 5), rows_of(cover_of(range(1, 6)), WHOLE)) for seed in (6, 7)]
     mine = (10, alone, rows_of(cover_of([0]), WHOLE))
@@ -86,7 +86,9 @@ def test_the_floor_is_a_share_of_the_weight_that_covers_the_chunk():
 def test_a_payload_of_another_cover_is_refused():
     codec = codec_of("sparse2", 64)
     with pytest.raises(DecodeError):
-        codec.onto(nothing(CHUNKS), [(1, payload(codec, 1, 3), rows_of(cover_of([0, 1]), WHOLE))], Step(256, 64))
+        codec.onto(
+            nothing(CHUNKS), [(1, payload(codec, 1, 3), rows_of(cover_of([0, 1]), WHOLE))], OuterStep(256, 64)
+        )
 
 
 @given(st.sets(st.integers(0, CHUNKS - 1), min_size=1))

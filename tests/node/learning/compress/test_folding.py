@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.compress import folding
-from atoll.node.learning.compress.folding import Step
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.compress.sparse2 import decode, encode
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.mean import outer_update
@@ -20,7 +20,7 @@ check, fold_into, update_of = (
     partial(each, codec="sparse2") for each in (folding.check, folding.fold_into, folding.update_of)
 )
 CHUNKS = 5
-STEP = Step(256, 64)
+STEP = OuterStep(256, 64)
 
 
 def payload(seed, k, chunks=CHUNKS, scale=1e-3):
@@ -34,7 +34,7 @@ def plain(members, k, step, chunks=CHUNKS):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 63, 64, 65, 128, 1000, 4096])
-@pytest.mark.parametrize("step", [Step(256, 64), Step(1024, 0), Step(1, 256)])
+@pytest.mark.parametrize("step", [OuterStep(256, 64), OuterStep(1024, 0), OuterStep(1, 256)])
 def test_equals_the_plain_version(k, step):
     members = [(weight, payload(weight, k)) for weight in (1, 7, 64, 255)]
     assert torch.equal(update_of(members, CHUNKS, k, step), plain(members, k, step))
@@ -50,7 +50,7 @@ def test_equals_the_plain_version(k, step):
 )
 def test_equals_the_plain_version_for_any_weights_and_steps(drawn, alpha_256, floor_256, scale, threads):
     members = [(weight, payload(seed, 64, scale=scale)) for weight, seed in drawn]
-    step = Step(alpha_256, floor_256)
+    step = OuterStep(alpha_256, floor_256)
     assert torch.equal(update_of(members, CHUNKS, 64, step, threads=threads), plain(members, 64, step))
 
 
@@ -58,7 +58,7 @@ def test_the_extremes_do_not_overflow():
     values = torch.zeros((1, 4096))
     values[0, 0], values[0, 1:64] = 1e6, 1.0
     members = [(255, encode(values * 1e6, 64))] * 1024
-    for step in (Step(1024, 0), Step(1024, 256)):
+    for step in (OuterStep(1024, 0), OuterStep(1024, 256)):
         assert torch.equal(update_of(members, 1, 64, step), plain(members, 64, step, 1))
 
 
@@ -67,7 +67,7 @@ def test_sets_beyond_one_packed_sum(members):
     """514 members of weight 255 fit in the 17 bits of a packed sum; more are added in parts."""
     three = [payload(seed, 64, scale=1e3) for seed in range(3)]
     taken = [(255 if at else 2, three[at % 3]) for at in range(members)]
-    for step in (STEP, Step(1024, 0)):
+    for step in (STEP, OuterStep(1024, 0)):
         assert torch.equal(update_of(taken, CHUNKS, 64, step), plain(taken, 64, step))
 
 

@@ -113,13 +113,13 @@ def test_markov_text_has_the_entropy_it_claims():
 
 
 def test_markov_weights_are_probabilities_without_zeros():
-    weights = markov.weights(markov.Source(seed=5))
+    weights = markov.weights(markov.MarkovSource(seed=5))
     assert (weights.sum(axis=2) == 1 << 16).all()
     assert weights.min() >= 1
 
 
 def test_markov_is_the_same_everywhere_and_each_seed_is_another():
-    a, b = markov.Source(seed=1, size=8192), markov.Source(seed=2, size=8192)
+    a, b = markov.MarkovSource(seed=1, size=8192), markov.MarkovSource(seed=2, size=8192)
     assert corpus.text_digest(corpus.Corpus(*markov.texts(a))).hex()[:16] == "1bb2a951054d5668"
     assert markov.texts(a) != markov.texts(b)
     assert markov.generate(a, 0, 512) != markov.generate(a, 1, 512)

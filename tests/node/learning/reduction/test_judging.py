@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from atoll.node.learning.reduction.judging import proves_fault, sampled_chunks
 from atoll.node.learning.reduction.reducer import Reducer
-from atoll.node.learning.reduction.reducing import Kept, kept_leaves
+from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, kept_leaves
 from atoll.node.worker.reduction_arithmetic import PLAIN
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault, PeerFault
@@ -32,7 +32,7 @@ def wrong_values(made):
 def wrong_remainder(made):
     """An honest payload, and error feedback that is invented: values for the rounds to come."""
     left = made.left.values_C4096 + 5
-    return made._replace(left=Kept(made.span, left), kept_levels=levels_of(kept_leaves(left)))
+    return made._replace(left=ReducerErrorFeedback(made.span, left), kept_levels=levels_of(kept_leaves(left)))
 
 
 LIES = {"values": wrong_values, "remainder": wrong_remainder}
@@ -80,7 +80,7 @@ def test_error_feedback_that_is_not_what_the_last_round_left_is_no_way_out(small
     offers = [world.offer(who, 1) for who in range(5)]
     reducer = world.reducers[2]
     last = reducer.last
-    reducer._last = last._replace(left=Kept(last.left.span, last.left.values_C4096 + 9))
+    reducer._last = last._replace(left=ReducerErrorFeedback(last.left.span, last.left.values_C4096 + 9))
     claim = world.reduce(2, offers, 1)
     chunk = claim.body.span.start
     with pytest.raises(DecodeError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.node.learning.compress.sparse2 import decode, encode
 from atoll.node.learning.reduction.arithmetic import decode_rows
 from atoll.node.learning.reduction.reducing import (
-    Kept,
+    ReducerErrorFeedback,
     hand_back,
     mean_of,
     minus,
@@ -117,7 +117,7 @@ def test_the_silent_row_is_what_the_encoder_writes_for_zeros(k):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 6), st.integers(1, 6), st.integers(0, 6), st.integers(1, 6))
 def test_a_moved_slice_loses_nothing(first, size, new_first, new_size):
-    kept = Kept(Span(first, first + size), torch.randint(-99, 99, (size, 4096), dtype=torch.int32))
+    kept = ReducerErrorFeedback(Span(first, first + size), torch.randint(-99, 99, (size, 4096), dtype=torch.int32))
     new, rest = moved(kept, Span(new_first, new_first + new_size))
     whole = torch.zeros((12, 4096), dtype=torch.int32)
     for each in (new, rest):
@@ -129,6 +129,6 @@ def test_a_moved_slice_loses_nothing(first, size, new_first, new_size):
 
 def test_what_is_handed_back_comes_into_the_own_feedback():
     residual = torch.zeros((4, 4096))
-    hand_back(residual, Kept(Span(1, 3), torch.full((2, 4096), 1 << 20, dtype=torch.int32)))
+    hand_back(residual, ReducerErrorFeedback(Span(1, 3), torch.full((2, 4096), 1 << 20, dtype=torch.int32)))
     assert residual[0].abs().max() == residual[3].abs().max() == 0
     assert bool((residual[1:3] == 2.0**-6).all())

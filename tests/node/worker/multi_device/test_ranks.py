@@ -17,7 +17,13 @@ from atoll.node.worker.session import Session
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, LocalFault
 from atoll.protocols.ids import Digest, Round, RunId
-from atoll.protocols.local import worker_messages as w
+from atoll.protocols.local.worker_messages import (
+    EvaluateRequest,
+    FoldRequest,
+    StartRequest,
+    TrainReply,
+    TrainRequest,
+)
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ExpertsSpec
 from atoll.protocols.run.run_spec import RunSpec, Stage
@@ -46,7 +52,7 @@ class Node(Home):
     """A member whose rounds are folded without it, so that its weights move by merges too."""
 
     @cached_property
-    def folded(self) -> dict[int, w.Trained]:
+    def folded(self) -> dict[int, TrainReply]:
         return {}
 
     def again(self) -> None:
@@ -55,19 +61,19 @@ class Node(Home):
         for number, trained in self.folded.items():
             self.fold(number, trained)
 
-    def round(self, number: int, experts: bytes, late: w.Trained | None = None) -> w.Trained:
+    def round(self, number: int, experts: bytes, late: TrainReply | None = None) -> TrainReply:
         """`late`: of the round before, folded when this one cannot go on without it."""
         after, ahead = (-1 if late is None else number - 1), self.spec.outer.overlap_steps
-        ask = w.Train(Round(number), 0, 1, STEPS, after, experts, ahead=ahead)
+        ask = TrainRequest(Round(number), 0, 1, STEPS, after, experts, ahead=ahead)
         for event in self.session.train(ask):
             if event is None:
                 assert late is not None
                 self.fold(number - 1, late)
         self.keep(number)
-        assert isinstance(event, w.Trained)
+        assert isinstance(event, TrainReply)
         return event
 
-    def fold(self, number: int, trained: w.Trained) -> None:
+    def fold(self, number: int, trained: TrainReply) -> None:
         """As if somebody else had made this payload."""
         copy = self.path / f"{number}.copy"
         if not copy.exists():
@@ -75,7 +81,7 @@ class Node(Home):
         named = msgspec.structs.replace(
             member(trained.pending, OTHER), experts=trained.pending.experts, path=str(copy)
         )
-        self.ask(w.Fold(Round(number), (named,)))
+        self.ask(FoldRequest(Round(number), (named,)))
         self.folded[number] = trained
 
     def values(self) -> dict[str, torch.Tensor]:
@@ -109,7 +115,7 @@ def test_two_devices_take_the_steps_of_one_as_copies_or_parts_and_either_goes_on
     go_on(two, "cpu,cpu", shard=True)
     third = compare(2, LOW, one, two)
     fold(3, compare(3, HIGH, one, two, third), one, two)
-    evaluated = [node.ask(w.Evaluate()) for node in (one, two)]
+    evaluated = [node.ask(EvaluateRequest()) for node in (one, two)]
     assert evaluated[0].state == evaluated[1].state, "one digest, however many devices a member has"
     assert evaluated[1].val_loss == pytest.approx(evaluated[0].val_loss, abs=1e-4)
     parts = [path.name for path in (two.path / "state").glob("*/parts/*")]
@@ -150,7 +156,7 @@ def test_a_part_that_was_flipped_is_found_and_the_save_before_is_used(tmp_path: 
     assert "do not have the hash" in found.report[0]
 
 
-def compare(number: int, experts: bytes, one: Node, two: Node, late: w.Trained | None = None) -> w.Trained:
+def compare(number: int, experts: bytes, one: Node, two: Node, late: TrainReply | None = None) -> TrainReply:
     """A round of both, in which the processes of `two` compare their bits; the payload of `one`."""
     alone, together = one.round(number, experts, late), two.round(number, experts, late)
     assert together.pending.loss == pytest.approx(alone.pending.loss, abs=1e-5)
@@ -160,7 +166,7 @@ def compare(number: int, experts: bytes, one: Node, two: Node, late: w.Trained |
     return alone
 
 
-def fold(number: int, trained: w.Trained, *nodes: Node) -> None:
+def fold(number: int, trained: TrainReply, *nodes: Node) -> None:
     for node in nodes:
         node.fold(number, trained)
 
@@ -170,12 +176,12 @@ def test_a_device_that_goes_astray_is_found_and_one_that_dies_is_named(tmp_path:
     one, two = Node(tmp_path / "one", ME, spec), Node(tmp_path / "two", ME, spec, "cpu,cpu")
     fold(0, compare(0, ALL, one, two), one, two)
     saved = two.values()
-    steps = two.session.train(w.Train(Round(1), 0, 1, STEPS, -1))
+    steps = two.session.train(TrainRequest(Round(1), 0, 1, STEPS, -1))
     next(steps)
     two.session._learner.module.model.norm.weight.data[0] += 1e-6  # memory that is not as it was
     with pytest.raises(LocalFault, match="do not hold the same weights"):
         list(steps)
-    steps = two.session.train(w.Train(Round(1), 0, 1, STEPS, -1))
+    steps = two.session.train(TrainRequest(Round(1), 0, 1, STEPS, -1))
     next(steps)
     (child,) = two.session._ranks._children
     os.kill(child.pid, signal.SIGKILL)
@@ -199,7 +205,7 @@ def test_devices_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> 
         Home(tmp_path / "a", ME, spec_of(None, 0, 2), "cuda:0,cuda:1")
     with pytest.raises(ConfigError, match=r"^cuda:7 is not here"):
         Home(tmp_path / "b", device="cuda:7")
-    start = w.Start(codec.encode(spec_of(MIXTURE, 0, 4)), ME, str(tmp_path), "", 1, "cpu,cpu,cpu", shard=True)
+    start = StartRequest(codec.encode(spec_of(MIXTURE, 0, 4)), ME, str(tmp_path), "", 1, "cpu,cpu,cpu", shard=True)
     with pytest.raises(ConfigError, match="cannot be cut into 3"):
         Session(start)
     with pytest.raises(ConfigError, match=r"^3 devices cannot share steps of 2 sequences$"):
