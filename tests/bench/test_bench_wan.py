@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
-from atoll_bench import wan
 from atoll_bench.report import all_reached
+from atoll_bench.wan import wan
 from atoll_bench.wan.wan_figures import Exchange, Trace, elsewhere, exchanges, goodput
 from atoll_bench.wan.wan_nodes import Trained, spec_of
 from atoll_bench.wan.wan_rival import Averaged, agree

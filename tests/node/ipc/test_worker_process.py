@@ -195,7 +195,7 @@ async def test_asks_are_answered_and_faults_keep_their_name(rig):
         assert full.value.hint == "free some"
         with pytest.raises(LocalFault):
             await one.trainer.ask(VerifyRequest("odd", 0), VerifyReply)
-        with pytest.raises(LocalFault, match="answered Verified"):
+        with pytest.raises(LocalFault, match="answered VerifyReply"):
             await one.trainer.ask(VerifyRequest("x", 0), FoldReply)
         trained = await one.trainer.ask(TrainRequest(Round(3), 0, 1, 40, -1), TrainReply)
         assert trained.pending.round == one.progress[0].round == 3

@@ -13,7 +13,7 @@ from atoll.protocols.ledger.reduction import RowsAnswer, RowsAsk
 from atoll.protocols.ledger.rows import checked_rows
 from atoll.protocols.run.slices import ReduceSpec
 from atoll.protocols.spans import Span
-from tests.node.learning.reduction.conftest import CHUNKS, K
+from tests.node.reduction_world import CHUNKS, K
 
 
 class Store:
