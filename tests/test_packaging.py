@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = ("protocols", "p2p", "node", "cli")
 QUICK_S = 1.0
-"""Twice the promise of 0.3 s: a busy CI machine is no slow program. docs/log.md has the measured figure."""
+"""Twice the promise of 0.3 s: a busy CI machine is no slow program. docs/log has the measured figure."""
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

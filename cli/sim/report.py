@@ -17,7 +17,7 @@ ADAMW_LIMIT = 1.10
 DILOCO_LIMIT = 1.00
 AVERAGE_LIMIT = 1.01
 """Plain averaging of what is sent whole, a harder comparison than DiLoCo's Nesterov: 0.989 where all go through,
-1.004 where one is killed and one comes late (docs/log.md). One seed, whose noise is about half a per cent."""
+1.004 where one is killed and one comes late (docs/log). One seed, whose noise is about half a per cent."""
 IDLE_LIMIT = 0.02
 
 Rows = Mapping[int, Sequence[Mapping[str, Any]]]

@@ -2,7 +2,7 @@
 
 A tokenizer of another model with as many tokens is legal in every other way, and the weights would be trained on
 what is noise to them. The bound is what a count of the tokens knows. Guessing evenly is none: tokenizers of one
-kind share their first tokens, and with a foreign one a model may still do better than that (docs/log.md).
+kind share their first tokens, and with a foreign one a model may still do better than that (docs/log).
 """
 
 import math

@@ -24,7 +24,7 @@ SOURCE = "builtin:shakespeare"
 WARMUP = 20
 """One step in so many warms the rate up."""
 EXPERT_LR = 2.0
-"""Of experts with one of four holders: √(N / r). Trained whole they lose by it (docs/log.md)."""
+"""Of experts with one of four holders: √(N / r). Trained whole they lose by it (docs/log)."""
 ALPHA_4096, MERGES = 205, 8
 """SPES's α of 0.05 (arXiv 2602.11543), falling to 0 at two thirds of the run; merges until then."""
 

@@ -43,7 +43,7 @@ def test_rounds_are_reduced_as_soon_as_a_final_set_names_the_reducers(world, ove
 
 
 def test_eighteen_members_reduce_above_sixteen(world):
-    """More members than slices: 18 members, 12 chunks. The bytes of 18 larger nodes: docs/log.md."""
+    """More members than slices: 18 members, 12 chunks. The bytes of 18 larger nodes: docs/log."""
 
     async def story() -> None:
         async with world(5, 18, reduce=ReduceSpec(gap=2)) as w:
