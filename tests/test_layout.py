@@ -40,7 +40,7 @@ LAZY_IMPORTS = {
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/worker/multi_device/modes.py", "group_of"): "a second of torch that only parts need",
     ("cli/commands/new_run.py", "write_run"): "torch takes a second: only where weights are read",
-    ("p2p/discovery/dnsaddr.py", "system_lookup"): "dnspython loads QUIC and trio",
+    ("p2p/discovery/dns.py", "system_lookup"): "dnspython loads QUIC and trio",
     ("p2p/transports/pylibp2p/pylibp2p_host.py", "_adopt"): "trio and libp2p take half a second and 80 MB",
     ("p2p/transports/pylibp2p/pylibp2p_host.py", "_run_engine"): "trio and libp2p take half a second and 80 MB",
     ("p2p/transports/pylibp2p/pylibp2p_host.py", "serve"): "trio and libp2p take half a second and 80 MB",

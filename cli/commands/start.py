@@ -20,7 +20,7 @@ from atoll.node.daemon.app import Daemon
 from atoll.node.daemon.feed_recovery import marked
 from atoll.node.daemon.telemetry.logfile import log_handler
 from atoll.node.runs.invites import check_admission, invite_text, kept_invite, own_seeds, reach
-from atoll.p2p.ledger.store import LEDGER
+from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
@@ -83,7 +83,7 @@ def _check_admitted(home: Home, found: FoundRun) -> None:
     """Refuse at once what peers would refuse. Who worked in the run before has shown its permit already."""
     folder = home.run(found.spec.id)
     lost = marked(folder)
-    if not (folder / LEDGER).exists() and (lost is None or lost.entries == 0):
+    if not (folder / LEDGER_FILE).exists() and (lost is None or lost.entries == 0):
         me = load_or_create(home.identity).peer_id
         check_admission(found.spec, me, kept_invite(home, found.spec.id), time.time())
 

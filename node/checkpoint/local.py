@@ -16,7 +16,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, RunId
 from atoll.protocols.local.worker_messages import Pending
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 
 class KeptBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -32,7 +32,7 @@ from atoll.node.runs.capacity.free_resources import settled
 from atoll.node.runs.invites import kept_invite, opening_entry
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_pipe import ChildOptions
-from atoll.p2p.ledger.admission_gate import Gate
+from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.limits.config import read_limits
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.membership.address_book import parse_seed
@@ -77,7 +77,7 @@ class Daemon:
         options = SwarmOptions(run_file=run_file)
         serve_run(self.host, run_file)
         dht = Dht(self.identity, self._dht_options, rng=random.Random()) if config.dht else None
-        gate = Gate(self.spec, me, time.time)
+        gate = AdmissionGate(self.spec, me, time.time)
         self.swarm = Swarm(
             *(self.host, self.identity, self.spec.id, folder, seeds), options=options, dht=dht, gate=gate
         )
@@ -115,7 +115,7 @@ class Daemon:
 
     def _place(self, blob: bytes) -> str:
         """Where the store keeps, or will keep, a file that travels with the run; empty for none."""
-        return str(self.swarm.blobs.store.place(Digest(blob))) if blob else ""
+        return str(self.swarm.blobs.store.blob_path(Digest(blob))) if blob else ""
 
     async def run(self, on_up: Callable[[], None] = lambda: None) -> None:
         """Work until stopped. Raises the AtollError that this machine or its user must mend."""

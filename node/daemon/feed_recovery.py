@@ -77,27 +77,27 @@ async def wait_for_feed(
     """
     await _hear_others(swarm, me, lost, say)
     since_s, echoes = now(), swarm.registers.echoes
-    while now() - since_s < max(lease_s, _LISTEN_MIN_S) or not swarm.is_abreast():
+    while now() - since_s < max(lease_s, _LISTEN_MIN_S) or not swarm.is_caught_up():
         _check_alone(swarm, echoes)
         say(_LISTENING)
         await asyncio.sleep(POLL_S)
-        swarm.repair_soon()
+        swarm.sync_soon()
     _check_alone(swarm, echoes)  # what came in the last second counts too
 
 
 async def _hear_others(swarm: Swarm, me: PeerId, lost: Lost, say: Callable[[str], None]) -> None:
     """Until enough of the others told what they have, and the feed is as long as it was at least."""
-    told = swarm.exchanged() & lost.others
+    told = swarm.synced_peers() & lost.others
     turns = itertools.cycle(sorted(lost.others))
     while not (
-        swarm.is_abreast() and len(told) >= lost.needed and swarm.ledger.vector().get(me, 0) >= lost.entries
+        swarm.is_caught_up() and len(told) >= lost.needed and swarm.ledger.vector().get(me, 0) >= lost.entries
     ):
         say(_waiting(lost, len(told)))
         if (peer := next(turns, me)) not in told:  # of many members only some are neighbours by themselves
-            await swarm.reach(peer)
+            await swarm.connect(peer)
         await asyncio.sleep(POLL_S)
-        swarm.repair_soon()
-        told |= swarm.exchanged() & lost.others
+        swarm.sync_soon()
+        told |= swarm.synced_peers() & lost.others
 
 
 def _waiting(lost: Lost, told: int) -> str:

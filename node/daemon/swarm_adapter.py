@@ -9,7 +9,7 @@ from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.feed_recovery import Lost, marked, unmark, wait_for_feed
 from atoll.node.daemon.rounds.types import Behind
 from atoll.p2p.host.interface import Host
-from atoll.p2p.rpc.single_request import Answer, Questions
+from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
@@ -45,7 +45,7 @@ class SwarmNetwork:
         """What must come back before we say anything; None: nothing was lost."""
         self._swarm, self._host, self._me, self._now = swarm, host, me, now
         self._replayed = self._carried = 0
-        self._questions = Questions(host, REDUCTION.protocol(), ASK_MAX_BYTES)
+        self._questions = SingleRequests(host, REDUCTION.protocol(), ASK_MAX_BYTES)
 
     # --- needs.Network -------------------------------------------------------------------------
 
@@ -62,9 +62,9 @@ class SwarmNetwork:
         return found
 
     def put_holding(self, holding: Holding, ttl_s: float) -> None:
-        """See Swarm.lease."""
+        """See Swarm.publish_register."""
         if self._awaited is None:
-            self._swarm.lease(holding, ttl_s)
+            self._swarm.publish_register(holding, ttl_s)
 
     def holdings(self) -> dict[PeerId, Holding]:
         """Live announcements of others."""
@@ -72,9 +72,9 @@ class SwarmNetwork:
         return {peer: holding for peer, holding in live.items() if peer != self._me}
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
-        """See Swarm.lease."""
+        """See Swarm.publish_register."""
         if self._awaited is None:
-            self._swarm.lease(lease, ttl_s)
+            self._swarm.publish_register(lease, ttl_s)
 
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
         """Live leases of others with their remaining life in seconds."""
@@ -120,17 +120,17 @@ class SwarmNetwork:
         return await self._swarm.fetch(blob, holders, max_bytes)
 
     async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
-        """Dials a peer that we are not connected to. See Questions.ask."""
-        await self._swarm.reach(peer)
+        """Dials a peer that we are not connected to. See SingleRequests.ask."""
+        await self._swarm.connect(peer)
         return await self._questions.ask(peer, question, max_bytes)
 
-    def answer_by(self, answer: Answer) -> None:
-        """See Questions.answer_by."""
-        self._questions.answer_by(answer)
+    def answer_by(self, answer: RequestHandler) -> None:
+        """See SingleRequests.set_handler."""
+        self._questions.set_handler(answer)
 
     def sync_soon(self) -> None:
         """Ask for missing entries now."""
-        self._swarm.repair_soon()
+        self._swarm.sync_soon()
 
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """A payload or snapshot of `peer` broke the protocol."""
@@ -157,7 +157,7 @@ class SwarmNetwork:
             self._carried = cursor
 
     async def _carry_changes(self, driver: Driver) -> None:
-        bell = self._swarm.listen()
+        bell = self._swarm.subscribe()
         while True:
             await bell.wait()
             driver.on_leases()

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from atoll.node.doctor.checks import DoctorCheck, Finding, Patient, State
 from atoll.node.doctor.probes import ANSWER_S, MULTISTREAM, UDP_S, banner, speaks_quic
-from atoll.p2p.discovery.dial_errors import Trouble, explain
-from atoll.p2p.discovery.dnsaddr import resolve, system_lookup
+from atoll.p2p.discovery.dial_errors import DialFault, explain
+from atoll.p2p.discovery.dns import system_lookup
+from atoll.p2p.discovery.dnsaddr import resolve
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, is_dns_seed, parse_seed
 from atoll.p2p.transports.p2pd.listen import require_free
@@ -189,7 +190,7 @@ async def _try_address(host: P2pdHost, address: PeerAddress, own: PeerId) -> Tri
 async def _refined(error: str, maddr: str) -> str:
     """For a port that is open but no libp2p node: what it says instead."""
     place = _place(maddr)
-    if explain(error, maddr).trouble is not Trouble.HANDSHAKE or place is None or "/udp/" in maddr:
+    if explain(error, maddr).kind is not DialFault.HANDSHAKE or place is None or "/udp/" in maddr:
         return error
     said = await banner(place[1], place[2])
     return f"{error}; it answers {said[:16]!r}" if said and not said.startswith(MULTISTREAM) else error

@@ -21,7 +21,7 @@ from atoll.node.daemon.feed_recovery import mark, marked
 from atoll.node.import_export.export_run import BLOBS, STATE
 from atoll.node.import_export.join_shards import TOKENIZER, ShardedCheckpoint
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.ledger.store import LEDGER, Ledger
+from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.system.atomic_files import make_folder, read_whole
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.ids import Digest, PeerId, RunId
@@ -75,10 +75,10 @@ def restore(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) -> Rest
 
 def _has_feed(run_folder: Path, run: RunId, me: PeerId, entries: int) -> bool:
     """Whether only the state was lost: the ledger is whole, and nobody waits for more of it."""
-    if marked(run_folder) is not None or not (run_folder / LEDGER).exists():
+    if marked(run_folder) is not None or not (run_folder / LEDGER_FILE).exists():
         return False
     try:
-        with closing(Ledger(run_folder / LEDGER, run)) as ledger:
+        with closing(Ledger(run_folder / LEDGER_FILE, run)) as ledger:
             return ledger.vector().get(me, 0) >= max(entries, 1)
     except CorruptFault:
         return False

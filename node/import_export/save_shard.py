@@ -19,7 +19,7 @@ from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.outer.fixed import state_digest
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.p2p.ledger.store import LEDGER, Ledger
+from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.system.atomic_files import make_folder, read_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, CorruptFault
@@ -69,7 +69,7 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
 
 def _votes(spec: RunSpec, run_folder: Path, found: LocalState) -> bytes:
     """Why the saved round is final with the saved state, from the ledger here."""
-    path, number = run_folder / LEDGER, found.body.final
+    path, number = run_folder / LEDGER_FILE, found.body.final
     if not path.exists():
         raise ConfigError(f"the ledger of {spec.name!r} is not in this home", hint="start the node: it fetches it")
     ledger = Ledger(path, spec.id)

@@ -6,14 +6,13 @@ Between daemon and worker, and between a worker and the processes of its other d
 import contextlib
 import os
 import select
-import struct
 from typing import Any, cast
 
+from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, framed
 from atoll.protocols import codec
-from atoll.protocols.errors import DecodeError, LocalFault
+from atoll.protocols.errors import LocalFault
 from atoll.protocols.local.worker_messages import FRAME_MAX_BYTES, ReplyEnvelope, RequestEnvelope
 
-HEADER = struct.Struct("<I")
 PIPE_BYTES = 65536
 
 
@@ -22,23 +21,15 @@ def frame(message: Any) -> bytes:
     body = codec.encode(message)
     if len(body) > FRAME_MAX_BYTES:
         raise LocalFault(f"a worker message of {len(body)} bytes; at most {FRAME_MAX_BYTES} fit")
-    return HEADER.pack(len(body)) + body
-
-
-def body_bytes(header: bytes) -> int:
-    """Length of the body that follows. Raises DecodeError above the cap."""
-    size: int = HEADER.unpack(header)[0]
-    if size > FRAME_MAX_BYTES:
-        raise DecodeError(f"a worker frame of {size} bytes; at most {FRAME_MAX_BYTES} are legal")
-    return size
+    return framed(body)
 
 
 def take_frame(fd: int, kind: Any) -> Any:
     """Wait for the next message, of type `kind`; None when the other side is gone. Raises DecodeError."""
-    header = _exactly(fd, HEADER.size)
-    if header is None:
+    prefix = _exactly(fd, PREFIX_BYTES)
+    if prefix is None:
         return None
-    body = _exactly(fd, body_bytes(header))
+    body = _exactly(fd, frame_size(prefix, FRAME_MAX_BYTES))
     return None if body is None else codec.decode(body, kind, max_bytes=FRAME_MAX_BYTES)
 
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atoll.node.ipc.framing import HEADER, body_bytes, frame
+from atoll.node.ipc.framing import frame
+from atoll.p2p.host.framing import PREFIX_BYTES, frame_size
 from atoll.p2p.system.atomic_files import disk
+from atoll.p2p.system.backoff import backoff_s
 from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols import codec, errors
 from atoll.protocols.local.worker_messages import (
@@ -121,7 +123,7 @@ class Trainer:
                     f"the worker died {self._deaths_in_a_row} times in a row",
                     hint=f"its last words are in {self._log}",
                 )
-            await asyncio.sleep(min(FIRST_BACKOFF_S * 2.0 ** (self._deaths_in_a_row - 1), MAX_BACKOFF_S))
+            await asyncio.sleep(backoff_s(self._deaths_in_a_row, first_s=FIRST_BACKOFF_S, max_s=MAX_BACKOFF_S))
 
     async def ask(self, ask: Ask, kind: type[A]) -> A:
         """The answer. Raises WorkerDied (it is not there, or died), or the fault that the worker named."""
@@ -173,7 +175,7 @@ class Trainer:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=words,
-                start_new_session=True, limit=FRAME_MAX_BYTES + HEADER.size,
+                start_new_session=True, limit=FRAME_MAX_BYTES + PREFIX_BYTES,
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
         self._process = process
@@ -223,7 +225,7 @@ class Trainer:
         assert process.stdout is not None
         try:
             while True:
-                size = body_bytes(await process.stdout.readexactly(HEADER.size))
+                size = frame_size(await process.stdout.readexactly(PREFIX_BYTES), FRAME_MAX_BYTES)
                 self._deliver(
                     codec.decode(await process.stdout.readexactly(size), ReplyEnvelope, max_bytes=FRAME_MAX_BYTES)
                 )

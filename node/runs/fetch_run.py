@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.swarm.run_fetch import fetch_run
+from atoll.p2p.system.backoff import backoff_s
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.protocols.errors import AtollError, Unreachable
 from atoll.protocols.identity import Identity
@@ -40,14 +41,15 @@ async def run_from_seeds(invite: Invite, say: Callable[[str], None]) -> bytes:
 
 async def until_found(host: Host, seeds: Sequence[PeerAddress], run: RunId, say: Callable[[str], None]) -> bytes:
     """`fetch_run`, again and again with back-off."""
-    pause_s = FIRST_PAUSE_S
+    failures = 0
     while True:
         try:
             return await fetch_run(host, seeds, run)
         except Unreachable as error:
+            failures += 1
+            pause_s = backoff_s(failures, first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
             say(f"{error.line()}; trying again in {pause_s:.0f} s (Ctrl-C to stop)")
         await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
-        pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
 
 def _first(faults: BaseExceptionGroup[AtollError]) -> AtollError:

@@ -19,10 +19,9 @@ from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, size_of, slabs
 from atoll.protocols.local.worker_messages import Pending, ReleasedMoments
-from atoll.protocols.run.arena import CHUNK, arena_of
+from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.spans import Span
 
 _PAYLOAD = ".payload"
 Work = Callable[[int, Span, Tensor], object]

@@ -26,10 +26,9 @@ from atoll.node.learning.model.named import frozen_names, named_atoms, write_ato
 from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, shared_by, slabs, trained_cover
-from atoll.protocols.run.arena import CHUNK, Placement, arena_of
+from atoll.protocols.run.arena import CHUNK, Placement, Span, arena_of
 from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.spans import Span
 
 SLAB_CHUNKS = 128
 """2 MiB of float32."""

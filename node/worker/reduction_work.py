@@ -33,9 +33,8 @@ from atoll.protocols.local.worker_messages import (
     ReduceReply,
     ReduceRequest,
 )
-from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.spans import Span
 
 Load = Callable[[str], memoryview]
 """A file, mapped: it may be larger than what is legal. Raises CorruptFault where it is gone."""

@@ -89,9 +89,8 @@ from atoll.protocols.local.worker_messages import (
     VerifyReply,
     VerifyRequest,
 )
-from atoll.protocols.run.arena import CHUNK, arena_of
+from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.spans import Span
 
 SAVE_SHARE = 0.01
 """Of the time, at most, goes into saving between two trained rounds."""

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable
 
-from atoll.p2p.blobs.flow_window import Pace
+from atoll.p2p.blobs.flow_window import FlowWindow
 from atoll.p2p.blobs.frames import WINDOW
 from atoll.protocols.ids import PeerId
 
@@ -18,7 +18,7 @@ PATIENCE_S = 1.0
 class Holder:
     """One holder that we are talking to."""
 
-    def __init__(self, have: int, pace: Pace) -> None:
+    def __init__(self, have: int, pace: FlowWindow) -> None:
         self.have = have
         self.pace = pace
         self.asked: dict[int, float] = {}
@@ -42,7 +42,7 @@ class ChunkSchedule:
         """Chunks that nobody was asked for."""
         return self._todo
 
-    def join(self, peer: PeerId, have: int, pace: Pace) -> None:
+    def join(self, peer: PeerId, have: int, pace: FlowWindow) -> None:
         """A holder offers `have`."""
         self._sources[peer] = Holder(have, pace)
 
@@ -54,11 +54,11 @@ class ChunkSchedule:
         for index in [index for index, askers in self._askers.items() if peer in askers]:
             self._release(peer, index)
 
-    def hears(self, peer: PeerId, have: int) -> None:
+    def add_chunks(self, peer: PeerId, have: int) -> None:
         """A holder has more."""
         self._sources[peer].have |= have
 
-    def on_the_way(self, peer: PeerId) -> int:
+    def in_flight(self, peer: PeerId) -> int:
         """Chunks that a holder owes us."""
         return len(self._sources[peer].asked)
 
@@ -70,7 +70,7 @@ class ChunkSchedule:
         self._askers.setdefault(index, set()).add(peer)
         self._todo &= ~(1 << index)
 
-    def came(self, peer: PeerId, index: int) -> None:
+    def received(self, peer: PeerId, index: int) -> None:
         """The bytes of a chunk are here, not yet verified: its sender owes it no more."""
         source = self._sources[peer]
         source.asked.pop(index, None)
@@ -88,7 +88,7 @@ class ChunkSchedule:
         source = self._sources[peer]
         stale = [index for index in source.asked if not self.missing >> index & 1]
         for index in stale:
-            self.came(peer, index)
+            self.received(peer, index)
         return stale
 
     def next(self, peer: PeerId, now_s: float) -> int | None:

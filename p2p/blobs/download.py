@@ -1,12 +1,13 @@
 """One download: what its conversations with the holders share."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from atoll.p2p.blobs.chunk_schedule import PATIENCE_S, ChunkSchedule
-from atoll.p2p.blobs.partial import Partial
+from atoll.p2p.blobs.partial import PartialBlob
 from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.system.backoff import backoff_s
 from atoll.protocols.blobs import BlobManifest
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import Digest, PeerId, short
@@ -20,7 +21,7 @@ NEXT_HOLDER_S = 0.3
 """Until the first offer holders are asked one by one, so long apart: a small blob costs one stream."""
 
 
-class Job:
+class Download:
     """The conductor is `BlobFetcher`; one `Pull` per holder works on it."""
 
     def __init__(
@@ -34,9 +35,9 @@ class Job:
         """Dropped for being slow; taken back when nobody else is left."""
         self.active: set[PeerId] = set()
         self._later: dict[PeerId, float] = {}
-        self._pauses_s: dict[PeerId, float] = {}
+        self._refusals: Counter[PeerId] = Counter()
         self.reasons: dict[PeerId, str] = {}
-        self.partial: Partial | None = None
+        self.partial: PartialBlob | None = None
         self.plan = ChunkSchedule(0)
         self.moved_s = asyncio.get_running_loop().time()
         """When anything came last."""
@@ -71,8 +72,8 @@ class Job:
     def ask_later(self, peer: PeerId, reason: str) -> None:
         """A holder has nothing for us now; one that still downloads may have soon."""
         self.reasons[peer] = reason
-        pause_s = self._pauses_s.get(peer, ASK_AGAIN_S)
-        self._pauses_s[peer] = min(2 * pause_s, ASK_AGAIN_LATEST_S)
+        self._refusals[peer] += 1
+        pause_s = backoff_s(self._refusals[peer], first_s=ASK_AGAIN_S, max_s=ASK_AGAIN_LATEST_S)
         self._later[peer] = asyncio.get_running_loop().time() + pause_s
 
     def at_once(self, peer: PeerId) -> int:
@@ -96,25 +97,25 @@ class Job:
             self.fail(DecodeError(f"blob {short(self.blob)} has {size}"))
         return self._failure is None and self.partial is None
 
-    def left(self, peer: PeerId) -> None:
+    def remove_holder(self, peer: PeerId) -> None:
         """The conversation with a holder is over."""
         self.active.discard(peer)
         self.plan.leave(peer)
         if self._eager == peer:
             self._eager = None
-        self.tell()
+        self.notify_changed()
 
     def fail(self, failure: LocalFault | DecodeError) -> None:
         """No holder can help."""
         self._failure = self._failure or failure
-        self.tell()
+        self.notify_changed()
 
     def raise_failure(self) -> None:
         """Raise what `fail` was given."""
         if self._failure is not None:
             raise self._failure
 
-    def tell(self) -> None:
+    def notify_changed(self) -> None:
         """Wake all who wait in `changed`."""
         self._change.set()
         self._change = asyncio.Event()

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from atoll.p2p.blobs.download import Job
+from atoll.p2p.blobs.download import Download
 from atoll.p2p.blobs.frames import PROTOCOL
-from atoll.p2p.blobs.holder_session import LOOK_S, Pull, Slow, Useless
+from atoll.p2p.blobs.holder_session import LOOK_S, HolderSession, NothingToOffer, TooSlow
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import Host, Stream
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
@@ -65,7 +65,7 @@ class BlobFetcher:
 
     async def _download(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> None:
         others = [holder for holder in holders if holder != self._host.peer_id]
-        job = Job(self._store, blob, max_bytes, others, start=_start(self._host.peer_id))
+        job = Download(self._store, blob, max_bytes, others, start=_start(self._host.peer_id))
         try:
             manifest = self._store.known_manifest(blob)
             if manifest is None or await job.begin(manifest):
@@ -79,7 +79,7 @@ class BlobFetcher:
             if job.partial is not None:
                 await asyncio.to_thread(self._store.suspend, job.partial)
 
-    async def _conduct(self, job: Job) -> None:
+    async def _conduct(self, job: Download) -> None:
         """Keep enough conversations going until the job is over or nobody is left."""
         async with asyncio.TaskGroup() as group:
             pulls: set[asyncio.Task[None]] = set()
@@ -95,7 +95,7 @@ class BlobFetcher:
             for task in (*pulls, flushing):
                 task.cancel()
 
-    async def _flush(self, job: Job) -> None:
+    async def _flush(self, job: Download) -> None:
         """Beside the download, so that no chunk waits for the disk."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -105,12 +105,12 @@ class BlobFetcher:
                 except LocalFault as fault:
                     job.fail(fault)
 
-    async def _work(self, job: Job, peer: PeerId) -> None:
+    async def _work(self, job: Download, peer: PeerId) -> None:
         try:
             await self._converse(job, peer)
-        except Useless as error:
+        except NothingToOffer as error:
             job.ask_later(peer, str(error))
-        except Slow as error:
+        except TooSlow as error:
             log.info("blob %s: %s is dropped, %s", short(job.blob), peer, error)
             job.reasons[peer] = str(error)
             job.slow.append(peer)
@@ -125,13 +125,13 @@ class BlobFetcher:
         except LocalFault as fault:
             job.fail(fault)
         finally:
-            job.left(peer)
+            job.remove_holder(peer)
 
-    async def _converse(self, job: Job, peer: PeerId) -> None:
+    async def _converse(self, job: Download, peer: PeerId) -> None:
         async with asyncio.timeout(self._stall_s):
             stream: Stream = await self._host.open_stream(peer, PROTOCOL)
         try:
-            await Pull(stream, job, self.bytes_down, self._stall_s).run()
+            await HolderSession(stream, job, self.bytes_down, self._stall_s).run()
             await stream.close()
         finally:
             stream.reset()

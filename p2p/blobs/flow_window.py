@@ -8,7 +8,7 @@ _JITTER_S = 0.01
 """A busy machine looks away for so long."""
 
 
-class Pace:
+class FlowWindow:
     """Measured while something is on its way: what nobody asked for does not count as slow."""
 
     def __init__(self, now_s: float) -> None:

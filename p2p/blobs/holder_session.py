@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 from typing import cast
 
-from atoll.p2p.blobs.download import HOLDERS_AT_ONCE, Job
-from atoll.p2p.blobs.flow_window import Pace
+from atoll.p2p.blobs.download import HOLDERS_AT_ONCE, Download
+from atoll.p2p.blobs.flow_window import FlowWindow
 from atoll.p2p.blobs.frames import (
     HAVE_MAX_BYTES,
     OFFER_OVERHEAD_BYTES,
@@ -20,7 +20,7 @@ from atoll.p2p.blobs.frames import (
     Want,
     unpack_bits,
 )
-from atoll.p2p.host.framing import PREFIX_BYTES, read_frame, write_frame
+from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, read_frame, write_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.system.first_failure import together
 from atoll.protocols import codec
@@ -38,25 +38,25 @@ _CAME_CHUNKS = 2
 _PIECE_MAX_BYTES = HAVE_MAX_BYTES + 64
 
 
-class Useless(Unreachable):
+class NothingToOffer(Unreachable):
     """The holder has nothing that we lack, now."""
 
 
-class Slow(Unreachable):
+class TooSlow(Unreachable):
     """The holder is far behind the others."""
 
 
-class Pull:
+class HolderSession:
     """Works on `job` until the job is over; the caller then cancels `run`."""
 
-    def __init__(self, stream: Stream, job: Job, bytes_down: Counter[PeerId], stall_s: float) -> None:
+    def __init__(self, stream: Stream, job: Download, bytes_down: Counter[PeerId], stall_s: float) -> None:
         self._stream = stream
         self._peer = stream.peer
         self._job = job
         self._bytes_down = bytes_down
         self._stall_s = stall_s
         self._now = asyncio.get_running_loop().time
-        self._pace = Pace(self._now())
+        self._pace = FlowWindow(self._now())
         self._owed: set[int] = set()
         """Chunks that may come: asked for, cancelled ones too."""
         self._came: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(_CAME_CHUNKS)
@@ -83,7 +83,7 @@ class Pull:
         answer = codec.decode(data, cast(type[BlobOffer | BlobRefusal], Answer), max_bytes=cap)
         if isinstance(answer, BlobOffer):
             return answer
-        raise Useless("".join(letter for letter in answer.reason if letter.isprintable()))
+        raise NothingToOffer("".join(letter for letter in answer.reason if letter.isprintable()))
 
     def _join(self, manifest: BlobManifest, offer: BlobOffer, at_once: int) -> None:
         plan, have = self._job.plan, unpack_bits(offer.have, manifest.chunks)
@@ -107,20 +107,19 @@ class Pull:
             data = await read_frame(self._stream, _PIECE_MAX_BYTES)
             piece = codec.decode(data, cast(type[Have | Chunk], Piece), max_bytes=_PIECE_MAX_BYTES)
             if isinstance(piece, Have):
-                self._job.plan.hears(self._peer, unpack_bits(piece.have, manifest.chunks))
-                self._job.tell()
+                self._job.plan.add_chunks(self._peer, unpack_bits(piece.have, manifest.chunks))
+                self._job.notify_changed()
                 continue
             if piece.index not in self._owed:
                 raise DecodeError(f"chunk {piece.index} came without being asked for")
             self._owed.discard(piece.index)
             body = await self._read_body(manifest.chunk_bytes(piece.index))
-            self._job.plan.came(self._peer, piece.index)
-            self._job.tell()
+            self._job.plan.received(self._peer, piece.index)
+            self._job.notify_changed()
             await self._came.put((piece.index, body))
 
     async def _read_body(self, size: int) -> memoryview:
-        told = int.from_bytes(await self._stream.read_exactly(PREFIX_BYTES), "little")
-        if told != size:
+        if (told := frame_size(await self._stream.read_exactly(PREFIX_BYTES), size)) < size:
             raise DecodeError(f"a chunk of {told} bytes where {size} are legal")
         body = memoryview(self._spare.pop() if self._spare else bytearray(BLOB_CHUNK_BYTES))[:size]
         for start in range(0, size, _READ_BYTES):
@@ -144,7 +143,7 @@ class Pull:
                 for index, _ in chunks:
                     job.plan.verified(index)
                 job.moved_s = self._useful_s = self._now()
-                job.tell()
+                job.notify_changed()
             for _, body in batch:
                 self._spare.append(cast(bytearray, body.obj))
                 self._came.task_done()
@@ -166,18 +165,18 @@ class Pull:
     def _look(self) -> None:
         """Raises if this holder is of no use any more."""
         now_s, job = self._now(), self._job
-        on_the_way = job.plan.on_the_way(self._peer)
+        on_the_way = job.plan.in_flight(self._peer)
         if on_the_way and now_s - self._pace.moved_s > self._stall_s:
             raise Unreachable(f"stalled for {self._stall_s:.0f} s")
         if job.plan.is_slow(self._peer, now_s):
-            raise Slow(f"slow: {(self._pace.rate_bytes_s(now_s) or 0) / 1e3:.0f} kB/s, others give much more")
+            raise TooSlow(f"slow: {(self._pace.rate_bytes_s(now_s) or 0) / 1e3:.0f} kB/s, others give much more")
         if on_the_way or job.plan.can_help(self._peer):
             self._useful_s = now_s
         is_dead_end = now_s - max(job.moved_s, self._useful_s) > self._stall_s
         if is_dead_end or (
             job.waiting and len(job.active) >= HOLDERS_AT_ONCE and now_s - self._useful_s > ROTATE_S
         ):
-            raise Useless("has no chunk that is missing here")
+            raise NothingToOffer("has no chunk that is missing here")
 
     async def _wish(self, wish: Want | Cancel) -> None:
         try:

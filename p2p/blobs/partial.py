@@ -19,7 +19,7 @@ _FLUSH_LATEST_S = 2.0
 """What a kill costs: so many chunks, but no less than came in the shorter and no more than in the longer time."""
 
 
-class Partial:
+class PartialBlob:
     """Made by `BlobStore.begin`. Threads may call every method at once; each may raise DiskFault."""
 
     def __init__(self, manifest: BlobManifest, part: Path, have: Path) -> None:

@@ -24,7 +24,7 @@ from atoll.p2p.blobs.frames import (
     pack_bits,
 )
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.host.framing import PREFIX_BYTES, framed, read_frame
+from atoll.p2p.host.framing import framed, read_frame, size_prefix
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.system.first_failure import together
 from atoll.protocols import codec
@@ -196,7 +196,7 @@ class _Serve:
     async def _send_chunk(self, index: int, data: bytes) -> None:
         async with self._turn:
             head = framed(codec.encode(Chunk(index)))
-            await self._server.send(self._stream, head + len(data).to_bytes(PREFIX_BYTES, "little"))
+            await self._server.send(self._stream, head + size_prefix(len(data)))
             await self._server.send(self._stream, data)
         self._server.bytes_up[self._stream.peer] += len(data)
 

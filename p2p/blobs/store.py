@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from atoll.p2p.blobs.partial import Partial
+from atoll.p2p.blobs.partial import PartialBlob
 from atoll.p2p.system.atomic_files import disk, make_folder, read_whole, sync_folder, write_whole
 from atoll.protocols import codec
 from atoll.protocols.blobs import (
@@ -24,8 +24,6 @@ from atoll.protocols.blobs import (
 )
 from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
 from atoll.protocols.ids import Digest, digest, short
-
-__all__ = ["BlobStore", "Partial"]
 
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
@@ -41,7 +39,7 @@ class BlobStore:
         """Open or create; what does not fit its manifest is removed."""
         self._folder = make_folder(folder)
         self._manifests: dict[Digest, BlobManifest] = {}
-        self._open: dict[Digest, Partial] = {}
+        self._open: dict[Digest, PartialBlob] = {}
         self._numbers = itertools.count(1)
         with disk(folder):
             for path in sorted(folder.glob("*.blob")):
@@ -91,7 +89,7 @@ class BlobStore:
     def path(self, blob: Digest) -> Path:
         """File of a whole blob; read only. Raises LocalFault if it is not here."""
         self._manifest(blob)
-        return self.place(blob)
+        return self.blob_path(blob)
 
     def size(self, blob: Digest) -> int:
         """Bytes of a whole blob. Raises LocalFault if it is not here."""
@@ -103,7 +101,7 @@ class BlobStore:
         with disk(path), open(path, "rb") as file:
             return manifest_of_file(file).id == blob
 
-    def place(self, blob: Digest) -> Path:
+    def blob_path(self, blob: Digest) -> Path:
         """Where a blob lies when it is here."""
         return self._file(blob, "blob")
 
@@ -159,17 +157,17 @@ class BlobStore:
         except (CorruptFault, DecodeError):
             return None
 
-    def begin(self, manifest: BlobManifest) -> Partial:
+    def begin(self, manifest: BlobManifest) -> PartialBlob:
         """Start or resume a download. Reads and verifies what an earlier one left."""
         blob = manifest.id
         path = self._file(blob, "manifest")
         with disk(path):
             path.write_bytes(codec.encode(manifest))  # one that a power loss damages is asked for again
-        partial = Partial(manifest, self._file(blob, "part"), self._file(blob, "have"))
+        partial = PartialBlob(manifest, self._file(blob, "part"), self._file(blob, "have"))
         self._open[blob] = partial
         return partial
 
-    def finish(self, partial: Partial) -> Path:
+    def finish(self, partial: PartialBlob) -> Path:
         """A complete download becomes a blob."""
         manifest = partial.manifest
         if partial.missing():
@@ -180,7 +178,7 @@ class BlobStore:
         self.suspend(partial)  # not before: its chunks are served without a gap
         return self.path(manifest.id)
 
-    def suspend(self, partial: Partial) -> None:
+    def suspend(self, partial: PartialBlob) -> None:
         """End a download for now: what it has stays on disk. Idempotent."""
         blob = partial.manifest.id
         if self._open.get(blob) is partial:

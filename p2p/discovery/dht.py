@@ -19,7 +19,6 @@ import msgspec
 
 from atoll.p2p.discovery.dht_pipe import (
     FRAME_MAX_BYTES,
-    PREFIX_BYTES,
     Answer,
     ChildOptions,
     DhtReady,
@@ -36,10 +35,12 @@ from atoll.p2p.discovery.dht_records import (
     run_key,
     sign_record,
 )
+from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, framed
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.system.notifier import Bell
+from atoll.p2p.system.backoff import backoff_s
+from atoll.p2p.system.notifier import Notifier
 from atoll.protocols import codec
-from atoll.protocols.errors import LocalFault, Unreachable
+from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, RunId
 from atoll.protocols.ledger.registers import Addresses
@@ -51,7 +52,6 @@ TTL_S = 600
 WANTED_RECORDS = 64
 """Above so many members most do not announce: a store costs as much traffic as the key has records."""
 WANTED_RUN_RECORDS = 8
-_FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 120.0
 _START_S = 60.0
 _STOP_S = 5.0
@@ -85,7 +85,7 @@ class Dht:
         self._options = options
         self._rng = rng
         self._clock = wall_clock
-        self._wanted = Bell()
+        self._wanted = Notifier()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Stored | Found]] = {}
         self._process: Process | None = None
@@ -106,12 +106,11 @@ class Dht:
                 self._last_error = str(error)
                 log.info("%s; it is started again", error)
             failures = 0 if time.monotonic() - started > _MAX_BACKOFF_S else failures + 1
-            backoff_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(failures, 10))
-            await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.5))
+            await asyncio.sleep(backoff_s(failures + 1, self._rng, max_s=_MAX_BACKOFF_S))
 
     async def wait_ready(self) -> None:
         """Until the child serves; starts it if it never ran."""
-        self._wanted.ring()
+        self._wanted.notify()
         await self._ready.wait()
 
     async def announce(self, run: RunId, maddrs: tuple[str, ...], run_file: bytes = b"") -> bool:
@@ -167,8 +166,7 @@ class Dht:
         future: asyncio.Future[Stored | Found] = asyncio.get_running_loop().create_future()
         self._waiting[ask.id] = future
         try:
-            body = msgspec.msgpack.encode(ask)
-            process.stdin.write(len(body).to_bytes(PREFIX_BYTES, "little") + body)
+            process.stdin.write(framed(msgspec.msgpack.encode(ask)))
             await process.stdin.drain()
             return await future
         except ConnectionError as error:
@@ -199,12 +197,10 @@ class Dht:
         try:
             async with asyncio.timeout(_START_S) as start:
                 while True:
-                    size = int.from_bytes(await process.stdout.readexactly(PREFIX_BYTES), "little")
-                    if size > FRAME_MAX_BYTES:
-                        return
+                    size = frame_size(await process.stdout.readexactly(PREFIX_BYTES), FRAME_MAX_BYTES)
                     self._take(msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer))
                     start.reschedule(None)
-        except (asyncio.IncompleteReadError, TimeoutError, msgspec.MsgspecError):
+        except (asyncio.IncompleteReadError, TimeoutError, DecodeError, msgspec.MsgspecError):
             if process.returncode is None:
                 process.kill()
 

@@ -25,7 +25,6 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from atoll.p2p.discovery.dht_pipe import (
     FRAME_MAX_BYTES,
-    PREFIX_BYTES,
     Answer,
     Ask,
     ChildOptions,
@@ -43,6 +42,7 @@ from atoll.p2p.discovery.dht_records import (
     decode_record,
 )
 from atoll.p2p.discovery.dht_records import DhtRecord as Record
+from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, framed
 from atoll.protocols.errors import PeerFault
 
 _KEYS_KEPT = 4096
@@ -135,7 +135,7 @@ class Child:
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         with contextlib.closing(transport), contextlib.suppress(asyncio.IncompleteReadError):
             while True:
-                size = int.from_bytes(await reader.readexactly(PREFIX_BYTES), "little")
+                size = frame_size(await reader.readexactly(PREFIX_BYTES), FRAME_MAX_BYTES)
                 ask: Store | Find = msgspec.msgpack.decode(await reader.readexactly(size), type=Ask)
                 await self._slots.acquire()
                 group.create_task(self._answer(node, ask)).add_done_callback(lambda _: self._slots.release())
@@ -168,8 +168,7 @@ class Child:
             await asyncio.sleep(pause_s)
 
     def _say(self, answer: Answer) -> None:
-        body = msgspec.msgpack.encode(answer)
-        view = memoryview(len(body).to_bytes(PREFIX_BYTES, "little") + body)
+        view = memoryview(framed(msgspec.msgpack.encode(answer)))
         while view:
             view = view[os.write(self._out, view) :]
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import msgspec
 
 FRAME_MAX_BYTES = 2 << 20
-PREFIX_BYTES = 4
+"""Largest frame on the pipe."""
 
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

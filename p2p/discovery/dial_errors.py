@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Trouble(StrEnum):
+class DialFault(StrEnum):
     """Classes of reasons, the most telling first: of several addresses the first class counts."""
 
     OTHER_RUN = "other run"
@@ -32,26 +32,26 @@ class Trouble(StrEnum):
     BACKOFF = "backoff"
 
 
-_RANK = {trouble: rank for rank, trouble in enumerate(Trouble)}
+_RANK = {trouble: rank for rank, trouble in enumerate(DialFault)}
 
 REMEDIES = {
-    Trouble.OTHER_RUN: "that node trains another run: check the invite, both sides must join the same run",
-    Trouble.OLD_VERSION: "upgrade the older of the two nodes",
-    Trouble.WRONG_PEER: "the seed has a new key: ask for a new invite, or correct /p2p/… in the seed",
-    Trouble.LOCAL: "the network part of this node is restarting; it goes on by itself",
-    Trouble.HANDSHAKE: "no libp2p node behind that port, or a firewall interferes: check the address and port",
-    Trouble.HUNG_UP: "the node is full or keeps us away: use another seed, or wait",
-    Trouble.REFUSED: "no node runs there: ask its owner to start it, or check the port",
-    Trouble.NO_RELAY: "the node is offline, or left its relay: wait, or ask for a new invite",
-    Trouble.SILENT: "port closed by a firewall or NAT, or the machine is off: open or forward the port there",
-    Trouble.NO_ROUTE: "check this machine's network; an IPv6 seed needs IPv6 here",
-    Trouble.NO_RECORD: "ask the owner of the name for TXT records dnsaddr=/ip4/…/tcp/…/p2p/PEERID",
-    Trouble.NO_NAME: "check the spelling of the name, and this machine's DNS",
-    Trouble.NO_DNS: "check this machine's network and its DNS servers (/etc/resolv.conf)",
-    Trouble.NO_ADDRESS: "give the seed as /ip4/…/tcp/PORT/p2p/… or /ip4/…/udp/PORT/quic-v1/p2p/…",
-    Trouble.SELF: "",
-    Trouble.UNKNOWN: "look at the log with `atoll logs`",
-    Trouble.BACKOFF: "",
+    DialFault.OTHER_RUN: "that node trains another run: check the invite, both sides must join the same run",
+    DialFault.OLD_VERSION: "upgrade the older of the two nodes",
+    DialFault.WRONG_PEER: "the seed has a new key: ask for a new invite, or correct /p2p/… in the seed",
+    DialFault.LOCAL: "the network part of this node is restarting; it goes on by itself",
+    DialFault.HANDSHAKE: "no libp2p node behind that port, or a firewall interferes: check the address and port",
+    DialFault.HUNG_UP: "the node is full or keeps us away: use another seed, or wait",
+    DialFault.REFUSED: "no node runs there: ask its owner to start it, or check the port",
+    DialFault.NO_RELAY: "the node is offline, or left its relay: wait, or ask for a new invite",
+    DialFault.SILENT: "port closed by a firewall or NAT, or the machine is off: open or forward the port there",
+    DialFault.NO_ROUTE: "check this machine's network; an IPv6 seed needs IPv6 here",
+    DialFault.NO_RECORD: "ask the owner of the name for TXT records dnsaddr=/ip4/…/tcp/…/p2p/PEERID",
+    DialFault.NO_NAME: "check the spelling of the name, and this machine's DNS",
+    DialFault.NO_DNS: "check this machine's network and its DNS servers (/etc/resolv.conf)",
+    DialFault.NO_ADDRESS: "give the seed as /ip4/…/tcp/PORT/p2p/… or /ip4/…/udp/PORT/quic-v1/p2p/…",
+    DialFault.SELF: "",
+    DialFault.UNKNOWN: "look at the log with `atoll logs`",
+    DialFault.BACKOFF: "",
 }
 """What the user does next, by class."""
 
@@ -59,31 +59,35 @@ REMEDIES = {
 _RULES = tuple(
     (re.compile(pattern, re.IGNORECASE), trouble, words)
     for pattern, trouble, words in (
-        (r"trains run|trains another run", Trouble.OTHER_RUN, ""),
-        (r"upgrade the older node", Trouble.OLD_VERSION, ""),
-        (r"remote key matches (12D3Koo\w{45})", Trouble.WRONG_PEER, "another key answers there: {}"),
-        (r"peer id mismatch", Trouble.WRONG_PEER, "another key answers there"),
-        (r"p2pd (?:is not running|closed|does not answer)", Trouble.LOCAL, ""),
-        (r"NO_RESERVATION", Trouble.NO_RELAY, "its relay does not know it"),
-        (r"opening relay circuit: (\w+)", Trouble.NO_RELAY, "its relay says {}"),
-        (r"opening (?:hop stream to relay|relay circuit)", Trouble.NO_RELAY, "its relay does not answer"),
-        (r"failed to negotiate .*deadline exceeded", Trouble.HANDSHAKE, "connected, but no libp2p answer"),
-        (r"failed to negotiate", Trouble.HANDSHAKE, "connected, but it does not speak libp2p"),
-        (r"CRYPTO_ERROR|handshake", Trouble.HANDSHAKE, "the TLS handshake failed"),
-        (r"hung up|connection reset by peer|unexpected EOF", Trouble.HUNG_UP, "it hangs up"),
-        (r"connection refused", Trouble.REFUSED, "connection refused"),
-        (r"DNS name .* does not exist", Trouble.NO_NAME, ""),
-        (r"no DNS server", Trouble.NO_DNS, ""),
-        (r"dnsaddr record|names no PeerID", Trouble.NO_RECORD, ""),
-        (r"no route to host", Trouble.NO_ROUTE, "no route to host"),
-        (r"network is unreachable|network is down", Trouble.NO_ROUTE, "network is unreachable"),
-        (r"permission denied|invalid argument|assign requested address", Trouble.NO_ROUTE, "this machine may not"),
-        (r"i/o timeout|deadline exceeded|no recent network activity|timed out", Trouble.SILENT, "no answer"),
-        (r"no answer in", Trouble.SILENT, ""),
-        (r"no good addresses", Trouble.NO_ADDRESS, "no address that this node can dial"),
-        (r"undialable", Trouble.NO_ADDRESS, "no address that this node can dial"),
-        (r"dial to self", Trouble.SELF, "this node"),
-        (r"dial backoff", Trouble.BACKOFF, "failed a moment ago"),
+        (r"trains run|trains another run", DialFault.OTHER_RUN, ""),
+        (r"upgrade the older node", DialFault.OLD_VERSION, ""),
+        (r"remote key matches (12D3Koo\w{45})", DialFault.WRONG_PEER, "another key answers there: {}"),
+        (r"peer id mismatch", DialFault.WRONG_PEER, "another key answers there"),
+        (r"p2pd (?:is not running|closed|does not answer)", DialFault.LOCAL, ""),
+        (r"NO_RESERVATION", DialFault.NO_RELAY, "its relay does not know it"),
+        (r"opening relay circuit: (\w+)", DialFault.NO_RELAY, "its relay says {}"),
+        (r"opening (?:hop stream to relay|relay circuit)", DialFault.NO_RELAY, "its relay does not answer"),
+        (r"failed to negotiate .*deadline exceeded", DialFault.HANDSHAKE, "connected, but no libp2p answer"),
+        (r"failed to negotiate", DialFault.HANDSHAKE, "connected, but it does not speak libp2p"),
+        (r"CRYPTO_ERROR|handshake", DialFault.HANDSHAKE, "the TLS handshake failed"),
+        (r"hung up|connection reset by peer|unexpected EOF", DialFault.HUNG_UP, "it hangs up"),
+        (r"connection refused", DialFault.REFUSED, "connection refused"),
+        (r"DNS name .* does not exist", DialFault.NO_NAME, ""),
+        (r"no DNS server", DialFault.NO_DNS, ""),
+        (r"dnsaddr record|names no PeerID", DialFault.NO_RECORD, ""),
+        (r"no route to host", DialFault.NO_ROUTE, "no route to host"),
+        (r"network is unreachable|network is down", DialFault.NO_ROUTE, "network is unreachable"),
+        (
+            r"permission denied|invalid argument|assign requested address",
+            DialFault.NO_ROUTE,
+            "this machine may not",
+        ),
+        (r"i/o timeout|deadline exceeded|no recent network activity|timed out", DialFault.SILENT, "no answer"),
+        (r"no answer in", DialFault.SILENT, ""),
+        (r"no good addresses", DialFault.NO_ADDRESS, "no address that this node can dial"),
+        (r"undialable", DialFault.NO_ADDRESS, "no address that this node can dial"),
+        (r"dial to self", DialFault.SELF, "this node"),
+        (r"dial backoff", DialFault.BACKOFF, "failed a moment ago"),
     )
 )
 _ENTRY = re.compile(r" \* \[([^\]]+)\] ")
@@ -94,7 +98,7 @@ _PREFIX = re.compile(r"^(?:failed to dial:? ?(?:\w{40,64}:)? ?)+(?:all dials fai
 class Diagnosis:
     """One failed dial."""
 
-    trouble: Trouble
+    kind: DialFault
     reason: str
     """A few words."""
     remedy: str
@@ -110,10 +114,10 @@ def explain(text: str, maddr: str = "") -> Diagnosis:
     entries = list(zip(rest[::2], rest[1::2], strict=True))
     own = [_one(why) for address, why in entries if address == maddr]
     for found in own:
-        if found.trouble not in (Trouble.BACKOFF, Trouble.UNKNOWN):
+        if found.kind not in (DialFault.BACKOFF, DialFault.UNKNOWN):
             return found
     all_found = [_one(why) for _, why in entries] or [_named(_one(head), maddr)]
-    return min(all_found, key=lambda found: _RANK[found.trouble])
+    return min(all_found, key=lambda found: _RANK[found.kind])
 
 
 def _one(why: str) -> Diagnosis:
@@ -122,14 +126,14 @@ def _one(why: str) -> Diagnosis:
         if found := pattern.search(why):
             reason = words.format(*found.groups()) if words else _short(why)
             return Diagnosis(trouble, reason, REMEDIES[trouble])
-    return Diagnosis(Trouble.UNKNOWN, _short(why), REMEDIES[Trouble.UNKNOWN])
+    return Diagnosis(DialFault.UNKNOWN, _short(why), REMEDIES[DialFault.UNKNOWN])
 
 
 def _named(found: Diagnosis, maddr: str) -> Diagnosis:
     # p2pd resolves /dns… itself and then only says that nothing is left to dial.
-    if found.trouble is Trouble.NO_ADDRESS and maddr.startswith("/dns"):
+    if found.kind is DialFault.NO_ADDRESS and maddr.startswith("/dns"):
         name = maddr.split("/")[2]
-        return Diagnosis(Trouble.NO_NAME, f"the name {name} has no address in DNS", REMEDIES[Trouble.NO_NAME])
+        return Diagnosis(DialFault.NO_NAME, f"the name {name} has no address in DNS", REMEDIES[DialFault.NO_NAME])
     return found
 
 

@@ -11,18 +11,26 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from atoll.p2p.discovery.backoff import FIRST_BACKOFF_S, MAX_BACKOFF_S, backoff_s
-from atoll.p2p.discovery.dial_errors import Trouble, explain
-from atoll.p2p.discovery.dns_seeds import DnsSeed
-from atoll.p2p.discovery.dnsaddr import Lookup, system_lookup
-from atoll.p2p.discovery.seed_table import CONNECTED, DIALLING, FAILED, THIS_NODE, WAITING, SeedRow, line, of_name
+from atoll.p2p.discovery.dial_errors import DialFault, explain
+from atoll.p2p.discovery.dns import TxtLookup, system_lookup
+from atoll.p2p.discovery.dnsaddr import DnsSeed
+from atoll.p2p.discovery.seed_table import (
+    CONNECTED,
+    DIALLING,
+    FAILED,
+    THIS_NODE,
+    WAITING,
+    SeedRow,
+    dns_seed_row,
+    row_text,
+)
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, KnownPeer, is_dns_seed
-from atoll.p2p.system.notifier import Bell
+from atoll.p2p.system.backoff import FIRST_S as FIRST_BACKOFF_S
+from atoll.p2p.system.backoff import backoff_s
+from atoll.p2p.system.notifier import Notifier
 from atoll.protocols.errors import DiskFault, Unreachable
 from atoll.protocols.ids import PeerId, short
-
-__all__ = ["FIRST_BACKOFF_S", "MAX_BACKOFF_S", "TARGET", "Discovery", "SeedRow", "backoff_s"]
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +64,7 @@ class Discovery:
         now: Callable[[], float],
         rng: random.Random,
         target: int = TARGET,
-        lookup: Lookup = system_lookup,
+        lookup: TxtLookup = system_lookup,
         more_caches: Iterable[Path] = (),
     ) -> None:
         """`seeds`: as parse_seed gives them. `cache`: file of good peers; read now, written while serving.
@@ -73,7 +81,7 @@ class Discovery:
         self._target = target
         self._connected: set[PeerId] = set()
         self._dialling: dict[PeerId, float] = {}
-        self._wake = Bell()
+        self._wake = Notifier()
         self._next_explore = now() + EXPLORE_S
         self._held_back, self._next_fresh, self._fresh_s = False, now() + FRESH_S, FRESH_S
         for path in (*more_caches, cache):
@@ -101,7 +109,7 @@ class Discovery:
     def learn(self, peer: PeerId, maddrs: Sequence[str], source: str) -> None:
         """A hint where `peer` may be."""
         self.book.add(peer, maddrs, source)
-        self._wake.ring()
+        self._wake.notify()
 
     def on_connected(self, peer: PeerId) -> None:
         """The host has a connection to `peer`."""
@@ -121,18 +129,18 @@ class Discovery:
         elif known is not None:
             pause_s = backoff_s(known.failures + 1, self._rng)
             self.book.failed(peer, known.last_error or "hung up soon", max(known.next_dial, now + pause_s))
-        self._wake.ring()
+        self._wake.notify()
 
     def table(self) -> dict[str, str]:
         """State of every seed on one line: `connected`, `this node`, or why it is not."""
-        return {row.seed: line(row) for row in self.rows() if not row.via}
+        return {row.seed: row_text(row) for row in self.rows() if not row.via}
 
     def rows(self) -> list[SeedRow]:
         """State of every seed, with reason and remedy; what a name in DNS stands for follows it."""
         direct = [self._row(seed) for seed in self._seeds]
         for name in self._names:
             found = [self._row(address, via=name.text) for address in name.addresses]
-            direct += [of_name(name, found, self._now()), *found]
+            direct += [dns_seed_row(name, found, self._now()), *found]
         return direct
 
     def _row(self, seed: PeerAddress, via: str = "") -> SeedRow:
@@ -145,15 +153,15 @@ class Discovery:
         if known is None or not known.failures:
             return SeedRow(text, DIALLING if seed.peer in self._dialling else WAITING, via=via)
         found = explain(known.last_error, seed.maddrs[0])
-        next_s = max(0.0, max(known.next_dial, known.away_until) - self._now())
+        next_s = max(0.0, max(known.next_dial, known.banned_until) - self._now())
         return SeedRow(text, FAILED, found.reason, found.remedy, known.failures, next_s, via)
 
     def _hurry(self, now: float) -> None:
         # One who was out of reach is back: a healed cut brings back the others that were lost with it.
         for known in self.book.all():
-            if known.good and known.failures and known.peer not in self._connected:
+            if known.connection_order and known.failures and known.peer not in self._connected:
                 known.next_dial = min(known.next_dial, now + self._rng.uniform(0.0, FIRST_BACKOFF_S))
-        self._wake.ring()
+        self._wake.notify()
 
     def _on_resolved(self, addresses: tuple[PeerAddress, ...]) -> None:
         for address in addresses:
@@ -192,7 +200,7 @@ class Discovery:
 
     def _is_due(self, known: KnownPeer, now: float) -> bool:
         is_busy = known.peer in self._connected or known.peer in self._dialling
-        return bool(known.maddrs) and not is_busy and max(known.next_dial, known.away_until) <= now
+        return bool(known.maddrs) and not is_busy and max(known.next_dial, known.banned_until) <= now
 
     def _is_racing(self) -> bool:
         return not self._connected and 0 < len(self._dialling) < DIALS_MAX
@@ -210,15 +218,17 @@ class Discovery:
             known.next_dial = max(known.next_dial, self._now() + FIRST_BACKOFF_S)
         finally:
             self._dialling.pop(known.peer, None)
-            self._wake.ring()
+            self._wake.notify()
 
     def _failed(self, known: KnownPeer, reason: str) -> None:
         log.debug("dial to %s failed: %s", short(known.peer), reason)
         next_dial = self._now() + backoff_s(known.failures + 1, self._rng)
-        match explain(reason).trouble:
-            case Trouble.LOCAL:  # nobody was dialled: our own network restarts, which says nothing about the peer
+        match explain(reason).kind:
+            case (
+                DialFault.LOCAL
+            ):  # nobody was dialled: our own network restarts, which says nothing about the peer
                 known.next_dial = next_dial
-            case Trouble.BACKOFF:
+            case DialFault.BACKOFF:
                 self.book.postponed(known.peer, reason, next_dial)
                 self._held_back = True
             case _:

@@ -1,22 +1,31 @@
-"""Seeds by name: `/dnsaddr/seed.example.org` becomes addresses through TXT records at `_dnsaddr.seed.example.org`.
+"""Seeds by name: resolves `/dnsaddr/seed.example.org` through TXT records at `_dnsaddr.seed.example.org`.
 
-libp2p's convention (multiaddr's protocols/DNSADDR.md): a record holds `dnsaddr=` and a multiaddr, which may be
-another /dnsaddr. What DNS says is not signed, so an address without /p2p/PEERID is refused: anyone on the path
-could answer there.
+This is libp2p's convention (multiaddr's protocols/DNSADDR.md): a record holds `dnsaddr=` and a multiaddr, which
+may be another /dnsaddr. DNS answers are not signed, so an address without /p2p/PEERID is refused: anyone on the
+path could answer there.
 """
 
 import asyncio
+import logging
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.p2p.discovery.dns_texts import LOOKUP_S, Lookup, Texts
+from atoll.p2p.discovery.dns import LOOKUP_S, TxtLookup
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.host.maddrs import MADDRS_PER_PEER, parse_maddr
 from atoll.p2p.membership.address_book import dns_name
+from atoll.p2p.system.backoff import backoff_s
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes
 
-__all__ = ["LOOKUP_S", "Lookup", "Resolved", "Texts", "parse_record", "resolve", "system_lookup"]
+log = logging.getLogger(__name__)
 
+RESOLVE_S = 10.0
+"""Deadline for one seed, in seconds: its name and every nested name."""
+REFRESH_MIN_S = 60.0
+REFRESH_MAX_S = 3600.0
+"""Bounds of the time after which a resolved name is looked up again, whatever its records' time to live is."""
 RESULTS_MAX = 32
 """Multiaddrs of one name, nested ones included."""
 DEPTH_MAX = 4
@@ -44,7 +53,7 @@ class _Nested:
 class _Walk:
     """One resolution: what was found and what is forbidden by now."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, lookup: TxtLookup) -> None:
         self._lookup = lookup
         self._seen: set[_Nested] = set()
         self._found: dict[PeerId, dict[str, None]] = {}
@@ -98,7 +107,7 @@ class _Walk:
         return tuple(PeerAddress(peer, tuple(maddrs)[:MADDRS_PER_PEER]) for peer, maddrs in self._found.items())
 
 
-async def resolve(seed: PeerAddress, lookup: Lookup) -> Resolved:
+async def resolve(seed: PeerAddress, lookup: TxtLookup) -> Resolved:
     """Addresses behind the /dnsaddr seed (`peer` empty: anybody whom DNS names). The caller owns the deadline.
 
     Raises Unreachable when nothing usable is found: unknown name, silent servers, no or bad records.
@@ -137,8 +146,53 @@ def parse_record(text: bytes) -> tuple[str, PeerId]:
     return maddr, PeerId(peer)
 
 
-async def system_lookup(name: str) -> Texts:
-    """TXT records through this machine's resolvers. Raises Unreachable."""
-    from atoll.p2p.discovery import dns_lookup  # heavy: only nodes with such seeds pay for it
+class DnsSeed:
+    """One name and what it stands for."""
 
-    return await dns_lookup.ask_system(name)
+    def __init__(
+        self, seed: PeerAddress, lookup: TxtLookup, *, now: Callable[[], float], rng: random.Random
+    ) -> None:
+        self.seed = seed
+        self.addresses: tuple[PeerAddress, ...] = ()
+        """As resolved last; kept while DNS is out of reach."""
+        self.tries = 0
+        """Failures in a row."""
+        self.error = ""
+        self.next_at = now()
+        self._lookup, self._now, self._rng = lookup, now, rng
+
+    @property
+    def text(self) -> str:
+        """As the user wrote it."""
+        return self.seed.maddrs[0] + (f"/p2p/{self.seed.peer}" if self.seed.peer else "")
+
+    async def serve(self, on_found: Callable[[tuple[PeerAddress, ...]], None]) -> None:
+        """Resolve until cancelled."""
+        while True:
+            pause_s = await self._resolve(on_found)
+            self.next_at = self._now() + pause_s
+            await asyncio.sleep(pause_s)
+
+    async def _resolve(self, on_found: Callable[[tuple[PeerAddress, ...]], None]) -> float:
+        """Once; how long to wait then."""
+        try:
+            async with asyncio.timeout(RESOLVE_S):
+                found = await resolve(self.seed, self._lookup)
+        except TimeoutError:
+            return self._failed(f"no DNS server answers in {RESOLVE_S:.0f} s")
+        except Unreachable as error:
+            return self._failed(error.line())
+        self._tell(found)
+        on_found(found.addresses)
+        return min(max(found.ttl_s, REFRESH_MIN_S), REFRESH_MAX_S) * self._rng.uniform(0.75, 1.25)
+
+    def _tell(self, found: Resolved) -> None:
+        if found.addresses != self.addresses:
+            for reason in found.refused:
+                log.warning("%s: a record is not used: %s", self.text, reason)
+        self.addresses, self.tries, self.error = found.addresses, 0, ""
+
+    def _failed(self, reason: str) -> float:
+        log.debug("%s: %s", self.text, reason)
+        self.tries, self.error = self.tries + 1, reason
+        return backoff_s(self.tries, self._rng)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.p2p.discovery.dial_errors import explain
-from atoll.p2p.discovery.dns_seeds import DnsSeed
+from atoll.p2p.discovery.dnsaddr import DnsSeed
 
 CONNECTED: Final = "connected"
 THIS_NODE: Final = "this node"
@@ -35,7 +35,7 @@ class SeedRow:
     """The /dnsaddr seed that named this one; empty for seeds of the user."""
 
 
-def line(row: SeedRow) -> str:
+def row_text(row: SeedRow) -> str:
     """A row without the seed itself."""
     if row.state != FAILED:
         return f"{row.state}: {row.reason}" if row.reason else row.state
@@ -43,7 +43,7 @@ def line(row: SeedRow) -> str:
     return f"{why} (tried {row.tries} times, again in {row.next_s or 0.0:.0f} s)"
 
 
-def of_name(name: DnsSeed, found: Sequence[SeedRow], now: float) -> SeedRow:
+def dns_seed_row(name: DnsSeed, found: Sequence[SeedRow], now: float) -> SeedRow:
     """The row of a /dnsaddr seed over the rows of what it stands for."""
     up = [row for row in found if row.state in (CONNECTED, THIS_NODE)]
     if up:

@@ -20,7 +20,7 @@ MESSAGES_BURST = 2000.0
 _HEADER_BYTES = 8
 _ID_BYTES = 16
 
-Accept = Callable[[PeerId, bytes], bool]
+AcceptMessage = Callable[[PeerId, bytes], bool]
 
 
 @dataclass(slots=True)
@@ -74,11 +74,11 @@ class Gossip:
         self._buckets: dict[PeerId, TokenBucket] = {}
         self._published = self._heard = self._duplicates = self._forwarded = self._over_rate = 0
 
-    def join(self, topic: str, accept: Accept, *, max_bytes: int) -> None:
+    def join(self, topic: str, accept: AcceptMessage, *, max_bytes: int) -> None:
         """Hear `topic`. `accept(sender, data)`: True passes it on; raises PeerFault for illegal bytes."""
 
         async def hear(sender: PeerId, data: bytes) -> None:
-            self._hear(topic, accept, sender, data)
+            self._receive(topic, accept, sender, data)
 
         self._calls.register_notice(f"gossip.{topic}", bytes, hear, max_bytes=max_bytes + _HEADER_BYTES)
 
@@ -96,7 +96,7 @@ class Gossip:
         """A snapshot."""
         return GossipStatistics(self._published, self._heard, self._duplicates, self._forwarded, self._over_rate)
 
-    def _hear(self, topic: str, accept: Accept, sender: PeerId, data: bytes) -> None:
+    def _receive(self, topic: str, accept: AcceptMessage, sender: PeerId, data: bytes) -> None:
         if not self._bucket(sender).take(self._now()):
             self._over_rate += 1
             return
@@ -108,7 +108,7 @@ class Gossip:
             self._send(topic, data, sender)
 
     def _send(self, topic: str, data: bytes, sender: PeerId | None) -> None:
-        for peer in choose(self._neighbours(), sender, self._fanout, self._rng):
+        for peer in choose_peers(self._neighbours(), sender, self._fanout, self._rng):
             self._calls.notify(peer, f"gossip.{topic}", data)
 
     def _mark(self, topic: str, data: bytes) -> bool:
@@ -129,7 +129,9 @@ class Gossip:
         return bucket
 
 
-def choose(neighbours: Collection[PeerId], sender: PeerId | None, fanout: int, rng: random.Random) -> list[PeerId]:
+def choose_peers(
+    neighbours: Collection[PeerId], sender: PeerId | None, fanout: int, rng: random.Random
+) -> list[PeerId]:
     """All neighbours but the sender, a random `fanout` of them if there are more."""
     others = sorted(peer for peer in neighbours if peer != sender)
     return others if len(others) <= fanout else rng.sample(others, fanout)

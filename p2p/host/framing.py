@@ -1,6 +1,7 @@
-"""Length frames on a stream: u32 little-endian size, then the bytes.
+"""Length frames: a body's size as u32 little-endian, then the body.
 
-The size is compared with the caller's cap before anything is allocated.
+Streams between peers and the pipes of child processes use them. The size is compared with the caller's cap before
+anything is allocated.
 """
 
 from collections.abc import Callable
@@ -9,25 +10,37 @@ from atoll.p2p.host.interface import Stream
 from atoll.protocols.errors import DecodeError
 
 PREFIX_BYTES = 4
+"""Bytes of the size in front of each body."""
+
+
+def size_prefix(size: int) -> bytes:
+    """The four bytes that announce a body of `size` bytes."""
+    return size.to_bytes(PREFIX_BYTES, "little")
+
+
+def framed(body: bytes | memoryview) -> bytes:
+    """One whole frame: the size prefix, then `body`."""
+    return size_prefix(len(body)) + body
+
+
+def frame_size(prefix: bytes, max_bytes: int) -> int:
+    """Size in bytes of the body that follows `prefix`. Raises DecodeError above `max_bytes`."""
+    size = int.from_bytes(prefix, "little")
+    if size > max_bytes:
+        raise DecodeError(f"a frame of {size} bytes where at most {max_bytes} are legal")
+    return size
 
 
 async def read_frame(stream: Stream, max_bytes: int | Callable[[], int]) -> bytes:
     """Body of the next frame. Raises DecodeError above `max_bytes`, Unreachable when the stream ends.
 
-    A cap that may change while we wait for the frame is a function.
+    A function as cap is called after the prefix has arrived: the cap may change while the reader waits.
     """
-    size = int.from_bytes(await stream.read_exactly(PREFIX_BYTES), "little")
-    cap = max_bytes if isinstance(max_bytes, int) else max_bytes()
-    if size > cap:
-        raise DecodeError(f"a frame of {size} bytes where at most {cap} are legal")
+    prefix = await stream.read_exactly(PREFIX_BYTES)
+    size = frame_size(prefix, max_bytes if isinstance(max_bytes, int) else max_bytes())
     return await stream.read_exactly(size) if size else b""
 
 
 async def write_frame(stream: Stream, body: bytes | memoryview) -> None:
-    """Write one frame. Raises Unreachable."""
+    """Write `body` as one frame. Raises Unreachable."""
     await stream.write(framed(body))
-
-
-def framed(body: bytes | memoryview) -> bytes:
-    """A whole frame."""
-    return len(body).to_bytes(PREFIX_BYTES, "little") + body

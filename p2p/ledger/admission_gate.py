@@ -20,7 +20,7 @@ MAX_REFUSED = 256
 """Refused peers whose reason we keep."""
 
 
-class Gate:
+class AdmissionGate:
     """Decides on first entries. Holds counts and reasons, no entries."""
 
     def __init__(self, spec: RunSpec, me: PeerId, unix_s: Callable[[], float]) -> None:
@@ -38,21 +38,21 @@ class Gate:
         """Everybody may write."""
         return self._rule.admission.mode == "open"
 
-    def begin(self, authors: Container[PeerId], permits: Iterable[Admit]) -> None:
+    def restore(self, authors: Container[PeerId], permits: Iterable[Admit]) -> None:
         """What the ledger held when it was opened."""
         self.trusts_all = self._me not in authors
         self._used.update(body.permit.key for body in permits)
 
-    def by_name(self, peer: PeerId) -> bool:
+    def admits_by_name(self, peer: PeerId) -> bool:
         """Owner, listed, or an open run."""
         return self._rule.admits_by_name(peer)
 
-    def judge(self, entry: Entry, *, vouched: bool) -> str:
+    def refusal(self, entry: Entry, *, vouched: bool) -> str:
         """Why `entry` may not be the first that we hold of its author; empty if it may.
 
         `vouched`: an admitted peer other than the author brought it.
         """
-        if self.by_name(entry.author):
+        if self.admits_by_name(entry.author):
             return ""
         if entry.seq and self._rule.admission.mode == "invite":
             return self._refused.get(entry.author, "")  # its permit may yet come
@@ -63,7 +63,7 @@ class Gate:
             reason = refusal_now(permit, self._unix_s(), self._used[permit.key])
         return reason
 
-    def took(self, entry: Entry) -> None:
+    def record_first_entry(self, entry: Entry) -> None:
         """The ledger holds this first entry now."""
         self._refused.pop(entry.author, None)
         if isinstance(entry.body, Admit):
@@ -82,9 +82,9 @@ class Gate:
         """Why we store nothing of `peer`, if it tried; else empty."""
         return self._refused.get(peer, "")
 
-    def own_reason(self, body: object) -> str:
+    def own_refusal(self, body: object) -> str:
         """Why our own feed may not begin with `body`; empty if it may."""
-        if self.by_name(self._me):
+        if self.admits_by_name(self._me):
             return ""
         permit, proof = (body.permit, body.proof) if isinstance(body, Admit) else (None, b"")
         return refusal(self._rule, self._me, permit, proof)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from atoll.p2p.ledger.admission_gate import Gate
+from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.database import Database, damaged
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
@@ -19,7 +19,7 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Admit, Body, Entry, encode_entry, sign_entry
 
-LEDGER = "ledger.sqlite"
+LEDGER_FILE = "ledger.sqlite"
 """Its name below a run's folder."""
 CLOSED = 1 << 40
 """In a vector: "send nothing of this author"; one above the highest legal sequence number."""
@@ -43,7 +43,7 @@ class Quota(msgspec.Struct, frozen=True):
     disk_bytes: int = 8 << 30
 
 
-class Insertion(NamedTuple):
+class InsertResult(NamedTuple):
     """What became of a batch of entries."""
 
     fresh: tuple[Entry, ...]
@@ -74,7 +74,9 @@ _NOTHING = _Feed(0, b"", 0)
 class Ledger:
     """All entries of one run. Synchronous; one owner."""
 
-    def __init__(self, path: Path, run: RunId, quota: Quota | None = None, gate: Gate | None = None) -> None:
+    def __init__(
+        self, path: Path, run: RunId, quota: Quota | None = None, gate: AdmissionGate | None = None
+    ) -> None:
         """Open or create. Raises DiskFault, CorruptFault, LocalFault (held by another), ConfigError.
 
         `gate`: whose feeds may begin here; none: anybody's.
@@ -87,7 +89,7 @@ class Ledger:
             self._feeds = self._read_feeds()
             self._forked = {PeerId(author) for (author,) in self._db.rows("SELECT author FROM proofs")}
             if gate is not None:
-                gate.begin(self._feeds, [e.body for e in self.entries(kind=Admit) if isinstance(e.body, Admit)])
+                gate.restore(self._feeds, [e.body for e in self.entries(kind=Admit) if isinstance(e.body, Admit)])
         except BaseException:
             self._db.close()
             raise
@@ -109,7 +111,7 @@ class Ledger:
                 "this identity has signed two histories (its home was copied, or restored from an old backup)",
                 hint="start with a new identity",
             )
-        if self._gate is not None and not feed.next and (reason := self._gate.own_reason(body)):
+        if self._gate is not None and not feed.next and (reason := self._gate.own_refusal(body)):
             raise ConfigError(reason, hint="ask the run's owner for an invite")
         entry = sign_entry(self.run, identity, feed.next, feed.head, body)
         if self._is_full(feed):
@@ -129,10 +131,10 @@ class Ledger:
             raise done.forks[0]
         return bool(done.fresh)
 
-    def insert_all(self, entries: Iterable[Entry], sender: PeerId | None = None) -> Insertion:
+    def insert_all(self, entries: Iterable[Entry], sender: PeerId | None = None) -> InsertResult:
         """Add verified entries in one transaction. Raises DiskFault, and then nothing was added.
 
-        `sender`: the peer that brought them; its word counts for authors that are new here (see `Gate`).
+        `sender`: the peer that brought them; its word counts for authors that are new here (see `AdmissionGate`).
         """
         feeds: dict[PeerId, _Feed] = {}
         forked: set[PeerId] = set()
@@ -158,18 +160,18 @@ class Ledger:
         self._forked |= forked
         for entry in fresh:
             if self._gate is not None and not entry.seq:
-                self._gate.took(entry)
-        return Insertion(tuple(fresh), gap, tuple(forks), tuple(refused))
+                self._gate.record_first_entry(entry)
+        return InsertResult(tuple(fresh), gap, tuple(forks), tuple(refused))
 
     def admits(self, peer: PeerId) -> bool:
         """May `peer` take part? One whose feed has begun here may, and those whom the run names."""
-        return self._gate is None or peer in self._feeds or self._gate.by_name(peer)
+        return self._gate is None or peer in self._feeds or self._gate.admits_by_name(peer)
 
     def refusal(self, peer: PeerId) -> str:
         """Why we store nothing of `peer`, if it tried; else empty."""
         return "" if self._gate is None or self.admits(peer) else self._gate.reason(peer)
 
-    def settle(self, peer: PeerId) -> None:
+    def end_bootstrap(self, peer: PeerId) -> None:
         """A whole exchange with a member is over: from now on strangers must show permits that are good today."""
         if self._gate is not None and self.admits(peer):
             self._gate.trusts_all = False
@@ -278,7 +280,7 @@ class Ledger:
         if self._gate is None:
             return False
         vouched = sender is not None and sender != entry.author and self.admits(sender)
-        reason = self._gate.judge(entry, vouched=vouched)
+        reason = self._gate.refusal(entry, vouched=vouched)
         if reason and self._gate.refused(entry.author, reason):
             news.append((entry.author, reason))
         return bool(reason)

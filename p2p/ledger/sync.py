@@ -83,7 +83,7 @@ class LedgerSync:
             gained += fresh
             is_stuck = before is not None and before.wanted == theirs.wanted
             if not fresh and (is_stuck or not self._has_news_for(theirs)):
-                self._ledger.settle(peer)
+                self._ledger.end_bootstrap(peer)
                 return gained
 
     async def _answer(self, peer: PeerId, theirs: Exchange) -> Exchange:

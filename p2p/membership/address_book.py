@@ -77,9 +77,9 @@ class KnownPeer:
     last_error: str = ""
     last_seen: float | None = None
     connected_at: float | None = None
-    away_until: float = 0.0
+    banned_until: float = 0.0
     """Not dialled before, whatever happens."""
-    good: int = 0
+    connection_order: int = 0
     """Rises with each connection in the whole book; 0: never connected."""
     misses: int = 0
     """From the cache: earlier lives in which others answered but this peer did not."""
@@ -87,7 +87,7 @@ class KnownPeer:
     @property
     def is_proven(self) -> bool:
         """Connected in this life, or in the one that wrote the cache."""
-        return self.good > 0 or "cache" in self.maddrs.values()
+        return self.connection_order > 0 or "cache" in self.maddrs.values()
 
     @property
     def address(self) -> PeerAddress:
@@ -130,7 +130,7 @@ class AddressBook:
         known = self._known.get(peer) or self._admit(peer)
         if known is not None:
             self._connections += 1
-            known.good, known.last_seen, known.connected_at = self._connections, now, now
+            known.connection_order, known.last_seen, known.connected_at = self._connections, now, now
 
     def lost(self, peer: PeerId, now: float) -> bool:
         """The connection to `peer` is gone; True if it had lasted, and the peer deserves a quick new dial."""
@@ -143,11 +143,11 @@ class AddressBook:
             known.failures, known.last_error = 0, ""
         return lasted_s >= LASTING_S
 
-    def keep_away(self, peer: PeerId, reason: str, until: float) -> None:
+    def ban(self, peer: PeerId, reason: str, until: float) -> None:
         """Do not dial `peer` before `until`."""
         if known := self._known.get(peer):
             known.failures += 1
-            known.last_error, known.next_dial, known.away_until = reason, until, until
+            known.last_error, known.next_dial, known.banned_until = reason, until, until
 
     def failed(self, peer: PeerId, reason: str, next_dial: float) -> None:
         """A dial failed; the next may be made at `next_dial`."""
@@ -202,7 +202,7 @@ class AddressBook:
             victims = [known for known in self._known.values() if "seed" not in known.maddrs.values()]
             if not victims:
                 return None
-            worst = min(victims, key=lambda known: (known.is_proven, known.good, -known.failures))
+            worst = min(victims, key=lambda known: (known.is_proven, known.connection_order, -known.failures))
             del self._known[worst.peer]
         known = self._known[peer] = KnownPeer(peer)
         return known
@@ -220,8 +220,8 @@ class _Cache(msgspec.Struct, frozen=True):
 
 
 def _by_worth(known: KnownPeer) -> tuple[int, int]:
-    return -known.good, _misses(known)
+    return -known.connection_order, _misses(known)
 
 
 def _misses(known: KnownPeer) -> int:
-    return 0 if known.good else known.misses + (known.failures > 0)
+    return 0 if known.connection_order else known.misses + (known.failures > 0)

@@ -25,7 +25,7 @@ LAG_S = 1.0
 PING_BYTES = 64
 
 
-class Pulse:
+class LivenessMonitor:
     """Round-trip times of the neighbours."""
 
     def __init__(

@@ -24,7 +24,7 @@ Key = tuple[PeerId, str]
 Order = tuple[int, int, bytes]
 
 
-class Held(NamedTuple):
+class StoredRegister(NamedTuple):
     """A register as we hold it."""
 
     value: Value
@@ -55,7 +55,7 @@ class RegisterStore:
         self._seq = 0
         self._max_authors = max_authors
         self._admits = admits
-        self._held: dict[Key, Held] = {}
+        self._held: dict[Key, StoredRegister] = {}
         self._newest: OrderedDict[Key, Order] = OrderedDict()
         self._elsewhere: dict[Key, Order] = {}
         self.echoes = 0
@@ -68,7 +68,7 @@ class RegisterStore:
         self._seq += 1
         register = sign_register(self._run, self._identity, self._epoch, self._seq, ttl_s, value)
         data = codec.encode(register)
-        self._keep(register, data, now + ttl_s)
+        self._store(register, data, now + ttl_s)
         return data
 
     def merge(self, data: bytes, now: float, age_s: float = 0.0) -> bool:
@@ -81,17 +81,17 @@ class RegisterStore:
         if key in self._newest and self._newest[key] >= order:
             return False
         if draft.author == self._identity.peer_id:
-            return self._outrun(key, order, decode_register(data, self._run))
+            return self._on_own_register(key, order, decode_register(data, self._run))
         if not self._admits(draft.author):
             return False
         if key not in self._held and not self._has_room(draft.author, now):
             return False
         register = decode_register(data, self._run)
-        self._keep(register, data, now + register.ttl_s - min(max(age_s, 0.0), register.ttl_s))
+        self._store(register, data, now + register.ttl_s - min(max(age_s, 0.0), register.ttl_s))
         self._news.append((register.author, register.value))
         return True
 
-    def take_news(self) -> list[tuple[PeerId, Value]]:
+    def drain_news(self) -> list[tuple[PeerId, Value]]:
         """What `merge` took since the last call, the newest few thousand."""
         news = list(self._news)
         self._news.clear()
@@ -110,7 +110,7 @@ class RegisterStore:
         held = self._held.get((author, _tag_of(kind)))
         return held.expires - now if held and held.expires > now else None
 
-    def heard(self) -> dict[Key, tuple[int, int]]:
+    def versions(self) -> dict[Key, tuple[int, int]]:
         """Newest (epoch, seq) known of every author and key, dead ones too."""
         return {key: order[:2] for key, order in self._newest.items()}
 
@@ -146,13 +146,13 @@ class RegisterStore:
         """When the next register dies."""
         return min((held.expires for held in self._held.values()), default=None)
 
-    def _keep(self, register: Register, data: bytes, expires: float) -> None:
+    def _store(self, register: Register, data: bytes, expires: float) -> None:
         key = (register.author, _tag(register.value))
-        self._held[key] = Held(register.value, data, expires)
+        self._held[key] = StoredRegister(register.value, data, expires)
         self._newest[key] = _order(register, data)
         self._newest.move_to_end(key)
 
-    def _outrun(self, key: Key, order: Order, register: Register) -> bool:
+    def _on_own_register(self, key: Key, order: Order, register: Register) -> bool:
         if key not in self._elsewhere or self._elsewhere[key] < order:
             self._elsewhere[key] = order
             self.echoes += 1

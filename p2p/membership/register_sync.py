@@ -18,19 +18,19 @@ MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
 _MAX_PULLS = 64
 
 
-class Heard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class KnownVersions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Newest (epoch, seq) that the asker knows, by author and key."""
 
     newest: tuple[tuple[PeerId, str, int, int], ...]
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class RegisterBatch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Newer registers: (age in seconds, bytes)."""
 
     held: tuple[tuple[float, bytes], ...]
 
 
-class RegisterExchange:
+class RegisterSync:
     """Serves and makes pulls for one set of registers."""
 
     def __init__(
@@ -45,7 +45,7 @@ class RegisterExchange:
         self._calls = calls
         self._now = now
         self._on_news = on_news
-        calls.register(METHOD, Heard, Batch, self._answer, max_bytes=MESSAGE_BYTES)
+        calls.register(METHOD, KnownVersions, RegisterBatch, self._answer, max_bytes=MESSAGE_BYTES)
 
     async def pull(self, peer: PeerId) -> int:
         """Take what `peer` has; the number of registers that were news.
@@ -54,8 +54,10 @@ class RegisterExchange:
         """
         gained = 0
         for _ in range(_MAX_PULLS):
-            newest = tuple((author, key, *at) for (author, key), at in sorted(self._registers.heard().items()))
-            batch = await self._calls.call(peer, METHOD, Heard(newest), Batch, max_bytes=MESSAGE_BYTES)
+            newest = tuple((author, key, *at) for (author, key), at in sorted(self._registers.versions().items()))
+            batch = await self._calls.call(
+                peer, METHOD, KnownVersions(newest), RegisterBatch, max_bytes=MESSAGE_BYTES
+            )
             now = self._now()
             news = [data for age_s, data in batch.held if self._registers.merge(data, now, age_s)]
             if not news:
@@ -64,6 +66,6 @@ class RegisterExchange:
             self._on_news(news)
         return gained
 
-    async def _answer(self, peer: PeerId, heard: Heard) -> Batch:
+    async def _answer(self, peer: PeerId, heard: KnownVersions) -> RegisterBatch:
         known = {(author, key): (epoch, seq) for author, key, epoch, seq in heard.newest}
-        return Batch(tuple(self._registers.missing(known, self._now(), BATCH_BYTES)))
+        return RegisterBatch(tuple(self._registers.missing(known, self._now(), BATCH_BYTES)))

@@ -18,29 +18,29 @@ _MAX_PEERS = 4096
 
 
 @dataclass(slots=True)
-class Standing:
+class Reputation:
     """One peer's record. Times on our monotonic clock."""
 
     faults: int = 0
     score: float = 0.0
     at: float = 0.0
     last: str = ""
-    away_until: float = 0.0
+    banned_until: float = 0.0
 
 
-class Standings:
+class ReputationTable:
     """Records of all peers that ever did something wrong."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._peers: dict[PeerId, Standing] = {}
+        self._peers: dict[PeerId, Reputation] = {}
 
     def blame(self, peer: PeerId, fault: PeerFault) -> bool:
         """Count a fault; True if the peer is to be disconnected now."""
         standing, now = self._of(peer), self._now()
         standing.last = fault.line()
         if isinstance(fault, RunMismatch):
-            standing.away_until = now + STRANGER_S
+            standing.banned_until = now + STRANGER_S
             return True
         if not isinstance(fault, DecodeError | SignatureFault):
             return False  # a plain PeerFault is the peer's own complaint about us
@@ -48,20 +48,20 @@ class Standings:
         standing.score = standing.score * 0.5 ** ((now - standing.at) / HALF_LIFE_S) + 1
         standing.at = now
         if standing.score > FAULTS_ALLOWED:
-            standing.away_until = now + BAN_S
+            standing.banned_until = now + BAN_S
             return True
         return False
 
-    def is_away(self, peer: PeerId) -> bool:
+    def is_banned(self, peer: PeerId) -> bool:
         """Do we keep away from `peer` now?"""
         standing = self._peers.get(peer)
-        return standing is not None and standing.away_until > self._now()
+        return standing is not None and standing.banned_until > self._now()
 
-    def get(self, peer: PeerId) -> Standing:
+    def get(self, peer: PeerId) -> Reputation:
         """The peer's record."""
-        return self._peers.get(peer) or Standing()
+        return self._peers.get(peer) or Reputation()
 
-    def _of(self, peer: PeerId) -> Standing:
+    def _of(self, peer: PeerId) -> Reputation:
         if peer not in self._peers and len(self._peers) >= _MAX_PEERS:
             del self._peers[next(iter(self._peers))]
-        return self._peers.setdefault(peer, Standing())
+        return self._peers.setdefault(peer, Reputation())

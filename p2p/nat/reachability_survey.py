@@ -16,7 +16,7 @@ from atoll.p2p.host.interface import Host
 from atoll.p2p.host.maddrs import legal_maddrs
 from atoll.p2p.nat.nat_calls import Clocks, ask
 from atoll.p2p.nat.reachability import FAILED_PUNCHES, Evidence, Verdict, candidates, judge
-from atoll.p2p.system.notifier import Bell
+from atoll.p2p.system.notifier import Notifier
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
 from atoll.protocols.nat import MADDRS, DialBack, Look, Reached, Seen
@@ -55,7 +55,7 @@ class Survey:
         self._is_outside = is_outside
         self._host, self._run, self._direct, self._clocks = host, run, direct, clocks
         self._relay_only = relay_only
-        self._wake = Bell()
+        self._wake = Notifier()
         self._listen: tuple[str, ...] = ()
         self._views: dict[PeerId, tuple[str, ...]] = {}
         self._reached: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Survey:
 
     def soon(self) -> None:
         """Something changed: ask again."""
-        self._wake.ring()
+        self._wake.notify()
 
     def on_punch(self, peer: PeerId, *, worked: bool) -> None:
         """A hole to `peer` opened or did not, which is evidence too."""

@@ -192,7 +192,7 @@ class OutgoingCalls:
             self.opened.set_result(None)
         for pending in self._pending.values():
             if not pending.reply.done():
-                pending.reply.set_exception(again(self._end))
+                pending.reply.set_exception(fresh_copy(self._end))
                 pending.reply.exception()  # seen: perhaps its caller has just been cancelled
         self._pending.clear()
         self.outbox.finish()
@@ -204,7 +204,7 @@ class OutgoingCalls:
         async with self.slots:
             await self.outbox.room()
             if self._end is not None:
-                raise again(self._end)
+                raise fresh_copy(self._end)
             number = self._take_id()
             pending = PendingCall(asyncio.get_running_loop().create_future(), max_bytes)
             self._pending[number] = pending
@@ -258,7 +258,7 @@ class OutgoingCalls:
 _PEER_FAULTS = frozenset({"PeerFault", "DecodeError", "SignatureFault"})
 
 
-def again(error: AtollError) -> AtollError:
+def fresh_copy(error: AtollError) -> AtollError:
     """A fresh copy, so that each waiter raises its own traceback."""
     copy = type(error)(str(error), hint=error.hint)
     copy.__cause__ = error

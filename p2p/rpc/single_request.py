@@ -12,24 +12,24 @@ from atoll.p2p.host.interface import Host, Stream
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
-Answer = Callable[[PeerId, bytes], Awaitable[bytes]]
+RequestHandler = Callable[[PeerId, bytes], Awaitable[bytes]]
 
-ANSWER_S = 60.0
+REQUEST_S = 60.0
 """Longest answer, and longest wait for a question."""
 AT_ONCE = 4
 """Questions of one peer that are answered at a time; the others wait in their streams."""
 
 
-class Questions:
+class SingleRequests:
     """Asks and answers on one protocol of a host."""
 
     def __init__(self, host: Host, protocol: str, question_max_bytes: int) -> None:
         self._host, self._protocol, self._max_bytes = host, protocol, question_max_bytes
-        self._answer: Answer | None = None
+        self._answer: RequestHandler | None = None
         self._turns: WeakValueDictionary[PeerId, asyncio.Semaphore] = WeakValueDictionary()
         """Of those who are being answered."""
 
-    def answer_by(self, answer: Answer) -> None:
+    def set_handler(self, answer: RequestHandler) -> None:
         """Answer from now on. `answer` raises PeerFault for a question that no honest peer asks."""
         self._answer = answer
         self._host.set_handler(self._protocol, self._serve)
@@ -46,11 +46,11 @@ class Questions:
     async def _serve(self, stream: Stream) -> None:
         assert self._answer is not None
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(REQUEST_S):
                 question = await read_frame(stream, self._max_bytes)
             turn = self._turns.setdefault(stream.peer, asyncio.Semaphore(AT_ONCE))
             async with turn:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(REQUEST_S):
                     body = await self._answer(stream.peer, question)
                 await write_frame(stream, body)
         except TimeoutError as error:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Collection
 
 from atoll.p2p.ledger.sync import LedgerSync
-from atoll.p2p.membership.register_sync import RegisterExchange
-from atoll.p2p.system.notifier import Bell
+from atoll.p2p.membership.register_sync import RegisterSync
+from atoll.p2p.system.notifier import Notifier
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, short
 
@@ -21,13 +21,13 @@ _RETRIES = 3
 """A peer whose exchange failed is asked again so often after a short pause; then it waits for its turn."""
 
 
-class Repair:
+class AntiEntropy:
     """Queues peers and exchanges registers and ledger with them, each peer once at a time."""
 
     def __init__(
         self,
         ledger: LedgerSync,
-        registers: RegisterExchange,
+        registers: RegisterSync,
         neighbours: Callable[[], Collection[PeerId]],
         rng: random.Random,
         on_fault: Callable[[PeerId, PeerFault], None],
@@ -42,7 +42,7 @@ class Repair:
         self._queue: dict[PeerId, None] = {}
         self._failed: dict[PeerId, int] = {}
         self._busy: set[PeerId] = set()
-        self._wake = Bell()
+        self._wake = Notifier()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.synced = asyncio.Event()
         """Set after the first whole exchange with anybody."""
@@ -63,9 +63,9 @@ class Repair:
     def ask(self, peer: PeerId) -> None:
         """Exchange with `peer` soon."""
         self._queue[peer] = None
-        self._wake.ring()
+        self._wake.notify()
 
-    def is_abreast(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether there was a whole exchange with each neighbour, and with one at least.
 
         Who does not answer, or breaks the protocol, does not count.
@@ -74,7 +74,7 @@ class Repair:
         asked = {peer for peer in neighbours if self._failed.get(peer, 0) <= _RETRIES}
         return bool(neighbours & self._exchanged) and asked <= self._exchanged
 
-    def exchanged(self) -> frozenset[PeerId]:
+    def synced_peers(self) -> frozenset[PeerId]:
         """Neighbours with whom there was a whole exchange."""
         return frozenset(self._exchanged)
 
@@ -99,7 +99,7 @@ class Repair:
             self._slots.release()
             self._busy.discard(peer)
             if peer in self._queue:
-                self._wake.ring()
+                self._wake.notify()
 
     async def _remind(self) -> None:
         loop = asyncio.get_running_loop()

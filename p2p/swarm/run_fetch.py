@@ -7,7 +7,8 @@ One stream of the wire `run`: the asker sends the run id (32 bytes) as a frame, 
 import asyncio
 from collections.abc import Sequence
 
-from atoll.p2p.discovery.dnsaddr import Lookup, resolve, system_lookup
+from atoll.p2p.discovery.dns import TxtLookup, system_lookup
+from atoll.p2p.discovery.dnsaddr import resolve
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, PeerAddress, Stream
 from atoll.p2p.membership.address_book import is_dns_seed
@@ -42,7 +43,7 @@ def serve_run(host: Host, run_file: bytes) -> None:
 
 
 async def fetch_run(
-    host: Host, seeds: Sequence[PeerAddress], run: RunId, *, lookup: Lookup = system_lookup
+    host: Host, seeds: Sequence[PeerAddress], run: RunId, *, lookup: TxtLookup = system_lookup
 ) -> bytes:
     """The `.run` file of `run` from whichever seed gives it first; all are asked at once, each for SEED_S.
 
@@ -62,7 +63,7 @@ class _Asking:
 
     group: asyncio.TaskGroup
 
-    def __init__(self, host: Host, run: RunId, lookup: Lookup) -> None:
+    def __init__(self, host: Host, run: RunId, lookup: TxtLookup) -> None:
         self._host, self._run, self._lookup = host, run, lookup
         self._tasks: list[asyncio.Task[None]] = []
         self.found: list[bytes] = []

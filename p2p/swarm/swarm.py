@@ -29,16 +29,16 @@ from atoll.p2p.host.interface import (
     PeerDisconnected,
 )
 from atoll.p2p.host.interface import Path as Route
-from atoll.p2p.ledger.admission_gate import Gate
-from atoll.p2p.ledger.store import LEDGER, Equivocation, Ledger, Quota
+from atoll.p2p.ledger.admission_gate import AdmissionGate
+from atoll.p2p.ledger.store import LEDGER_FILE, Equivocation, Ledger, Quota
 from atoll.p2p.ledger.sync import LedgerSync
-from atoll.p2p.membership.liveness import Pulse
+from atoll.p2p.membership.liveness import LivenessMonitor
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
-from atoll.p2p.membership.register_sync import RegisterExchange
-from atoll.p2p.membership.reputation import Standings
+from atoll.p2p.membership.register_sync import RegisterSync
+from atoll.p2p.membership.reputation import ReputationTable
 from atoll.p2p.rpc.calls import Calls
-from atoll.p2p.swarm.anti_entropy import Repair
-from atoll.p2p.system.notifier import Bell
+from atoll.p2p.swarm.anti_entropy import AntiEntropy
+from atoll.p2p.system.notifier import Notifier
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, short
@@ -106,7 +106,7 @@ class Swarm:
         now: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
         dht: Dht | None = None,
-        gate: Gate | None = None,
+        gate: AdmissionGate | None = None,
     ) -> None:
         """Opens what `home` holds. Raises DiskFault, CorruptFault, ConfigError, LocalFault.
 
@@ -121,28 +121,28 @@ class Swarm:
         self._now = now
         self._rng = rng or random.Random()
         self._dht = dht
-        self._bells: list[Bell] = []
+        self._bells: list[Notifier] = []
         self._connections: dict[PeerId, Connection | None] = {}
         self._group: asyncio.TaskGroup | None = None
         self.local_fault: LocalFault | None = None
         """Newest failure to store what peers sent; None when the last attempt worked."""
-        self.standings = Standings(now)
-        self.ledger = Ledger(home / LEDGER, run, self._options.quota, gate)
+        self.reputations = ReputationTable(now)
+        self.ledger = Ledger(home / LEDGER_FILE, run, self._options.quota, gate)
         self.registers = RegisterStore(run, identity, next_epoch(home / "epoch"), admits=self.ledger.admits)
         self.refusals: dict[PeerId, str] = {}
         """Connected peers that do not admit us, each with its reason."""
         self.calls = Calls(host, run, agent=self._options.agent, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / "blobs"), self.blame)
         self.gossip = Gossip(self.calls, self.neighbours, now, self._rng)
-        self.gossip.join("entry", self._hear_entry, max_bytes=ENTRY_MAX_BYTES)
-        self.gossip.join("register", self._hear_register, max_bytes=REGISTER_MAX_BYTES)
+        self.gossip.join("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
+        self.gossip.join("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
         self.discovery = Discovery(
             *(host, seeds, home / "peers.json"), now=now, rng=self._rng, target=self._options.target
         )
-        self.pulse = Pulse(self.calls, self.neighbours, now, self.blame, self._on_silent)
-        self._repair = Repair(
+        self.liveness = LivenessMonitor(self.calls, self.neighbours, now, self.blame, self._on_silent)
+        self._anti_entropy = AntiEntropy(
             LedgerSync(self.ledger, self.calls, self._on_fresh, self.blame, self._on_refused),
-            RegisterExchange(self.registers, self.calls, now, self._on_pulled),
+            RegisterSync(self.registers, self.calls, now, self._on_pulled),
             *(self.neighbours, self._rng, self.blame, self._on_local_fault),
         )
 
@@ -160,12 +160,12 @@ class Swarm:
                 self._group = group
                 group.create_task(self.calls.serve())
                 group.create_task(self._follow(events))
-                group.create_task(self._repair.serve())
+                group.create_task(self._anti_entropy.serve())
                 group.create_task(self.discovery.serve())
-                group.create_task(self._tell_addresses())
+                group.create_task(self._publish_addresses())
                 group.create_task(self._expire())
                 group.create_task(self._poll_connections())
-                group.create_task(self.pulse.serve())
+                group.create_task(self.liveness.serve())
                 if self._dht is not None:
                     group.create_task(self._dht.serve())
                     group.create_task(self._announce_in_dht(self._dht))
@@ -185,13 +185,13 @@ class Swarm:
         """Append to our feed, durably, and tell everyone. Raises DiskFault, LocalFault, DecodeError."""
         entry = self.ledger.append(self._identity, body)
         self.gossip.publish("entry", encode_entry(entry))
-        self._ring()
+        self._notify()
         return entry
 
-    def lease(self, value: Value, ttl_s: float) -> None:
+    def publish_register(self, value: Value, ttl_s: float) -> None:
         """Publish our register of this type; it dies after `ttl_s` unless it is published again."""
         self.gossip.publish("register", self.registers.publish(value, ttl_s, self._now()))
-        self._ring()
+        self._notify()
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """Download a blob from holders, dialling those we are not connected to. See BlobFetcher.fetch."""
@@ -205,22 +205,22 @@ class Swarm:
         others.sort(key=lambda peer: (peer not in live, live.get(peer) is Route.RELAYED))
         return await self.blobs.fetch(blob, others, max_bytes)
 
-    async def reach(self, peer: PeerId) -> None:
+    async def connect(self, peer: PeerId) -> None:
         """Dial a peer that is known and not connected. Whether that worked shows when it is asked."""
         if peer not in self._connections:
             await self._try_connect(peer)
 
     # What we hear.
 
-    def listen(self) -> Bell:
+    def subscribe(self) -> Notifier:
         """A bell that rings after every change of ledger, registers (deaths too) and connections."""
-        bell = Bell()
+        bell = Notifier()
         self._bells.append(bell)
         return bell
 
     async def entries(self, cursor: int = 0) -> AsyncIterator[tuple[int, Entry]]:
         """All entries after `cursor` in arrival order, then new ones as they come; none is ever skipped."""
-        bell = self.listen()
+        bell = self.subscribe()
         try:
             while True:
                 batch = self.ledger.since(cursor)
@@ -233,20 +233,20 @@ class Swarm:
 
     async def wait_synced(self) -> None:
         """Until one whole exchange with some peer is over. Before that a restored home may fork its feed."""
-        await self._repair.synced.wait()
+        await self._anti_entropy.synced.wait()
 
-    def is_abreast(self) -> bool:
-        """See Repair.is_abreast."""
-        return self._repair.is_abreast()
+    def is_caught_up(self) -> bool:
+        """See Repair.is_caught_up."""
+        return self._anti_entropy.is_caught_up()
 
-    def exchanged(self) -> frozenset[PeerId]:
-        """See Repair.exchanged."""
-        return self._repair.exchanged()
+    def synced_peers(self) -> frozenset[PeerId]:
+        """See Repair.synced_peers."""
+        return self._anti_entropy.synced_peers()
 
-    def repair_soon(self) -> None:
+    def sync_soon(self) -> None:
         """Something is missing here: exchange with every neighbour soon."""
         for peer in self.neighbours():
-            self._repair.ask(peer)
+            self._anti_entropy.ask(peer)
 
     def live(self, kind: type[Value]) -> dict[PeerId, Value]:
         """Current registers of one type by author, our own included."""
@@ -256,7 +256,7 @@ class Swarm:
 
     def neighbours(self) -> list[PeerId]:
         """Connected peers that we talk to."""
-        return [peer for peer in self._connections if not self.standings.is_away(peer)]
+        return [peer for peer in self._connections if not self.reputations.is_banned(peer)]
 
     def peers(self) -> list[PeerView]:
         """Everybody we know of, connected ones first."""
@@ -275,7 +275,7 @@ class Swarm:
 
     def _row(self, peer: PeerId) -> PeerView:
         known, connection = self.discovery.book.get(peer), self._connections.get(peer)
-        standing = self.standings.get(peer)
+        standing = self.reputations.get(peer)
         best = known.address.maddrs[:1] if known else ()
         seen = known.last_seen if known else None
         is_connected = peer in self._connections
@@ -286,7 +286,7 @@ class Swarm:
             connection.maddr if connection else "".join(best),
             tuple(sorted(set(known.maddrs.values()))) if known else (),
             0.0 if is_connected else None if seen is None else self._now() - seen,
-            self.pulse.rtt_s.get(peer),
+            self.liveness.rtt_s.get(peer),
             *self.blobs.bytes_of(peer),
             standing.faults,
             standing.last or (known.last_error if known else ""),
@@ -294,11 +294,11 @@ class Swarm:
 
     # Reactions.
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         for bell in self._bells:
-            bell.ring()
+            bell.notify()
 
-    def _hear_entry(self, sender: PeerId, data: bytes) -> bool:
+    def _on_entry(self, sender: PeerId, data: bytes) -> bool:
         entry = decode_entry(data, self.run)
         try:
             done = self.ledger.insert_all([entry], sender)
@@ -308,25 +308,25 @@ class Swarm:
         for fork in done.forks:
             self._on_fork(sender, fork)
         if done.gap:
-            self._repair.ask(sender)
+            self._anti_entropy.ask(sender)
         if done.fresh:
             self.local_fault = None
-            self._ring()
+            self._notify()
         return bool(done.fresh or done.forks)
 
     def _on_fork(self, sender: PeerId, fork: Equivocation) -> None:
         self.blame(fork.author, fork)
         # The proof travels by exchange; the sender is the one who may not have it.
-        self._repair.ask(sender)
+        self._anti_entropy.ask(sender)
 
     def _on_fresh(self, sender: PeerId, entries: tuple[Entry, ...]) -> None:
         self.local_fault = None
         if len(entries) <= _PASSED_ON:
             for entry in entries:
                 self.gossip.publish("entry", encode_entry(entry))
-        self._ring()
+        self._notify()
 
-    def _hear_register(self, sender: PeerId, data: bytes) -> bool:
+    def _on_register(self, sender: PeerId, data: bytes) -> bool:
         is_news = self.registers.merge(data, self._now())
         if is_news:
             self._on_register_news()
@@ -339,97 +339,97 @@ class Swarm:
         self._on_register_news()
 
     def _on_register_news(self) -> None:
-        for author, value in self.registers.take_news():
+        for author, value in self.registers.drain_news():
             if isinstance(value, Addresses):
                 self.discovery.learn(author, value.maddrs, "exchange")
-        self._ring()
+        self._notify()
 
     def _on_refused(self, peer: PeerId, reason: str) -> None:
         if reason not in self.refusals.values():
             log.warning("peer %s stores nothing of ours: %s", short(peer), reason)
         self.refusals[peer] = reason
-        self._ring()
+        self._notify()
 
     def _on_local_fault(self, fault: LocalFault) -> None:
         if self.local_fault is None:
             log.warning("what peers sent was not stored: %s", fault.line())
         self.local_fault = fault
-        self._ring()
+        self._notify()
 
     def blame(self, peer: PeerId, fault: PeerFault) -> None:
         """A peer broke the protocol."""
         log.warning("peer %s: %s", short(peer), fault.line())
-        if self.standings.blame(peer, fault):
-            self._ring()
+        if self.reputations.blame(peer, fault):
+            self._notify()
 
     # Tasks.
 
     async def _follow(self, events: AsyncIterator[HostEvent]) -> None:
         async for event in events:
             match event:
-                case PeerConnected(peer) if self.standings.is_away(peer):
-                    await self._send_away(peer)
+                case PeerConnected(peer) if self.reputations.is_banned(peer):
+                    await self._disconnect_banned(peer)
                 case PeerConnected(peer):
-                    self._came(peer)
+                    self._on_connected(peer)
                 case PeerDisconnected(peer):
-                    self._went(peer)
+                    self._on_disconnected(peer)
                 case HostRestarted() if self._dht is not None:
                     self._dht.restart()
 
-    def _came(self, peer: PeerId) -> None:
+    def _on_connected(self, peer: PeerId) -> None:
         if peer in self._connections:
             return
         self._connections[peer] = None
         self.discovery.on_connected(peer)
-        if not self.standings.is_away(peer):
-            self._repair.ask(peer)
-        self._ring()
+        if not self.reputations.is_banned(peer):
+            self._anti_entropy.ask(peer)
+        self._notify()
 
-    def _went(self, peer: PeerId) -> None:
+    def _on_disconnected(self, peer: PeerId) -> None:
         if peer not in self._connections:
             return
         del self._connections[peer]
         self.refusals.pop(peer, None)
-        self.pulse.forget(peer)
+        self.liveness.forget(peer)
         self.gossip.forget(peer)
         self.discovery.on_disconnected(peer)
-        self._ring()
+        self._notify()
 
     async def _poll_connections(self) -> None:
         """Paths for the status, events that were lost, and peers to keep away from."""
         while True:
             live = {connection.peer: connection for connection in await self._host.connections()}
             for peer in [peer for peer in self._connections if peer not in live]:
-                self._went(peer)
+                self._on_disconnected(peer)
             for peer, connection in live.items():
-                if self.standings.is_away(peer):
-                    await self._send_away(peer)
+                if self.reputations.is_banned(peer):
+                    await self._disconnect_banned(peer)
                 else:
-                    self._came(peer)
+                    self._on_connected(peer)
                     self._connections[peer] = connection
             await asyncio.sleep(_LOOK_S)
 
-    async def _send_away(self, peer: PeerId) -> None:
-        standing = self.standings.get(peer)
-        self._went(peer)
+    async def _disconnect_banned(self, peer: PeerId) -> None:
+        standing = self.reputations.get(peer)
+        self._on_disconnected(peer)
         try:
             await self._host.disconnect(peer)
         except Unreachable as error:
             log.debug("%s: %s", short(peer), error)
-        self.discovery.book.keep_away(peer, standing.last, standing.away_until)
+        self.discovery.book.ban(peer, standing.last, standing.banned_until)
 
     def _on_silent(self, peer: PeerId) -> None:
         if self._group is not None:
-            self._group.create_task(self._hang_up(peer))
+            self._group.create_task(self._disconnect(peer))
 
-    async def _hang_up(self, peer: PeerId) -> None:
+    async def _disconnect(self, peer: PeerId) -> None:
         try:
             await self._host.disconnect(peer)
         except Unreachable as error:
             log.debug("%s: %s", short(peer), error)
-        self._went(peer)
+        self._on_disconnected(peer)
 
-    async def _tell_addresses(self) -> None:
+    async def _publish_addresses(self) -> None:
         """Publish our own addresses when they change, and before they die."""
         told: tuple[str, ...] = ()
         told_at = self._now()
@@ -439,7 +439,7 @@ class Swarm:
             except Unreachable:
                 maddrs = told
             if maddrs and (maddrs != told or self._now() - told_at >= _ADDRESSES_EVERY_S):
-                self.lease(Addresses(maddrs), ADDRESSES_TTL_S)
+                self.publish_register(Addresses(maddrs), ADDRESSES_TTL_S)
                 told, told_at = maddrs, self._now()
             await asyncio.sleep(_LOOK_S)
 
@@ -447,7 +447,7 @@ class Swarm:
         while True:
             await asyncio.sleep(_TICK_S)
             if self.registers.drop_expired(self._now()):
-                self._ring()
+                self._notify()
 
     async def _try_connect(self, peer: PeerId) -> None:
         known = self.discovery.book.get(peer)

@@ -3,13 +3,13 @@
 import asyncio
 
 
-class Bell:
+class Notifier:
     """Rings once for any number of changes since its listener last waited. One listener each."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Something changed."""
         self._event.set()
 

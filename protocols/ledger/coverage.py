@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from heapq import heapreplace
 
-from atoll.protocols.run.arena import Arena, Placement, arena_of
+from atoll.protocols.run.arena import Arena, Placement, Span, arena_of
 from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.model_spec import ModelSpec, expert_of
 from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.spans import Span
 
 Cover = tuple[Span, ...]
 """Rising, disjoint, not touching one another. A payload holds the rows of its cover in this order."""

@@ -13,8 +13,8 @@ from atoll.protocols.errors import DecodeError, SignatureFault
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest, public_key_of
 from atoll.protocols.run.admission import Permit, check_permit
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.model_spec import MAX_EXPERTS
-from atoll.protocols.spans import Span
 
 FEED_VERSION = 1
 MAX_SET = 1024

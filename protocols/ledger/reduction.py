@@ -13,10 +13,9 @@ from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, MAX_SET, Reduction, set_digest
 from atoll.protocols.ledger.rows import row_bytes
-from atoll.protocols.run.arena import CHUNK, arena_of
+from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.slices import SlicePlan
-from atoll.protocols.spans import Span
 
 KEPT_BYTES = 4 * CHUNK
 """Error feedback of one chunk: int32, little endian, units of 2⁻²⁶."""

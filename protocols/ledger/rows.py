@@ -11,8 +11,8 @@ from typing import NamedTuple
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest
 from atoll.protocols.merkle import MerklePart, leaf_of, levels_of, path_of
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout, check_frame
-from atoll.protocols.spans import Span
 
 
 class RowTree:

@@ -29,7 +29,7 @@ from typing import TypeAlias
 import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 FRAME_MAX_BYTES = 4 * 1024 * 1024
 NOTHING_YET = -2

@@ -9,13 +9,32 @@ order, so that compression and the fold never look at shapes.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from atoll.protocols.run.model_spec import ModelSpec, atoms
 
 CHUNK = 4096
+"""Values in one chunk."""
 SIDE = 64
+"""Rows and columns of the block of a matrix that fills one chunk."""
+
+
+class Span(NamedTuple):
+    """Neighbouring chunks `start … stop - 1` of an arena."""
+
+    start: int
+    stop: int
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks in the span."""
+        return self.stop - self.start
+
+    def holds(self, chunk: int) -> bool:
+        """Whether `chunk` lies in the span."""
+        return self.start <= chunk < self.stop
 
 
 class Placement(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, Round, RunId, digest, peer_bytes
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 _KEPT_BITS = 5
 # a final set of a reduced round is known one round later at the earliest: a gap of 1 would never reduce

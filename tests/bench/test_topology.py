@@ -11,8 +11,8 @@ from atoll.node.worker.reduction_arithmetic import PLAIN
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.reduction import Offer
 from atoll.protocols.ledger.rows import RowTree, checked_rows
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout, payload_bytes
-from atoll.protocols.spans import Span
 from atoll_bench.topology.reduction_trial import ALPHA_256, WEIGHT, losses
 from atoll_bench.topology.topology import K, mean, rules_of, traffic_rows
 from atoll_bench.topology.topology_peer import twisted

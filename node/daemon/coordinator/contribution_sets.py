@@ -17,7 +17,7 @@ from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import cover_of, size_of
 from atoll.protocols.local.worker_messages import Ask, Counted, Member, Slice, VerifyReply, VerifyRequest
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 if TYPE_CHECKING:
     from atoll.node.daemon.coordinator.driver import Driver

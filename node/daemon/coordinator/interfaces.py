@@ -6,7 +6,7 @@ from typing import Protocol
 
 from atoll.node.daemon.coordinator.expert_assignment import HoldingRegisters
 from atoll.node.daemon.coordinator.payload_fetcher import BlobSource
-from atoll.p2p.rpc.single_request import Answer
+from atoll.p2p.rpc.single_request import RequestHandler
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Body, Entry
@@ -49,7 +49,7 @@ class Network(BlobSource, HoldingRegisters, Protocol):
     async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
         """An answer on wire `reduction`; empty where the peer lacks it. Raises Unreachable, DecodeError."""
 
-    def answer_by(self, answer: Answer) -> None:
+    def answer_by(self, answer: RequestHandler) -> None:
         """Answer the questions of others on wire `reduction`."""
 
     def bytes_moved(self) -> tuple[int, int, int, int]:

@@ -16,9 +16,9 @@ from typing import NamedTuple, Protocol
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import payload_size
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.spans import Span
 
 log = logging.getLogger(__name__)
 

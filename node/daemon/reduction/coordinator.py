@@ -35,7 +35,7 @@ from atoll.protocols.local.worker_messages import (
     ReduceRequest,
     Slice,
 )
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 if TYPE_CHECKING:
     from atoll.node.daemon.coordinator.driver import Driver

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.reduction import Claim, Offer, covered_by
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import SlicePlan
-from atoll.protocols.spans import Span
 
 
 class Effective(NamedTuple):

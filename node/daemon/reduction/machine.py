@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from atoll.node.daemon.reduction.effective_set import Effective, effective, entries_of, one_per_author
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.reduction import Claim, Offer
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import SlicePlan
-from atoll.protocols.spans import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from atoll.protocols.errors import AtollError, DecodeError, DiskFault, Unreachab
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.reduction import Offer, RowsAnswer, RowsAsk, rows_max_bytes
 from atoll.protocols.ledger.rows import RowTree, checked_rows
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.spans import Span
 
 log = logging.getLogger(__name__)
 

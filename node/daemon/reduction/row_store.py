@@ -5,7 +5,7 @@ from pathlib import Path
 
 from atoll.p2p.system.atomic_files import disk, make_folder, write_whole
 from atoll.protocols.ids import Digest
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 _SUFFIX = ".rows"
 

@@ -9,7 +9,7 @@ from atoll.node.learning.outer.adding import add
 from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.coverage import Cover, size_of
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 FRACTION_BITS = 24
 SLAB_CHUNKS = 256

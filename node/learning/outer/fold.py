@@ -23,8 +23,7 @@ from atoll.node.learning.outer.padding import clear, padding_of
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.coverage import Cover, size_of, slabs
-from atoll.protocols.run.arena import CHUNK, Arena
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import CHUNK, Arena, Span
 
 
 class Part(NamedTuple):

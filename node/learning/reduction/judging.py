@@ -17,9 +17,8 @@ from atoll.protocols.ledger.records import Entry, Reduction, SlicedContribution,
 from atoll.protocols.ledger.reduction import KEPT_BYTES, FaultProof, Opening, ReductionRules
 from atoll.protocols.ledger.rows import checked_rows, cut_rows
 from atoll.protocols.merkle import check_path, leaf_of
-from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.spans import Span
 
 
 def sampled_chunks(seed: bytes, span: Span, count: int) -> list[int]:

@@ -18,8 +18,8 @@ from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.reduction import Offer, Opening, ReductionRules
 from atoll.protocols.ledger.rows import RowPart, RowTree
 from atoll.protocols.merkle import levels_of, path_of
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.spans import Span
 
 
 class Made(NamedTuple):

@@ -17,9 +17,8 @@ from atoll.node.learning.reduction.arithmetic import Arithmetic, Weighted
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.reduction import KEPT_BYTES
 from atoll.protocols.merkle import leaf_of
-from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import VALUE_BITS
-from atoll.protocols.spans import Span
 
 _LOW, _HIGH = -(2**31), 2**31 - 1
 

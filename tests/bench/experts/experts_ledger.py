@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atoll.node.daemon.consensus.ballots import order
-from atoll.p2p.ledger.store import LEDGER, Ledger
+from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Ballot, Body, Contribution, Entry, Proposal, Vote, sign_entry
@@ -37,7 +37,7 @@ class _Feeds:
 
     def begin(self, at: int) -> tuple[PeerId, ...]:
         """Go on where the feeds ended; who decides the round, in their order."""
-        ledger = Ledger(next(iter(self._peers.values())).folder / LEDGER, self._spec.id)
+        ledger = Ledger(next(iter(self._peers.values())).folder / LEDGER_FILE, self._spec.id)
         heads = {peer: ledger.head(peer) for peer in self._peers}
         before = ledger.entries(kind=Proposal, round=at - 1) if at else []
         named = [ledger.get(name) for entry in before for name in _names(entry)]
@@ -49,7 +49,7 @@ class _Feeds:
     def spread(self) -> None:
         """To all."""
         for peer in self._peers.values():
-            ledger = Ledger(peer.folder / LEDGER, self._spec.id)
+            ledger = Ledger(peer.folder / LEDGER_FILE, self._spec.id)
             ledger.insert_all(self.said)
             ledger.close()
 

@@ -25,8 +25,7 @@ from atoll.node.learning.reduction.stepping import slice_update
 from atoll.node.worker.reduction_arithmetic import COMPILED
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.reduction import ReductionRules
-from atoll.protocols.run.arena import CHUNK
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import CHUNK, Span
 
 ALPHA_256 = 256
 WEIGHT = 64

@@ -50,9 +50,9 @@ from atoll.protocols.ledger.reduction import (
     rows_max_bytes,
 )
 from atoll.protocols.ledger.rows import RowPart, RowTree, checked_rows
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.slices import SlicePlan
-from atoll.protocols.spans import Span
 from atoll.protocols.wires import REDUCTION
 
 T = TypeVar("T")

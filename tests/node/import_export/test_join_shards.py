@@ -33,19 +33,18 @@ from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import Brought
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.session import Session
-from atoll.p2p.ledger.store import LEDGER, Ledger
+from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DecodeError, SignatureFault
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import cover_of, size_of, slabs
 from atoll.protocols.local.worker_messages import AdoptRequest, EvaluateRequest, StartRequest, TrainRequest
-from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.arena import Span, arena_of
 from atoll.protocols.run.experts import bitmap_of, experts_in
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, expert_of
 from atoll.protocols.run.moments import file_of_expert, files_for
 from atoll.protocols.run.payload import VALUE_BITS
 from atoll.protocols.run.run_spec import Stage, sign_run
-from atoll.protocols.spans import Span
 from atoll_bench.experts.experts_members import Members, identity_of
 from atoll_bench.experts.resumed import differing
 from tests.node.worker.session_home import SPEC
@@ -375,7 +374,7 @@ def test_a_node_saves_once_and_only_what_it_has(four, folder, tmp_path):
     shutil.copytree(four.home(0) / "state", tmp_path / "bare/state")
     with pytest.raises(ConfigError, match="the ledger of"):
         save_shard(SIGNED, tmp_path / "bare", me, tmp_path / "to")
-    Ledger(tmp_path / "bare" / LEDGER, RUN.id).close()
+    Ledger(tmp_path / "bare" / LEDGER_FILE, RUN.id).close()
     with pytest.raises(ConfigError, match="does not prove that round 0 is final"):
         save_shard(SIGNED, tmp_path / "bare", me, tmp_path / "to")
     assert not (tmp_path / "to").exists()

@@ -12,7 +12,7 @@ from atoll.node.daemon.feed_recovery import mark, marked
 from atoll.node.import_export.join_shards import join
 from atoll.node.import_export.restore_node import restore
 from atoll.node.worker.session import Session
-from atoll.p2p.ledger.store import LEDGER, Ledger
+from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round
@@ -167,7 +167,7 @@ def test_a_new_identity_is_a_newcomer_with_the_others_moments(tmp_path, spec):
 def test_the_mark_says_how_long_the_feed_was(tmp_path):
     members, checkpoint = checkpoint_of(tmp_path, DENSE, rounds=2)
     restore(checkpoint, tmp_path / "home", ME)
-    ledger = Ledger(members.home(0) / LEDGER, DENSE.id)
+    ledger = Ledger(members.home(0) / LEDGER_FILE, DENSE.id)
     lost = marked(tmp_path / "home")
     assert 0 < lost.entries <= ledger.vector()[ME]
     assert lost.others == {identity_of(0).peer_id}
@@ -191,15 +191,15 @@ def test_only_who_lost_its_feed_waits_for_it(tmp_path, lost):
     shutil.rmtree(home / "state")
     match lost:
         case "ledger":
-            (home / LEDGER).unlink()
+            (home / LEDGER_FILE).unlink()
         case "damaged":
-            (home / LEDGER).write_bytes(b"x" * 9000)
+            (home / LEDGER_FILE).write_bytes(b"x" * 9000)
         case "shorter":
-            ledger = Ledger(members.home(0) / LEDGER, DENSE.id)
+            ledger = Ledger(members.home(0) / LEDGER_FILE, DENSE.id)
             older = [entry for entry in ledger.entries() if entry.seq == 0]
             ledger.close()
-            (home / LEDGER).unlink()
-            ledger = Ledger(home / LEDGER, DENSE.id)
+            (home / LEDGER_FILE).unlink()
+            ledger = Ledger(home / LEDGER_FILE, DENSE.id)
             assert ledger.insert_all(older).fresh
             ledger.close()
         case "marked":

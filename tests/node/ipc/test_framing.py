@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from atoll.node.ipc.framing import HEADER, Inbox, ReplyWriter, body_bytes, frame
+from atoll.node.ipc.framing import Inbox, ReplyWriter, frame
+from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, size_prefix
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round, digest
@@ -66,7 +67,7 @@ def test_replies_larger_than_the_pipe_are_written_completely():
     while len(found) < len(frame(reply)):
         found += os.read(read, 1 << 16)
     writer.join()
-    assert codec.decode(bytes(found[HEADER.size :]), ReplyEnvelope, max_bytes=FRAME_MAX_BYTES) == reply
+    assert codec.decode(bytes(found[PREFIX_BYTES:]), ReplyEnvelope, max_bytes=FRAME_MAX_BYTES) == reply
     os.close(read)
     with pytest.raises(BrokenPipeError):
         ReplyWriter(write).send(reply)
@@ -76,14 +77,14 @@ def test_replies_larger_than_the_pipe_are_written_completely():
 def test_frames_above_the_cap_are_neither_sent_nor_read():
     with pytest.raises(LocalFault):
         frame(RequestEnvelope(1, VerifyRequest("x" * FRAME_MAX_BYTES, Round(0))))
-    assert body_bytes(HEADER.pack(FRAME_MAX_BYTES)) == FRAME_MAX_BYTES
+    assert frame_size(size_prefix(FRAME_MAX_BYTES), FRAME_MAX_BYTES) == FRAME_MAX_BYTES
     with pytest.raises(DecodeError):
-        body_bytes(HEADER.pack(FRAME_MAX_BYTES + 1))
+        frame_size(size_prefix(FRAME_MAX_BYTES + 1), FRAME_MAX_BYTES)
 
 
 def test_bytes_that_are_no_request_are_refused():
     read, write = os.pipe()
-    os.write(write, HEADER.pack(3) + b"\xc1\xc1\xc1")
+    os.write(write, size_prefix(3) + b"\xc1\xc1\xc1")
     with pytest.raises(DecodeError):
         Inbox(read).take()
     os.close(read)

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.node.daemon.feed_recovery import Lost, mark, marked, unmark, wait_for_feed
-from atoll.p2p.ledger.store import LEDGER
+from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import CorruptFault, LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 
-LOST = (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "epoch", "peers.json")
+LOST = (LEDGER_FILE, f"{LEDGER_FILE}-wal", f"{LEDGER_FILE}-shm", "epoch", "peers.json")
 ME = PeerId("me")
 
 
@@ -116,10 +116,10 @@ class Waiting:
         self.others, self._told_at_s = frozenset(others), told_at_s or {}
         self.said, self.dialled = [], []
 
-    async def reach(self, peer):
+    async def connect(self, peer):
         self.dialled.append(peer)
 
-    def exchanged(self):
+    def synced_peers(self):
         """Each is a neighbour for ten seconds."""
         return frozenset(peer for peer, at_s in self._told_at_s.items() if at_s <= self.now() < at_s + 10)
 
@@ -127,10 +127,10 @@ class Waiting:
     def registers(self):
         return SimpleNamespace(echoes=1 + (self._outrun_at_s is not None and self.now() >= self._outrun_at_s))
 
-    def repair_soon(self):
+    def sync_soon(self):
         pass
 
-    def is_abreast(self):
+    def is_caught_up(self):
         return self.now() >= self._slow_s
 
     def now(self):

@@ -34,12 +34,11 @@ from atoll.protocols.local.worker_messages import (
     TrainReply,
     TrainRequest,
 )
-from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.arena import Span, arena_of
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ExpertsSpec
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import Stage
-from atoll.protocols.spans import Span
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
 
 torch.set_num_threads(1)

@@ -13,8 +13,7 @@ from atoll.node.learning.outer.padding import clear, padding_of
 from atoll.node.worker.local_weights import LocalWeights, carries, check_saved
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import cover_of, rest_of
-from atoll.protocols.run.arena import arena_of
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span, arena_of
 from tests.node.worker.session_home import SPEC
 
 torch.set_num_threads(1)

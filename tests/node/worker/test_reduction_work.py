@@ -26,10 +26,9 @@ from atoll.protocols.local.worker_messages import (
     Slice,
     VerifyRequest,
 )
-from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.arena import Span, arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.slices import ReduceSpec
-from atoll.protocols.spans import Span
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, K, member, said
 
 torch.set_num_threads(1)

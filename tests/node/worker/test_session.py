@@ -37,8 +37,7 @@ from atoll.protocols.local.worker_messages import (
     TrainProgress,
     TrainRequest,
 )
-from atoll.protocols.run.arena import arena_of
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span, arena_of
 from tests.node.worker.session_home import ME, OTHER, OVERLAPPING, SPEC, Home, blocked, member, said
 
 

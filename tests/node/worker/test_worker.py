@@ -100,7 +100,17 @@ def test_a_round_that_waits_blocks_on_the_inbox_and_goes_on_with_its_fold(tmp_pa
     Worker(daemon, daemon).run()
     kinds = [type(answer).__name__ for answer in daemon.said]
     assert kinds == [
-        *("StartReply", "TrainReply", "SaveReply", "EvaluateReply", "FoldReply", "TrainReply", "FailureReply", "TrainReply", "StopReply"),
+        *(
+            "StartReply",
+            "TrainReply",
+            "SaveReply",
+            "EvaluateReply",
+            "FoldReply",
+            "TrainReply",
+            "FailureReply",
+            "TrainReply",
+            "StopReply",
+        ),
     ]
     assert daemon.said[6].fault == Superseded.__name__
     assert daemon.said[7].pending.round == 3

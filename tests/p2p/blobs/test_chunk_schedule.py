@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.p2p.blobs.chunk_schedule import SLOW_AFTER_S, ChunkSchedule, first_from, rarest
-from atoll.p2p.blobs.flow_window import FIRST_WINDOW, Pace
+from atoll.p2p.blobs.flow_window import FIRST_WINDOW, FlowWindow
 from atoll.p2p.blobs.frames import WINDOW, pack_bits, unpack_bits
 from atoll.protocols.ids import PeerId
 
@@ -45,7 +45,7 @@ def test_every_chunk_arrives_and_is_asked_for_once_until_the_end(chunks: int, ho
     plan, now_s = ChunkSchedule(everything, luck.randrange(chunks)), 0.0
     peers = [PeerId(str(number)) for number in range(holders)]
     for number, peer in enumerate(peers):
-        plan.join(peer, everything if number == 0 else luck.getrandbits(chunks), Pace(0.0))
+        plan.join(peer, everything if number == 0 else luck.getrandbits(chunks), FlowWindow(0.0))
     flights: list[tuple[PeerId, int]] = []
     came: list[int] = []
     while plan.missing:
@@ -57,11 +57,11 @@ def test_every_chunk_arrives_and_is_asked_for_once_until_the_end(chunks: int, ho
                 assert not twice or not any(other == peer for other, _ in flights), "the end game is for the idle"
                 plan.ask(peer, index, now_s)
                 flights.append((peer, index))
-            assert plan.on_the_way(peer) <= WINDOW
+            assert plan.in_flight(peer) <= WINDOW
         assert flights
         now_s += luck.random()
         peer, index = flights.pop(luck.randrange(len(flights)))
-        plan.came(peer, index)
+        plan.received(peer, index)
         if luck.random() < 0.9:
             plan.verified(index)
             came.append(index)
@@ -72,7 +72,7 @@ def test_every_chunk_arrives_and_is_asked_for_once_until_the_end(chunks: int, ho
         else:
             plan.leave(peer)
             flights = [flight for flight in flights if flight[0] != peer]
-            plan.join(peer, everything, Pace(now_s))
+            plan.join(peer, everything, FlowWindow(now_s))
         for other in peers:
             stale = plan.stale(other)
             assert all(not plan.missing >> index & 1 for index in stale)
@@ -80,9 +80,9 @@ def test_every_chunk_arrives_and_is_asked_for_once_until_the_end(chunks: int, ho
     assert sorted(set(came)) == list(range(chunks))
 
 
-def fed(rate_bytes_s: float, rtt_s: float = 0.05, seconds: float = 10.0) -> Pace:
+def fed(rate_bytes_s: float, rtt_s: float = 0.05, seconds: float = 10.0) -> FlowWindow:
     """A pace that was measured until now_s = `seconds`."""
-    pace = Pace(0.0)
+    pace = FlowWindow(0.0)
     pace.rtt_s = rtt_s
     pace.asked(0.0)
     steps = 200
@@ -92,7 +92,7 @@ def fed(rate_bytes_s: float, rtt_s: float = 0.05, seconds: float = 10.0) -> Pace
 
 
 def test_the_window_follows_what_fits_into_the_path() -> None:
-    assert Pace(0.0).window(0.0, WINDOW) == FIRST_WINDOW
+    assert FlowWindow(0.0).window(0.0, WINDOW) == FIRST_WINDOW
     assert fed(1e5).window(10.0, WINDOW) == 2, "a slow holder gets little"
     assert fed(2.5e6, 0.06).window(10.0, WINDOW) == 2
     assert fed(2.5e7, 0.1).window(10.0, WINDOW) == 7
@@ -137,7 +137,7 @@ def test_the_last_chunk_is_asked_of_a_second_holder_when_the_first_is_late() -> 
     plan.ask(B, 1, 10.0)
     assert plan.next(C, 10.0) == 0
     plan.ask(C, 0, 10.0)
-    plan.came(B, 1)
+    plan.received(B, 1)
     plan.verified(1)
     assert plan.next(B, 10.3) is None, "two are enough"
     assert plan.stale(A) == [1]

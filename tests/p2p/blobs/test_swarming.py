@@ -10,8 +10,9 @@ from atoll.p2p.blobs import server as serve
 from atoll.p2p.blobs.download import HOLDERS_AT_ONCE
 from atoll.p2p.blobs.fetch import BlobFetcher
 from atoll.p2p.blobs.frames import PROTOCOL, Ask, BlobOffer, Cancel, Chunk, Have, Want, pack_bits
+from atoll.p2p.blobs.partial import PartialBlob
 from atoll.p2p.blobs.server import BlobServer
-from atoll.p2p.blobs.store import BlobStore, Partial
+from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, read_limits
@@ -69,7 +70,7 @@ class Swarm:
         self.nodes: list[Node] = []
         self._group = group
         self._tasks: list[asyncio.Task[None]] = []
-        self._open: list[tuple[BlobStore, Partial]] = []
+        self._open: list[tuple[BlobStore, PartialBlob]] = []
         self._whole = BlobStore(folder / "whole")
         self._whole.add_bytes(DATA)
 
@@ -96,7 +97,7 @@ class Swarm:
             if other is not node:
                 self.network.set_link(node.peer, other.peer, quality)
 
-    def begin(self, node: Node) -> Partial:
+    def begin(self, node: Node) -> PartialBlob:
         """A download that nobody drives."""
         partial = node.store.begin(MANIFEST)
         self._open.append((node.store, partial))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.discovery.dial_errors import REMEDIES, Trouble, explain
+from atoll.p2p.discovery.dial_errors import REMEDIES, DialFault, explain
 
 P = "12D3KooWRrBPpiKJ3KbMdAqqNzoJGTaJua11eCxVDr9GT6qdr8hh"
 Q = "12D3KooWCugzopk9fYBy1pvYVi94Qr2y9PL4CjSpYZUaXir3YWb7"
@@ -15,48 +15,60 @@ MISMATCH = f"peer id mismatch: expected {P}, but remote key matches {Q}"
 @pytest.mark.parametrize(
     ("why", "trouble", "reason"),
     [
-        ("dial tcp4 127.0.0.1:1: connect: connection refused", Trouble.REFUSED, "connection refused"),
-        ("dial tcp4 10.9.0.9:4001: connect: network is unreachable", Trouble.NO_ROUTE, "network is unreachable"),
-        ("dial tcp6 [2001:db8::1]:4001: connect: no route to host", Trouble.NO_ROUTE, "no route to host"),
-        ("dial tcp4 10.97.0.9:1: connect: permission denied", Trouble.NO_ROUTE, "this machine may not"),
-        ("dial tcp4 10.96.0.9:1: connect: invalid argument", Trouble.NO_ROUTE, "this machine may not"),
+        ("dial tcp4 127.0.0.1:1: connect: connection refused", DialFault.REFUSED, "connection refused"),
+        (
+            "dial tcp4 10.9.0.9:4001: connect: network is unreachable",
+            DialFault.NO_ROUTE,
+            "network is unreachable",
+        ),
+        ("dial tcp6 [2001:db8::1]:4001: connect: no route to host", DialFault.NO_ROUTE, "no route to host"),
+        ("dial tcp4 10.97.0.9:1: connect: permission denied", DialFault.NO_ROUTE, "this machine may not"),
+        ("dial tcp4 10.96.0.9:1: connect: invalid argument", DialFault.NO_ROUTE, "this machine may not"),
         (
             "INTERNAL_ERROR (local): write udp4 0.0.0.0:41135->10.98.0.9:4001: sendmsg: no route to host",
-            *(Trouble.NO_ROUTE, "no route to host"),
+            *(DialFault.NO_ROUTE, "no route to host"),
         ),
-        ("dial tcp4 0.0.0.0:35015->127.0.0.1:4001: i/o timeout", Trouble.SILENT, "no answer"),
-        ("timeout: no recent network activity", Trouble.SILENT, "no answer"),
-        ("context deadline exceeded", Trouble.SILENT, "no answer"),
-        (f"failed to negotiate security protocol: {MISMATCH}", Trouble.WRONG_PEER, Q),
-        (f"CRYPTO_ERROR 0x12a (local): {MISMATCH}", Trouble.WRONG_PEER, Q),
+        ("dial tcp4 0.0.0.0:35015->127.0.0.1:4001: i/o timeout", DialFault.SILENT, "no answer"),
+        ("timeout: no recent network activity", DialFault.SILENT, "no answer"),
+        ("context deadline exceeded", DialFault.SILENT, "no answer"),
+        (f"failed to negotiate security protocol: {MISMATCH}", DialFault.WRONG_PEER, Q),
+        (f"CRYPTO_ERROR 0x12a (local): {MISMATCH}", DialFault.WRONG_PEER, Q),
         (
             "failed to negotiate security protocol: context deadline exceeded",
-            *(Trouble.HANDSHAKE, "connected, but no libp2p answer"),
+            *(DialFault.HANDSHAKE, "connected, but no libp2p answer"),
         ),
         (
             "failed to negotiate security protocol: read tcp4 127.0.0.1:4->127.0.0.1:5: connection reset by peer",
-            *(Trouble.HANDSHAKE, "connected, but it does not speak libp2p"),
+            *(DialFault.HANDSHAKE, "connected, but it does not speak libp2p"),
         ),
-        ("failed to negotiate security protocol: unexpected EOF", Trouble.HANDSHAKE, "does not speak libp2p"),
-        ("error opening relay circuit: NO_RESERVATION (204)", Trouble.NO_RELAY, "its relay does not know it"),
+        (
+            "failed to negotiate security protocol: unexpected EOF",
+            DialFault.HANDSHAKE,
+            "does not speak libp2p",
+        ),
+        (
+            "error opening relay circuit: NO_RESERVATION (204)",
+            DialFault.NO_RELAY,
+            "its relay does not know it",
+        ),
         (
             "error opening relay circuit: RESOURCE_LIMIT_EXCEEDED (201)",
-            Trouble.NO_RELAY,
+            DialFault.NO_RELAY,
             "RESOURCE_LIMIT_EXCEEDED",
         ),
         (
             "error opening hop stream to relay: failed to dial: context deadline exceeded",
-            *(Trouble.NO_RELAY, "its relay does not answer"),
+            *(DialFault.NO_RELAY, "its relay does not answer"),
         ),
-        ("undialable IP: 255.255.255.255", Trouble.NO_ADDRESS, "no address that this node can dial"),
-        ("dial to self attempted", Trouble.SELF, "this node"),
-        ("dial backoff", Trouble.BACKOFF, "failed a moment ago"),
-        ("something new in go-libp2p", Trouble.UNKNOWN, "something new in go-libp2p"),
+        ("undialable IP: 255.255.255.255", DialFault.NO_ADDRESS, "no address that this node can dial"),
+        ("dial to self attempted", DialFault.SELF, "this node"),
+        ("dial backoff", DialFault.BACKOFF, "failed a moment ago"),
+        ("something new in go-libp2p", DialFault.UNKNOWN, "something new in go-libp2p"),
     ],
 )
-def test_one_address(why: str, trouble: Trouble, reason: str) -> None:
+def test_one_address(why: str, trouble: DialFault, reason: str) -> None:
     found = explain(f"{HEAD} * [/ip4/127.0.0.1/tcp/1] {why}", "/ip4/127.0.0.1/tcp/1")
-    assert found.trouble is trouble
+    assert found.kind is trouble
     assert reason in found.reason
     assert found.remedy == REMEDIES[trouble]
     assert explain(f"{HEAD} * [/ip4/127.0.0.1/tcp/1] {why}") == found, "also where the address is not known"
@@ -91,7 +103,7 @@ def test_one_address(why: str, trouble: Trouble, reason: str) -> None:
 )
 def test_texts_without_a_list_of_addresses(text: str, maddr: str, trouble: str, reason: str) -> None:
     found = explain(text, maddr)
-    assert str(found.trouble) == trouble
+    assert str(found.kind) == trouble
     assert reason in found.reason
 
 
@@ -102,10 +114,10 @@ def test_old_addresses_that_p2pd_remembers_do_not_hide_the_reason() -> None:
         " * [/ip6/2001:db8::1/tcp/4001] dial tcp6 [2001:db8::1]:4001: connect: no route to host"
         f" * [/ip4/127.0.0.1/tcp/35003] failed to negotiate security protocol: {MISMATCH}"
     )
-    assert explain(text, "/ip4/127.0.0.1/tcp/1").trouble is Trouble.REFUSED
-    assert explain(text, "/ip6/2001:db8::1/tcp/4001").trouble is Trouble.NO_ROUTE
-    assert explain(text, "/ip4/127.0.0.1/udp/1/quic-v1").trouble is Trouble.WRONG_PEER, "the most telling of all"
-    assert explain(f"{HEAD} * [/a] dial backoff * [/b] dial backoff").trouble is Trouble.BACKOFF
+    assert explain(text, "/ip4/127.0.0.1/tcp/1").kind is DialFault.REFUSED
+    assert explain(text, "/ip6/2001:db8::1/tcp/4001").kind is DialFault.NO_ROUTE
+    assert explain(text, "/ip4/127.0.0.1/udp/1/quic-v1").kind is DialFault.WRONG_PEER, "the most telling of all"
+    assert explain(f"{HEAD} * [/a] dial backoff * [/b] dial backoff").kind is DialFault.BACKOFF
 
 
 def test_a_key_that_was_cut_off_is_not_shown() -> None:
@@ -123,5 +135,8 @@ def test_any_text_cut_anywhere_gives_a_short_reason(text: str, maddr: str, cut: 
 
 
 def test_every_trouble_of_others_has_a_remedy() -> None:
-    assert REMEDIES.keys() == set(Trouble)
-    assert [trouble for trouble in Trouble if not REMEDIES[trouble]] == [Trouble.SELF, Trouble.BACKOFF]
+    assert REMEDIES.keys() == set(DialFault)
+    assert [trouble for trouble in DialFault if not REMEDIES[trouble]] == [
+        DialFault.SELF,
+        DialFault.BACKOFF,
+    ]

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.discovery.discovery import FIRST_BACKOFF_S, MAX_BACKOFF_S, Discovery, SeedRow, backoff_s
-from atoll.p2p.discovery.dnsaddr import Texts
+from atoll.p2p.discovery.discovery import Discovery, SeedRow
+from atoll.p2p.discovery.dns import TxtRecords
 from atoll.p2p.host.interface import HostEvent, PeerAddress, PeerConnected, PeerDisconnected
 from atoll.p2p.membership.address_book import CACHED_PEERS, AddressBook, parse_seed
+from atoll.p2p.system.backoff import FIRST_S as FIRST_BACKOFF_S
+from atoll.p2p.system.backoff import MAX_S as MAX_BACKOFF_S
+from atoll.p2p.system.backoff import backoff_s
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
@@ -329,12 +332,12 @@ def test_a_seed_by_name_joins_late_and_never_holds_up_the_others(tmp_path: Path)
         named, plain = Node(network, 2, [], tmp_path / "2.json"), Node(network, 3, [], tmp_path / "3.json")
         records: list[bytes] = []
 
-        async def lookup(name: str) -> Texts:
+        async def lookup(name: str) -> TxtRecords:
             assert name == "_dnsaddr.seed.example.org"
             if not records:
                 await asyncio.sleep(3)
                 raise Unreachable(f"the DNS name {name} does not exist")
-            return Texts(tuple(records), 300.0)
+            return TxtRecords(tuple(records), 300.0)
 
         seeds = [parse_seed("/dnsaddr/seed.example.org"), plain.address]
         node = Node(network, 1, seeds, tmp_path / "1.json", lookup=lookup)
@@ -366,8 +369,8 @@ def test_a_seed_by_name_joins_late_and_never_holds_up_the_others(tmp_path: Path)
 
 def test_a_name_of_dead_nodes_says_so(tmp_path: Path) -> None:
     async def main(group: asyncio.TaskGroup) -> None:
-        async def lookup(name: str) -> Texts:
-            return Texts((f"dnsaddr=/memory/99/p2p/{peer(9)}".encode(),), 300.0)
+        async def lookup(name: str) -> TxtRecords:
+            return TxtRecords((f"dnsaddr=/memory/99/p2p/{peer(9)}".encode(),), 300.0)
 
         seeds = [parse_seed(f"/dnsaddr/seed.example.org/p2p/{peer(9)}")]
         node = Node(MemoryNetwork(), 1, seeds, tmp_path / "1.json", lookup=lookup)

@@ -16,9 +16,17 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.discovery import dns_lookup
-from atoll.p2p.discovery.dns_seeds import AGAIN_MIN_S, DnsSeed
-from atoll.p2p.discovery.dnsaddr import DEPTH_MAX, LOOKUP_S, LOOKUPS_MAX, RESULTS_MAX, Texts, parse_record, resolve
+from atoll.p2p.discovery import dns as dns_lookup
+from atoll.p2p.discovery.dns import LOOKUP_S, TxtRecords
+from atoll.p2p.discovery.dnsaddr import (
+    DEPTH_MAX,
+    LOOKUPS_MAX,
+    REFRESH_MIN_S,
+    RESULTS_MAX,
+    DnsSeed,
+    parse_record,
+    resolve,
+)
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -45,11 +53,11 @@ class Zone:
         self.asked: list[str] = []
         self.ttl_s = 300.0
 
-    async def lookup(self, name: str) -> Texts:
+    async def lookup(self, name: str) -> TxtRecords:
         self.asked.append(name)
         if name not in self.texts:
             raise Unreachable(f"the DNS name {name} does not exist")
-        return Texts(tuple(text.encode() for text in self.texts[name]), self.ttl_s)
+        return TxtRecords(tuple(text.encode() for text in self.texts[name]), self.ttl_s)
 
 
 def walk(zone: Zone, seed: PeerAddress = SEED):
@@ -153,7 +161,7 @@ def test_a_name_is_asked_again_with_back_off_and_after_its_records_expire() -> N
         zone, now = Zone(), asyncio.get_running_loop().time
         times: list[float] = []
 
-        async def lookup(name: str) -> Texts:
+        async def lookup(name: str) -> TxtRecords:
             times.append(now())
             return await zone.lookup(name)
 
@@ -172,7 +180,7 @@ def test_a_name_is_asked_again_with_back_off_and_after_its_records_expire() -> N
             assert found[0] == seed.addresses == (PeerAddress(P, (TCP,)),)
             assert (seed.tries, seed.error) == (0, "")
             asked = len(times)
-            await asyncio.sleep(10 * AGAIN_MIN_S)
+            await asyncio.sleep(10 * REFRESH_MIN_S)
             assert 7 <= len(times) - asked <= 14, "a short life of records is not obeyed to the letter"
             del zone.texts["_dnsaddr.seed.example.org"]
             await asyncio.sleep(300)
@@ -184,7 +192,7 @@ def test_a_name_is_asked_again_with_back_off_and_after_its_records_expire() -> N
 
 def test_a_silent_lookup_has_a_deadline() -> None:
     async def main() -> None:
-        async def never(name: str) -> Texts:
+        async def never(name: str) -> TxtRecords:
             await asyncio.Event().wait()
             raise AssertionError
 
@@ -277,7 +285,7 @@ def test_through_a_real_server() -> None:
         return records(query, f"dnsaddr={TCP}/p2p/{P}", f"dnsaddr={QUIC}/p2p/{P}")
 
     async def work(server, resolver) -> None:
-        found = await resolve(SEED, lambda name: dns_lookup.ask(resolver, name))
+        found = await resolve(SEED, lambda name: dns_lookup.system_lookup(name, resolver))
         assert found.addresses == (PeerAddress(P, found.addresses[0].maddrs),)
         assert set(found.addresses[0].maddrs) == {TCP, QUIC}
         assert found.ttl_s == 120
@@ -288,7 +296,7 @@ def test_through_a_real_server() -> None:
 
 def test_an_answer_that_does_not_fit_comes_over_tcp() -> None:
     async def work(server, resolver) -> None:
-        found = await resolve(SEED, lambda name: dns_lookup.ask(resolver, name))
+        found = await resolve(SEED, lambda name: dns_lookup.system_lookup(name, resolver))
         assert len(found.addresses) == 20
         assert server.over_tcp == 1
 
@@ -311,7 +319,7 @@ def test_each_way_to_fail_has_its_words(answer: Answer, words: str, monkeypatch)
 
     async def work(server, resolver) -> None:
         with pytest.raises(Unreachable, match=words):
-            await resolve(SEED, lambda name: dns_lookup.ask(resolver, name))
+            await resolve(SEED, lambda name: dns_lookup.system_lookup(name, resolver))
 
     with_resolver(answer, work)
 
@@ -322,4 +330,4 @@ def test_this_machines_resolver_fails_in_words_only(monkeypatch) -> None:
 
     monkeypatch.setattr(dns.asyncresolver.Resolver, "read_resolv_conf", none)
     with pytest.raises(Unreachable, match="no DNS server is configured"):
-        asyncio.run(dns_lookup.ask_system("x.example.org"))
+        asyncio.run(dns_lookup.system_lookup("x.example.org"))

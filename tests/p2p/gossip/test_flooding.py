@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.gossip.flooding import MESSAGES_BURST, SEEN_IDS, Gossip, TokenBucket, choose
+from atoll.p2p.gossip.flooding import MESSAGES_BURST, SEEN_IDS, Gossip, TokenBucket, choose_peers
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
@@ -144,11 +144,11 @@ PEERS = [PeerId(f"peer{number:02}") for number in range(30)]
 def test_the_chosen_are_distinct_neighbours_but_the_sender(
     neighbours: set[PeerId], sender: PeerId | None, fanout: int, seed: int
 ) -> None:
-    chosen = choose(neighbours, sender, fanout, random.Random(seed))
+    chosen = choose_peers(neighbours, sender, fanout, random.Random(seed))
     others = neighbours - {sender}
     assert len(chosen) == len(set(chosen)) == min(fanout, len(others))
     assert set(chosen) <= others
-    assert chosen == choose(neighbours, sender, fanout, random.Random(seed)), "chance is seeded"
+    assert chosen == choose_peers(neighbours, sender, fanout, random.Random(seed)), "chance is seeded"
 
 
 @given(st.lists(st.floats(0, 10), max_size=200))

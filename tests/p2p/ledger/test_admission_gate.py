@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.node.runs.presets import preset
-from atoll.p2p.ledger.admission_gate import Gate
+from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
@@ -51,14 +51,14 @@ class World:
 
     def ledger(self, me: Identity = ME, spec=SPEC, name: str = "") -> Ledger:
         path = self.path / (name or f"{next(self._names)}.sqlite")
-        self.opened.append(Ledger(path, spec.id, gate=Gate(spec, me.peer_id, lambda: self.unix_s)))
+        self.opened.append(Ledger(path, spec.id, gate=AdmissionGate(spec, me.peer_id, lambda: self.unix_s)))
         return self.opened[-1]
 
     def member(self) -> Ledger:
         """A ledger that has met the owner: it judges strangers by the clock."""
         ledger = self.ledger()
         ledger.insert_all(feed(OWNER, *leaves(1)), OWNER.peer_id)
-        ledger.settle(OWNER.peer_id)
+        ledger.end_bootstrap(OWNER.peer_id)
         return ledger
 
 
@@ -141,10 +141,10 @@ def test_a_newcomer_takes_genuine_permits_until_it_is_synced(world: World) -> No
     newcomer = world.ledger()
     assert newcomer.insert_all(joined(ANN), ANN.peer_id).fresh
     assert not newcomer.insert_all(feed(EVE, *leaves(1)), EVE.peer_id).fresh
-    newcomer.settle(EVE.peer_id)
+    newcomer.end_bootstrap(EVE.peer_id)
     late = make_token(SPEC.id, OWNER, bytes([7]) * 32, NOW)
     assert newcomer.insert_all(joined(EVE, late), EVE.peer_id).fresh, "a stranger's exchange settles nothing"
-    newcomer.settle(ANN.peer_id)
+    newcomer.end_bootstrap(ANN.peer_id)
     other = Identity(bytes([9]) * 32)
     assert not newcomer.insert_all(joined(other, late), other.peer_id).fresh
 
@@ -170,7 +170,7 @@ def test_our_own_feed_begins_with_our_permit(world: World) -> None:
 def test_a_lost_home_gets_its_own_feed_back_long_after(world: World) -> None:
     world.unix_s = NOW + 30 * DAY_S
     ledger = world.ledger()
-    ledger.settle(OWNER.peer_id)
+    ledger.end_bootstrap(OWNER.peer_id)
     assert len(ledger.insert_all(joined(ME), ANN.peer_id).fresh) == 3
 
 

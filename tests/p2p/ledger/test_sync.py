@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.ledger.admission_gate import Gate
+from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.store import Ledger, Quota
 from atoll.p2p.ledger.sync import BATCH_BYTES, METHOD, Exchange, LedgerSync
 from atoll.p2p.rpc.calls import Calls
@@ -46,7 +46,7 @@ class Side:
         path: Path,
         quota: Quota | None = None,
         run: RunId = RUN,
-        gate: Gate | None = None,
+        gate: AdmissionGate | None = None,
     ) -> None:
         self.host = network.host(Identity(bytes([100 + number]) * 32).peer_id)
         self.ledger = Ledger(path / f"{number}.sqlite", run, quota, gate)
@@ -68,7 +68,7 @@ def run_pair(
     scenario: Callable[[Side, Side], Awaitable[None]],
     quota: Quota | None = None,
     run: RunId = RUN,
-    gate: Gate | None = None,
+    gate: AdmissionGate | None = None,
 ) -> None:
     """Run `scenario` with two connected sides, the second with `quota` and `gate`."""
 
@@ -204,7 +204,9 @@ def test_a_peer_that_is_not_admitted_hears_why_and_is_not_blamed(tmp_path: Path)
         await member.sync.exchange(stranger.host.peer_id)
         assert len(stranger.refusals) > before, "whoever asks"
 
-    run_pair(tmp_path, scenario, run=spec.id, gate=Gate(spec, Identity(bytes([101]) * 32).peer_id, lambda: 0.0))
+    run_pair(
+        tmp_path, scenario, run=spec.id, gate=AdmissionGate(spec, Identity(bytes([101]) * 32).peer_id, lambda: 0.0)
+    )
 
 
 @pytest.mark.parametrize("reason", ["x" * 201, "\x1b[2J", "two\nlines"])

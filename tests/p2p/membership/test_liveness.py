@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.membership.liveness import Pulse
+from atoll.p2p.membership.liveness import LivenessMonitor
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork, Quality
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -29,7 +29,7 @@ async def serve_all(group: asyncio.TaskGroup, network: MemoryNetwork, count: int
         world[peer] = (host, calls)
     for peer in peers[1:]:
         await world[peers[0]][0].connect(PeerAddress(peer, (world[peer][0].maddr,)))
-        Pulse(world[peer][1], lambda: (), asyncio.get_running_loop().time, on_fault, lambda p: None)
+        LivenessMonitor(world[peer][1], lambda: (), asyncio.get_running_loop().time, on_fault, lambda p: None)
     return peers
 
 
@@ -49,7 +49,7 @@ def silences(cut: Callable[[MemoryNetwork, list[PeerId]], None], count: int, for
         async with asyncio.TaskGroup() as group:
             peers = await serve_all(group, network, count)
             began = [0.0]
-            pulse = Pulse(
+            pulse = LivenessMonitor(
                 *(world[peers[0]][1], lambda: [p for p in peers[1:] if p not in found], loop.time, on_fault),
                 lambda peer: found.setdefault(peer, loop.time() - began[0]),
             )
@@ -93,7 +93,7 @@ def test_an_answer_that_comes_after_the_connection_leaves_nothing_behind():
         async with asyncio.TaskGroup() as group:
             peers = await serve_all(group, network, 2)
             here = peers[1:]
-            pulse = Pulse(world[peers[0]][1], lambda: here, loop.time, on_fault, lambda peer: None)
+            pulse = LivenessMonitor(world[peers[0]][1], lambda: here, loop.time, on_fault, lambda peer: None)
             pinging = group.create_task(pulse.serve())
             while not pulse.rtt_s:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)

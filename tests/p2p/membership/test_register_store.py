@@ -37,8 +37,8 @@ def test_newer_wins_and_only_newer_is_news() -> None:
     assert mine.merge(signed(OTHERS[0], 2, 0, 4), 0.0), "a restart counts from a higher epoch"
     assert not mine.merge(signed(OTHERS[0], 1, 99, 5), 0.0)
     assert mine.live(Lease, 0.0)[OTHERS[0].peer_id].round == 4
-    assert [value for _, value in mine.take_news()] == [lease(1), lease(3), lease(4)]
-    assert mine.take_news() == []
+    assert [value for _, value in mine.drain_news()] == [lease(1), lease(3), lease(4)]
+    assert mine.drain_news() == []
 
 
 def test_an_echo_neither_prolongs_a_life_nor_revives_the_dead() -> None:
@@ -57,7 +57,7 @@ def test_an_echo_neither_prolongs_a_life_nor_revives_the_dead() -> None:
 def test_a_newcomer_grants_only_the_rest_of_a_life() -> None:
     mine, newcomer, third = registers(), RegisterStore(RUN, OTHERS[3], 1), RegisterStore(RUN, OTHERS[2], 1)
     mine.merge(signed(OTHERS[0], 1, 1), 100.0)
-    ((age_s, data),) = mine.missing(newcomer.heard(), 104.0, 1 << 20)
+    ((age_s, data),) = mine.missing(newcomer.versions(), 104.0, 1 << 20)
     assert age_s == pytest.approx(4.0)
     assert newcomer.merge(data, 0.0, age_s)
     assert newcomer.expires(OTHERS[0].peer_id, Lease, 0.0) == pytest.approx(6.0)
@@ -65,7 +65,7 @@ def test_a_newcomer_grants_only_the_rest_of_a_life() -> None:
     assert again_s == pytest.approx(7.0), "ages add up along the way"
     assert third.merge(data, 0.0, -1e9), "a negative age gives no more than the signed life"
     assert third.expires(OTHERS[0].peer_id, Lease, 0.0) == pytest.approx(10.0)
-    assert not mine.missing(newcomer.heard(), 104.0, 1 << 20), "what is known is not sent"
+    assert not mine.missing(newcomer.versions(), 104.0, 1 << 20), "what is known is not sent"
     assert not mine.missing({}, 111.0, 1 << 20), "the dead are not sent"
 
 
@@ -105,7 +105,7 @@ def test_memory_of_the_dead_is_bounded() -> None:
     for number in range(10, 60):
         mine.merge(signed(Identity(bytes([number]) * 32), 1, 1, ttl_s=0.5), float(number))
         mine.drop_expired(float(number) + 0.6)
-    assert len(mine.heard()) <= 16
+    assert len(mine.versions()) <= 16
 
 
 def test_types_do_not_mix_and_our_own_are_live_at_once() -> None:
@@ -168,7 +168,7 @@ def state(words: list[bytes]) -> object:
     mine = registers()
     for data in words:
         mine.merge(data, 0.0)
-    return mine.heard(), mine.live(Lease, 0.0), {a.peer_id: mine.expires(a.peer_id, Lease, 0.0) for a in OTHERS}
+    return mine.versions(), mine.live(Lease, 0.0), {a.peer_id: mine.expires(a.peer_id, Lease, 0.0) for a in OTHERS}
 
 
 @settings(max_examples=60, deadline=None)
@@ -197,7 +197,7 @@ def test_registers_of_those_who_are_not_admitted_are_kept_once_they_are() -> Non
     data = signed(OTHERS[0], 1, 1)
     assert not mine.merge(data, 0.0)
     assert not mine.live(Lease, 0.0)
-    assert mine.heard() == {}, "a refusal leaves no trace that could shut out the same register later"
+    assert mine.versions() == {}, "a refusal leaves no trace that could shut out the same register later"
     mine.publish(lease(1), 10.0, 0.0)
     assert mine.live(Lease, 0.0).keys() == {ME.peer_id}, "our own are ours to keep"
     admitted.add(OTHERS[0].peer_id)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from atoll.p2p.swarm.anti_entropy import Repair
+from atoll.p2p.swarm.anti_entropy import AntiEntropy
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId
@@ -25,14 +25,16 @@ class Exchanges:
 async def abreast_after_s(neighbours):
     now = asyncio.get_running_loop().time
     exchanges = Exchanges()
-    repair = Repair(exchanges, exchanges, lambda: neighbours, random.Random(1), lambda *_: None, lambda _: None)  # type: ignore[arg-type]
+    repair = AntiEntropy(
+        exchanges, exchanges, lambda: neighbours, random.Random(1), lambda *_: None, lambda _: None
+    )  # type: ignore[arg-type]
     began = now()
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(repair.serve())
         for peer in neighbours:
             repair.ask(peer)
         for _ in range(2000):
-            if repair.is_abreast():
+            if repair.is_caught_up():
                 break
             await asyncio.sleep(0.05)
         serving.cancel()
@@ -53,19 +55,19 @@ def test_one_that_breaks_the_protocol_is_not_waited_for_and_is_not_enough():
 def test_who_left_and_came_back_is_asked_again():
     async def story():
         here, exchanges = [QUICK], Exchanges()
-        repair = Repair(exchanges, exchanges, lambda: here, random.Random(1), lambda *_: None, lambda _: None)  # type: ignore[arg-type]
+        repair = AntiEntropy(exchanges, exchanges, lambda: here, random.Random(1), lambda *_: None, lambda _: None)  # type: ignore[arg-type]
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(repair.serve())
             repair.ask(QUICK)
             await asyncio.sleep(1)
-            assert repair.is_abreast()
+            assert repair.is_caught_up()
             here.clear()
             await asyncio.sleep(2)
             here.append(QUICK)
-            assert not repair.is_abreast()
+            assert not repair.is_caught_up()
             repair.ask(QUICK)
             await asyncio.sleep(1)
-            assert repair.is_abreast()
+            assert repair.is_caught_up()
             serving.cancel()
 
     run_virtual(story())

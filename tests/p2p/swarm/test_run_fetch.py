@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from atoll.node.runs.presets import preset
-from atoll.p2p.discovery.dnsaddr import Texts
+from atoll.p2p.discovery.dns import TxtRecords
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.swarm import run_fetch
@@ -23,7 +23,7 @@ OTHER = sign_run(msgspec.structs.replace(SPEC, seed=2), OWNER)
 NOBODY = peer_id_of(bytes([9]) * 32)
 
 
-async def no_names(name: str) -> Texts:
+async def no_names(name: str) -> TxtRecords:
     raise AssertionError(f"nobody asked for {name}")
 
 
@@ -144,10 +144,10 @@ def test_seeds_by_name(run_memory, dial):
         serve_run(seed, FILE)
         address = await dial(seed)
 
-        async def lookup(name: str) -> Texts:
+        async def lookup(name: str) -> TxtRecords:
             assert name == "_dnsaddr.seed.example.org"
             dead = f"dnsaddr={(await dial(silent)).maddrs[0]}/p2p/{silent.peer_id}"
-            return Texts((dead.encode(), f"dnsaddr={address.maddrs[0]}/p2p/{seed.peer_id}".encode()), 60.0)
+            return TxtRecords((dead.encode(), f"dnsaddr={address.maddrs[0]}/p2p/{seed.peer_id}".encode()), 60.0)
 
         named = PeerAddress("", ("/dnsaddr/seed.example.org",))
         began = asyncio.get_running_loop().time()

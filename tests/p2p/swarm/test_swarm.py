@@ -8,7 +8,7 @@ from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_pipe import ChildOptions
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.store import Quota
-from atoll.p2p.membership.reputation import FAULTS_ALLOWED, Standings
+from atoll.p2p.membership.reputation import FAULTS_ALLOWED, ReputationTable
 from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -107,7 +107,7 @@ def test_five_nodes_converge_part_heal_die_and_are_replaced(tmp_path: Path) -> N
 
             for number, node in world.nodes.items():
                 node.publish(ack(number))
-                node.lease(lease(number), 60.0)
+                node.publish_register(lease(number), 60.0)
             assert await world.until_equal() < 1.0, "gossip, not anti-entropy"
             await asyncio.sleep(1)
             assert all(len(node.live(Lease)) == 5 for node in world.nodes.values())
@@ -130,7 +130,7 @@ def test_five_nodes_converge_part_heal_die_and_are_replaced(tmp_path: Path) -> N
             one.publish(ack(200))
             six = await world.start(6, 1)
             six.publish(ack(6))
-            six.lease(lease(6), 60.0)
+            six.publish_register(lease(6), 60.0)
             await world.until_equal()
             assert len(six.ledger.vector()) == 6
             assert six.ledger.vector()[peer(1)] == 3
@@ -163,7 +163,7 @@ def test_a_restarted_node_goes_on_in_its_feed_without_any_seed(tmp_path: Path) -
             two.publish(ack(1))
             await two.wait_synced()
             await world.until_equal()
-            epoch = two.registers.heard()[(peer(2), "addresses")][0]
+            epoch = two.registers.versions()[(peer(2), "addresses")][0]
             await world.stop(2)
             await asyncio.sleep(1)
             two = await world.start(2)
@@ -171,7 +171,7 @@ def test_a_restarted_node_goes_on_in_its_feed_without_any_seed(tmp_path: Path) -
             two.publish(ack(2))
             await world.until_equal()
             assert two.ledger.vector() == {peer(2): 2}
-            assert two.registers.heard()[(peer(2), "addresses")][0] == epoch + 1
+            assert two.registers.versions()[(peer(2), "addresses")][0] == epoch + 1
 
     run_virtual(main())
 
@@ -227,7 +227,7 @@ def test_an_equivocator_is_known_to_all_and_relays_are_innocent(tmp_path: Path) 
             await asyncio.sleep(60)
             for node in world.nodes.values():
                 assert node.ledger.equivocators() == {liar.peer_id}
-                assert node.standings.get(liar.peer_id).faults
+                assert node.reputations.get(liar.peer_id).faults
                 assert not any(row.faults for row in node.peers() if row.peer != liar.peer_id)
 
     run_virtual(main())
@@ -242,7 +242,7 @@ def test_a_peer_of_another_run_is_left_alone_but_not_blamed(tmp_path: Path) -> N
             assert not two.neighbours()
             assert not any(row.connected for row in two.peers())
             assert "trains" in next(iter(two.discovery_table().values()))
-            assert one.standings.get(peer(2)).faults == 0
+            assert one.reputations.get(peer(2)).faults == 0
 
     run_virtual(main())
 
@@ -256,7 +256,7 @@ def test_a_peer_that_sends_garbage_is_sent_away_for_a_while(tmp_path: Path) -> N
             for number in range(int(FAULTS_ALLOWED) + 2):
                 two.calls.notify(peer(1), "gossip.entry", b"garbage %d" % number)
             await asyncio.sleep(15)
-            assert one.standings.get(peer(2)).faults > FAULTS_ALLOWED
+            assert one.reputations.get(peer(2)).faults > FAULTS_ALLOWED
             assert peer(2) not in one.neighbours()
             assert not [row for row in one.peers() if row.connected]
             assert one.publish(ack(1)).seq == 0, "the node itself goes on"
@@ -338,15 +338,15 @@ def test_a_full_disk_is_said_and_the_node_goes_on_when_there_is_room(tmp_path: P
 
 def test_standing_counts_proofs_only() -> None:
     now = [0.0]
-    standings = Standings(lambda: now[0])
+    standings = ReputationTable(lambda: now[0])
     for _ in range(100):
         assert not standings.blame(peer(1), PeerFault("refused"))
     for _ in range(int(FAULTS_ALLOWED)):
         assert not standings.blame(peer(1), DecodeError("bad"))
         now[0] += 1
     assert standings.blame(peer(1), DecodeError("bad"))
-    assert standings.is_away(peer(1))
+    assert standings.is_banned(peer(1))
     now[0] += 601
-    assert not standings.is_away(peer(1))
+    assert not standings.is_banned(peer(1))
     assert standings.blame(peer(2), RunMismatch("other"))
     assert standings.get(peer(2)).faults == 0

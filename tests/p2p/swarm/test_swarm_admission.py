@@ -8,7 +8,7 @@ import msgspec
 
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.ledger.admission_gate import Gate
+from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -42,7 +42,7 @@ class World:
             options=SwarmOptions(target=8),
             now=asyncio.get_running_loop().time,
             rng=random.Random(1),
-            gate=Gate(SPEC, who.peer_id, lambda: self.unix_s) if gated else None,
+            gate=AdmissionGate(SPEC, who.peer_id, lambda: self.unix_s) if gated else None,
         )
         self.hosts[who.peer_id] = host
         ready = asyncio.Event()
@@ -80,11 +80,11 @@ def test_guests_take_part_and_strangers_hear_why_they_do_not(tmp_path: Path) -> 
         owner = await world.start(OWNER)
         owner.publish(Leave(Round(0)))
         ann = await world.start(ANN, OWNER)
-        ann.lease(LEASE, 60.0)  # before anybody knows that it may
+        ann.publish_register(LEASE, 60.0)  # before anybody knows that it may
         await ann.wait_synced()
         ann.publish(Admit(TOKEN.permit, prove(SPEC.id, TOKEN, ANN.peer_id)))
         eve = await world.start(EVE, OWNER, ANN, gated=False)
-        eve.lease(LEASE, 60.0)
+        eve.publish_register(LEASE, 60.0)
         for number in range(20):
             eve.publish(Leave(Round(number)))
         await asyncio.sleep(40)

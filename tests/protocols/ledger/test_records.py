@@ -33,7 +33,7 @@ from atoll.protocols.ledger.records import (
     sign_entry,
     unsigned,
 )
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 AUTHOR = Identity(bytes(range(32)))
 RUN = RunId(b"r" * 32)

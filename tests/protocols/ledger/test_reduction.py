@@ -23,8 +23,8 @@ from atoll.protocols.ledger.reduction import (
     decode_ask,
     decode_proof,
 )
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import SlicePlan
-from atoll.protocols.spans import Span
 
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 RULES = ReductionRules(RunId(A), 100, 64, 128, 64)

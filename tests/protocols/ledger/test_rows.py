@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.reduction import rows_max_bytes
 from atoll.protocols.ledger.rows import RowTree, checked_rows, cut_rows, join_rows, row_bytes, split_rows
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.spans import Span
 
 
 def payload_of(layout, seed=0):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atoll.node.daemon.consensus.ballots import Book, decided, order, owner_of, quorum, record
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Reduction, Vote
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 RUN = RunId(digest(b"ballots"))
 PEERS = [PeerId(f"p{n}") for n in range(5)]

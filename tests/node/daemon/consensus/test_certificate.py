@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import certificate as final_proof
 from atoll.node.daemon.consensus.ballots import order
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, FinalProof, gather, proven
-from atoll.p2p.ledger.store import LEDGER, Ledger
+from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, SignatureFault
 from atoll.protocols.ids import Digest, Round, digest
@@ -40,7 +40,7 @@ def ledger(tmp_path_factory):
     peers = [Peer(identity, folder / str(number)) for number, identity in enumerate(PEERS)]
     for at, who in enumerate(((0, 1, 2, 3), (1, 2, 3), (1, 2, 3, 4))):
         decide(RUN, peers, at, [contribution(at, number) for number in who], STATES[at])
-    ledger = Ledger(folder / "3" / LEDGER, RUN.id)
+    ledger = Ledger(folder / "3" / LEDGER_FILE, RUN.id)
     yield ledger
     ledger.close()
 

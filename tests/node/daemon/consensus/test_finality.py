@@ -40,7 +40,7 @@ from atoll.protocols.ledger.records import (
     Vote,
     set_digest,
 )
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 RUN = RunId(digest(b"finality rules"))
 PEERS = [PeerId(f"peer-{n}") for n in range(4)]

@@ -11,8 +11,8 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.reduction import RowsAnswer, RowsAsk
 from atoll.protocols.ledger.rows import checked_rows
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import ReduceSpec
-from atoll.protocols.spans import Span
 from tests.node.reduction_world import CHUNKS, K
 
 

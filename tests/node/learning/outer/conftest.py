@@ -14,9 +14,8 @@ from atoll.node.learning.outer.fold import Fold, Part
 from atoll.node.learning.outer.mean import outer_update
 from atoll.protocols.ids import digest
 from atoll.protocols.ledger.coverage import Cover
-from atoll.protocols.run.arena import Arena, arena_of
+from atoll.protocols.run.arena import Arena, Span, arena_of
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.spans import Span
 
 torch.set_num_threads(1)
 K = 64

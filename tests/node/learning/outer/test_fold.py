@@ -15,7 +15,7 @@ from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import Fold, Part
 from atoll.node.learning.outer.padding import clear, padding_of
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
-from atoll.protocols.spans import Span
+from atoll.protocols.run.arena import Span
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "trajectory.json"
 SALTS = list(range(6))

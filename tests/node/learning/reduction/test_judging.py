@@ -16,8 +16,8 @@ from atoll.protocols.ids import digest
 from atoll.protocols.ledger.reduction import decode_proof, opening_max_bytes, proof_max_bytes
 from atoll.protocols.ledger.rows import RowTree, join_rows, silent_row
 from atoll.protocols.merkle import levels_of
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.spans import Span
 
 torch.set_num_threads(1)
 REDUCED_K = 16

@@ -21,8 +21,8 @@ from atoll.node.learning.reduction.reducing import (
 )
 from atoll.node.worker.reduction_arithmetic import COMPILED, PLAIN
 from atoll.protocols.ledger.rows import cut_rows, silent_row
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.spans import Span
 
 torch.set_num_threads(1)
 
