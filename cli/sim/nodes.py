@@ -8,10 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
-from atoll.cli.client import ask
+from atoll.cli.client import call
+from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError, LocalFault
+from atoll.protocols.local.control_messages import MAX_ROUNDS, Ask, GetRounds, GetStatus
 
 START_S = 60.0
 STOP_S = 30.0
@@ -37,16 +40,8 @@ class SimNode:
 
     def start(self, seeds: list[str]) -> None:
         """Start the daemon; it picks a free port."""
-        command = [
-            sys.executable,
-            "-m",
-            "atoll.cli.main",
-            "--home",
-            str(self.home),
-            "start",
-            "--run",
-            str(self._run_file),
-        ]
+        command = [sys.executable, "-m", "atoll.cli.main", "--home", str(self.home)]
+        command += ["start", "--run", str(self._run_file)]
         command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1"]
         for seed in seeds:
             command += ["--seed", seed]
@@ -77,11 +72,11 @@ class SimNode:
 
     def status(self) -> dict[str, Any] | None:
         """Its status, or None while it does not answer."""
-        return self._ask("status")
+        return self._ask(GetStatus())
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """Its rows, one per round."""
-        answer = self._ask("rounds")
+    def rounds(self, last: int = MAX_ROUNDS) -> list[dict[str, Any]]:
+        """Its newest `last` rows, one per round, oldest first; none while it does not answer."""
+        answer = self._ask(GetRounds(last))
         return list(answer["rounds"]) if answer else []
 
     def kill(self) -> None:
@@ -127,8 +122,9 @@ class SimNode:
         lines = (self.home / "out.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
 
-    def _ask(self, what: str) -> dict[str, Any] | None:
+    def _ask(self, request: Ask) -> dict[str, Any] | None:
         try:
-            return ask(self.home, what)
+            answer: dict[str, Any] = msgspec.to_builtins(call(Home(self.home), request, msgspec.Struct))
         except AtollError:
             return None
+        return answer

@@ -19,15 +19,6 @@ class PromiseCheck:
     seen: str
 
 
-def by_round(rows_by_node: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """`rounds[]` of the report: one element per round, the nodes' rows inside."""
-    rounds: dict[int, list[dict[str, Any]]] = {}
-    for node, rows in sorted(rows_by_node.items()):
-        for row in rows:
-            rounds.setdefault(int(row["round"]), []).append({"node": node, **row})
-    return [{"round": number, "nodes": rounds[number]} for number in sorted(rounds)]
-
-
 def one_digest(rounds: Iterable[Mapping[str, Any]], total: int) -> PromiseCheck:
     """Every round is final somewhere, and has one digest on all nodes that folded it."""
     seen: dict[int, set[str]] = {}

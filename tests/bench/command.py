@@ -19,6 +19,7 @@ BENCHES = {
     "calls": "Calls on loopback, against bare p2pd unary calls and the lattica package.",
     "blobs": "Blobs from one holder and from four, against a raw stream; one holder lies.",
     "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
+    "idle": "CPU of daemons that have nothing to do, after a short run of real nodes.",
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
     "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
@@ -29,6 +30,7 @@ OPTIONS = {
     "calls": (),
     "blobs": ("mib",),
     "connections": ("count", "own_limits"),
+    "idle": ("nodes",),
     "compress": ("millions", "device"),
     "topology": ("millions",),
     "experts": ("loss", "device"),
@@ -54,7 +56,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="compress, experts: `cuda` for the rows of a GPU (cpu)."
 )
-@click.option("--nodes", type=click.IntRange(2, 16), help="wan: how many (4).")
+@click.option("--nodes", type=click.IntRange(2, 16), help="wan, idle: how many (4).")
 @click.option("--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny).")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="wan: how many are measured.")
 @click.option(
@@ -62,7 +64,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 )
 @click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
-    """Measure NAME and compare with the bars: calls, blobs, connections, compress, topology, experts, wan
+    """Measure NAME and compare with the bars: calls, blobs, connections, idle, compress, topology, experts, wan
     (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit

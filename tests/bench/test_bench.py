@@ -208,6 +208,16 @@ def test_quick_connections(atoll, tmp_path):
     assert rows["over the base with calls streams"]["note"].startswith("12 calls streams")
 
 
+@pytest.mark.swarm
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("swarm")
+def test_quick_idle(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "idle")
+    idle = rows["idle CPU of daemon + p2pd"]
+    assert idle["bar"] == "<= 2"
+    assert 0 < idle["value"] < 100
+
+
 def test_quick_compress(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "compress")
     assert rows["wire"]["value"] == pytest.approx(82 / 4096, rel=1e-3)

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from atoll.cli.sim.command import LEASE_S, Swarm, prepare, start
+from atoll.cli.sim.swarm import LEASE_S, Swarm, prepare, start
 from atoll.node.config.home import Home
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.errors import LocalFault
@@ -105,16 +105,16 @@ def _played(given_up: threading.Event, say: Say) -> list[Row]:
 
 
 def _prepared(folder: Path) -> Swarm:
-    facts: dict[str, Any] = {"nodes": MEMBERS, "rounds": ROUNDS, "steps": STEPS, "seed": SEED, "holders": 1}
-    facts |= {
-        "preset_name": PRESET,
-        "data": SOURCE,
-        "fragments": 1,
-        "changes": (),
-        "from_hf": None,
-        "upcycle": None,
-    }
-    return prepare(folder, kill=False, late_join=False, **facts)
+    return prepare(
+        folder,
+        nodes=MEMBERS,
+        rounds=ROUNDS,
+        steps=STEPS,
+        seed=SEED,
+        preset_name=PRESET,
+        data=SOURCE,
+        holders=1,
+    )
 
 
 def _tell(swarm: Swarm, given_up: threading.Event, say: Say) -> Told:
@@ -135,7 +135,10 @@ def _tell(swarm: Swarm, given_up: threading.Event, say: Say) -> Told:
         if then != now:
             say(f"an owner is {then.phase}, round {then.since}")
             turns.append(then.since)
-            start(swarm, VICTIM) if then.phase == "back" else swarm.nodes[VICTIM].kill()
+            if then.phase == "back":
+                start(swarm, VICTIM)
+            else:
+                swarm.nodes[VICTIM].kill()
         now = then
         if given_up.wait(POLL_S):
             raise LocalFault("given up")

@@ -3,7 +3,8 @@ ROUNDS OUT`.
 
 Arms: `adamw` (data-parallel at equal tokens), `diloco` (dense, Nesterov), `average` (dense, plain mean), and
 `unigram` (byte entropy of the validation text). BLOBS is a folder with the files that travel with the run.
-MEMBERS: their number, or one for each round with commas between. Writes JSON, whole or not at all.
+MEMBERS: their number, or one for each round with commas between. Writes JSON, whole or not at all; each trained
+round is a line on standard output.
 """
 
 import json
@@ -37,10 +38,15 @@ def arm(name: str, run_file: Path, blobs: Path, present: Sequence[int], rounds: 
     start = blobs / f"{spec.start.weights.hex()}.blob" if spec.start else None
     task = Task(spec, data, max(present), rounds, start=start, present=present)
     if name == "adamw":
-        points = list(data_parallel(task))
+        points = data_parallel(task)
     else:
-        points = list(dense_diloco(task, DILOCO if name == "diloco" else AVERAGE))
-    return {"arm": name, "members": list(present), "points": [msgspec.structs.asdict(point) for point in points]}
+        points = dense_diloco(task, DILOCO if name == "diloco" else AVERAGE)
+    curve = []
+    for point in points:
+        curve.append(msgspec.structs.asdict(point))
+        sys.stdout.write(f"{point.round + 1}/{rounds}\n")
+        sys.stdout.flush()
+    return {"arm": name, "members": list(present), "points": curve}
 
 
 def main() -> int:

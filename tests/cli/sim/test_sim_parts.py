@@ -1,10 +1,23 @@
 """The story and the verdict of `atoll sim`: pure parts. The verdict must be able to say no."""
 
+import io
+
 import pytest
 
 from atoll.cli.sim import verdict
-from atoll.cli.sim.report import baselines, bpb_at, members_of_rounds, share_of, tokens_used
+from atoll.cli.sim.history import (
+    Validation,
+    bpb_at,
+    by_round,
+    members_of_rounds,
+    newest_validation,
+    share_of,
+    tokens_used,
+)
+from atoll.cli.sim.progress import EVERY_S, Progress
+from atoll.cli.sim.report import as_json, baselines
 from atoll.cli.sim.scenario import plan
+from atoll.cli.sim.swarm import prepare
 from atoll.protocols.local.control_messages import TimeShares
 
 
@@ -31,16 +44,16 @@ def test_seeds_choose_different_victims():
 
 def test_a_fork_is_seen():
     rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb")]}
-    assert not verdict.one_digest(verdict.by_round(rows), 2).ok
+    assert not verdict.one_digest(by_round(rows), 2).ok
 
 
 def test_equal_digests_pass_and_open_rounds_do_not_count_as_forks():
     rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb", final=False)]}
-    assert verdict.one_digest(verdict.by_round(rows), 2).ok
+    assert verdict.one_digest(by_round(rows), 2).ok
 
 
 def test_a_round_that_nobody_made_final_is_seen():
-    assert not verdict.one_digest(verdict.by_round({0: [row(0)]}), 2).ok
+    assert not verdict.one_digest(by_round({0: [row(0)]}), 2).ok
 
 
 def test_a_node_that_stayed_behind_is_seen():
@@ -102,3 +115,59 @@ def test_the_arms_have_as_many_members_as_each_final_set():
         1: [row(0, contributors=("p", "q")), row(3, contributors=("p", "q", "r"))],
     }
     assert members_of_rounds(rows, 4) == [2, 1, 1, 3]
+
+
+def test_the_validation_is_of_the_newest_round_that_any_node_validated():
+    def validated(*bpbs: float | None) -> list[dict[str, object]]:
+        return [{"round": number, "val_bpb": bpb} for number, bpb in enumerate(bpbs)]
+
+    assert newest_validation({0: validated(4.0, None), 1: []}) == Validation(0, 4.0)
+    assert newest_validation({0: validated(4.0, None), 1: validated(4.1, 3.5, None)}) == Validation(1, 3.5)
+    assert newest_validation({1: validated(3.9), 0: validated(4.0)}) == Validation(0, 4.0)
+    assert newest_validation({0: validated(None)}) is None
+
+
+class Terminal(io.StringIO):
+    """An output that can be redrawn."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def watched(out: io.StringIO) -> list[str]:
+    """One phase of 60 s with a look every second, to `out`; the lines that stay."""
+    now = [0.0]
+    progress = Progress(out, lambda: now[0])
+    with progress.phase("rounds"):
+        for second in range(60):
+            now[0] = float(second)
+            progress.update(second / 60, f"round {second}")
+            if second == 30:
+                progress.note("node 1 joins")
+    return out.getvalue().splitlines()
+
+
+def test_progress_is_a_line_now_and_then_with_the_time_left():
+    lines = watched(io.StringIO())
+    assert len(lines) == 60 / EVERY_S + 2
+    assert lines[0] == "rounds         round 0"
+    assert lines[1] == "rounds         round 20  about 40.0 s left"
+    assert lines[2] == "node 1 joins"
+    assert lines[-1] == "rounds         round 59  took 59.0 s"
+
+
+def test_progress_on_a_terminal_is_redrawn_in_place():
+    out = Terminal()
+    watched(out)
+    assert out.getvalue().count("\n") == 2
+    assert out.getvalue().count("\r") == 62
+
+
+def test_a_busy_machine_is_no_broken_promise(tmp_path):
+    swarm = prepare(
+        tmp_path, nodes=2, rounds=4, steps=1, seed=1, preset_name="tiny", data="synthetic:markov", late_join=True
+    )
+    swarm.idle_daemon_cpu = 0.5
+    report = as_json(swarm, {}, {})
+    assert report["idle_daemon_cpu"] == 0.5
+    assert not any("idle" in check["name"] for check in report["checks"])

@@ -1,0 +1,1 @@
+"""`bench idle`: the CPU of daemons that have nothing to do."""
