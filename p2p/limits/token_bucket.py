@@ -3,8 +3,8 @@
 The law, held by property tests: in any window of T seconds at most `rate * T + burst` bytes are granted.
 """
 
-from collections import deque
-from collections.abc import Hashable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -13,6 +13,7 @@ BULK_SHARE = 0.85
 """Bulk leaves room, so that control finds tokens and short queues on the path. Source: DESIGN §5."""
 _BURST_LOWEST_BYTES = 2048
 _PIECE_LARGEST_BYTES = 64 * 1024
+_PEERS_REMEMBERED = 4096
 
 
 class TrafficClass(IntEnum):
@@ -49,6 +50,24 @@ class Bucket:
         """When `size_bytes` will be there, if nobody else takes them. Never earlier than `now_s`."""
         lacking = min(size_bytes, self.burst_bytes) - self.level(now_s)
         return now_s + max(0.0, lacking / self.rate_bytes_s)
+
+
+class PeerRateLimit:
+    """A token bucket for each peer: `per_minute` requests a minute, and as many at once."""
+
+    def __init__(self, per_minute: int, now: Callable[[], float]) -> None:
+        self._per_minute = per_minute
+        self._now = now
+        self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
+
+    def take(self, peer: Hashable) -> bool:
+        """Whether one more request of `peer` is answered; an answered one is counted."""
+        now = self._now()
+        bucket = self._buckets.pop(peer, None) or Bucket(self._per_minute / 60.0, self._per_minute, now)
+        self._buckets[peer] = bucket
+        if len(self._buckets) > _PEERS_REMEMBERED:
+            self._buckets.popitem(last=False)
+        return bucket.take(1, now)
 
 
 @dataclass(eq=False, slots=True)

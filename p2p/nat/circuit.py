@@ -1,4 +1,4 @@
-"""The two ends of a circuit: open one through a relay, take one that a relay brings.
+"""The two ends of a circuit: open one through a relay, accept one that a relay brings, and its encrypted stream.
 
 Inside the TLS the first frame names the protocol of the stream; the answer is Open or Refused.
 """
@@ -9,12 +9,11 @@ from typing import TypeVar
 
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Handler, Host, Stream
-from atoll.p2p.nat.circuit_stream import SecureStream, handshake
-from atoll.p2p.nat.circuit_tls import Credentials
+from atoll.p2p.nat.circuit_tls import RECORDS_BYTES, SEALED_MAX_BYTES, Credentials, Tls
 from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, OPEN_S, RELAY_PROTOCOL
 from atoll.p2p.transports.inbound_stream import Admission, OnFault, run_handler
 from atoll.protocols import codec
-from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
+from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
 from atoll.protocols.nat import (
     NAT_MAX_BYTES,
@@ -31,15 +30,81 @@ PROTOCOL_MAX_BYTES = 128
 T = TypeVar("T")
 
 
+class SecureStream:
+    """A stream to a peer behind a relay: TLS inside the frames that the relay passes on. Made by `handshake`."""
+
+    def __init__(self, inner: Stream, tls: Tls, peer: PeerId, protocol: str, received: bytes = b"") -> None:
+        self.peer = peer
+        """The other end, proved by its certificate; not the relay."""
+        self.protocol = protocol
+        """Protocol of the stream inside the circuit; the accepting end sets it when the initiator named it."""
+        self._inner = inner
+        self._tls = tls
+        self._plaintext = bytearray(received)
+
+    @property
+    def relay(self) -> PeerId:
+        """The peer that passes the frames on."""
+        return self._inner.peer
+
+    async def read_exactly(self, size: int) -> bytes:
+        """Read `size` bytes. Raises Unreachable when the stream ends before."""
+        while len(self._plaintext) < size:
+            self._tls.feed(await _read_sealed(self._inner))
+            self._plaintext += self._tls.plaintext()
+        data = bytes(memoryview(self._plaintext)[:size])
+        del self._plaintext[:size]
+        return data
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Hand over all of `data`, waiting for room. Raises Unreachable."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), RECORDS_BYTES):
+            await write_frame(self._inner, self._tls.seal(view[start : start + RECORDS_BYTES]))
+
+    async def close(self) -> None:
+        """End our side in good order."""
+        await self._inner.close()
+
+    def reset(self) -> None:
+        """Drop the stream now."""
+        self._inner.reset()
+
+
+async def handshake(inner: Stream, credentials: Credentials, protocol: str, *, client: bool) -> SecureStream:
+    """Let both ends prove their PeerIDs. Raises Unreachable, also for an end that proves nothing."""
+    tls = credentials.connection(client=client)
+    done = False
+    try:
+        while not done:
+            done = tls.handshake()
+            if flight := tls.outgoing():
+                await write_frame(inner, flight)
+            if not done:
+                tls.feed(await _read_sealed(inner))
+        return SecureStream(inner, tls, tls.peer(), protocol, tls.plaintext())
+    except SignatureFault as error:
+        # Not passed on as a PeerFault: the relay may have changed the bytes, so nobody can be blamed for them.
+        raise Unreachable(f"the other end of the circuit: {error}") from error
+
+
+async def _read_sealed(inner: Stream) -> bytes:
+    try:
+        return await read_frame(inner, SEALED_MAX_BYTES)
+    except DecodeError as error:
+        raise Unreachable(f"the relay sent nonsense: {error}") from error
+
+
 async def open_circuit(
     host: Host, run: RunId, credentials: Credentials, relay: PeerId, target: PeerId, protocol: str
 ) -> SecureStream:
-    """A stream to `target` through `relay`. Raises Unreachable with what the relay or the target said."""
+    """Open a stream to `target` through `relay`. Raises Unreachable with the refusal of either."""
     stream = await host.open_stream(relay, RELAY_PROTOCOL)
     try:
         await write_frame(stream, codec.encode(Circuit(run, target)))
         await _expect_open(stream, f"relay {short(relay)}")
         inside = await handshake(stream, credentials, protocol, client=True)
+        # TLS proves who answers, not whom the relay called: it could have brought any peer of its choice.
         if inside.peer != target:
             raise Unreachable(f"relay {short(relay)} brought {short(inside.peer)}, not {short(target)}")
         await write_frame(inside, protocol.encode("ascii"))
@@ -50,21 +115,17 @@ async def open_circuit(
         raise
 
 
-async def _expect_open(stream: Stream, who: str) -> None:
+async def _expect_open(stream: Stream, speaker: str) -> None:
     try:
         answer = decode_opening(await read_frame(stream, NAT_MAX_BYTES))
     except DecodeError as error:
-        raise Unreachable(f"{who}: {error}") from error
+        raise Unreachable(f"{speaker}: {error}") from error
     if isinstance(answer, NatRefused):
-        raise Unreachable(f"{who}: {printable(answer.reason)}")
+        raise Unreachable(f"{speaker}: {printable(answer.reason)}")
 
 
-class CircuitEnd:
-    """Takes circuits that relays bring, and serves the streams in them like any other.
-
-    A stream comes after a hold, as on any transport a stream comes after a connection: whoever looks at
-    connections (and hangs up on peers that it keeps away) sees everybody who is served.
-    """
+class CircuitAcceptor:
+    """Accepts circuits that relays bring, and serves the streams in them like any other."""
 
     def __init__(
         self,
@@ -76,8 +137,11 @@ class CircuitEnd:
         on_fault: OnFault,
     ) -> None:
         """`handlers`: protocol -> handler; read at each circuit. `is_welcome(source, protocol)`: serve it?"""
-        self._run, self._credentials, self._handlers, self._on_fault = run, credentials, handlers, on_fault
+        self._run = run
+        self._credentials = credentials
+        self._handlers = handlers
         self._is_welcome = is_welcome
+        self._on_fault = on_fault
         self._admission = Admission()
         self._served: set[SecureStream] = set()
         host.set_handler(CIRCUIT_PROTOCOL, self._handle)
@@ -89,9 +153,10 @@ class CircuitEnd:
                 stream.reset()
 
     async def _handle(self, stream: Stream) -> None:
-        inside = await self._in_time(stream, self._welcome(stream))
+        inside = await self._in_time(stream, self._accept(stream))
         if inside is None:
             return
+        # The base host counted this stream as the relay's; here it counts for the peer that sent it.
         if not self._admission.enter(inside.peer):
             await self._in_time(stream, write_frame(inside, codec.encode(refused("too many streams"))))
             return
@@ -108,19 +173,22 @@ class CircuitEnd:
             async with asyncio.timeout(OPEN_S):
                 return await step
         except (PeerFault, TimeoutError) as error:
-            # Relay and source share the blame for what comes here: nobody gets it.
+            # Either the relay or the source may have sent this: neither gets the blame.
             raise Unreachable(f"circuit through {short(stream.peer)}: {error}") from error
 
-    async def _welcome(self, stream: Stream) -> SecureStream | None:
+    async def _accept(self, stream: Stream) -> SecureStream | None:
         incoming = codec.decode(await read_frame(stream, NAT_MAX_BYTES), Incoming, max_bytes=NAT_MAX_BYTES)
         if incoming.run != self._run:
             await write_frame(stream, codec.encode(refused("another run")))
             return None
         await write_frame(stream, codec.encode(OpenCircuit()))
+        # `incoming.source` is only the relay's word; the peer is what the certificate proves.
         inside = await handshake(stream, self._credentials, "", client=False)
         protocol = (await read_frame(inside, PROTOCOL_MAX_BYTES)).decode("ascii", "replace")
+        # A stream needs a held circuit first, as on any transport a stream needs a connection: whatever looks at
+        # connections, and hangs up on unwanted peers, then sees every peer that is served.
         if protocol not in self._handlers or not self._is_welcome(inside.peer, protocol):
             await write_frame(inside, codec.encode(refused("that protocol is not served, or nothing is held")))
             return None
-        inside.speaks(protocol)
+        inside.protocol = protocol
         return inside

@@ -1,8 +1,8 @@
-"""Does a libp2p node answer at this address? A fresh socket of ours asks, as a stranger would.
+"""The probe of a dial-back: a fresh socket finds out whether a libp2p node answers at an address.
 
 TCP: the multistream-select header. QUIC: a long-header packet of a version that nobody speaks is answered with
-Version Negotiation (RFC 9000 §6), which costs the other side nothing. No identity is proved: whoever dials later
-checks that.
+Version Negotiation (RFC 9000 §6), which costs the other side nothing. No identity is proved: a later
+dial checks that.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _MIN_INITIAL_BYTES: Final = 1200
 
 
 async def answers(maddr: str) -> bool:
-    """Whether somebody speaks libp2p at `maddr`; a kind of address that we cannot ask counts as no."""
+    """Whether a node answers at `maddr`; False for a kind of address that we cannot probe."""
     endpoint = endpoint_of(maddr)
     if endpoint is None:
         return False
@@ -38,36 +38,39 @@ async def _tcp(endpoint: Endpoint) -> bool:
         writer.write(_MULTISTREAM)
         return await reader.readexactly(len(_MULTISTREAM)) == _MULTISTREAM
     finally:
+        # Aborted: a polite close would leave sockets in TIME_WAIT, one for each probe that peers ask for.
         writer.transport.abort()
 
 
-class _Echo(asyncio.DatagramProtocol):
+class _FirstDatagram(asyncio.DatagramProtocol):
     def __init__(self) -> None:
-        self.heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def datagram_received(self, data: bytes, addr: object) -> None:
-        if not self.heard.done():
-            self.heard.set_result(data)
+        if not self.received.done():
+            self.received.set_result(data)
 
     def error_received(self, exc: Exception) -> None:
-        if not self.heard.done():
-            self.heard.set_exception(Unreachable(str(exc)))
+        if not self.received.done():
+            self.received.set_exception(Unreachable(str(exc)))
 
 
 async def _quic(endpoint: Endpoint) -> bool:
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if endpoint.is_ip6 else socket.AF_INET
-    transport, echo = await loop.create_datagram_endpoint(
-        _Echo, remote_addr=(endpoint.ip, endpoint.port), family=family
+    # A new socket, so a new port: from our listen port the packets would pass a hole that the peer made for us.
+    transport, answer = await loop.create_datagram_endpoint(
+        _FirstDatagram, remote_addr=(endpoint.ip, endpoint.port), family=family
     )
     ids = os.urandom(16)
+    # Padded to 1200 bytes, because servers ignore shorter first packets (RFC 9000 §14.1).
     head = b"\xc0" + _GREASE_VERSION + b"\x08" + ids[:8] + b"\x08" + ids[8:]
     try:
         for _ in range(_UDP_TRIES):
             transport.sendto(head + bytes(_MIN_INITIAL_BYTES - len(head)))
-            done, _ = await asyncio.wait((echo.heard,), timeout=PROBE_S / (_UDP_TRIES + 1))
+            done, _ = await asyncio.wait((answer.received,), timeout=PROBE_S / (_UDP_TRIES + 1))
             if done:
-                return _is_version_negotiation(echo.heard.result(), ids)
+                return _is_version_negotiation(answer.received.result(), ids)
         return False
     finally:
         transport.close()

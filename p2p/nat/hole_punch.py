@@ -5,20 +5,18 @@ libp2p DCUtR; ours needs one public peer, not four observers, and no relayed con
 """
 
 import asyncio
-import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from atoll.p2p.host.interface import Host, PeerAddress
-from atoll.p2p.nat.nat_calls import ask, meeting_places
-from atoll.p2p.nat.race import first
+from atoll.p2p.nat.candidates import Attempt, race
+from atoll.p2p.nat.nat_protocol import punch_addresses, request
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, short
 from atoll.protocols.nat import Coming, sign_punch
-
-log = logging.getLogger(__name__)
 
 DIAL_S = 3.5
 """A punched dial takes a round trip or two; retransmissions of lost first packets are over by then."""
@@ -26,57 +24,75 @@ BACKOFF_S = 5.2
 """libp2p refuses to dial an address again within 5 s of a failure."""
 TRIES = 2
 STAGGER_S = 0.7
-"""The next rendezvous is asked when the one before has not brought us together by then."""
+"""The next helper is asked when the one before has not brought us together by then."""
 _DIAL_FAILED = "punched dial failed"
+T = TypeVar("T")
 
 
-class HoleShut(Unreachable):
+class PunchFailed(Unreachable):
     """The rendezvous worked, the hole did not open: worth another try after the back-off."""
 
 
-class Puncher:
-    """Asks for punches, and dials when summoned."""
+class HolePuncher:
+    """Asks helpers for punches, and dials when a punch begins."""
 
     def __init__(
-        self, host: Host, run: RunId, identity: Identity, claims: Callable[[], tuple[str, ...]], rng: random.Random
+        self,
+        host: Host,
+        run: RunId,
+        identity: Identity,
+        public_addresses: Callable[[], tuple[str, ...]],
+        rng: random.Random,
     ) -> None:
-        """`claims`: addresses at which anybody may dial us; empty behind a NAT."""
-        self._host, self._run, self._identity, self._claims, self._rng = host, run, identity, claims, rng
+        """`public_addresses`: where anybody may dial us; empty behind a NAT."""
+        self._host = host
+        self._run = run
+        self._identity = identity
+        self._public_addresses = public_addresses
+        self._rng = rng
 
-    async def punch(self, target: PeerId, rendezvous: Sequence[PeerId]) -> bool:
-        """Connect to `target` with the help of one of `rendezvous`. Raises HoleShut, Unreachable.
+    async def punch(self, target: PeerId, helpers: Sequence[PeerId]) -> bool:
+        """Connect to `target` with the help of one of `helpers`. Raises PunchFailed, Unreachable.
 
-        True if both sides are behind NATs: the connection is a punched one.
+        Returns whether both sides are behind NATs, so that the connection is a punched one.
         """
         for attempt in range(TRIES):
-            ways = {
-                short(helper): (index * STAGGER_S, partial(self._once, target, helper))
-                for index, helper in enumerate(rendezvous)
-            }
             try:
-                return await first(ways)
+                return await race(staggered(helpers, lambda helper: self._attempt(target, helper)))
             except Unreachable as error:
+                # No helper brought us together: nothing was dialled, and dialling again would change nothing.
                 if _DIAL_FAILED not in str(error):
                     raise
                 if attempt + 1 == TRIES:
-                    raise HoleShut(str(error)) from error
+                    raise PunchFailed(str(error)) from error
+            # The random part keeps two nodes that failed together from colliding at every later try.
             await asyncio.sleep(BACKOFF_S + self._rng.uniform(0.0, 0.5))
         raise Unreachable("no rendezvous")
 
-    async def _once(self, target: PeerId, helper: PeerId) -> bool:
-        claims = self._claims()
-        wish = sign_punch(self._run, self._identity, target, self._rng.randbytes(16), claims)
-        coming = await ask(self._host, helper, wish, Coming)
-        maddrs = meeting_places(coming.claims, coming.seen, bool(claims))
+    async def _attempt(self, target: PeerId, helper: PeerId) -> bool:
+        ours = self._public_addresses()
+        # The nonce lets the target refuse a helper that replays this punch later.
+        punch = sign_punch(self._run, self._identity, target, self._rng.randbytes(16), ours)
+        coming = await request(self._host, helper, punch, Coming)
+        maddrs = punch_addresses(coming.claims, coming.seen, bool(ours))
         if not maddrs:
             raise Unreachable(f"{short(target)} cannot be punched: its network lets no UDP out")
+        # At once, without a countdown: the target dials since its answer left, so our packets cross on the way.
+        # QUIC repeats its first packet, so that an early one dropped by the other router costs a retransmission.
         await self.dial(target, maddrs)
-        return not claims and not coming.claims
+        return not ours and not coming.claims
 
     async def dial(self, target: PeerId, maddrs: Sequence[str]) -> None:
-        """One side's half of the punch. Raises Unreachable."""
+        """Dial our half of the punch. Raises Unreachable."""
         try:
             async with asyncio.timeout(DIAL_S):
                 await self._host.connect(PeerAddress(target, tuple(maddrs)))
         except (Unreachable, TimeoutError) as error:
             raise Unreachable(f"{_DIAL_FAILED} of {short(target)}: {error or 'no answer'}") from error
+
+
+def staggered(helpers: Iterable[PeerId], attempt: Callable[[PeerId], Awaitable[T]]) -> dict[str, Attempt[T]]:
+    """One attempt for each helper; each gives the helper before it STAGGER_S."""
+    return {
+        short(helper): Attempt(index * STAGGER_S, partial(attempt, helper)) for index, helper in enumerate(helpers)
+    }

@@ -1,7 +1,7 @@
-"""How may others reach us? A pure judgement over what observers see and what dial-backs reached.
+"""The verdict on how others may reach us, from what observers see and what dial-backs reached. Pure.
 
 Terms: RFC 4787 (endpoint-independent mapping can be punched; address- and port-dependent mapping, "symmetric",
-cannot). One observer tells a symmetric router only by the port that it changed; two tell it for sure.
+cannot). One observer shows a symmetric router only by the port that it changed; two prove it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ FAILED_PUNCHES = 3
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of us now."""
+    """What is known now of how we may be reached."""
 
     listen: tuple[str, ...] = ()
     views: Mapping[PeerId, tuple[str, ...]] | None = None
@@ -32,16 +32,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How we may be reached, in one word and in one line."""
+    """How we may be reached, as one word, with the reason as one line."""
 
     reach: Reach = "unknown"
     why: str = "no peer has been met yet"
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict on `evidence`."""
+    """Return the verdict on `evidence`; the strongest kind of evidence decides."""
     if evidence.relay_only:
         return Verdict("relay-only", "as configured: no direct dials, no address announced")
+    # A dial-back that arrived outweighs every guess from ports: a port forward looks like a plain NAT.
     if evidence.reached:
         return Verdict("public", f"dialled back at {sorted(evidence.reached)[0]}")
     views = evidence.views or {}
@@ -51,21 +52,25 @@ def judge(evidence: Evidence) -> Verdict:
     if not seen:
         return Verdict("unknown", "every peer so far is in the same network")
     udp = [endpoint for endpoint in seen if endpoint.transport == "udp"]
+    # Observers with TCP connections alone: QUIC would have won the race if UDP got out.
     if not udp:
         return Verdict("relay-only", "UDP does not get out of this network")
     return _judge_mapping(evidence, udp)
 
 
 def _judge_mapping(evidence: Evidence, udp: Sequence[Endpoint]) -> Verdict:
+    # IPv4 only: IPv6 is seldom translated, and each of its temporary addresses would look like another mapping.
     ports = {(endpoint.ip, endpoint.port) for endpoint in udp if ":" not in endpoint.ip}
     own = {e.port for e in map(endpoint_of, evidence.listen) if e is not None and e.transport == "udp"}
     shown = ", ".join(f"{ip}:{port}" for ip, port in sorted(ports)[:3])
+    # One success outweighs the ports: some routers change them and still let a punched peer in.
     if evidence.punched:
         return Verdict("punchable", f"a hole was punched; seen as {shown}")
     if len(ports) > 1:
         return Verdict("relay-only", f"symmetric NAT: another port for each peer ({shown})")
     if evidence.failed >= FAILED_PUNCHES:
         return Verdict("relay-only", f"{evidence.failed} punches failed; seen as {shown}")
+    # A guess, as long as there is one observer: a second one will see the same port, or prove another.
     if ports and not {port for _, port in ports} & own and len(evidence.views or {}) < 2:
         return Verdict("relay-only", f"the router changes ports ({shown}); probably a symmetric NAT")
     if not ports:
@@ -75,6 +80,7 @@ def _judge_mapping(evidence: Evidence, udp: Sequence[Endpoint]) -> Verdict:
 
 def candidates(evidence: Evidence, is_outside: Callable[[str], bool] = is_global) -> tuple[str, ...]:
     """Our addresses that a dial-back could confirm: outside listen addresses, and the observed IP at our ports."""
+    # At our ports, not at the observed ones: those are the router's, and open only towards the observer.
     own = [maddr for maddr in evidence.listen if is_outside(maddr)]
     ips = {e.ip for maddrs in (evidence.views or {}).values() for e in _global_endpoints(maddrs)}
     for maddr in evidence.listen:

@@ -1,4 +1,4 @@
-"""Relay for others: frames from one stream to another, inside caps, without knowing what they say.
+"""The relay: frames pass from one stream to another, inside caps, and the relay cannot read them.
 
 Opt-in. A circuit is one stream between two peers that are both connected to us. Caps: circuits at once, circuits
 of one peer, bytes a day, bytes a second over all circuits. Wire: docs/wires/relay.md.
@@ -15,8 +15,8 @@ import msgspec
 
 from atoll.p2p.host.framing import PREFIX_BYTES, read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
+from atoll.p2p.limits.token_bucket import PeerRateLimit
 from atoll.p2p.nat.circuit_tls import SEALED_MAX_BYTES
-from atoll.p2p.nat.rate_limit import PeerRateLimit
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
@@ -39,21 +39,22 @@ CIRCUIT_PROTOCOL = CIRCUIT.protocol(1)
 OPEN_S = 8.0
 """A circuit that is not open by then is given up."""
 IDLE_S = 60.0
-"""A circuit through which no frame passes, either way, for so long is closed; its ends speak more often."""
+"""A circuit through which no frame passes, either way, for so long is closed; its ends send more often."""
 SMALL_BYTES = 1024
 """Frames up to this size have an eighth of the rate for themselves, so that beats do not wait behind downloads."""
 CIRCUITS_PER_MINUTE = 600
 """Circuits that one peer may ask for; each costs its target a TLS handshake."""
 DAY_S = 86400.0
-_CALLERS = 4
+_OPENERS = 4
+"""Full shares of `circuits_per_peer` that may lead to one target."""
 
 
 class RelayLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What we give to others."""
+    """Caps on what we relay for others."""
 
     circuits: int = 256
     circuits_per_peer: int = 32
-    """That one peer asked for. Four times as many may lead to one peer, so that no asker alone fills them."""
+    """Opened by one peer. Four times as many may lead to one peer, so that no single opener fills them."""
     bytes_per_day: int = 20_000_000_000
     rate_bytes_s: float = 0.0
     """Over all circuits, each byte counted once; 0: no cap."""
@@ -61,7 +62,7 @@ class RelayLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """For the status page."""
+    """A snapshot of the relay for the status page."""
 
     circuits: int
     circuits_served: int
@@ -74,13 +75,15 @@ class RelayStatistics:
 
 
 class _Pace:
-    """Bytes a second: a sender waits until its bytes are due."""
+    """A cap in bytes a second; 0: no cap. A sender waits until its bytes are due."""
 
     def __init__(self, rate_bytes_s: float, now: Callable[[], float]) -> None:
-        self._rate, self._now, self._free_at = rate_bytes_s, now, 0.0
+        self._rate = rate_bytes_s
+        self._now = now
+        self._free_at = 0.0
 
     def book(self, size: int) -> float:
-        """Seconds until `size` bytes may go."""
+        """Reserve `size` bytes and return the seconds until they may be sent."""
         if not self._rate:
             return 0.0
         now = self._now()
@@ -94,21 +97,33 @@ class Relay:
     def __init__(
         self, host: Host, run: RunId, limits: RelayLimits, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """`limits`: caps; see RelayLimits."""
-        self._host, self._run, self._limits, self._now = host, run, limits, now
-        self._asked: Counter[PeerId] = Counter()
-        self._called: Counter[PeerId] = Counter()
-        self._allowance = PeerRateLimit(CIRCUITS_PER_MINUTE, now)
-        self._circuits = self._served = self._bytes = self._today = self._refused = 0
+        self._host = host
+        self._run = run
+        self._limits = limits
+        self._now = now
+        self._opened_by: Counter[PeerId] = Counter()
+        self._opened_to: Counter[PeerId] = Counter()
+        self._rate_limit = PeerRateLimit(CIRCUITS_PER_MINUTE, now)
+        self._circuits = 0
+        self._served = 0
+        self._bytes = 0
+        self._today = 0
+        self._refused = 0
         self._day_began = now()
+        # Two queues, because one would put the beats of held circuits behind megabytes of downloads.
         self._pace = _Pace(limits.rate_bytes_s * 7 / 8, now)
         self._quick = _Pace(limits.rate_bytes_s / 8, now)
         host.set_handler(RELAY_PROTOCOL, self._handle)
 
     def statistics(self) -> RelayStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return RelayStatistics(
-            *(self._circuits, self._served, self._bytes, self._today, self._limits.bytes_per_day, self._refused)
+            circuits=self._circuits,
+            circuits_served=self._served,
+            bytes_relayed=self._bytes,
+            bytes_today=self._today,
+            bytes_per_day=self._limits.bytes_per_day,
+            refused=self._refused,
         )
 
     async def _handle(self, stream: Stream) -> None:
@@ -119,24 +134,26 @@ class Relay:
 
     async def _serve(self, stream: Stream) -> None:
         async with asyncio.timeout(OPEN_S):
-            ask = codec.decode(await read_frame(stream, NAT_MAX_BYTES), Circuit, max_bytes=NAT_MAX_BYTES)
-        target = peer_named(ask.target)
-        if why := self._objection(ask.run, stream.peer, target):
+            wanted = codec.decode(await read_frame(stream, NAT_MAX_BYTES), Circuit, max_bytes=NAT_MAX_BYTES)
+        target = peer_named(wanted.target)
+        if why := self._objection(wanted.run, stream.peer, target):
             await self._refuse(stream, why)
             return
-        self._asked[stream.peer] += 1
-        self._called[target] += 1
+        # Counted before the first await: requests that arrive together must not all find the last free place.
+        self._opened_by[stream.peer] += 1
+        self._opened_to[target] += 1
         self._circuits += 1
         try:
             await self._connect(stream, target)
         finally:
             self._circuits -= 1
-            for count, peer in ((self._asked, stream.peer), (self._called, target)):
+            for count, peer in ((self._opened_by, stream.peer), (self._opened_to, target)):
                 count[peer] -= 1
                 if not count[peer]:
                     del count[peer]
 
     def _objection(self, run: bytes, source: PeerId, target: PeerId) -> str:
+        """Why the circuit is refused; empty if it is not."""
         limits = self._limits
         if run != self._run:
             return "another run"
@@ -144,11 +161,11 @@ class Relay:
             return "a circuit to its own end"
         if self._today_bytes() >= limits.bytes_per_day:
             return "the relay's bytes of this day are used up"
-        if self._circuits >= limits.circuits or self._asked[source] >= limits.circuits_per_peer:
+        if self._circuits >= limits.circuits or self._opened_by[source] >= limits.circuits_per_peer:
             return "too many circuits"
-        if self._called[target] >= _CALLERS * limits.circuits_per_peer:
+        if self._opened_to[target] >= _OPENERS * limits.circuits_per_peer:
             return "too many circuits to that peer"
-        return "" if self._allowance.take(source) else "too many circuits in a minute"
+        return "" if self._rate_limit.take(source) else "too many circuits in a minute"
 
     def _today_bytes(self) -> int:
         if self._now() - self._day_began >= DAY_S:
@@ -187,7 +204,7 @@ class Relay:
             await write_frame(stream, codec.encode(answer))
 
     async def _pass_on(self, here: Stream, there: Stream) -> None:
-        """Both directions until one end is gone; then both are."""
+        """Pass frames both ways until one end is gone, then end the other."""
         moved_at = [self._now()]
         try:
             async with asyncio.TaskGroup() as group:
@@ -198,12 +215,14 @@ class Relay:
             pass
         async with asyncio.timeout(OPEN_S):
             await there.close()
-        # A responder that closes waits for the initiator; here it must hear of the other end at once.
+        # A normal return would close `here`, and a responder must not close first: its close would wait for the
+        # initiator. An error resets it, so that the initiator learns at once that the target is gone.
         raise Unreachable("the circuit is over")
 
     async def _until_idle(self, moved_at: list[float]) -> None:
         while (left_s := moved_at[0] + IDLE_S - self._now()) > 0:  # noqa: ASYNC110
-            await asyncio.sleep(left_s)  # an event for every frame would cost more
+            # Sleeping on, because an event for every frame would cost more.
+            await asyncio.sleep(left_s)
         raise Unreachable("nothing passes any more")
 
     async def _pump(self, source: Stream, target: Stream, moved_at: list[float]) -> None:
@@ -215,10 +234,12 @@ class Relay:
                 raise Unreachable(str(error)) from error
             size = PREFIX_BYTES + len(frame)
             self._bytes += size
+            # Counted when it arrives: what the other end does not accept was still our traffic.
             self._today += size
             if self._today_bytes() > self._limits.bytes_per_day:
                 raise Unreachable("the relay's bytes of this day are used up")
             wait_s = (self._quick if size <= SMALL_BYTES else self._pace).book(size)
+            # A frame that waits for its rate is no idle circuit.
             moved_at[0] = self._now() + wait_s
             await asyncio.sleep(wait_s)
             await write_frame(target, frame)

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Connection, Handler, PeerAddress, Stream
-from atoll.p2p.nat.nat_calls import Clocks
+from atoll.p2p.nat.nat_protocol import Clocks
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.p2p.nat.route_host import RouteHost, RouteOptions
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork, Router

@@ -20,12 +20,12 @@ A, B = Identity(b"a" * 32), Identity(b"b" * 32)
 def shaken(first: Credentials, second: Credentials) -> tuple[Tls, Tls]:
     client, server = first.connection(client=True), second.connection(client=False)
     for _ in range(4):
-        client.shake()
+        client.handshake()
         server.feed(client.outgoing())
-        server.shake()
+        server.handshake()
         client.feed(server.outgoing())
-    assert client.shake()
-    assert server.shake()
+    assert client.handshake()
+    assert server.handshake()
     return client, server
 
 
@@ -46,9 +46,9 @@ def test_what_is_sealed_comes_out(parts):
     client, server = shaken(Credentials(A), Credentials(B))
     for part in parts:
         server.feed(client.seal(part))
-        assert server.plain() == part
+        assert server.plaintext() == part
     client.feed(server.seal(b"back"))
-    assert client.plain() == b"back"
+    assert client.plaintext() == b"back"
 
 
 def test_a_batch_fits_its_cap(pair):
@@ -64,7 +64,7 @@ def test_a_changed_byte_never_passes(at, flip):
     sealed[at % len(sealed)] ^= flip
     server.feed(bytes(sealed))
     with contextlib.suppress(Unreachable):
-        assert server.plain() == b""
+        assert server.plaintext() == b""
 
 
 @given(st.binary(min_size=1, max_size=300))
@@ -73,7 +73,7 @@ def test_garbage_ends_the_handshake(data):
     server = Credentials(B).connection(client=False)
     server.feed(data)
     with contextlib.suppress(Unreachable):
-        assert not server.shake()
+        assert not server.handshake()
 
 
 def certificate(extension: bytes | None, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

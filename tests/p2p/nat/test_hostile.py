@@ -8,14 +8,13 @@ import pytest
 
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import PeerAddress, PeerDisconnected
-from atoll.p2p.nat.circuit import open_circuit
-from atoll.p2p.nat.circuit_stream import handshake
+from atoll.p2p.nat.circuit import handshake, open_circuit
 from atoll.p2p.nat.circuit_tls import Credentials
 from atoll.p2p.nat.held_circuits import HOLD_PROTOCOL
-from atoll.p2p.nat.nat_calls import PROTOCOL, ask
+from atoll.p2p.nat.nat_protocol import PROTOCOL, request
 from atoll.p2p.nat.reachability import is_global
 from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, RelayLimits
-from atoll.p2p.nat.route_host import SUMMONS_AT_ONCE
+from atoll.p2p.nat.route_dialer import SUMMONS_AT_ONCE
 from atoll.protocols import codec
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
@@ -95,7 +94,7 @@ def test_one_liar_does_not_make_a_home_public(run_world):
         await home.connect(PeerAddress(fake.peer_id, (fake.maddr,)))
         await world.meet(2, 1)
         await asyncio.sleep(30)
-        assert home.reach() != "public"
+        assert home.routes().reach != "public"
         assert any("p2p-circuit" in maddr for maddr in await home.addresses())
 
     run_world(scenario)
@@ -122,7 +121,7 @@ def test_a_restless_network_does_not_use_up_our_looks(run_world):
         host = await world.host(2)
         await host.connect(PeerAddress(seed.peer_id, (seed.maddr,)))
         for _ in range(300):
-            host.survey.soon()
+            host.survey.refresh()
             await asyncio.sleep(0.2)
         assert 20 < len(looks) <= 35
 
@@ -135,7 +134,7 @@ def test_what_a_peer_says_cannot_reach_into_the_terminal(run_world):
         host = await world.host(2)
         await host.connect(PeerAddress(seed.peer_id, (seed.maddr,)))
         with pytest.raises(Unreachable) as caught:
-            await ask(host._base, seed.peer_id, Look(world.run), Seen)
+            await request(host._base, seed.peer_id, Look(world.run), Seen)
         assert str(caught.value).isprintable()
 
     run_world(scenario)
@@ -150,12 +149,12 @@ def test_dial_backs_never_go_inside_and_are_few(run_world):
             await world.meet(2, seed)
         base = world.hosts[2]._base
         question = DialBack(world.run, await base.addresses())
-        assert (await ask(base, world.hosts[1].peer_id, question, Reached)).maddrs == ()
+        assert (await request(base, world.hosts[1].peer_id, question, Reached)).maddrs == ()
         with contextlib.suppress(Unreachable):
             for _ in range(30):
-                await ask(base, world.hosts[3].peer_id, question, Reached)
+                await request(base, world.hosts[3].peer_id, question, Reached)
         with pytest.raises(Unreachable, match="too many"):
-            await ask(base, world.hosts[3].peer_id, question, Reached)
+            await request(base, world.hosts[3].peer_id, question, Reached)
 
     run_world(scenario)
 
@@ -169,7 +168,7 @@ def test_summons_lead_to_a_few_dials_and_to_no_names(run_world):
 
         async def summon(number, place):
             punch = sign_punch(world.run, Identity(bytes([number]) * 32), target, bytes([number]) * 16, ())
-            await ask(evil, target, Summons(punch, (place,)), Coming)
+            await request(evil, target, Summons(punch, (place,)), Coming)
 
         said = await asyncio.gather(
             *(summon(100 + number, "/memory/999") for number in range(40)), return_exceptions=True
@@ -307,7 +306,7 @@ def test_a_silent_relay_is_passed_over_for_the_second(run_world):
             await world.meet(home, 5)
         await world.meet(2, 3)
         await asyncio.sleep(15)
-        first, second = world.hosts[2]._holds.of(world.hosts[3].peer_id)
+        first, second = world.hosts[2]._held.circuits_to(world.hosts[3].peer_id)
         assert first.relay != second.relay
         world.network.cut({world.hosts[2].peer_id}, {first.relay})
         async with asyncio.timeout(6):

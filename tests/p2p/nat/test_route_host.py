@@ -71,7 +71,7 @@ def test_a_public_node_reaches_a_home_by_reversal(run_world):
         await world.host(4)
         await world.meet(4, 1)
         await asyncio.sleep(20)  # it learns that it is public
-        assert world.hosts[4].reach() == "public"
+        assert world.hosts[4].routes().reach == "public"
         await world.meet(4, 2)
         await asyncio.sleep(1)
         assert (await world.path(4, 2)).path is Path.DIRECT
@@ -156,7 +156,7 @@ def test_relay_only_never_dials_and_never_tells_where_it_is(run_world):
         await asyncio.sleep(10)
         await world.meet(3, 2)
         assert (await world.path(3, 2)).path is Path.RELAYED
-        assert world.hosts[2].reach() == "relay-only"
+        assert world.hosts[2].routes().reach == "relay-only"
 
     run_world(scenario)
 
@@ -165,10 +165,10 @@ def test_reach_is_known_within_ten_seconds(run_world):
     async def scenario(world):
         await world.host(1)
         await world.host(2, "port-keeping")
-        assert world.hosts[2].reach() == "unknown"
+        assert world.hosts[2].routes().reach == "unknown"
         await world.meet(2, 1)
         await asyncio.sleep(10)
-        assert world.hosts[1].reach() == "public"
+        assert world.hosts[1].routes().reach == "public"
         assert "/memory/1" in world.hosts[1].routes().why
 
     run_world(scenario)

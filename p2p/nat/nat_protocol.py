@@ -1,7 +1,7 @@
-"""The NAT wire: ask a connected peer, and answer peers that ask. Wire: docs/wires/nat.md.
+"""The NAT wire: requests to a connected peer, and the server that answers them. Wire: docs/wires/nat.md.
 
-What we answer costs little: dial-backs go only to the outside IP that we see the asker at, a few a minute; summons
-are signed by the peer that wants us, and we dial a few such peers at a time.
+Answers cost little: dial-backs go only to the outside IP at which we see the peer, a few a minute; summons are
+signed by the peer that wants us, and we dial a few such peers at a time.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from atoll.p2p.host.endpoint import endpoint_of
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.host.maddrs import legal_maddrs
-from atoll.p2p.nat.rate_limit import PeerRateLimit
+from atoll.p2p.limits.token_bucket import PeerRateLimit
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
@@ -46,24 +46,24 @@ from atoll.protocols.wires import NAT
 log = logging.getLogger(__name__)
 
 PROTOCOL = NAT.protocol(1)
-ASK_S = 5.0
-"""An ask whose answer does not come by then has failed; a dial-back takes most of it."""
-ASKS_PER_MINUTE = 60
+REQUEST_S = 5.0
+"""A request without an answer by then has failed; a dial-back takes most of it."""
+REQUESTS_PER_MINUTE = 60
 """Looks of one peer that are answered, and as many punches, and as many summons; more are refused."""
 DIAL_BACKS_PER_MINUTE = 12
-"""Dial-backs of one peer: each makes us send packets to its address."""
+"""Dial-backs of one peer that are answered: each makes us send packets to its address."""
 PROBES_AT_ONCE = 64
 """Addresses that are probed at one time, for all peers."""
 _NONCES = 4096
 A = TypeVar("A")
 Probe = Callable[[str], Coroutine[None, None, bool]]
-"""Does a libp2p node answer at this multiaddr?"""
+"""Whether a libp2p node answers at a multiaddr."""
 
 
-async def ask(host: Host, peer: PeerId, message: Ask, kind: type[A]) -> A:
-    """The answer of a directly connected peer. Raises Unreachable, also for a refusal and for nonsense."""
+async def request(host: Host, peer: PeerId, message: Ask, kind: type[A]) -> A:
+    """Send `message` to a connected peer and return its answer. Raises Unreachable, also for a refusal."""
     try:
-        async with asyncio.timeout(ASK_S):
+        async with asyncio.timeout(REQUEST_S):
             stream = await host.open_stream(peer, PROTOCOL)
             try:
                 await write_frame(stream, codec.encode(message))
@@ -71,6 +71,7 @@ async def ask(host: Host, peer: PeerId, message: Ask, kind: type[A]) -> A:
                 await stream.close()
             finally:
                 stream.reset()
+    # A peer that answers nonsense is no use here, and the next one is asked: its fault is not reported.
     except (TimeoutError, DecodeError) as error:
         raise Unreachable(f"{short(peer)} gave no answer: {error}") from error
     if isinstance(answer, NatRefused):
@@ -81,19 +82,19 @@ async def ask(host: Host, peer: PeerId, message: Ask, kind: type[A]) -> A:
 
 
 class NatNode(Protocol):
-    """What the answers need to know of the node they speak for."""
+    """The node for which a NatServer answers."""
 
     def reach(self) -> Reach:
         """How we may be reached."""
 
-    def relays(self) -> bool:
+    def is_relay(self) -> bool:
         """Whether we relay for others."""
 
-    def claims(self) -> tuple[str, ...]:
-        """Addresses at which anybody may dial us."""
+    def public_addresses(self) -> tuple[str, ...]:
+        """Addresses at which anybody may dial us; empty behind a NAT."""
 
-    def dial_soon(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
-        """Dial `peer` now, in the background. Raises Unreachable when we do not want to.
+    def schedule_dial(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
+        """Dial `peer` now, in the background. Raises Unreachable when the node refuses to.
 
         `is_hole`: both sides are behind NATs.
         """
@@ -101,7 +102,7 @@ class NatNode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Time as the caller wants it."""
+    """Sources of time, replaced in simulations."""
 
     now: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
@@ -120,19 +121,25 @@ class NatServer:
         clocks: Clocks,
     ) -> None:
         """`probe`: how a dial-back is made. `is_outside`: see RouteOptions."""
-        self._host, self._run, self._node, self._clocks = host, run, node, clocks
-        self._probe, self._is_outside, self._probing = probe, is_outside, 0
-        per_minute = {Look: ASKS_PER_MINUTE, Punch: ASKS_PER_MINUTE, Summons: ASKS_PER_MINUTE}
-        self._allowances = {
-            kind: PeerRateLimit(count, clocks.now)
-            for kind, count in {**per_minute, DialBack: DIAL_BACKS_PER_MINUTE}.items()
+        self._host = host
+        self._run = run
+        self._node = node
+        self._clocks = clocks
+        self._probe = probe
+        self._is_outside = is_outside
+        self._probing = 0
+        # One budget for each kind: a flood of looks must not use up the punches of the same peer.
+        self._rate_limits: dict[type[Ask], PeerRateLimit] = {
+            kind: PeerRateLimit(REQUESTS_PER_MINUTE, clocks.now) for kind in (Look, Punch, Summons)
         }
+        self._rate_limits[DialBack] = PeerRateLimit(DIAL_BACKS_PER_MINUTE, clocks.now)
         self._nonces: OrderedDict[bytes, None] = OrderedDict()
         host.set_handler(PROTOCOL, self._handle)
 
     async def _handle(self, stream: Stream) -> None:
         try:
-            async with asyncio.timeout(2 * ASK_S):
+            # Twice the requester's patience: a punch waits here for the answer of its target.
+            async with asyncio.timeout(2 * REQUEST_S):
                 question = decode_ask(await read_frame(stream, NAT_MAX_BYTES))
                 answer = await self._answer(stream.peer, question)
                 await write_frame(stream, codec.encode(answer))
@@ -143,28 +150,33 @@ class NatServer:
         run = question.punch.run if isinstance(question, Summons) else question.run
         if run != self._run:
             return refused("another run")
-        if not self._allowances[type(question)].take(peer):
+        if not self._rate_limits[type(question)].take(peer):
             return refused("too many asks")
         match question:
             case Look():
                 return Seen(
-                    *(await self._seen(peer), self._node.reach(), self._node.relays(), self._clocks.unix())
+                    maddrs=await self._observed(peer),
+                    reach=self._node.reach(),
+                    relays=self._node.is_relay(),
+                    unix_s=self._clocks.unix(),
                 )
             case DialBack():
                 return await self._dial_back(peer, question.maddrs)
             case Punch():
-                return await self._rendezvous(peer, question)
+                return await self._bring_together(peer, question)
             case Summons():
-                return self._summoned(question)
+                return self._answer_summons(question)
 
-    async def _seen(self, peer: PeerId) -> tuple[str, ...]:
+    async def _observed(self, peer: PeerId) -> tuple[str, ...]:
+        """Remote addresses of the connections with `peer`."""
         live = [c.maddr for c in await self._host.connections() if c.peer == peer]
         return legal_maddrs(dict.fromkeys(live))[:MADDRS]
 
     async def _dial_back(self, peer: PeerId, maddrs: tuple[str, ...]) -> Answer:
-        seen = await self._seen(peer)
-        ips = {e.ip for maddr in seen if (e := endpoint_of(maddr)) is not None}
-        own = [m for m in legal_maddrs(maddrs) if m in seen or ((e := endpoint_of(m)) and e.ip in ips)]
+        observed = await self._observed(peer)
+        ips = {e.ip for maddr in observed if (e := endpoint_of(maddr)) is not None}
+        # Only the requester's own IP: otherwise anybody could make us send packets to a victim.
+        own = [m for m in legal_maddrs(maddrs) if m in observed or ((e := endpoint_of(m)) and e.ip in ips)]
         # Not inside our own network, and not our own machine: nobody probes those through us.
         wanted = [maddr for maddr in dict.fromkeys(own) if self._is_outside(maddr)]
         if self._probing + len(wanted) > PROBES_AT_ONCE:
@@ -177,24 +189,25 @@ class NatServer:
             self._probing -= len(wanted)
         return Reached(tuple(maddr for maddr, probe in probes.items() if probe.result()))
 
-    async def _rendezvous(self, peer: PeerId, punch: Punch) -> Answer:
-        """Both are connected to us: bring them together."""
+    async def _bring_together(self, peer: PeerId, punch: Punch) -> Answer:
+        """Answer as the rendezvous of `peer` and its target, which are both connected to us."""
         target = peer_named(punch.target)
+        # The signature binds source and target: a rendezvous cannot make peers dial whom it likes.
         if check_punch(punch) != peer:
             raise DecodeError("a punch that somebody else signed")
         if target == peer:
             return refused("a punch to its own end")
-        theirs = await self._seen(target)
+        theirs = await self._observed(target)
         if not theirs:
             return refused(f"{short(target)} is not here")
         try:
-            coming = await ask(self._host, target, Summons(punch, await self._seen(peer)), Coming)
+            coming = await request(self._host, target, Summons(punch, await self._observed(peer)), Coming)
         except Unreachable as error:
             return refused(str(error))
         return Coming(coming.claims, theirs)
 
-    def _summoned(self, summons: Summons) -> Answer:
-        """A rendezvous says that somebody wants to meet us now."""
+    def _answer_summons(self, summons: Summons) -> Answer:
+        """Answer a rendezvous that passes on a punch to us: we dial its source now."""
         punch = summons.punch
         try:
             source = check_punch(punch)
@@ -202,13 +215,14 @@ class NatServer:
             return refused(str(fault))
         if punch.target != self._host.peer_id or not self._is_new(punch.nonce):
             return refused("not for me, or an old one")
-        claims = self._node.claims()[:MADDRS]
-        places = meeting_places(punch.claims, summons.seen, bool(claims))
+        ours = self._node.public_addresses()[:MADDRS]
+        maddrs = punch_addresses(punch.claims, summons.seen, bool(ours))
         try:
-            self._node.dial_soon(source, places, is_hole=not claims and not punch.claims)
+            # In the background, so that the answer, which makes the source dial, leaves at the same moment.
+            self._node.schedule_dial(source, maddrs, is_hole=not ours and not punch.claims)
         except Unreachable as error:
             return refused(str(error))
-        return Coming(claims, ())
+        return Coming(ours, ())
 
     def _is_new(self, nonce: bytes) -> bool:
         if nonce in self._nonces:
@@ -219,14 +233,15 @@ class NatServer:
         return True
 
 
-def meeting_places(claims: tuple[str, ...], seen: tuple[str, ...], we_are_public: bool) -> tuple[str, ...]:
-    """Where to dial the other side of a punch.
+def punch_addresses(claims: tuple[str, ...], seen: tuple[str, ...], we_are_public: bool) -> tuple[str, ...]:
+    """Addresses at which to dial the other side of a punch.
 
-    Between two NATs only QUIC: with TCP both sides become Noise initiators, and both give up. A side that anybody
-    may dial is dialled at its claims, by every transport. What a rendezvous sees are IP addresses, never names.
+    `claims`: where that side says that anybody may dial it. `seen`: where the rendezvous sees it.
     """
-    addresses = (maddr for maddr in seen if endpoint_of(maddr) is not None or maddr.startswith("/memory/"))
-    both = legal_maddrs(dict.fromkeys((*claims, *addresses)))
+    # What a rendezvous sees are IP addresses. A name would make us ask a resolver of its choice.
+    observed = (maddr for maddr in seen if endpoint_of(maddr) is not None or maddr.startswith("/memory/"))
+    both = legal_maddrs(dict.fromkeys((*claims, *observed)))
     if claims or we_are_public:
         return both
+    # Between two NATs only QUIC: with TCP both sides become Noise initiators, and both give up.
     return tuple(maddr for maddr in both if maddr.endswith("/quic-v1") or maddr.startswith("/memory/"))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.p2p.host.framing import read_frame, write_frame
-from atoll.p2p.nat.nat_calls import ASKS_PER_MINUTE, PROTOCOL, ask, meeting_places
-from atoll.p2p.nat.rate_limit import PeerRateLimit
+from atoll.p2p.limits.token_bucket import PeerRateLimit
+from atoll.p2p.nat.nat_protocol import PROTOCOL, REQUESTS_PER_MINUTE, punch_addresses, request
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, SignatureFault, Unreachable
 from atoll.protocols.identity import Identity
@@ -79,9 +79,9 @@ def test_a_punch_that_was_changed_does_not_verify():
 
 def test_between_two_routers_only_quic_is_dialled():
     seen = ("/ip4/5.5.5.5/tcp/1", "/ip4/5.5.5.5/udp/1/quic-v1", "nonsense")
-    assert meeting_places((), seen, we_are_public=False) == seen[1:2]
-    assert meeting_places((), seen, we_are_public=True) == seen[:2]
-    assert meeting_places(("/ip4/6.6.6.6/tcp/1",), seen[:1], we_are_public=False) == (
+    assert punch_addresses((), seen, we_are_public=False) == seen[1:2]
+    assert punch_addresses((), seen, we_are_public=True) == seen[:2]
+    assert punch_addresses(("/ip4/6.6.6.6/tcp/1",), seen[:1], we_are_public=False) == (
         "/ip4/6.6.6.6/tcp/1",
         seen[0],
     )
@@ -105,7 +105,7 @@ def test_a_dial_back_goes_to_the_asker_and_nowhere_else(run_world):
         await world.meet(2, 1)
         base, seed = world.hosts[2]._base, world.hosts[1].peer_id
         (own,), (other,) = await base.addresses(), await world.hosts[3]._base.addresses()
-        reached = await ask(base, seed, DialBack(world.run, (own, other)), Reached)
+        reached = await request(base, seed, DialBack(world.run, (own, other)), Reached)
         assert reached.maddrs == (own,)
 
     run_world(scenario)
@@ -120,7 +120,7 @@ def test_a_punch_in_the_name_of_another_is_a_fault_of_the_asker(run_world):
             await world.meet(home, 1)
         forged = sign_punch(world.run, A, world.hosts[3].peer_id, bytes(16), ())
         with pytest.raises(Unreachable):
-            await ask(world.hosts[2]._base, world.hosts[1].peer_id, forged, Coming)
+            await request(world.hosts[2]._base, world.hosts[1].peer_id, forged, Coming)
 
     run_world(scenario)
 
@@ -133,9 +133,9 @@ def test_an_old_summons_is_refused(run_world):
         punch = sign_punch(world.run, A, world.hosts[2].peer_id, bytes(16), ())
         base, target = world.hosts[1]._base, world.hosts[2].peer_id
         summons = Summons(punch, ("/memory/9",))
-        await ask(base, target, summons, Coming)
+        await request(base, target, summons, Coming)
         with pytest.raises(Unreachable, match="an old one"):
-            await ask(base, target, summons, Coming)
+            await request(base, target, summons, Coming)
 
     run_world(scenario)
 
@@ -148,12 +148,12 @@ def test_asks_are_counted(run_world):
         base, seed = world.hosts[2]._base, world.hosts[1].peer_id
         answered = 0
         with contextlib.suppress(Unreachable):
-            while answered < 2 * ASKS_PER_MINUTE:
-                await ask(base, seed, Look(world.run), Seen)
+            while answered < 2 * REQUESTS_PER_MINUTE:
+                await request(base, seed, Look(world.run), Seen)
                 answered += 1
-        assert ASKS_PER_MINUTE / 2 < answered <= ASKS_PER_MINUTE + 10
+        assert REQUESTS_PER_MINUTE / 2 < answered <= REQUESTS_PER_MINUTE + 10
         with pytest.raises(Unreachable, match="too many asks"):
-            await ask(base, seed, Look(world.run), Seen)
+            await request(base, seed, Look(world.run), Seen)
         assert not world.faults
 
     run_world(scenario)
@@ -170,7 +170,7 @@ def test_garbage_on_the_wire_harms_nobody(run_world):
             with pytest.raises(Unreachable):
                 async with asyncio.timeout(30):
                     await read_frame(stream, 100)
-        seen = await ask(world.hosts[2]._base, PeerId(world.hosts[1].peer_id), Look(world.run), Seen)
+        seen = await request(world.hosts[2]._base, PeerId(world.hosts[1].peer_id), Look(world.run), Seen)
         assert seen.maddrs
 
     run_world(scenario)

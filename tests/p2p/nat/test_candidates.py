@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from atoll.p2p.nat.race import first
+from atoll.p2p.nat.candidates import race
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import Unreachable
 
@@ -21,7 +21,7 @@ def way(result: str, after_s: float = 0.0, fails: str = ""):
 
 def timed(ways) -> tuple[str, float]:
     async def main():
-        return await first(ways), asyncio.get_running_loop().time()
+        return await race(ways), asyncio.get_running_loop().time()
 
     return run_virtual(main())
 
