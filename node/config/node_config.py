@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from atoll.node.config.devices import check_devices, devices_of
-from atoll.node.daemon.web.place import read_place
+from atoll.node.daemon.web.listen_address import parse_listen_address
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.protocols.errors import ConfigError
@@ -102,7 +102,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if not 0 <= self.eval_every <= 1 << 20:
             raise ConfigError(f"eval_every = {self.eval_every} is outside 0 … {1 << 20}")
         self._check_places()
-        read_place(self.web)
+        parse_listen_address(self.web)
         read_limits(self.limits)
         if len(self.seeds) > MAX_SEEDS:
             raise ConfigError(f"seeds: more than {MAX_SEEDS}")

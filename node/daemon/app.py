@@ -24,7 +24,7 @@ from atoll.node.daemon.status import DaemonOperator
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import Timekeeper
 from atoll.node.daemon.telemetry.round_log import RoundLog
-from atoll.node.daemon.web.place import read_place
+from atoll.node.daemon.web.listen_address import parse_listen_address
 from atoll.node.daemon.web.server import WebServer
 from atoll.node.daemon.web.site import Site
 from atoll.node.ipc.worker_process import Trainer
@@ -108,7 +108,7 @@ class Daemon:
         )
         self.driver.trainer = self.trainer
         self.operator = DaemonOperator(self)
-        self.web = WebServer(read_place(config.web), Site(self.operator).answer, time.monotonic)
+        self.web = WebServer(parse_listen_address(config.web), Site(self.operator).answer, time.monotonic)
         self.addresses: tuple[str, ...] = ()
         self._stop = asyncio.Event()
         self._finish_round = False

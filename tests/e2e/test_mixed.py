@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.node.daemon.web.data import Data
 from atoll.node.daemon.web.metrics import SHARES
+from atoll.node.daemon.web.site import DashboardData
 
 
 def shown(url: str) -> None:
@@ -23,7 +23,7 @@ def shown(url: str) -> None:
     assert found["atoll_tokens_total",] > 0
     assert found["atoll_network_bytes_total", "up", "file"] > 0
     with urllib.request.urlopen(f"{url}v1/data.json", timeout=10) as answer:
-        data = msgspec.json.decode(answer.read(), type=Data)
+        data = msgspec.json.decode(answer.read(), type=DashboardData)
     assert data.status.web == url
     assert len(data.rounds) >= 3
     assert data.rounds[-1].peer == data.status.peer

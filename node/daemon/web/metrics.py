@@ -1,7 +1,7 @@
-"""The node's status as metrics, in Prometheus' text format or OpenMetrics'.
+"""Renders the node's status as metrics, in the text format of Prometheus or of OpenMetrics.
 
-Names begin with `atoll_` and have their unit, counters end in `_total`. Labels have few values: no peers, no
-rounds. What is not known has no sample.
+Names begin with `atoll_` and end in their unit; counters end in `_total`. Labels have few values: no peers and no
+rounds. A value that is not known has no sample.
 """
 
 import re
@@ -11,12 +11,12 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from atoll.node.daemon.web.reply import HttpReply
+from atoll.node.daemon.web.http_messages import HttpReply
 from atoll.protocols.local.control_messages import Status, TimeShares
 
 PATHS = ("direct", "punched", "relayed")
 SHARES = tuple(TimeShares.__struct_fields__)
-CAUSE_CHARACTERS = 60
+REASON_CHARACTERS = 60
 PLAIN = choose_encoder("text/plain; version=0.0.4")
 OPEN = choose_encoder("application/openmetrics-text; version=1.0.0")
 
@@ -25,9 +25,10 @@ _OF_ROUND = re.compile(r"^round \d+: ")
 _VARIES = re.compile(r"\S*\d\S*|…\S+")
 
 Values = Iterable[tuple[tuple[str, ...], float | None]]
-"""Label values, and the sample."""
+"""Pairs of label values and the sample, None where it is not known."""
+StatusValue = Callable[[Status], float | None]
 
-GAUGES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
+GAUGES: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_uptime_seconds", "Since the start of the daemon.", lambda s: s.uptime_s),
     ("atoll_round", "The round at hand.", lambda s: s.round),
     ("atoll_run_rounds", "Rounds of the whole run.", lambda s: s.rounds),
@@ -45,7 +46,7 @@ GAUGES: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
     ("atoll_trouble", "1 while a fault waits for the operator.", lambda s: float(bool(s.trouble))),
     ("atoll_relay_circuits", "Relayed for others now.", lambda s: s.relay.circuits if s.relay else None),
 )
-COUNTERS: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
+COUNTERS: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_tokens", "That this node trained on.", lambda s: s.tokens),
     ("atoll_worker_restarts", "Workers that died and came back.", lambda s: s.worker_restarts),
     ("atoll_network_restarts", "Network processes that died and came back.", lambda s: s.host_restarts),
@@ -54,31 +55,31 @@ COUNTERS: tuple[tuple[str, str, Callable[[Status], float | None]], ...] = (
 
 
 class Metrics:
-    """What scrapers get. Keeps nothing but the highest value of each counter that it has shown."""
+    """Renders one scrape from the current status. Its only state is the highest value of each counter so far."""
 
     def __init__(self, status: Callable[[], Status]) -> None:
-        """`status`: the node now; asked at each scrape."""
+        """`status` gives the node's current status; it is called at each scrape."""
         self._status = status
         self._highest: dict[tuple[str, ...], float] = {}
 
     def reply(self, accept: str) -> HttpReply:
-        """OpenMetrics for who asks for it, else the older text."""
-        encode, kind = OPEN if "application/openmetrics-text" in accept else PLAIN
-        return HttpReply(encode(self), kind)
+        """The metrics as OpenMetrics if the Accept field names it, else as Prometheus text."""
+        encode, content_type = OPEN if "application/openmetrics-text" in accept else PLAIN
+        return HttpReply(encode(self), content_type)
 
     def collect(self) -> Iterator[Metric]:
-        """All families, of one status."""
+        """All metric families, from one status."""
         now = self._status()
         yield InfoMetricFamily("atoll_build", "This program.", {"version": now.version, "device": now.device})
-        state = ("state", "reason")
-        yield _gauge("atoll_state", "1 for what it does now.", state, [((now.activity, cause(now.reason)), 1)])
+        state = (now.activity, reason_label(now.reason))
+        yield _gauge("atoll_state", "1 for what it does now.", ("state", "reason"), [(state, 1)])
         yield _gauge("atoll_reachability", "1 for how others reach it.", ("state",), [((now.reachability,), 1)])
         paths = [((path,), now.paths.get(path, 0)) for path in PATHS]
         yield _gauge("atoll_peers", "Connections by path.", ("path",), paths)
         for name, about, value in GAUGES:
             yield _gauge(name, about, (), [((), value(now))])
         yield _gauge(
-            "atoll_goodput_ratio", "Time in steps that count, of the last minutes.", (), [((), goodput(now))]
+            "atoll_goodput_ratio", "Time in steps that count, of the last minutes.", (), [((), goodput_ratio(now))]
         )
         yield from self._counters(now)
 
@@ -89,28 +90,29 @@ class Metrics:
         yield self._counter("atoll_network_bytes", "Moved.", ("direction", "kind"), bytes_moved(now))
 
     def _counter(self, name: str, about: str, labels: tuple[str, ...], values: Values) -> Metric:
-        """A counter must never fall, or a scraper takes it for a restart and counts it all again.
+        """A counter family whose values never fall: a scraper would take that for a restart and count all again.
 
-        Seconds do: steps that turn out to be in vain are moved to `recompute`. Their counter then stands still
-        until it is made up for, so that sums over longer times are right.
+        Seconds of steps can fall, since steps that turn out to be in vain move to `recompute`. Their counter then
+        stands still until it is made up for, so that sums over longer times are right.
         """
         family = CounterMetricFamily(name, about, labels=labels)
-        for words, value in values:
+        for label_values, value in values:
             if value is not None:
-                shown = self._highest[name, *words] = max(value, self._highest.get((name, *words), 0.0))
-                family.add_metric(words, shown)
+                key = (name, *label_values)
+                self._highest[key] = max(value, self._highest.get(key, 0.0))
+                family.add_metric(label_values, self._highest[key])
         return family
 
 
-def goodput(now: Status) -> float | None:
-    """Time in steps that count, as a share of the window."""
+def goodput_ratio(now: Status) -> float | None:
+    """Time in steps that count, as a share of the window; None before there is one."""
     if now.goodput is None or not now.goodput.window_s:
         return None
     return now.goodput.window.steps_s / now.goodput.window_s
 
 
 def time_spent(now: Status) -> Values:
-    """Seconds since the daemon's start, by what they went into."""
+    """Seconds since the daemon's start, by what the time went into."""
     if now.goodput is None:
         return ()
     total = msgspec.structs.asdict(now.goodput.total)
@@ -118,7 +120,7 @@ def time_spent(now: Status) -> Values:
 
 
 def bytes_moved(now: Status) -> Values:
-    """Contents of payloads and other files; everything else, their framing included."""
+    """Bytes by direction and kind: `file` for contents of blobs, `other` for everything else, framing included."""
     up, down = now.bytes_up - now.blob_bytes_up, now.bytes_down - now.blob_bytes_down
     return [
         (("up", "file"), now.blob_bytes_up),
@@ -128,18 +130,18 @@ def bytes_moved(now: Status) -> Values:
     ]
 
 
-def cause(reason: str) -> str:
-    """A reason without what varies (numbers, peers, detail), so that it has few values.
+def reason_label(reason: str) -> str:
+    """A reason without its varying parts (numbers, peers, detail), so that the label has few values.
 
     `round 7: waiting for 1 of 4: …abcdef (training)` is `waiting for N of N`.
     """
     plain = _DETAIL.sub("", _OF_ROUND.sub("", reason))
-    return _VARIES.sub("N", plain).strip()[:CAUSE_CHARACTERS]
+    return _VARIES.sub("N", plain).strip()[:REASON_CHARACTERS]
 
 
 def _gauge(name: str, about: str, labels: tuple[str, ...], values: Values) -> Metric:
     family = GaugeMetricFamily(name, about, labels=labels)
-    for words, value in values:
+    for label_values, value in values:
         if value is not None:
-            family.add_metric(words, value)
+            family.add_metric(label_values, value)
     return family

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.web import data
-from atoll.node.daemon.web.data import Data, next_since, without_addresses
+from atoll.node.daemon.web import site
+from atoll.node.daemon.web.site import DashboardData, next_since, redact_addresses
 from atoll.protocols.local.control_messages import PeerStatus, RoundStatus, Status
 
 
-async def ask(node, **query: str) -> Data:
-    answer = await data.reply(node, query)
-    assert (answer.status, answer.kind) == (200, "application/json")
-    return msgspec.json.decode(answer.body, type=Data)
+async def ask(node, **query: str) -> DashboardData:
+    answer = await site.data_reply(node, query)
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    return msgspec.json.decode(answer.body, type=DashboardData)
 
 
 async def test_it_has_the_fields_of_the_control_socket(node):
-    answer = await data.reply(node, {})
+    answer = await site.data_reply(node, {})
     shown = json.loads(answer.body)
     assert set(shown) == {"v", "status", "peers", "rounds", "next"}
     assert set(shown["status"]) == {"type", *Status.__struct_fields__}
@@ -34,7 +34,7 @@ async def test_addresses_are_left_out(node):
         node.now, seeds={"/dns4/seed.example/tcp/1/p2p/x": "refused"}, trouble="203.0.113.9:4710 is taken",
         reason="waiting: /dns4/seed.example/tcp/1/p2p/x refused by [2001:db8::7]:99"
     )  # fmt: skip
-    answer = await data.reply(node, {})
+    answer = await site.data_reply(node, {})
     for secret in (b"192.0.2", b"198.51.100", b"203.0.113", b"seed.example", b"2001:db8"):
         assert secret not in answer.body
     status = (await ask(node)).status
@@ -46,15 +46,15 @@ async def test_addresses_are_left_out(node):
     "text", ["waiting for 1 of 4: …abcdef", "goes on at 12:30", "final 5, round 6: folding", ""]
 )
 def test_sentences_without_addresses_stay(text):
-    assert without_addresses(text) == text
+    assert redact_addresses(text) == text
 
 
 @given(st.ip_addresses())
 def test_no_address_is_left(address):
     written = f"{address}" if address.version == 4 else f"[{address}]"
-    assert without_addresses(f"seen as {written}:4710, twice") == "seen as …:4710, twice"
-    assert without_addresses(f"at {address}") == "at …"
-    assert without_addresses(f"/ip{address.version}/{address}/tcp/1") == f"/ip{address.version}/…/tcp/1"
+    assert redact_addresses(f"seen as {written}:4710, twice") == "seen as …:4710, twice"
+    assert redact_addresses(f"at {address}") == "at …"
+    assert redact_addresses(f"/ip{address.version}/{address}/tcp/1") == f"/ip{address.version}/…/tcp/1"
 
 
 async def test_who_follows_the_cursor_has_what_who_asks_anew_has(node):
@@ -75,7 +75,7 @@ async def test_who_follows_the_cursor_has_what_who_asks_anew_has(node):
 
 async def test_answers_have_an_end(node):
     node.rows = []
-    for number in range(data.ROUNDS + 50):
+    for number in range(site.ROUNDS_MAX + 50):
         node.row(number)
     node.known = [
         msgspec.structs.replace(node.known[0], peer=f"p{number:04}", path="", member=False)
@@ -83,8 +83,8 @@ async def test_answers_have_an_end(node):
     ]
     node.known[1234] = msgspec.structs.replace(node.known[1234], path="direct")
     got = await ask(node)
-    assert [row.round for row in got.rounds] == list(range(50, data.ROUNDS + 50))
-    assert len(got.peers) == data.PEERS
+    assert [row.round for row in got.rounds] == list(range(50, site.ROUNDS_MAX + 50))
+    assert len(got.peers) == site.PEERS_MAX
     assert got.peers[0].peer == "p1234"
 
 
@@ -94,4 +94,4 @@ def test_nothing_new_keeps_the_cursor():
 
 @pytest.mark.parametrize("since", ["", "-1", "x", "1e3", "9" * 10, "１"])
 async def test_a_cursor_that_is_none(node, since):
-    assert (await data.reply(node, {"since": since})).status == 400
+    assert (await site.data_reply(node, {"since": since})).status == 400

@@ -5,8 +5,8 @@ import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as open_parser
 
-from atoll.node.daemon.web.metrics import Metrics, cause
-from atoll.node.daemon.web.reply import HttpReply
+from atoll.node.daemon.web.http_messages import HttpReply
+from atoll.node.daemon.web.metrics import Metrics, reason_label
 from atoll.protocols.local.control_messages import Goodput, Status, TimeShares
 
 OPEN = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
@@ -51,8 +51,8 @@ def node(status) -> Scraped:
 
 def test_both_formats_parse_and_say_the_same(node):
     plain, new = node.text(), node.text(OPEN)
-    assert plain.kind.startswith("text/plain; version=0.0.4")
-    assert new.kind.startswith("application/openmetrics-text; version=1.0.0")
+    assert plain.content_type.startswith("text/plain; version=0.0.4")
+    assert new.content_type.startswith("application/openmetrics-text; version=1.0.0")
     old = list(parser.text_string_to_metric_families(plain.body.decode()))
     strict = list(open_parser.text_string_to_metric_families(new.body.decode()))
     said = [
@@ -114,7 +114,7 @@ def test_state_has_a_reason_of_few_words(node):
     ],
 )  # fmt: skip
 def test_causes(reason, short):
-    assert cause(reason) == short
+    assert reason_label(reason) == short
 
 
 def test_bytes_by_direction_and_kind_add_up(node):

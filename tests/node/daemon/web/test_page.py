@@ -6,10 +6,9 @@ import re
 
 import pytest
 
+from atoll.node.daemon.web.http_messages import HttpRequest
 from atoll.node.daemon.web.metrics import SHARES
-from atoll.node.daemon.web.page import page
-from atoll.node.daemon.web.request import HttpRequest
-from atoll.node.daemon.web.site import Site
+from atoll.node.daemon.web.site import Site, page
 from atoll.protocols.local.control_messages import PeerStatus, RoundStatus, Status
 
 TEXT = page().body.decode()
@@ -68,4 +67,4 @@ def test_every_element_that_the_script_writes_to_is_there():
 async def test_it_is_the_root(node):
     answer = await Site(node).answer(HttpRequest("/", {}, "*/*"))
     assert answer == page()
-    assert answer.kind.startswith("text/html")
+    assert answer.content_type.startswith("text/html")

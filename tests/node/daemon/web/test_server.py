@@ -9,9 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.node.daemon.web import server as module
-from atoll.node.daemon.web.place import ListenAddress
-from atoll.node.daemon.web.reply import HttpReply
-from atoll.node.daemon.web.request import HEAD_MAX_BYTES, HttpRequest
+from atoll.node.daemon.web.http_messages import HEAD_MAX_BYTES, HttpReply, HttpRequest
+from atoll.node.daemon.web.listen_address import ListenAddress
 from atoll.node.daemon.web.server import Answer, WebServer
 from atoll.node.daemon.web.site import Site
 from atoll.p2p.transports.memory.virtual_time import run_virtual

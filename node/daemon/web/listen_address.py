@@ -1,4 +1,4 @@
-"""Where the web page listens: `IP:PORT` as the user writes it."""
+"""The address that the web page listens on, `IP:PORT` as the user writes it."""
 
 import ipaddress
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from atoll.protocols.errors import ConfigError
 
 
 class ListenAddress(NamedTuple):
-    """An address and a port; 0: any free one."""
+    """An IP address and a TCP port; port 0 is any free one."""
 
     ip: str
     port: int
@@ -16,8 +16,8 @@ class ListenAddress(NamedTuple):
         return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
 
 
-def read_place(text: str) -> ListenAddress | None:
-    """None for no text. Raises ConfigError: names are not looked up."""
+def parse_listen_address(text: str) -> ListenAddress | None:
+    """Parse `IP:PORT`; None for an empty text. Raises ConfigError, also for names: they are not looked up."""
     if not text:
         return None
     host, _, port = text.rpartition(":")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.web.place import ListenAddress, read_place
-from atoll.node.daemon.web.request import HttpRefusal, HttpRequest, is_address, parse
+from atoll.node.daemon.web.http_messages import HttpRefusal, HttpRequest, is_address, parse
+from atoll.node.daemon.web.listen_address import ListenAddress, parse_listen_address
 from atoll.protocols.errors import ConfigError
 
 
@@ -104,7 +104,7 @@ def test_no_target_raises(text):
     ],
 )
 def test_places(text, place):
-    assert read_place(text) == place
+    assert parse_listen_address(text) == place
     assert text == (str(place) if place else "")
 
 
@@ -114,4 +114,4 @@ def test_places(text, place):
 )
 def test_places_that_are_none(text):
     with pytest.raises(ConfigError, match=r"^web: "):
-        read_place(text)
+        parse_listen_address(text)
