@@ -1,7 +1,7 @@
 """HTTP requests and replies of the web page: bytes to a request or a refusal, a reply to bytes. Pure.
 
-h11 reads the header fields. The page accepts less than h11 does: a GET without a body, by the machine's address, one
-request a connection.
+h11 reads the header fields. The page accepts less than h11 does: a GET without a body, by the machine's address,
+one request a connection.
 """
 
 import ipaddress

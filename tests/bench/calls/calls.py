@@ -53,7 +53,7 @@ async def measure(quick: bool, say: Callable[[str], None]) -> list[Row]:
     async with contextlib.AsyncExitStack() as stack:
         turns = Turns(await lattica_reason())
         for name, module in ((ATOLL, "calls_atoll"), (BARE, "calls_bare")):
-            turns.askers[name] = await stack.enter_async_context(pair(f"atoll_bench.{module}"))
+            turns.askers[name] = await stack.enter_async_context(pair(f"atoll_bench.calls.{module}"))
         if turns.lattica_reason is None:
             try:
                 turns.askers[LATTICA] = await stack.enter_async_context(lattica_pair())
