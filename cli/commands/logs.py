@@ -6,7 +6,7 @@ from atoll.cli.client import stream
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
-from atoll.node.daemon.telemetry.logfile import Tail
+from atoll.node.daemon.telemetry.logfile import LogTail
 from atoll.protocols.errors import NotRunning
 from atoll.protocols.local.control_messages import MAX_LINES, GetLogs, LogLine, LogLines
 
@@ -26,7 +26,7 @@ def logs(home: Home, as_json: bool, follow: bool, tail: int) -> None:
     except NotRunning:
         if follow or not home.log.exists():
             raise
-        _print(Tail(home.log).last(tail), as_json)
+        _print(LogTail(home.log).last(tail), as_json)
 
 
 def _print(lines: tuple[LogLine, ...], as_json: bool) -> None:

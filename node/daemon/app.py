@@ -22,7 +22,7 @@ from atoll.node.daemon.host_factory import base_host, route_host
 from atoll.node.daemon.rounds.types import Behind
 from atoll.node.daemon.status import DaemonOperator
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
-from atoll.node.daemon.telemetry.collector import Timekeeper
+from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.daemon.web.listen_address import parse_listen_address
 from atoll.node.daemon.web.server import WebServer
@@ -98,7 +98,7 @@ class Daemon:
             config.shard,
             config.exchange_on,
         )
-        self.timekeeper = Timekeeper(
+        self.timekeeper = GoodputCollector(
             *(self.log, time.monotonic, lambda: self.driver.round, lambda: self.net.bytes_moved()[3])
         )
         self.trainer = Trainer(

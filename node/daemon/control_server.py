@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.node.config.home import socket_address
-from atoll.node.daemon.telemetry.logfile import Tail
+from atoll.node.daemon.telemetry.logfile import LogTail
 from atoll.protocols.errors import AtollError, DecodeError, LocalFault
 from atoll.protocols.local.control_lines import REQUEST_MAX_BYTES, decode_ask, encode_answer, refusal
 from atoll.protocols.local.control_messages import (
@@ -135,7 +135,7 @@ class ControlServer:
                         yield self._operator.status()
                         await asyncio.sleep(ask.interval_s)
                 case GetLogs():
-                    async for lines in _log_lines(Tail(self._log_path), ask):
+                    async for lines in _log_lines(LogTail(self._log_path), ask):
                         yield lines
                 case _:
                     yield await self._answer(ask)
@@ -179,7 +179,7 @@ async def _next_line(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def _log_lines(tail: Tail, ask: GetLogs) -> AsyncGenerator[LogLines, None]:
+async def _log_lines(tail: LogTail, ask: GetLogs) -> AsyncGenerator[LogLines, None]:
     lines = tail.last(ask.tail)
     for start in range(0, max(1, len(lines)), LINES_PER_ANSWER):
         yield LogLines(lines[start : start + LINES_PER_ANSWER])

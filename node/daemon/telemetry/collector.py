@@ -1,20 +1,25 @@
-"""Keeps the node's books of time: hears the worker's readings, and looks what an idle worker waits for."""
+"""Collects where the node's time goes: readings of the worker, and what it waits for while it is idle.
+
+An idle worker waits for bytes on their way (`transfer`), or for something else (`wait`). The worker cannot know
+which, so the daemon samples the round's state every SAMPLE_S and splits idle time by what it saw.
+"""
 
 import asyncio
 from collections.abc import Callable
 
-from atoll.node.daemon.rounds.types import RoundState
-from atoll.node.daemon.telemetry.goodput import Books
-from atoll.node.daemon.telemetry.idle_reason import UploadState, idle_as
+from atoll.node.daemon.rounds.types import Phase, RoundState
+from atoll.node.daemon.telemetry.goodput import GoodputAccount, IdleReason
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.local.control_messages import Goodput
 from atoll.protocols.local.worker_messages import TimeSpent
 
-LOOK_S = 0.25
+SAMPLE_S = 0.25
+_TRANSFER_PHASES = (Phase.CATCH_UP, Phase.TRAIN, Phase.COLLECT)
+"""Phases that payloads can hold up. In a pause, or while members gather, nothing waits for a transfer."""
 
 
-class Timekeeper:
-    """Between the worker's supervisor, the round machine and the round log."""
+class GoodputCollector:
+    """Connects the worker's supervisor, the round machine and the round log to the node's time account."""
 
     def __init__(
         self,
@@ -23,31 +28,75 @@ class Timekeeper:
         state: Callable[[], RoundState],
         payload_bytes_up: Callable[[], int],
     ) -> None:
-        """`payload_bytes_up`: contents of payloads that went to others, since the start."""
-        self._log, self._now, self._state, self._payload_bytes_up = log, now, state, payload_bytes_up
-        self._books = Books(now(), log.spend)
-        self._sending = UploadState()
+        """`now` is a clock in seconds; `payload_bytes_up` counts payload bytes sent to others since the start."""
+        self._log = log
+        self._now = now
+        self._state = state
+        self._payload_bytes_up = payload_bytes_up
+        self._account = GoodputAccount(now(), log.add_time)
+        self._upload = UploadState()
 
     async def serve(self) -> None:
-        """Look until cancelled."""
+        """Sample until cancelled."""
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
+            self.sample()
+            await asyncio.sleep(SAMPLE_S)
 
-    def look(self) -> None:
-        """See what an idle worker waits for."""
-        unsent = self._sending.unsent(self._log.newest_payload, self._payload_bytes_up())
-        self._books.look(idle_as(self._state(), unsent=unsent), self._now())
+    def sample(self) -> None:
+        """Record what an idle worker waits for now."""
+        unsent = self._upload.is_unsent(self._log.newest_payload, self._payload_bytes_up())
+        self._account.set_idle_reason(idle_reason(self._state(), unsent=unsent), self._now())
 
     def on_spent(self, spent: TimeSpent) -> None:
-        """A reply of the worker came with its books."""
-        self.look()
-        self._books.read(spent, self._now())
+        """Record the time account that came with a reply of the worker."""
+        self.sample()
+        self._account.add_reading(spent, self._now())
 
     def on_worker_gone(self) -> None:
-        """The worker ended."""
-        self._books.worker_gone(self._now())
+        """Record that the worker ended."""
+        self._account.end_worker(self._now())
 
     def report(self) -> Goodput:
-        """For the status."""
-        return self._books.report(self._now())
+        """Where the time went, for the status."""
+        return self._account.report(self._now())
+
+
+class UploadState:
+    """Tells whether our newest payload can have reached anybody, by the payload bytes that were sent."""
+
+    def __init__(self) -> None:
+        self._round = -1
+        self._before_bytes = 0
+        self._seen_bytes = 0
+
+    def is_unsent(self, newest: tuple[int, int] | None, up_bytes: int) -> bool:
+        """`newest` is the round and size of our newest payload, `up_bytes` counts all payload bytes sent so far.
+
+        Call it often: bytes sent between two calls count for a payload that is new at the second one.
+        """
+        number, size = newest or (self._round, 0)
+        if number != self._round:
+            self._round = number
+            self._before_bytes = self._seen_bytes
+        self._seen_bytes = up_bytes
+        return up_bytes - self._before_bytes < size
+
+
+def idle_reason(state: RoundState, *, unsent: bool) -> IdleReason | None:
+    """What an idle worker waits for; None while it folds and is not idle.
+
+    `unsent` says that nobody can have our newest payload yet.
+    """
+    if state.phase is Phase.FOLD:
+        return None
+    if state.phase not in _TRANSFER_PHASES:
+        return "wait"
+    upload = unsent and bool(state.members) and state.phase is not Phase.CATCH_UP
+    return "transfer" if upload or _is_fetching(state) else "wait"
+
+
+def _is_fetching(state: RoundState) -> bool:
+    """Whether a payload is announced and not held. Rounds that are closed here matter only in catching up."""
+    every = state.phase is Phase.CATCH_UP
+    books = [book for number, book in state.books.items() if every or number > state.closed]
+    return any(not known.held for book in books for known in book.values())

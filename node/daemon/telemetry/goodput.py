@@ -1,7 +1,7 @@
-"""Where a node's time goes: the totals since its start and the last minutes. Pure: time is an argument.
+"""Accounts for a node's time: totals since its start, and the last minutes. Pure: time is an argument.
 
-The worker's own books (`protocols.worker.Spent`) come with its replies. Two things only the daemon knows:
-what an idle worker waits for (node/daemon/telemetry/idle_reason.py), and when there was no worker at all (`down`).
+The worker's own account (`TimeSpent`) comes with its replies. Two things only the daemon knows: what an idle worker
+waits for (collector.py), and when there was no worker at all (`down`).
 """
 
 import math
@@ -15,15 +15,15 @@ from atoll.protocols.local.worker_messages import TimeSpent
 
 WINDOW_S = 600.0
 SLICE_S = 10.0
-"""The window moves in steps of this."""
-BEFORE = TimeSpent()
-"""The books of a worker that has not begun."""
+"""The window moves by slices of this length."""
+_BEGUN = TimeSpent()
+"""The account of a worker process that has only just begun."""
 
-Idle = Literal["transfer", "wait"]
+IdleReason = Literal["transfer", "wait"]
 
 
-class Stepped(Protocol):
-    """What holds steps that may turn out to be in vain."""
+class HasSteps(Protocol):
+    """Holds seconds of steps that may turn out to be in vain."""
 
     steps_s: float
     recompute_s: float
@@ -31,7 +31,7 @@ class Stepped(Protocol):
 
 @dataclass(slots=True)
 class Shares:
-    """Seconds by what they went into."""
+    """Seconds by what they went into, as `TimeShares` names them; mutable."""
 
     steps_s: float = 0.0
     wait_s: float = 0.0
@@ -49,7 +49,7 @@ NAMES = tuple(field.name for field in fields(Shares))
 
 
 def total_s(shares: Shares) -> float:
-    """All of it."""
+    """The sum of all entries, seconds."""
     return math.fsum(asdict(shares).values())
 
 
@@ -59,22 +59,23 @@ def add(into: object, shares: Shares) -> None:
         setattr(into, name, getattr(into, name) + getattr(shares, name))
 
 
-def take_back(newest_first: Iterable[Stepped], lost_s: float) -> float:
-    """Steps that were in vain become `recompute` where they were booked. Returns what was found nowhere."""
-    for one in newest_first:
+def move_to_recompute(newest_first: Iterable[HasSteps], lost_s: float) -> float:
+    """Move `lost_s` seconds of steps that were in vain to `recompute`, newest entries first; returns the rest."""
+    for entry in newest_first:
         if lost_s <= 0.0:
             break
-        here_s = min(lost_s, one.steps_s)
-        one.steps_s -= here_s
-        one.recompute_s += here_s
+        here_s = min(lost_s, entry.steps_s)
+        entry.steps_s -= here_s
+        entry.recompute_s += here_s
         lost_s -= here_s
     return lost_s
 
 
 def between(before: TimeSpent, after: TimeSpent, transfer_share: float) -> tuple[Shares, float]:
-    """What was done between two readings of one worker, and the seconds of steps that it took back.
+    """What one worker did between two readings, and the seconds of steps that turned out to be in vain.
 
-    Steps that it took back are still among the steps here: who booked them knows where.
+    Those seconds are still among the steps here, because the caller knows which entries had them.
+    `transfer_share` is the part of idle time that waited for bytes.
     """
     lost_s = (after.recompute_ns - before.recompute_ns) / 1e9
     gone_s = {
@@ -92,39 +93,43 @@ def between(before: TimeSpent, after: TimeSpent, transfer_share: float) -> tuple
     return shares, lost_s
 
 
-class Books:
-    """One daemon's time, over all lives of its worker."""
+class GoodputAccount:
+    """The time of one daemon, over all processes of its worker."""
 
-    def __init__(self, began: float, spend: Callable[[Shares, float], None]) -> None:
-        """`spend` hears of every entry: shares, then seconds of earlier steps that were in vain."""
-        self._spend = spend
+    def __init__(self, began: float, on_entry: Callable[[Shares, float], None]) -> None:
+        """`on_entry` is called with every entry: its shares, and the seconds of earlier steps that were in vain."""
+        self._on_entry = on_entry
         self._total = Shares()
         self._slices: deque[tuple[float, Shares]] = deque()
         self._last: TimeSpent | None = None
-        self._until = self._looked_at = began
-        self._idle: Idle | None = None
-        self._weights = {"transfer": 0.0, "wait": 0.0}
+        self._until = began
+        self._idle: IdleReason | None = None
+        self._idle_since = began
+        self._idle_s = {"transfer": 0.0, "wait": 0.0}
 
-    def look(self, idle: Idle | None, now: float) -> None:
-        """From now on an idle worker waits for this; None: it is not expected to be idle."""
+    def set_idle_reason(self, idle: IdleReason | None, now: float) -> None:
+        """Record what an idle worker waits for from now on; None while it should not be idle."""
         if self._idle is not None:
-            self._weights[self._idle] += now - self._looked_at
-        self._idle, self._looked_at = idle, now
+            self._idle_s[self._idle] += now - self._idle_since
+        self._idle = idle
+        self._idle_since = now
 
-    def read(self, spent: TimeSpent, now: float) -> None:
-        """How the worker spent its life so far; nothing at all: its process has only just begun."""
-        self._book(self._gap(now, spent.age_ns / 1e9), 0.0, now)
-        self._book(*between(self._last or BEFORE, spent, self._transfer_share()), now)
-        self._last, self._until = spent, now
+    def add_reading(self, spent: TimeSpent, now: float) -> None:
+        """Record how the worker spent its life so far; an empty account means that its process has just begun."""
+        self._add(self._gap(now, spent.age_ns / 1e9), 0.0, now)
+        self._add(*between(self._last or _BEGUN, spent, self._transfer_share()), now)
+        self._last = spent
+        self._until = now
 
-    def worker_gone(self, now: float) -> None:
-        """The worker ended. The steps that it had not saved are lost; from its last word on it was down."""
+    def end_worker(self, now: float) -> None:
+        """The worker ended: the steps that it had not saved are lost, and it was down from its last reading on."""
         gap = self._gap(now, 0.0)
-        self._book(gap, self._last.unsaved_ns / 1e9 if self._last else 0.0, now)
-        self._last, self._until = None, self._until + total_s(gap)
+        self._add(gap, self._last.unsaved_ns / 1e9 if self._last else 0.0, now)
+        self._last = None
+        self._until += total_s(gap)
 
     def report(self, now: float) -> Goodput:
-        """Up to the newest reading; without books of a worker, up to now."""
+        """Totals and window up to the newest reading, or up to now if no worker has given one."""
         gap, total, window = self._gap(now, 0.0), replace(self._total), Shares()
         add(total, gap)
         self._forget(now)
@@ -134,27 +139,28 @@ class Books:
         return Goodput(window_s=total_s(window), window=next(shown), total=next(shown))
 
     def _gap(self, now: float, age_s: float) -> Shares:
-        """The time that no books cover: no worker, or one that has not opened them, `age_s` ago."""
+        """The time up to `age_s` ago that no reading covers: without a worker, or while its process started."""
         gone_s = max(0.0, now - self._until - age_s)
         if self._last is None:
             return Shares(down_s=gone_s)
-        return Shares(start_s=gone_s) if self._last == BEFORE else Shares()
+        return Shares(start_s=gone_s) if self._last == _BEGUN else Shares()
 
     def _transfer_share(self) -> float:
-        seen_s = sum(self._weights.values())
-        share = self._weights["transfer"] / seen_s if seen_s > 0.0 else float(self._idle == "transfer")
-        self._weights = {"transfer": 0.0, "wait": 0.0}
+        """Part of the idle time since the last reading that waited for a transfer."""
+        seen_s = sum(self._idle_s.values())
+        share = self._idle_s["transfer"] / seen_s if seen_s > 0.0 else float(self._idle == "transfer")
+        self._idle_s = {"transfer": 0.0, "wait": 0.0}
         return share
 
-    def _book(self, shares: Shares, lost_s: float, now: float) -> None:
+    def _add(self, shares: Shares, lost_s: float, now: float) -> None:
         if not self._slices or now - self._slices[-1][0] >= SLICE_S:
             self._slices.append((now, Shares()))
             self._forget(now)
         for into in (self._total, self._slices[-1][1]):
             add(into, shares)
-        take_back([self._total], lost_s)
-        take_back((part for _, part in reversed(self._slices)), lost_s)
-        self._spend(shares, lost_s)
+        move_to_recompute([self._total], lost_s)
+        move_to_recompute((part for _, part in reversed(self._slices)), lost_s)
+        self._on_entry(shares, lost_s)
 
     def _forget(self, now: float) -> None:
         while self._slices and now - self._slices[0][0] > WINDOW_S:

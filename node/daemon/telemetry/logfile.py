@@ -1,4 +1,4 @@
-"""The node's log on disk: JSON lines, rotated, and read back a tail at a time."""
+"""Writes the node's log to disk as rotated JSON lines, and reads back its tail."""
 
 import json
 import logging
@@ -16,16 +16,16 @@ from atoll.protocols.local.control_messages import LogLine
 ROTATE_BYTES = 5_000_000
 KEEP_FILES = 3
 TAIL_MAX_BYTES = 4_000_000
-"""Most that one request reads from the end of the file."""
+"""Most bytes that one request reads from the end of the file."""
 
 _decoder = msgspec.json.Decoder(LogLine)
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, in the shape of LogLine."""
+    """Formats a record as one line with a JSON object that decodes as LogLine."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line; a traceback becomes part of the message."""
+        """The line of a record; its traceback becomes part of the message."""
         message = record.getMessage()
         if record.exc_info:
             message += "\n" + self.formatException(record.exc_info)
@@ -36,13 +36,13 @@ class JsonLines(logging.Formatter):
 
 
 class _PrivateFiles(logging.handlers.RotatingFileHandler):
-    """Files that only their owner may read."""
+    """Opens log files that only their owner may read."""
 
     def _open(self) -> TextIOWrapper:
         return TextIOWrapper(open(self.baseFilename, "ab", opener=_private), encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """The line is lost: a full disk must neither stop the node nor fill its stderr with tracebacks."""
+        """Drop the line: a full disk must neither stop the node nor fill its stderr with tracebacks."""
 
 
 def _private(path: str, flags: int) -> int:
@@ -50,27 +50,26 @@ def _private(path: str, flags: int) -> int:
 
 
 def log_handler(path: Path) -> logging.Handler:
-    """A handler that writes `path` and keeps KEEP_FILES older ones. Raises DiskFault.
-
-    A full disk loses lines, never the node: logging swallows what its handlers raise.
-    """
+    """A handler that writes `path` and keeps KEEP_FILES older files. Raises DiskFault."""
     with disk(path):
         handler = _PrivateFiles(path, maxBytes=ROTATE_BYTES, backupCount=KEEP_FILES, encoding="utf-8")
     handler.setFormatter(JsonLines())
     return handler
 
 
-class Tail:
-    """Reads a log that grows and is rotated away under the reader."""
+class LogTail:
+    """Reads the end of a log that grows and is rotated during the reading."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file_id: int | None = None
         self._at = 0
+        """Bytes of the file that were read."""
         self._part = b""
+        """Start of a line whose end is not written yet."""
 
     def last(self, lines: int) -> tuple[LogLine, ...]:
-        """The newest `lines` lines; `fresh` goes on after them."""
+        """The newest `lines` lines; `fresh` continues after them."""
         try:
             self._at = max(0, self._path.stat().st_size - TAIL_MAX_BYTES)
         except FileNotFoundError:
@@ -81,7 +80,7 @@ class Tail:
         return found[1 if skipped else 0 :][-lines:] if lines else ()
 
     def fresh(self) -> tuple[LogLine, ...]:
-        """Whole lines that came since the last call."""
+        """Whole lines that were written since the last call."""
         try:
             with self._path.open("rb") as file:
                 status = self._path.stat()

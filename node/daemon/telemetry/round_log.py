@@ -1,7 +1,7 @@
-"""What happened in each round on this node: one row per round, and a journal of events.
+"""Records what happened in each round on this node: one row per round, and a journal of events.
 
-Rows live in memory and in `rounds.jsonl` (a line each time a row changed; the last line of a round
-counts). Telemetry only: nothing that a run computes is read from here.
+Rows are in memory and in `rounds.jsonl`, which gets a line each time a row changes; the last line of a round counts.
+This is telemetry only: nothing that a run computes is read from here.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from atoll.node.daemon.telemetry.goodput import Shares, add, take_back
+from atoll.node.daemon.telemetry.goodput import Shares, add, move_to_recompute
 from atoll.p2p.system.atomic_files import disk, write_whole
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -24,18 +24,19 @@ log = logging.getLogger(__name__)
 
 KEEP_ROWS = 10_000
 JOURNAL_BYTES = 16 << 20
-"""A longer journal is set aside as `events.1.jsonl` at the next start, in place of the one before."""
+"""At the start of a node a longer journal becomes `events.1.jsonl`, which replaces the previous one."""
 
 
 @dataclass(slots=True)
 class RoundRecord:
-    """One round as this node saw it. Times in seconds, losses in nats per token, bpb in bits per byte."""
+    """One round as this node saw it: seconds, bytes, losses in nats per token, bpb in bits per byte."""
 
     round: int
     peer: str
     digest: str = ""
-    """State digest: of Θ_final once final, of the view at closing before."""
+    """State digest, hex: of Θ_final once the round is final, before that of the view when it closed."""
     set: str = ""
+    """Digest of the set of contributions, hex."""
     final: bool = False
     contributors: list[str] = field(default_factory=list)
     train_loss: float | None = None
@@ -48,15 +49,15 @@ class RoundRecord:
     blob_bytes_up: int = 0
     blob_payload_up: int = 0
     train_s: float = 0.0
-    """From the first of our inner steps to the last, folds between them included."""
+    """From the first of our inner steps to the last, including folds between them."""
     overlap_allowed: int = 0
-    """Steps that might be taken before the fold of the round before was in."""
+    """Inner steps that could be taken before the previous round's fold was applied."""
     overlapped: int = 0
-    """Steps that were."""
+    """Inner steps that were taken before the previous round's fold was applied."""
     held_s: float = 0.0
-    """How long the worker then waited for that fold; a part of `wait_s` and `transfer_s`."""
+    """How long the worker then waited for that fold; part of `wait_s` and `transfer_s`."""
     steps_s: float = 0.0
-    """This and what follows: shares of the time from the start of this round's training to the next one's."""
+    """This and the next fields share the time from the start of this round's training to that of the next round."""
     wait_s: float = 0.0
     transfer_s: float = 0.0
     encode_s: float = 0.0
@@ -72,15 +73,16 @@ class RoundLog:
     """Owns the rows and the two files."""
 
     def __init__(self, folder: Path, peer: PeerId, wall: Callable[[], float]) -> None:
-        """`wall`: seconds since 1970, for people's logs only. Raises DiskFault."""
-        self._peer, self._wall = peer, wall
+        """`wall` gives seconds since 1970, which go to the journal only. Raises DiskFault."""
+        self._peer = peer
+        self._wall = wall
         self.rows: dict[int, RoundRecord] = {}
         self.newest_payload: tuple[int, int] | None = None
-        """Round and bytes of the newest payload that this daemon's worker made."""
+        """Round and size in bytes of the newest payload that this daemon's worker made."""
         self.tokens = 0
-        """That this daemon's worker trained on, in rounds that it finished."""
-        self._at_hand: int | None = None
-        """Round whose row the time goes to: the newest one whose training began."""
+        """Tokens that this daemon's worker trained on, in rounds that it finished."""
+        self._current: int | None = None
+        """Round whose row gets the time: the newest one whose training began."""
         self._moved = (0, 0, 0, 0)
         path = folder / "rounds.jsonl"
         with disk(folder):
@@ -92,54 +94,61 @@ class RoundLog:
             self._events_file: TextIO = journal.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """Close the files, once. What a full disk refused is lost."""
-        if self._at_hand is not None:
-            self._save(self._at_hand)
-            self._at_hand = None
+        """Write the current row and close the files, once. Lines that a full disk refused are lost."""
+        if self._current is not None:
+            self._save(self._current)
+            self._current = None
         for file in (self._rows_file, self._events_file):
             with contextlib.suppress(OSError):
                 file.close()
 
     def event(self, name: str, **facts: Any) -> None:
-        """One line in the journal: a stable snake_case name and its facts."""
+        """Write a line to the journal: a stable snake_case name and its facts."""
         line = json.dumps({"time": round(self._wall(), 3), "event": name, **facts}, default=str)
         self._write(self._events_file, line)
         log.info("%s %s", name, " ".join(f"{key}={value}" for key, value in facts.items()))
 
     def training(self, number: Round) -> None:
-        """Training of a round starts: from now on the time goes to its row.
+        """Record that training of a round starts; its row gets the time from now on.
 
         Steps that an earlier start of the same round left there without a payload were in vain.
         """
-        if self._at_hand is not None:
-            self._save(self._at_hand)
-        self._at_hand = number
+        if self._current is not None:
+            self._save(self._current)
+        self._current = number
         row = self._row(number)
         if not row.payload_bytes:
-            take_back([row], row.steps_s)
+            move_to_recompute([row], row.steps_s)
         self.event("training", round=number)
 
-    def spend(self, shares: Shares, lost_s: float) -> None:
-        """Time went by; `lost_s` of the newest steps were in vain. Written with the row's next change."""
-        if self._at_hand is None:
+    def add_time(self, shares: Shares, lost_s: float) -> None:
+        """Add time to the current row; `lost_s` of the newest steps were in vain. Written when the row changes."""
+        if self._current is None:
             return
-        add(self._row(self._at_hand), shares)
+        add(self._row(self._current), shares)
         if lost_s > 0.0:
-            take_back((self.rows[at] for at in sorted(self.rows, reverse=True) if at <= self._at_hand), lost_s)
+            move_to_recompute(
+                (self.rows[at] for at in sorted(self.rows, reverse=True) if at <= self._current), lost_s
+            )
 
     def trained(self, done: TrainReply, overlap_allowed: int) -> None:
-        """Our own work of a round is encoded, and being saved."""
+        """Record that our own work of a round is encoded, and being saved."""
         row = self._row(done.pending.round)
-        row.train_loss, row.steps, row.tokens = done.pending.loss, done.pending.steps, done.pending.tokens
-        row.train_s, row.payload_bytes = done.train_s, done.payload_bytes
-        row.overlap_allowed, row.overlapped, row.held_s = overlap_allowed, done.overlapped, done.held_s
+        row.train_loss = done.pending.loss
+        row.steps = done.pending.steps
+        row.tokens = done.pending.tokens
+        row.train_s = done.train_s
+        row.payload_bytes = done.payload_bytes
+        row.overlap_allowed = overlap_allowed
+        row.overlapped = done.overlapped
+        row.held_s = done.held_s
         self.newest_payload = (row.round, row.payload_bytes)
         self.tokens += row.tokens
         self._save(row.round)
         self.event("trained", round=row.round, steps=row.steps)
 
     def kept(self, number: Round) -> None:
-        """Our own work of a round is safe on the disk."""
+        """Record that our own work of a round is safe on the disk."""
         self.event("kept", round=number)
 
     def closed(
@@ -150,10 +159,13 @@ class RoundLog:
         authors: list[PeerId],
         moved: tuple[int, int, int, int],
     ) -> None:
-        """The round closed here, or its set grew. `moved`: totals up, down, blob up, blob contents up."""
+        """Record that the round closed here, or that its set grew.
+
+        `moved` has total bytes since the start: up, down, blobs up, payloads up.
+        """
         row = self._row(number)
         if not row.final:
-            row.digest, row.set, row.contributors = state.hex(), members.hex(), sorted(authors)
+            self._set_state(row, members, state, authors)
         row.bytes_up += moved[0] - self._moved[0]
         row.bytes_down += moved[1] - self._moved[1]
         row.blob_bytes_up += moved[2] - self._moved[2]
@@ -163,16 +175,17 @@ class RoundLog:
         self.event("closed", round=number, state=state.hex()[:16], contributors=len(authors))
 
     def finalized(self, number: Round, members: Digest, state: Digest, authors: list[PeerId]) -> None:
-        """The round is final here. After a restart it is said again, and written once."""
+        """Record that the round is final here. After a restart this is called again, and written once."""
         row = self._row(number)
         if row.final and row.digest == state.hex():
             return
-        row.final, row.digest, row.set, row.contributors = True, state.hex(), members.hex(), sorted(authors)
+        row.final = True
+        self._set_state(row, members, state, authors)
         self._save(number)
         self.event("final", round=number, state=state.hex()[:16], contributors=len(authors))
 
     def evaluated(self, number: Round, val_bpb: float) -> None:
-        """Validation loss of the view after this round."""
+        """Record the validation loss of the view after this round, bits per byte."""
         self._row(number).val_bpb = val_bpb
         self._save(number)
         self.event("evaluated", round=number, val_bpb=round(val_bpb, 4))
@@ -186,14 +199,19 @@ class RoundLog:
         return self._newest(lambda row: row.payload_bytes > 0)
 
     def newest_bpb(self) -> float | None:
-        """The newest validation loss, bits per byte."""
+        """The newest validation loss, bits per byte; None before the first evaluation."""
         row = self._newest(lambda row: row.val_bpb is not None)
         return row.val_bpb if row else None
 
     def _newest(self, wanted: Callable[[RoundRecord], bool]) -> RoundRecord | None:
-        return next(
-            (self.rows[number] for number in sorted(self.rows, reverse=True) if wanted(self.rows[number])), None
-        )
+        newest_first = sorted(self.rows, reverse=True)
+        return next((self.rows[number] for number in newest_first if wanted(self.rows[number])), None)
+
+    @staticmethod
+    def _set_state(row: RoundRecord, members: Digest, state: Digest, authors: list[PeerId]) -> None:
+        row.digest = state.hex()
+        row.set = members.hex()
+        row.contributors = sorted(authors)
 
     def _row(self, number: int) -> RoundRecord:
         if number not in self.rows:
@@ -207,7 +225,7 @@ class RoundLog:
 
     @staticmethod
     def _write(file: TextIO, line: str) -> None:
-        """Telemetry must never stop a node: a full disk loses lines here, and is reported where it matters."""
+        """Write a line. A full disk loses it: telemetry must not stop a node, and other writers report the disk."""
         try:
             file.write(line + "\n")
             file.flush()
@@ -215,7 +233,7 @@ class RoundLog:
             return
 
     def _load(self, path: Path) -> None:
-        """Read the rows. A file that is mostly rows written again later is written anew."""
+        """Read the rows. A file that consists mostly of replaced rows is rewritten."""
         if not path.exists():
             return
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""The timekeeper: what the worker says, what the round machine is in, and the round's row, put together."""
+"""The collector: what the worker says, what the round machine is in, and the round's row, put together."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.types import Phase, RoundConfig
 from atoll.node.daemon.telemetry import collector as module
-from atoll.node.daemon.telemetry.collector import Timekeeper
+from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.worker_messages import Pending, TimeSpent, TrainReply
@@ -28,11 +28,11 @@ class Rig:
         members = {YOU: MemberView("training", Round(0), 0.0)}
         self.state = replace(begin(RoundConfig(ME, 50, 128, 256, 20.0)), members=members)
         self.log = RoundLog(folder, ME, lambda: 0.0)
-        self.keeper = Timekeeper(self.log, lambda: self.now, lambda: self.state, lambda: self.up_bytes)
+        self.keeper = GoodputCollector(self.log, lambda: self.now, lambda: self.state, lambda: self.up_bytes)
 
     def enter(self, phase: Phase) -> None:
         self.state = replace(self.state, phase=phase)
-        self.keeper.look()
+        self.keeper.sample()
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_round_from_its_training_to_the_next_ones(rig):
     rig.log.trained(TrainReply(pending, 1000, 9.0), 0)
     rig.enter(Phase.COLLECT)
     rig.now, rig.up_bytes = 66.0, 1000
-    rig.keeper.look()
+    rig.keeper.sample()
     rig.now = 67.0
     rig.enter(Phase.FOLD)
     rig.now = 69.0

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import Known, MemberView
 from atoll.node.daemon.rounds.types import Phase, RoundConfig, RoundState
-from atoll.node.daemon.telemetry.goodput import SLICE_S, WINDOW_S, Books, Shares, add, take_back, total_s
-from atoll.node.daemon.telemetry.idle_reason import UploadState, idle_as
+from atoll.node.daemon.telemetry.collector import UploadState, idle_reason
+from atoll.node.daemon.telemetry.goodput import (
+    SLICE_S,
+    WINDOW_S,
+    GoodputAccount,
+    Shares,
+    add,
+    move_to_recompute,
+    total_s,
+)
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.control_messages import TimeShares
 from atoll.protocols.local.worker_messages import TimeSpent
@@ -20,16 +28,16 @@ S = 10**9
 
 
 class Rig:
-    """Books with a worker whose every second is told; what `spend` heard."""
+    """GoodputAccount with a worker whose every second is told; what `spend` heard."""
 
     def __init__(self) -> None:
         self.heard, self.lost_s = Shares(), 0.0
-        self.books = Books(100.0, self._spend)
+        self.books = GoodputAccount(100.0, self._spend)
         self.now, self.spent = 100.0, TimeSpent()
 
     def _spend(self, shares: Shares, lost_s: float) -> None:
         add(self.heard, shares)
-        take_back([self.heard], lost_s)
+        move_to_recompute([self.heard], lost_s)
         self.lost_s += lost_s
 
     def do(self, **seconds: float) -> "Rig":
@@ -37,11 +45,11 @@ class Rig:
         news = {f"{name}_ns": getattr(self.spent, f"{name}_ns") + round(s * S) for name, s in seconds.items()}
         self.spent = msgspec.structs.replace(self.spent, **news)
         self.now += sum(value for name, value in seconds.items() if name != "unsaved")
-        self.books.read(self.spent, self.now)
+        self.books.add_reading(self.spent, self.now)
         return self
 
     def die(self, down_s: float) -> "Rig":
-        self.books.worker_gone(self.now)
+        self.books.end_worker(self.now)
         self.now += down_s
         self.spent = TimeSpent()
         return self
@@ -77,13 +85,13 @@ def test_the_totals_add_up_to_the_wall_time_whatever_happens(story):
         if what == "die":
             rig.die(seconds)
         elif what == "begin":
-            rig.die(0.0).books.read(TimeSpent(), rig.now)
+            rig.die(0.0).books.add_reading(TimeSpent(), rig.now)
             rig.now += seconds
         elif what == "lose":
             unsaved_s = rig.spent.unsaved_ns / S
             rig.do(steps=-unsaved_s, recompute=unsaved_s, unsaved=-unsaved_s)
         elif what in ("transfer", "idle", "busy"):
-            rig.books.look({"transfer": "transfer", "idle": "wait", "busy": None}[what], rig.now)
+            rig.books.set_idle_reason({"transfer": "transfer", "idle": "wait", "busy": None}[what], rig.now)
         elif what == "steps":
             rig.do(steps=seconds, unsaved=seconds)
         else:
@@ -109,7 +117,7 @@ def test_a_new_worker_goes_on_with_the_totals_and_the_time_without_one_is_down()
 def test_from_the_begin_of_the_process_to_its_first_word_it_starts():
     rig = Rig()
     rig.now += 3.0
-    rig.books.read(TimeSpent(), rig.now)
+    rig.books.add_reading(TimeSpent(), rig.now)
     rig.now += 4.0
     assert (rig.total.down_s, rig.total.start_s) == (3.0, 4.0)
     rig.do(start=2.0, wait=1.0)
@@ -119,7 +127,7 @@ def test_from_the_begin_of_the_process_to_its_first_word_it_starts():
 
 def test_a_worker_that_dies_before_its_first_word_was_starting():
     rig = Rig()
-    rig.books.read(TimeSpent(), rig.now)
+    rig.books.add_reading(TimeSpent(), rig.now)
     rig.now += 4.0
     rig.die(2.0)
     assert (rig.total.start_s, rig.total.down_s) == (4.0, 2.0)
@@ -143,10 +151,10 @@ def test_superseded_steps_are_taken_back_from_where_they_were_booked():
 
 def test_a_wait_is_split_by_what_was_seen_during_it():
     rig = Rig().do(start=1.0)
-    rig.books.look("transfer", 101.0)
-    rig.books.look("wait", 104.0)
-    rig.books.look(None, 105.0)
-    rig.books.look("wait", 115.0)
+    rig.books.set_idle_reason("transfer", 101.0)
+    rig.books.set_idle_reason("wait", 104.0)
+    rig.books.set_idle_reason(None, 105.0)
+    rig.books.set_idle_reason("wait", 115.0)
     rig.now = 111.0
     rig.do(wait=4.0)
     assert (rig.total.transfer_s, rig.total.wait_s) == pytest.approx((3.0, 1.0))
@@ -154,7 +162,7 @@ def test_a_wait_is_split_by_what_was_seen_during_it():
 
 def test_without_a_look_in_between_the_last_one_counts():
     rig = Rig().do(start=1.0)
-    rig.books.look("transfer", 101.0)
+    rig.books.set_idle_reason("transfer", 101.0)
     rig.do(wait=2.0)
     assert (rig.total.transfer_s, rig.total.wait_s) == (2.0, 0.0)
 
@@ -171,7 +179,7 @@ def test_the_window_forgets_and_the_total_does_not():
 
 def test_taking_back_says_what_it_did_not_find():
     parts = [Shares(steps_s=1.0), Shares(steps_s=2.0, recompute_s=1.0)]
-    assert take_back(parts, 4.0) == 1.0
+    assert move_to_recompute(parts, 4.0) == 1.0
     assert [(part.steps_s, part.recompute_s) for part in parts] == [(0.0, 1.0), (0.0, 3.0)]
     assert sum(map(total_s, parts)) == 4.0
 
@@ -213,18 +221,18 @@ def known(number: int, *, held: bool) -> Known:
     ],
 )
 def test_what_an_idle_worker_waits_for(phase, missing, unsent, found):
-    assert idle_as(state(phase, missing=missing), unsent=unsent) == found
+    assert idle_reason(state(phase, missing=missing), unsent=unsent) == found
 
 
 def test_alone_there_is_nobody_to_send_to():
-    assert idle_as(state(Phase.COLLECT, alone=True), unsent=True) == "wait"
+    assert idle_reason(state(Phase.COLLECT, alone=True), unsent=True) == "wait"
 
 
 def test_a_payload_is_sent_when_as_many_bytes_went_up_since_it_was_new():
     sending = UploadState()
-    assert not sending.unsent(None, 0)
-    assert not sending.unsent(None, 500), "a snapshot for a newcomer"
-    assert sending.unsent((3, 1000), 700), "200 of them went up since the last look"
-    assert not sending.unsent((3, 1000), 1500)
-    assert sending.unsent((4, 1000), 1600)
-    assert not sending.unsent((4, 1000), 9000)
+    assert not sending.is_unsent(None, 0)
+    assert not sending.is_unsent(None, 500), "a snapshot for a newcomer"
+    assert sending.is_unsent((3, 1000), 700), "200 of them went up since the last look"
+    assert not sending.is_unsent((3, 1000), 1500)
+    assert sending.is_unsent((4, 1000), 1600)
+    assert not sending.is_unsent((4, 1000), 9000)

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from atoll.node.daemon.telemetry.logfile import Tail, log_handler
+from atoll.node.daemon.telemetry.logfile import LogTail, log_handler
 
 
 @pytest.fixture
@@ -37,18 +37,18 @@ def test_lines_are_json_and_private(log, tmp_path):
 def test_tail_and_what_comes_after(log, tmp_path):
     for number in range(10):
         log.info("%d", number)
-    tail = Tail(tmp_path / "node.log")
+    tail = LogTail(tmp_path / "node.log")
     assert messages(tail.last(3)) == ["7", "8", "9"]
     assert tail.fresh() == ()
     log.info("10")
     assert messages(tail.fresh()) == ["10"]
-    assert Tail(tmp_path / "node.log").last(0) == ()
+    assert LogTail(tmp_path / "node.log").last(0) == ()
 
 
 def test_half_a_line_waits_for_its_end(tmp_path):
     path = tmp_path / "node.log"
     path.write_text('{"time":"t","level":"info","logger":"l","message":"wh')
-    tail = Tail(path)
+    tail = LogTail(path)
     assert tail.last(5) == ()
     with path.open("a") as file:
         file.write('ole"}\nnot json\n')
@@ -58,7 +58,7 @@ def test_half_a_line_waits_for_its_end(tmp_path):
 def test_follows_over_a_rotation(log, tmp_path):
     path = tmp_path / "node.log"
     log.info("before")
-    tail = Tail(path)
+    tail = LogTail(path)
     tail.last(5)
     log.handlers[0].doRollover()
     log.info("after")
@@ -66,7 +66,7 @@ def test_follows_over_a_rotation(log, tmp_path):
 
 
 def test_no_log_yet(tmp_path):
-    tail = Tail(tmp_path / "node.log")
+    tail = LogTail(tmp_path / "node.log")
     assert tail.last(5) == ()
     assert tail.fresh() == ()
     (tmp_path / "node.log").write_text('{"time":"","level":"","logger":"","message":"first"}\n')
@@ -77,7 +77,7 @@ def test_the_tail_of_a_long_log_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("atoll.node.daemon.telemetry.logfile.TAIL_MAX_BYTES", 1000)
     path = tmp_path / "node.log"
     path.write_text("".join(f"line {number:04}\n" for number in range(1000)))
-    found = messages(Tail(path).last(10_000))
+    found = messages(LogTail(path).last(10_000))
     assert found[-1] == "line 0999"
     assert 95 <= len(found) <= 100
     assert all(len(line) == 9 for line in found)
