@@ -1,7 +1,7 @@
 """Accounts for a node's time: totals since its start, and the last minutes. Pure: time is an argument.
 
-The worker's own account (`TimeSpent`) comes with its replies. Two things only the daemon knows: what an idle worker
-waits for (collector.py), and when there was no worker at all (`down`).
+The worker's own account (`TimeSpent`) comes with its replies. Two things only the daemon knows: what an idle
+worker waits for (collector.py), and when there was no worker at all (`down`).
 """
 
 import math
@@ -97,7 +97,7 @@ class GoodputAccount:
     """The time of one daemon, over all processes of its worker."""
 
     def __init__(self, began: float, on_entry: Callable[[Shares, float], None]) -> None:
-        """`on_entry` is called with every entry: its shares, and the seconds of earlier steps that were in vain."""
+        """`on_entry` is called with each entry: its shares, and seconds of earlier steps that were in vain."""
         self._on_entry = on_entry
         self._total = Shares()
         self._slices: deque[tuple[float, Shares]] = deque()

@@ -1,6 +1,6 @@
 """Records what happened in each round on this node: one row per round, and a journal of events.
 
-Rows are in memory and in `rounds.jsonl`, which gets a line each time a row changes; the last line of a round counts.
+Rows are in memory and in `rounds.jsonl`, which gets a line each time a row changes; a round's last line counts.
 This is telemetry only: nothing that a run computes is read from here.
 """
 
@@ -57,7 +57,7 @@ class RoundRecord:
     held_s: float = 0.0
     """How long the worker then waited for that fold; part of `wait_s` and `transfer_s`."""
     steps_s: float = 0.0
-    """This and the next fields share the time from the start of this round's training to that of the next round."""
+    """This and the next fields share the time from the start of this training to that of the next round."""
     wait_s: float = 0.0
     transfer_s: float = 0.0
     encode_s: float = 0.0
@@ -127,9 +127,8 @@ class RoundLog:
             return
         add(self._row(self._current), shares)
         if lost_s > 0.0:
-            move_to_recompute(
-                (self.rows[at] for at in sorted(self.rows, reverse=True) if at <= self._current), lost_s
-            )
+            newest_first = sorted((at for at in self.rows if at <= self._current), reverse=True)
+            move_to_recompute((self.rows[at] for at in newest_first), lost_s)
 
     def trained(self, done: TrainReply, overlap_allowed: int) -> None:
         """Record that our own work of a round is encoded, and being saved."""
@@ -225,7 +224,7 @@ class RoundLog:
 
     @staticmethod
     def _write(file: TextIO, line: str) -> None:
-        """Write a line. A full disk loses it: telemetry must not stop a node, and other writers report the disk."""
+        """Write a line. A full disk loses it: telemetry must not stop a node, others report the disk."""
         try:
             file.write(line + "\n")
             file.flush()

@@ -82,7 +82,7 @@ def test_a_worker_that_dies_in_a_round(rig):
 
 
 async def test_it_looks_by_itself(rig, monkeypatch):
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "SAMPLE_S", 0.0)
     rig.keeper.on_spent(TimeSpent())
     rig.log.newest_payload = (0, 1000)
     rig.state = replace(rig.state, phase=Phase.COLLECT)
