@@ -21,4 +21,4 @@ def home_option(command: F) -> F:
 
 def json_option(command: F) -> F:
     """`--json`: one object, or one object a line for streams; the command receives `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/control.md).")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/json.md).")(command)

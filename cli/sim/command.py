@@ -75,7 +75,7 @@ def sim(folder: Path | None, json_file: Path | None, timeout_s: float, **options
 
 
 def simulate(folder: Path, timeout_s: float, *, baselines: bool, **options: Any) -> dict[str, Any]:
-    """Run one story to its end; the report as docs/control.md describes it. Raises LocalFault, ConfigError."""
+    """Run one story to its end; the report as docs/json.md describes it. Raises LocalFault, ConfigError."""
     module = arms_module() if baselines else ""
     progress = Progress(sys.stderr)
     swarm = prepare(folder, **options)

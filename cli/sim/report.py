@@ -16,7 +16,7 @@ One seed, whose noise is about half a per cent."""
 
 
 def as_json(swarm: Swarm, rows: Rows, arms: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole report; docs/control.md has its schema."""
+    """The whole report; docs/json.md has its schema."""
     rounds = by_round(rows)
     newest = newest_validation(rows)
     val_bpb = newest.bpb if newest else None

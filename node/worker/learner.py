@@ -1,7 +1,7 @@
 """What a worker trains with: the module, its optimiser and its local weights; and which experts are trained.
 
 Who trains some of the experts has parameters, gradients and moments for these alone; the others are frozen copies,
-stored as the node likes (docs/models.md). Before the first round of such a run nothing but what all members train
+stored as the node likes (docs/experts.md). Before the first round of such a run nothing but what all members train
 has parameters: a model that is too large to be trained whole must not be built whole.
 
 Where the node has more devices, their processes take their part of each step (node/ranks/).

@@ -6,7 +6,7 @@
     anything that cannot be done     ->   {"v":1,"answer":{"type":"refused",…}}
 
 A connection carries any number of requests, one at a time. Fields are only ever added; a reader skips
-fields that it does not know. `docs/control.md` prints every answer as the CLI's `--json` shows it.
+fields that it does not know. `docs/json.md` prints every answer as the CLI's `--json` shows it.
 """
 
 from typing import TypeAlias

@@ -75,7 +75,7 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     batch: int
     """Sequences of one inner step of one member."""
     expert_lr: float = 1.0
-    """Rate of the experts' weights, in units of `lr`: above 1 where each has few holders (docs/models.md)."""
+    """Rate of the experts' weights, in units of `lr`: above 1 where each has few holders (docs/experts.md)."""
     first_step: int = 0
     """Where in the learning rate's schedule round 0 begins: not at 0 where a run goes on from a checkpoint."""
 
@@ -169,7 +169,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     start: StartSpec | msgspec.UnsetType = msgspec.UNSET
     """Unset: Θ₀ is drawn from the seed (node/learning/model/genesis.py)."""
     serving: ServingSpec | msgspec.UnsetType = msgspec.UNSET
-    """Unset: nobody said how the model is to be used (docs/models.md)."""
+    """Unset: nobody said how the model is to be used (docs/huggingface.md)."""
 
     @property
     def given(self) -> tuple[Digest, ...]:

@@ -2,7 +2,7 @@
 
 Single-decree Paxos per round (Lamport, "Paxos Made Simple", 2001), one round at a time, with ledger
 entries for messages: a promise or a vote is durable before anybody can see it, and whoever restarts
-replays its own feed first (`Live` ends the replay). Rules in words: docs/rounds.md.
+replays its own feed first (`Live` ends the replay). Rules in words: docs/finality.md.
 
 1. The owner of attempt 0 proposes its view of the set.      Proposal
 2. Members that fold it to the same state vote for it, if    Vote; ⌈2n/3⌉ of them make it final

@@ -1,7 +1,7 @@
 """Whether a proposed set names enough of what this node has: a proposer must not make a round its own. Pure.
 
 The authors of a final set decide the next round, so a set with few of the contributions would give the run to few.
-Why this share, and why it never gets smaller: docs/rounds.md.
+Why this share, and why it never gets smaller: docs/finality.md.
 """
 
 from collections.abc import Collection

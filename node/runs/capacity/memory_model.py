@@ -4,7 +4,7 @@ Pure. Of what is trained (T parameters) and what is frozen (F), the place where 
 bytes, beside what a step or a validation needs for a while. The host holds 20 bytes of every parameter, whoever
 trains it: Θ_final, the view, the anchor, the error feedback, and the array that a fold makes.
 
-Figures of a CPU were compared with workers that trained, folded and validated (docs/models.md). Those of a GPU
+Figures of a CPU were compared with workers that trained, folded and validated (docs/memory.md). Those of a GPU
 follow from the tensors that are kept there, and were not measured.
 """
 
