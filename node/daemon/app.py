@@ -79,7 +79,14 @@ class Daemon:
         dht = Dht(self.identity, self._dht_options, rng=random.Random()) if config.dht else None
         gate = AdmissionGate(self.spec, me, time.time)
         self.swarm = Swarm(
-            *(self.host, self.identity, self.spec.id, folder, seeds), options=options, dht=dht, gate=gate
+            host=self.host,
+            identity=self.identity,
+            run=self.spec.id,
+            home=folder,
+            seeds=seeds,
+            options=options,
+            dht=dht,
+            gate=gate,
         )
         self.log = RoundLog(folder, me, time.time)
         opening = opening_entry(self.spec, me, kept_invite(home, self.spec.id))

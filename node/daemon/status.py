@@ -13,7 +13,7 @@ import msgspec
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.queries import untrained
 from atoll.node.daemon.rounds.types import Phase
-from atoll.p2p.swarm.swarm import PeerView
+from atoll.p2p.swarm.connections import PeerView
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local.control_messages import (
     EvaluationResult,

@@ -74,7 +74,7 @@ class Gossip:
         self._buckets: dict[PeerId, TokenBucket] = {}
         self._published = self._heard = self._duplicates = self._forwarded = self._over_rate = 0
 
-    def join(self, topic: str, accept: AcceptMessage, *, max_bytes: int) -> None:
+    def subscribe(self, topic: str, accept: AcceptMessage, *, max_bytes: int) -> None:
         """Hear `topic`. `accept(sender, data)`: True passes it on; raises PeerFault for illegal bytes."""
 
         async def hear(sender: PeerId, data: bytes) -> None:

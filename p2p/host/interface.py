@@ -17,7 +17,7 @@ from typing import Protocol
 from atoll.protocols.ids import PeerId
 
 
-class Path(StrEnum):
+class Route(StrEnum):
     """How a peer is reached."""
 
     DIRECT = "direct"
@@ -39,7 +39,7 @@ class Connection:
 
     peer: PeerId
     maddr: str
-    path: Path
+    path: Route
 
 
 @dataclass(frozen=True, slots=True)

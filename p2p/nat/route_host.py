@@ -17,7 +17,7 @@ from atoll.p2p.host.interface import (
     HostEvent,
     HostRestarted,
     HostStatistics,
-    Path,
+    Route,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
@@ -183,7 +183,7 @@ class RouteHost:
         for peer in self._held.peers():
             if peer not in direct:
                 relay = self._held.circuits_to(peer)[0].relay
-                found.append(Connection(peer, f"/p2p/{relay}/p2p-circuit", Path.RELAYED))
+                found.append(Connection(peer, f"/p2p/{relay}/p2p-circuit", Route.RELAYED))
         return tuple(found)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
@@ -268,7 +268,7 @@ class RouteHost:
 
     def _with_path(self, connection: Connection) -> Connection:
         if connection.peer in self._direct.punched:
-            return replace(connection, path=Path.PUNCHED)
+            return replace(connection, path=Route.PUNCHED)
         return connection
 
     def _end_circuits(self, peer: PeerId) -> None:

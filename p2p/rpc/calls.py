@@ -55,6 +55,8 @@ class Calls:
         self._open_s = open_s
         self._links: dict[PeerId, OutgoingCalls] = {}
         self._group: asyncio.TaskGroup | None = None
+        self.started = asyncio.Event()
+        """Set once `serve` runs: from then on calls can be made."""
         self._calls = self._notices = self._dropped = 0
         host.set_handler(frames.PROTOCOL, self._answers.serve)
 
@@ -88,6 +90,7 @@ class Calls:
     async def serve(self) -> None:
         """Own all streams that we open, until cancelled."""
         async with asyncio.TaskGroup() as self._group:
+            self.started.set()
             try:
                 await asyncio.get_running_loop().create_future()
             finally:

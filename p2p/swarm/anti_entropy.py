@@ -26,6 +26,7 @@ class AntiEntropy:
 
     def __init__(
         self,
+        *,
         ledger: LedgerSync,
         registers: RegisterSync,
         neighbours: Callable[[], Collection[PeerId]],

@@ -285,7 +285,9 @@ class Evil:
         self.spec: RunSpec = open_run(run_file)
         assert self.spec.reduce, "so each contribution names the root of its rows"
         self.host = P2pdHost(self.identity)
-        self.swarm = Swarm(self.host, self.identity, self.spec.id, home, [parse_seed(seed)])
+        self.swarm = Swarm(
+            host=self.host, identity=self.identity, run=self.spec.id, home=home, seeds=[parse_seed(seed)]
+        )
 
     async def run(self, act: Callable[["Evil"], Awaitable[None]]) -> None:
         """Join, act, leave."""

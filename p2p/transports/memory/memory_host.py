@@ -9,10 +9,10 @@ from atoll.p2p.host.interface import (
     Handler,
     HostRestarted,
     HostStatistics,
-    Path,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
+    Route,
 )
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.inbound_stream import Admission, OnFault, run_handler
@@ -140,7 +140,7 @@ class MemoryHost:
 
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections."""
-        return tuple(Connection(peer, self._network.maddr_of(peer), Path.DIRECT) for peer in self._links)
+        return tuple(Connection(peer, self._network.maddr_of(peer), Route.DIRECT) for peer in self._links)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> MemoryStream:
         """Open a stream to a connected peer. Raises Unreachable."""

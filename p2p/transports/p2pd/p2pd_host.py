@@ -18,8 +18,8 @@ from atoll.p2p.host.interface import (
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
+    Route,
 )
-from atoll.p2p.host.interface import Path as Route
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.inbound_stream import Admission, OnFault, log_fault, run_handler
 from atoll.p2p.transports.p2pd.control_client import BUFFER_BYTES, P2pdControl, Socket, read_message

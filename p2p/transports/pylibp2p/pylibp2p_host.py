@@ -18,10 +18,10 @@ from atoll.p2p.host.interface import (
     Handler,
     HostRestarted,
     HostStatistics,
-    Path,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
+    Route,
 )
 from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.inbound_stream import Admission, OnFault, log_fault, run_handler
@@ -117,7 +117,7 @@ class PyLibp2pHost:
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections; none during a restart."""
         links = self._engine.links() if self._engine is not None else ()
-        return tuple(Connection(link.peer, link.maddr, Path.DIRECT) for link in links)
+        return tuple(Connection(link.peer, link.maddr, Route.DIRECT) for link in links)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> "PyLibp2pStream":
         """Open a stream to a connected peer. Raises Unreachable."""

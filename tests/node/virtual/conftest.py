@@ -389,7 +389,7 @@ class Node:
         seeds = [PeerAddress(h.peer_id, (h.maddr,)) for n, h in self.world.hosts.items() if n != self.number][:3]
         self.world.hosts[self.number] = host
         swarm = Swarm(
-            host, self.identity, self.world.spec.id, self.home, seeds,
+            host=host, identity=self.identity, run=self.world.spec.id, home=self.home, seeds=seeds,
             options=SwarmOptions(target=self.world.target), now=loop.time, rng=random.Random(self.number),
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)

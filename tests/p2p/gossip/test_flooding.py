@@ -30,7 +30,7 @@ class Node:
         self.calls = Calls(self.host, RUN, on_fault=self._blame)
         now = asyncio.get_running_loop().time
         self.gossip = Gossip(self.calls, lambda: self.neighbours, now, random.Random(number))
-        self.gossip.join("topic", self._accept, max_bytes=1000)
+        self.gossip.subscribe("topic", self._accept, max_bytes=1000)
 
     def _accept(self, sender: PeerId, data: bytes) -> bool:
         if data.startswith(b"bad"):

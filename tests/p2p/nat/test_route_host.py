@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from atoll.p2p.host.framing import read_frame, write_frame
-from atoll.p2p.host.interface import HostRestarted, Path, PeerAddress, PeerConnected, PeerDisconnected
+from atoll.p2p.host.interface import HostRestarted, Route, PeerAddress, PeerConnected, PeerDisconnected
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import RunId, digest
@@ -31,7 +31,7 @@ def test_two_homes_meet_through_one_public_peer(run_world):
         await world.meet(2, 3)
         assert loop.time() - began < 1.0
         await asyncio.sleep(1)
-        assert (await world.path(2, 3)).path is (await world.path(3, 2)).path is Path.PUNCHED
+        assert (await world.path(2, 3)).path is (await world.path(3, 2)).path is Route.PUNCHED
         assert await world.say(2, 3, b"hello") == b"hello"
         assert await world.say(3, 2, b"x" * 300_000) == b"x" * 300_000
         assert not world.hosts[1].routes().relay.circuits_served
@@ -47,7 +47,7 @@ def test_where_no_hole_opens_the_relay_carries(run_world, first, second):
         began = loop.time()
         await world.meet(2, 3)
         assert loop.time() - began < 10.0
-        assert (await world.path(2, 3)).path is (await world.path(3, 2)).path is Path.RELAYED
+        assert (await world.path(2, 3)).path is (await world.path(3, 2)).path is Route.RELAYED
         big = bytes(range(256)) * 4096
         assert await world.say(2, 3, big) == big
         assert await world.say(3, 2, b"back") == b"back"
@@ -74,7 +74,7 @@ def test_a_public_node_reaches_a_home_by_reversal(run_world):
         assert world.hosts[4].routes().reach == "public"
         await world.meet(4, 2)
         await asyncio.sleep(1)
-        assert (await world.path(4, 2)).path is Path.DIRECT
+        assert (await world.path(4, 2)).path is Route.DIRECT
         assert await world.say(4, 2, b"hello") == b"hello"
 
     run_world(scenario)
@@ -124,9 +124,9 @@ def test_a_relayed_connection_becomes_direct_when_a_hole_opens(run_world):
             await asyncio.sleep(1)
             await write_frame(stream, b"in use")
             await read_frame(stream, 100)
-            if (await world.path(2, 3)).path is Path.PUNCHED:
+            if (await world.path(2, 3)).path is Route.PUNCHED:
                 break
-        assert (await world.path(3, 2)).path is Path.PUNCHED
+        assert (await world.path(3, 2)).path is Route.PUNCHED
         served = world.hosts[1].routes().relay.circuits_served
         assert await world.say(2, 3, b"hello") == b"hello"
         assert world.hosts[1].routes().relay.circuits_served == served
@@ -151,11 +151,11 @@ def test_relay_only_never_dials_and_never_tells_where_it_is(run_world):
         assert all("p2p-circuit" in maddr for maddr in await world.hosts[2].addresses())
         await world.meet(2, 3)
         await asyncio.sleep(60)
-        assert (await world.path(2, 3)).path is Path.RELAYED
+        assert (await world.path(2, 3)).path is Route.RELAYED
         await world.hosts[2].disconnect(world.hosts[3].peer_id)
         await asyncio.sleep(10)
         await world.meet(3, 2)
-        assert (await world.path(3, 2)).path is Path.RELAYED
+        assert (await world.path(3, 2)).path is Route.RELAYED
         assert world.hosts[2].routes().reach == "relay-only"
 
     run_world(scenario)

@@ -22,12 +22,21 @@ class Exchanges:
         pass
 
 
+def make(exchanges, neighbours):
+    return AntiEntropy(
+        ledger=exchanges,
+        registers=exchanges,
+        neighbours=neighbours,
+        rng=random.Random(1),
+        on_fault=lambda *_: None,
+        on_local_fault=lambda _: None,
+    )
+
+
 async def abreast_after_s(neighbours):
     now = asyncio.get_running_loop().time
     exchanges = Exchanges()
-    repair = AntiEntropy(
-        exchanges, exchanges, lambda: neighbours, random.Random(1), lambda *_: None, lambda _: None
-    )  # type: ignore[arg-type]
+    repair = make(exchanges, lambda: neighbours)
     began = now()
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(repair.serve())
@@ -55,7 +64,7 @@ def test_one_that_breaks_the_protocol_is_not_waited_for_and_is_not_enough():
 def test_who_left_and_came_back_is_asked_again():
     async def story():
         here, exchanges = [QUICK], Exchanges()
-        repair = AntiEntropy(exchanges, exchanges, lambda: here, random.Random(1), lambda *_: None, lambda _: None)  # type: ignore[arg-type]
+        repair = make(exchanges, lambda: here)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(repair.serve())
             repair.ask(QUICK)

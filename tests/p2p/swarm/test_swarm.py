@@ -55,7 +55,11 @@ class World:
         host = self.network.host(identity.peer_id)
         addresses = [PeerAddress(self.hosts[seed].peer_id, (self.hosts[seed].maddr,)) for seed in seeds]
         swarm = Swarm(
-            *(host, identity, run, self.root / (home or f"n{number}"), addresses),
+            host=host,
+            identity=identity,
+            run=run,
+            home=self.root / (home or f"n{number}"),
+            seeds=addresses,
             options=SwarmOptions(target=8, quota=quota or Quota()),
             dht=dht,
             now=asyncio.get_running_loop().time,

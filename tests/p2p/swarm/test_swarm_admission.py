@@ -38,7 +38,11 @@ class World:
         host = self.network.host(who.peer_id)
         places = [PeerAddress(seed.peer_id, (self.hosts[seed.peer_id].maddr,)) for seed in seeds]
         swarm = Swarm(
-            *(host, who, SPEC.id, self.root / who.peer_id, places),
+            host=host,
+            identity=who,
+            run=SPEC.id,
+            home=self.root / who.peer_id,
+            seeds=places,
             options=SwarmOptions(target=8),
             now=asyncio.get_running_loop().time,
             rng=random.Random(1),

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from atoll.p2p.host.interface import HostRestarted, Path, PeerAddress, PeerConnected, PeerDisconnected
+from atoll.p2p.host.interface import HostRestarted, PeerAddress, PeerConnected, PeerDisconnected, Route
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 
@@ -257,7 +257,7 @@ def test_connections_and_events(run_lab):
         assert await wait_for(at_a, PeerConnected) == PeerConnected(b.peer_id)
         assert await wait_for(at_b, PeerConnected) == PeerConnected(a.peer_id)
         (connection,) = await a.connections()
-        assert (connection.peer, connection.path) == (b.peer_id, Path.DIRECT)
+        assert (connection.peer, connection.path) == (b.peer_id, Route.DIRECT)
         stream = await a.open_stream(b.peer_id, "/echo")
         await b.disconnect(a.peer_id)
         with pytest.raises(Unreachable):

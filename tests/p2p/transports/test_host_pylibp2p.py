@@ -154,7 +154,14 @@ async def equal_ledgers(one, two):
 
 @contextlib.asynccontextmanager
 async def serving_one(host, root, number, *seeds):
-    swarm = Swarm(host, identity(number), RUN, root / str(number), seeds, rng=random.Random(number))
+    swarm = Swarm(
+        host=host,
+        identity=identity(number),
+        run=RUN,
+        home=root / str(number),
+        seeds=seeds,
+        rng=random.Random(number),
+    )
     async with serving(swarm):
         yield swarm
 

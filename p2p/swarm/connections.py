@@ -1,0 +1,207 @@
+"""The peers that a node is connected to: host events, liveness, bans, and the table of peers for the status.
+
+Only this module changes the set of connected peers. Host events may be lost while a transport restarts, so the set
+is compared with the host's own list every two seconds.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from atoll.p2p.discovery.discovery import Discovery
+from atoll.p2p.host.interface import (
+    Connection,
+    Host,
+    HostEvent,
+    HostRestarted,
+    PeerConnected,
+    PeerDisconnected,
+    Route,
+)
+from atoll.p2p.membership.liveness import LivenessMonitor
+from atoll.p2p.membership.reputation import ReputationTable
+from atoll.p2p.rpc.calls import Calls
+from atoll.protocols.errors import PeerFault, Unreachable
+from atoll.protocols.ids import PeerId, short
+
+log = logging.getLogger(__name__)
+
+POLL_S = 2.0
+"""Interval between two comparisons of the connected peers with the host's list; status readers wait for it."""
+CONNECT_S = 15.0
+"""Deadline of one dial that a fetch or a request asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """One known peer, as `atoll peers` shows it."""
+
+    peer: PeerId
+    connected: bool
+    path: str
+    """`direct`, `punched` or `relayed`; empty while the peer is not connected."""
+    maddr: str
+    """Multiaddr of the live connection, else the best known address; empty when none is known."""
+    sources: tuple[str, ...]
+    """Where its addresses come from: seed, dns, cache, exchange, dht, dialled."""
+    seen_s_ago: float | None
+    """Seconds since it was last connected; None: never."""
+    rtt_s: float | None
+    """Round-trip time of the newest answered ping; None: not measured."""
+    blob_bytes_up: int
+    blob_bytes_down: int
+    faults: int
+    """Number of protocol violations that this node has seen."""
+    last_error: str
+
+
+class PeerConnections:
+    """Connected peers of one swarm member."""
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        discovery: Discovery,
+        reputations: ReputationTable,
+        calls: Calls,
+        now: Callable[[], float],
+        on_fault: Callable[[PeerId, PeerFault], None],
+        on_connected: Callable[[PeerId], None],
+        on_lost: Callable[[PeerId], None],
+        on_host_restarted: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._discovery = discovery
+        self._reputations = reputations
+        self._now = now
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._on_host_restarted = on_host_restarted
+        self._live: dict[PeerId, Connection | None] = {}
+        """Connected peers; None until the first poll has seen the connection's path."""
+        self._group: asyncio.TaskGroup | None = None
+        self._liveness = LivenessMonitor(calls, self.neighbours, now, on_fault, self._on_silent)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no peer is connected."""
+        return not self._live
+
+    def neighbours(self) -> list[PeerId]:
+        """Connected peers that are not banned."""
+        return [peer for peer in self._live if not self._reputations.is_banned(peer)]
+
+    async def serve(self, events: AsyncIterator[HostEvent]) -> None:
+        """Follow the host's events and poll its connections until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                group.create_task(self._follow(events))
+                group.create_task(self._liveness.serve())
+                await self._poll()
+            finally:
+                self._group = None  # a group that ends takes no task
+
+    async def routes(self) -> dict[PeerId, Route]:
+        """How each connected peer is reached now. Raises Unreachable."""
+        return {connection.peer: connection.path for connection in await self._host.connections()}
+
+    def is_connected(self, peer: PeerId) -> bool:
+        """Whether a connection to `peer` is known."""
+        return peer in self._live
+
+    async def dial(self, peer: PeerId) -> None:
+        """Dial a known peer within CONNECT_S. A failed dial raises nothing: the next request to the peer fails."""
+        known = self._discovery.book.get(peer)
+        if known is None or not known.maddrs:
+            return
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._host.connect(known.address)
+        except (Unreachable, TimeoutError) as error:
+            log.debug("%s: %s", short(peer), error)
+
+    def views(self, blob_bytes: Callable[[PeerId], tuple[int, int]]) -> list[PeerView]:
+        """All known peers, connected ones first. `blob_bytes`: chunk bytes sent to and received from a peer."""
+        reachable = (known.peer for known in self._discovery.book.all() if known.maddrs)
+        return [self._view(peer, *blob_bytes(peer)) for peer in dict.fromkeys((*self._live, *reachable))]
+
+    def _view(self, peer: PeerId, bytes_up: int, bytes_down: int) -> PeerView:
+        known, connection = self._discovery.book.get(peer), self._live.get(peer)
+        reputation = self._reputations.get(peer)
+        best = known.address.maddrs[:1] if known else ()
+        seen = known.last_seen if known else None
+        is_connected = peer in self._live
+        return PeerView(
+            peer=peer,
+            connected=is_connected,
+            path=str(connection.path) if connection else "",
+            maddr=connection.maddr if connection else "".join(best),
+            sources=tuple(sorted(set(known.maddrs.values()))) if known else (),
+            seen_s_ago=0.0 if is_connected else None if seen is None else self._now() - seen,
+            rtt_s=self._liveness.rtt_s.get(peer),
+            blob_bytes_up=bytes_up,
+            blob_bytes_down=bytes_down,
+            faults=reputation.faults,
+            last_error=reputation.last or (known.last_error if known else ""),
+        )
+
+    async def _follow(self, events: AsyncIterator[HostEvent]) -> None:
+        async for event in events:
+            match event:
+                case PeerConnected(peer) if self._reputations.is_banned(peer):
+                    await self._disconnect_banned(peer)
+                case PeerConnected(peer):
+                    self._add(peer)
+                case PeerDisconnected(peer):
+                    self._remove(peer)
+                case HostRestarted():
+                    self._on_host_restarted()
+
+    async def _poll(self) -> None:
+        while True:
+            live = {connection.peer: connection for connection in await self._host.connections()}
+            for peer in [peer for peer in self._live if peer not in live]:
+                self._remove(peer)
+            for peer, connection in live.items():
+                if self._reputations.is_banned(peer):
+                    await self._disconnect_banned(peer)
+                else:
+                    self._add(peer)
+                    self._live[peer] = connection
+            await asyncio.sleep(POLL_S)
+
+    def _add(self, peer: PeerId) -> None:
+        if peer not in self._live:
+            self._live[peer] = None
+            self._discovery.on_connected(peer)
+            self._on_connected(peer)
+
+    def _remove(self, peer: PeerId) -> None:
+        if peer in self._live:
+            del self._live[peer]
+            self._liveness.forget(peer)
+            self._discovery.on_disconnected(peer)
+            self._on_lost(peer)
+
+    async def _disconnect_banned(self, peer: PeerId) -> None:
+        reputation = self._reputations.get(peer)
+        self._remove(peer)
+        await self._disconnect(peer)
+        self._discovery.book.ban(peer, reputation.last, reputation.banned_until)
+
+    def _on_silent(self, peer: PeerId) -> None:
+        if self._group is not None:
+            self._group.create_task(self._hang_up(peer))
+
+    async def _hang_up(self, peer: PeerId) -> None:
+        await self._disconnect(peer)
+        self._remove(peer)
+
+    async def _disconnect(self, peer: PeerId) -> None:
+        try:
+            await self._host.disconnect(peer)
+        except Unreachable as error:
+            log.debug("%s: %s", short(peer), error)

@@ -1,0 +1,151 @@
+"""Replicates a run's ledger and registers: gossip carries news at once, anti-entropy brings what gossip lost."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection
+
+from atoll.p2p.gossip.flooding import Gossip
+from atoll.p2p.ledger.store import Equivocation, Ledger
+from atoll.p2p.ledger.sync import LedgerSync
+from atoll.p2p.membership.register_store import RegisterStore
+from atoll.p2p.membership.register_sync import RegisterSync
+from atoll.p2p.rpc.calls import Calls
+from atoll.p2p.swarm.anti_entropy import AntiEntropy
+from atoll.protocols.errors import LocalFault, PeerFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId, short
+from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Body, Entry, decode_entry, encode_entry
+from atoll.protocols.ledger.registers import REGISTER_MAX_BYTES, Addresses, Value
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_FORWARDED_MAX = 64
+"""News of one exchange that are forwarded by gossip, at most; a newcomer's first download is not forwarded."""
+
+
+class Replication:
+    """One node's copy of the run's ledger and registers, kept equal with its neighbours' copies."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        ledger: Ledger,
+        registers: RegisterStore,
+        calls: Calls,
+        neighbours: Callable[[], Collection[PeerId]],
+        now: Callable[[], float],
+        rng: random.Random,
+        on_fault: Callable[[PeerId, PeerFault], None],
+        on_addresses: Callable[[PeerId, Addresses], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change()` runs after every change of ledger, registers, `refusals` and `local_fault`."""
+        self._identity = identity
+        self._ledger = ledger
+        self._registers = registers
+        self._now = now
+        self._on_fault = on_fault
+        self._on_addresses = on_addresses
+        self._on_change = on_change
+        self.local_fault: LocalFault | None = None
+        """Newest failure to store what peers sent; None when the last attempt succeeded."""
+        self.refusals: dict[PeerId, str] = {}
+        """Connected peers that do not admit us, each with its reason."""
+        self._gossip = Gossip(calls, neighbours, now, rng)
+        self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
+        self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
+        self.anti_entropy = AntiEntropy(
+            ledger=LedgerSync(ledger, calls, self._on_fresh, on_fault, self._on_refused),
+            registers=RegisterSync(registers, calls, now, self._on_pulled),
+            neighbours=neighbours,
+            rng=rng,
+            on_fault=on_fault,
+            on_local_fault=self._on_local_fault,
+        )
+
+    async def serve(self) -> None:
+        """Exchange with neighbours and expire registers until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.anti_entropy.serve())
+            while True:
+                await asyncio.sleep(_TICK_S)
+                if self._registers.drop_expired(self._now()):
+                    self._on_change()
+
+    def publish(self, body: Body) -> Entry:
+        """Append to our feed, durably, and send the entry to everyone. Raises as `Ledger.append`."""
+        entry = self._ledger.append(self._identity, body)
+        self._gossip.publish("entry", encode_entry(entry))
+        self._on_change()
+        return entry
+
+    def publish_register(self, value: Value, ttl_s: float) -> None:
+        """Publish our register of this type; it expires after `ttl_s` seconds unless it is published again."""
+        self._gossip.publish("register", self._registers.publish(value, ttl_s, self._now()))
+        self._on_change()
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop what belongs to the connection with `peer`, which is lost."""
+        self.refusals.pop(peer, None)
+        self._gossip.forget(peer)
+
+    def _on_entry(self, sender: PeerId, data: bytes) -> bool:
+        entry = decode_entry(data, self._ledger.run)
+        try:
+            done = self._ledger.insert_all([entry], sender)
+        except LocalFault as fault:
+            self._on_local_fault(fault)
+            return False
+        for fork in done.forks:
+            self._on_fork(sender, fork)
+        if done.gap:
+            self.anti_entropy.ask(sender)
+        if done.fresh:
+            self.local_fault = None
+            self._on_change()
+        return bool(done.fresh or done.forks)
+
+    def _on_fork(self, sender: PeerId, fork: Equivocation) -> None:
+        self._on_fault(fork.author, fork)
+        # The proof travels by exchange; the sender is the one who may not have it.
+        self.anti_entropy.ask(sender)
+
+    def _on_fresh(self, sender: PeerId, entries: tuple[Entry, ...]) -> None:
+        self.local_fault = None
+        if len(entries) <= _FORWARDED_MAX:
+            for entry in entries:
+                self._gossip.publish("entry", encode_entry(entry))
+        self._on_change()
+
+    def _on_register(self, sender: PeerId, data: bytes) -> bool:
+        is_news = self._registers.merge(data, self._now())
+        if is_news:
+            self._on_register_news()
+        return is_news
+
+    def _on_pulled(self, registers: list[bytes]) -> None:
+        if len(registers) <= _FORWARDED_MAX:
+            for data in registers:
+                self._gossip.publish("register", data)
+        self._on_register_news()
+
+    def _on_register_news(self) -> None:
+        for author, value in self._registers.drain_news():
+            if isinstance(value, Addresses):
+                self._on_addresses(author, value)
+        self._on_change()
+
+    def _on_refused(self, peer: PeerId, reason: str) -> None:
+        if reason not in self.refusals.values():
+            log.warning("peer %s stores nothing of ours: %s", short(peer), reason)
+        self.refusals[peer] = reason
+        self._on_change()
+
+    def _on_local_fault(self, fault: LocalFault) -> None:
+        if self.local_fault is None:
+            log.warning("what peers sent was not stored: %s", fault.line())
+        self.local_fault = fault
+        self._on_change()
