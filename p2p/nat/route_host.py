@@ -17,10 +17,10 @@ from atoll.p2p.host.interface import (
     HostEvent,
     HostRestarted,
     HostStatistics,
-    Route,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
+    Route,
     Stream,
 )
 from atoll.p2p.nat.candidates import Attempt, circuits_through, publishable, race, split

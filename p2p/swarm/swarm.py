@@ -107,17 +107,7 @@ class Swarm:
             on_addresses=lambda peer, addresses: self.discovery.learn(peer, addresses.maddrs, "exchange"),
             on_change=self._notify,
         )
-        self._announcements = Announcements(
-            host=host,
-            run=run,
-            run_file=options.run_file,
-            dht=dht,
-            now=now,
-            rng=rng,
-            publish=self.publish_register,
-            learn=self.discovery.learn,
-            is_alone=lambda: self._connections.is_alone,
-        )
+        self._announcements = self._make_announcements(options.run_file, rng)
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Serve the host and everything on it until cancelled; call `ready` once calls can be made.
@@ -242,6 +232,19 @@ class Swarm:
         log.warning("peer %s: %s", short(peer), fault.line())
         if self.reputations.blame(peer, fault):
             self._notify()
+
+    def _make_announcements(self, run_file: bytes, rng: random.Random) -> Announcements:
+        return Announcements(
+            host=self._host,
+            run=self.run,
+            run_file=run_file,
+            dht=self._dht,
+            now=self._now,
+            rng=rng,
+            publish=self.publish_register,
+            learn=self.discovery.learn,
+            is_alone=lambda: self._connections.is_alone,
+        )
 
     def _on_connected(self, peer: PeerId) -> None:
         if not self.reputations.is_banned(peer):

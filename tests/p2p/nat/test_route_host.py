@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from atoll.p2p.host.framing import read_frame, write_frame
-from atoll.p2p.host.interface import HostRestarted, Route, PeerAddress, PeerConnected, PeerDisconnected
+from atoll.p2p.host.interface import HostRestarted, PeerAddress, PeerConnected, PeerDisconnected, Route
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import RunId, digest
