@@ -102,6 +102,19 @@ def test_modules_exist():
     assert not wrong, "\n".join(wrong)
 
 
+def test_classes_exist():
+    """Every `CamelCase` name in backticks occurs in the sources, ours or another program's that they name."""
+    sources = "\n".join(text_of(path) for area in AREAS for path in (ROOT / area).rglob("*.py"))
+    known = set(re.findall(r"\b[A-Z]\w*[a-z]\w*\b", sources))
+    wrong = [
+        f"{name_of(page)}: {name}"
+        for page in PAGES
+        for name in re.findall(r"`([A-Z][a-z0-9]+[A-Z]\w*)(?:\.\w+)?`", text_of(page))
+        if name not in known
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_pages_that_the_sources_name_exist():
     """A docstring that sends its reader to a page, and the Makefile too."""
     sources = [path for area in AREAS for path in (ROOT / area).rglob("*.py")]
