@@ -10,19 +10,17 @@ _QUEUE_EVENTS = 1024
 
 
 class Subscription:
-    """Events since it was made. A reader that is slower than the queue loses the oldest and can see how many."""
+    """Events since it was made. A reader that is slower than the queue loses the oldest."""
 
     def __init__(self) -> None:
         self._events: deque[HostEvent] = deque()
         self._wake = asyncio.Event()
         self._ended = False
-        self.dropped = 0
 
     def push(self, event: HostEvent) -> None:
         """Queue an event."""
         if len(self._events) >= _QUEUE_EVENTS:
             self._events.popleft()
-            self.dropped += 1
         self._events.append(event)
         self._wake.set()
 

@@ -72,7 +72,7 @@ class Lab:
         if isinstance(host, P2pdHost):
             os.kill(host.process_id, signal.SIGKILL)
         elif isinstance(host, PyLibp2pHost):
-            host.spawn(break_down)
+            host._engine.nursery.start_soon(break_down)
         else:
             assert isinstance(host, MemoryHost)
             self._network.kill(host.peer_id)

@@ -8,16 +8,14 @@ from atoll.p2p.host.interface import (
     Connection,
     Handler,
     HostRestarted,
-    HostStatistics,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
     Route,
 )
-from atoll.p2p.transports.events import Announcer, Subscription
-from atoll.p2p.transports.inbound_stream import Admission, OnFault, run_handler
+from atoll.p2p.transports.host_base import HostBase
+from atoll.p2p.transports.inbound_stream import OnFault, run_handler
 from atoll.p2p.transports.memory.memory_stream import MemoryStream
-from atoll.p2p.transports.socket_end import ByteCounter
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, short
 
@@ -25,57 +23,40 @@ RESEND_S = 0.25
 
 
 class HostNetwork(Protocol):
-    """What a host asks of the network around it; `MemoryNetwork` is one."""
+    """The network around a host; `MemoryNetwork` implements it."""
 
     silence_s: float
 
     def send(self, source: PeerId, target: PeerId, size: int, action: Callable[[], None]) -> None:
-        """`action` happens at `target` when `size` bytes have arrived."""
+        """Call `action` at `target` when `size` bytes have arrived."""
 
     def find(self, address: PeerAddress) -> "MemoryHost | None":
-        """The living host that answers there under that name."""
+        """Return the living host of that PeerID at one of those addresses."""
 
     def knock(self, source: PeerId, target: PeerId) -> bool:
-        """`source` sends a first packet to `target`; whether the routers between them let it in."""
+        """Send a first packet; whether the routers between the two let it in."""
 
     def living(self, peer: PeerId) -> "MemoryHost | None":
-        """The host named `peer`, unless it is dead."""
-
-    def believes(self, peer: PeerId, other: PeerId) -> bool:
-        """Whether the living host `peer` thinks that it is connected to `other`."""
-
-    def lost(self, peer: PeerId, other: PeerId) -> None:
-        """`peer` hears that its connection to `other` is gone."""
+        """Return the host of `peer` if it is alive."""
 
     def maddr_of(self, peer: PeerId) -> str:
-        """Where `peer` is, dead or alive."""
+        """Address of `peer`, dead or alive."""
 
 
-class MemoryHost:
+class MemoryHost(HostBase):
     """See `atoll.p2p.host.interface.Host`. Made by `MemoryNetwork.host`."""
 
     def __init__(self, network: HostNetwork, peer: PeerId, maddr: str, on_fault: OnFault) -> None:
+        super().__init__(peer, on_fault)
         self.maddr = maddr
         self._network = network
-        self._peer = peer
-        self._on_fault = on_fault
-        self._handlers: dict[str, Handler] = {}
-        self._announcer = Announcer()
-        self._admission = Admission()
-        self._traffic = ByteCounter()
         self._links: dict[PeerId, dict[MemoryStream, None]] = {}
-        self._restarts = 0
+        """Connected peer -> its streams; dictionaries, because sets would not keep an order."""
         self._dead = False
-        self._group: asyncio.TaskGroup | None = None
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Our PeerID."""
-        return self._peer
 
     @property
     def alive(self) -> bool:
-        """Served, and not killed."""
+        """Whether the host is served and not killed."""
         return self._group is not None and not self._dead
 
     async def serve(self, ready: Callable[[], None]) -> None:
@@ -99,34 +80,35 @@ class MemoryHost:
         self._require_alive()
         if address.peer in self._links:
             return
-        if address.peer == self._peer:
+        if address.peer == self.peer_id:
             raise Unreachable("dial to self")
 
-        await self._get_in(address.peer)
+        await self._pass_router(address.peer)
 
         def greet() -> bool:
             target = self._network.find(address)
             if target is not None:
-                target.gain(self._peer)
+                target.connected(self.peer_id)
             return target is not None
 
         try:
             if not await self._ask(address.peer, greet):
                 raise Unreachable(f"nobody answers for {short(address.peer)}")
             self._require_alive()
-            if not self._network.believes(address.peer, self._peer):
+            target = self._network.living(address.peer)
+            if target is None or not target.is_connected(self.peer_id):
                 raise Unreachable(f"{short(address.peer)} is gone again")
         except BaseException:
             if address.peer not in self._links:
-                self._tell_loss(address.peer)
+                self._send_end(address.peer)
             raise
-        self.gain(address.peer)
+        self.connected(address.peer)
 
-    async def _get_in(self, peer: PeerId) -> None:
+    async def _pass_router(self, peer: PeerId) -> None:
         """Send first packets until the other side's router lets one in. Raises Unreachable."""
         try:
             async with asyncio.timeout(self._network.silence_s):
-                while not self._network.knock(self._peer, peer) and peer not in self._links:  # noqa: ASYNC110
+                while not self._network.knock(self.peer_id, peer) and peer not in self._links:  # noqa: ASYNC110
                     await asyncio.sleep(RESEND_S)  # as retransmissions do: nobody tells us when a hole opens
         except TimeoutError as error:
             raise Unreachable(f"{short(peer)} does not answer") from error
@@ -135,8 +117,8 @@ class MemoryHost:
         """Close the connection to a peer."""
         self._require_alive()
         if peer in self._links:
-            self._tell_loss(peer)
-            self.lose(peer)
+            self._send_end(peer)
+            self.disconnected(peer)
 
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections."""
@@ -161,31 +143,18 @@ class MemoryHost:
     async def forget_failures(self) -> None:
         """Nothing to do: this transport dials whenever it is asked to."""
 
-    def set_handler(self, protocol: str, handler: Handler) -> None:
-        """Serve `protocol`."""
-        self._handlers[protocol] = handler
-
-    def events(self) -> Subscription:
-        """All events from now on."""
-        return self._announcer.subscribe()
-
-    def statistics(self) -> HostStatistics:
-        """A snapshot."""
-        open_streams = sum(map(len, self._links.values()))
-        return HostStatistics(self._traffic.up, self._traffic.down, open_streams, self._restarts)
-
-    def holds(self, peer: PeerId) -> bool:
-        """Whether a connection to `peer` exists here."""
+    def is_connected(self, peer: PeerId) -> bool:
+        """Whether a connection to `peer` exists on this side."""
         return peer in self._links
 
-    def gain(self, peer: PeerId) -> None:
-        """A connection to `peer` exists now."""
+    def connected(self, peer: PeerId) -> None:
+        """Record that a connection to `peer` exists. Idempotent."""
         if peer not in self._links:
             self._links[peer] = {}
             self._announcer.announce(PeerConnected(peer))
 
-    def lose(self, peer: PeerId) -> None:
-        """The connection to `peer` is gone, and its streams."""
+    def disconnected(self, peer: PeerId) -> None:
+        """Record that the connection to `peer` is gone, and its streams. Idempotent."""
         streams = self._links.pop(peer, None)
         if streams is not None:
             for stream in tuple(streams):
@@ -205,7 +174,7 @@ class MemoryHost:
             self._announcer.announce(HostRestarted(self._restarts))
 
     def accept(self, theirs: MemoryStream, peer: PeerId) -> bool:
-        """`peer` opens a stream to us; whether we serve it."""
+        """Accept a stream that `peer` opens to us; whether we serve it."""
         handler = self._handlers.get(theirs.protocol)
         if handler is None or self._group is None or peer not in self._links or not self._admission.enter(peer):
             return False
@@ -222,52 +191,56 @@ class MemoryHost:
 
     def _offer(self, stream: MemoryStream) -> bool:
         target = self._network.living(stream.peer)
-        return target is not None and target.accept(stream, self._peer)
+        return target is not None and target.accept(stream, self.peer_id)
 
     def _stream(self, peer: PeerId, protocol: str, *, initiator: bool) -> MemoryStream:
         streams = self._links[peer]
 
         def send(size: int, action: Callable[[], None]) -> None:
-            self._network.send(self._peer, peer, size, action)
+            self._network.send(self.peer_id, peer, size, action)
 
-        stream = MemoryStream(
-            peer, protocol, send, self._traffic, lambda ended: _forget(streams, ended), initiator=initiator
-        )
+        def on_end(stream: MemoryStream) -> None:
+            streams.pop(stream, None)
+            self._streams.discard(stream)
+
+        stream = MemoryStream(peer, protocol, send, self._traffic, on_end, initiator=initiator)
         streams[stream] = None
+        self._streams.add(stream)
         return stream
 
     async def _ask(self, peer: PeerId, question: Callable[[], bool]) -> bool:
-        """`question` is answered at `peer`; the answer comes back. Raises Unreachable on silence."""
+        """Call `question` at `peer` and return its answer. Raises Unreachable on silence."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def back(said: bool) -> None:
+        def receive(reply: bool) -> None:
             if not answer.done():
-                answer.set_result(said)
+                answer.set_result(reply)
 
-        def there() -> None:
-            said = question() if not answer.done() else False
-            self._network.send(peer, self._peer, 0, lambda: back(said))
+        def at_peer() -> None:
+            reply = question() if not answer.done() else False
+            self._network.send(peer, self.peer_id, 0, lambda: receive(reply))
 
-        self._network.send(self._peer, peer, 0, there)
+        self._network.send(self.peer_id, peer, 0, at_peer)
         try:
             async with asyncio.timeout(self._network.silence_s):
                 return await answer
         except TimeoutError as error:
             raise Unreachable(f"{short(peer)} does not answer") from error
 
-    def _tell_loss(self, peer: PeerId) -> None:
-        """The other side hears of the end after the latency."""
-        self._network.send(self._peer, peer, 0, lambda: self._network.lost(peer, self._peer))
+    def _send_end(self, peer: PeerId) -> None:
+        """Let the other side know of the end, after the latency."""
+
+        def at_peer() -> None:
+            if (host := self._network.living(peer)) is not None:
+                host.disconnected(self.peer_id)
+
+        self._network.send(self.peer_id, peer, 0, at_peer)
 
     def _drop_all(self) -> None:
         for peer in tuple(self._links):
-            self._tell_loss(peer)
-            self.lose(peer)
+            self._send_end(peer)
+            self.disconnected(peer)
 
     def _require_alive(self) -> None:
         if not self.alive:
             raise Unreachable("the host is not running")
-
-
-def _forget(streams: dict[MemoryStream, None], stream: MemoryStream) -> None:
-    streams.pop(stream, None)

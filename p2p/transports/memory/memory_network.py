@@ -12,13 +12,14 @@ import asyncio
 import itertools
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Literal
 
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.transports.inbound_stream import OnFault, log_fault
 from atoll.p2p.transports.memory.memory_host import MemoryHost
-from atoll.p2p.transports.memory.memory_link import Quality, Way
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import PeerId, short
 
@@ -27,6 +28,60 @@ __all__ = ["MemoryHost", "MemoryNetwork", "Quality"]
 Router = Literal["port-keeping", "symmetric"]
 HOLE_S = 30.0
 """A router forgets a hole through which nothing passed for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One direction of a link."""
+
+    latency_s: float = 0.0
+    bandwidth_bps: float = math.inf
+    """Bits per second."""
+    loss: float = 0.0
+    """Share of the parts that must be sent again."""
+
+
+class _Direction:
+    """One direction between two hosts: parts leave one after the other and arrive in order."""
+
+    def __init__(self, quality: Quality) -> None:
+        self.quality = quality
+        self.is_cut = False
+        self._free_at_s = 0.0
+        self._last_arrival_s = 0.0
+        self._queue: deque[Callable[[], None]] = deque()
+        self._withheld = 0
+
+    def send(self, size: int, action: Callable[[], None], rng: random.Random) -> None:
+        """Call `action` when `size` bytes have arrived."""
+        loop = asyncio.get_running_loop()
+        quality = self.quality
+        self._free_at_s = max(self._free_at_s, loop.time()) + size * 8 / quality.bandwidth_bps
+        arrival_s = self._free_at_s + quality.latency_s
+        while quality.loss and rng.random() < quality.loss:
+            arrival_s += max(0.2, 3 * quality.latency_s)
+        self._last_arrival_s = max(self._last_arrival_s, arrival_s)
+        self._queue.append(action)
+        loop.call_at(self._last_arrival_s, self._arrive)
+
+    def heal(self) -> None:
+        """Deliver what the cut withheld."""
+        self.is_cut = False
+        for _ in range(self._withheld):
+            self._queue.popleft()()
+        self._withheld = 0
+
+    def discard(self) -> None:
+        """Lose what the cut withheld."""
+        for _ in range(self._withheld):
+            self._queue.popleft()
+        self._withheld = 0
+
+    def _arrive(self) -> None:
+        if self.is_cut:
+            self._withheld += 1
+        else:
+            self._queue.popleft()()
 
 
 class MemoryNetwork:
@@ -43,11 +98,11 @@ class MemoryNetwork:
     ) -> None:
         """`silence_s`: a connection without a sign of life for so long is given up."""
         self.silence_s = silence_s
-        self._luck = random.Random(seed)
+        self._rng = random.Random(seed)
         self._quality = Quality(latency_s, bandwidth_bps, loss)
         self._hosts: dict[PeerId, MemoryHost] = {}
         self._by_address: dict[str, MemoryHost] = {}
-        self._ways: dict[tuple[PeerId, PeerId], Way] = {}
+        self._directions: dict[tuple[PeerId, PeerId], _Direction] = {}
         self._numbers = itertools.count(1)
         self._routers: dict[PeerId, Router] = {}
         self._knocks: dict[tuple[PeerId, PeerId], float] = {}
@@ -62,11 +117,11 @@ class MemoryNetwork:
         return host
 
     def set_link(self, a: PeerId, b: PeerId, quality: Quality) -> None:
-        """Both directions between `a` and `b`, from now on."""
-        self.way(a, b).quality = self.way(b, a).quality = quality
+        """Set both directions between `a` and `b`, from now on."""
+        self.direction(a, b).quality = self.direction(b, a).quality = quality
 
     def put_behind(self, peer: PeerId, router: Router) -> None:
-        """From now on `peer` is behind a router of its own."""
+        """Put `peer` behind a router of its own, from now on."""
         self._routers[peer] = router
 
     def knock(self, source: PeerId, target: PeerId) -> bool:
@@ -89,41 +144,39 @@ class MemoryNetwork:
         return host is not None and host.alive and host.peer_id not in self._routers
 
     def cut(self, side: Collection[PeerId], other: Collection[PeerId]) -> None:
-        """Nothing passes between the two sides; after `silence_s` their connections break."""
+        """Let nothing pass between the two sides; after `silence_s` their connections break."""
         loop = asyncio.get_running_loop()
         for a in side:
             for b in other:
-                ways = self.way(a, b), self.way(b, a)
-                for way in ways:
-                    way.cut = True
+                self.direction(a, b).is_cut = self.direction(b, a).is_cut = True
                 loop.call_later(self.silence_s, self._give_up, a, b)
 
     def heal(self) -> None:
-        """All cuts end; what was held back arrives."""
-        for way in tuple(self._ways.values()):
-            way.mend()
+        """End all cuts and deliver what they withheld."""
+        for direction in tuple(self._directions.values()):
+            direction.heal()
 
     def kill(self, peer: PeerId) -> None:
-        """The host's transport dies: its streams end here at once, and over there after the latency."""
+        """Let the host's transport die: its streams end here at once, and at the other side after the latency."""
         self._hosts[peer].die()
 
     def revive(self, peer: PeerId) -> None:
-        """It is back: same PeerID, same address, same handlers."""
+        """Let a killed transport come back: same PeerID, same address, same handlers."""
         self._hosts[peer].come_back()
 
-    def way(self, source: PeerId, target: PeerId) -> Way:
-        """The direction from `source` to `target`."""
+    def direction(self, source: PeerId, target: PeerId) -> _Direction:
+        """Return the direction from `source` to `target`."""
         key = (source, target)
-        if key not in self._ways:
-            self._ways[key] = Way(self._quality)
-        return self._ways[key]
+        if key not in self._directions:
+            self._directions[key] = _Direction(self._quality)
+        return self._directions[key]
 
     def send(self, source: PeerId, target: PeerId, size: int, action: Callable[[], None]) -> None:
-        """`action` happens at `target` when `size` bytes have arrived."""
-        self.way(source, target).send(size, action, self._luck)
+        """Call `action` at `target` when `size` bytes have arrived."""
+        self.direction(source, target).send(size, action, self._rng)
 
     def find(self, address: PeerAddress) -> MemoryHost | None:
-        """The living host that answers there under that name."""
+        """Return the living host of that PeerID at one of those addresses."""
         for maddr in address.maddrs:
             host = self._by_address.get(maddr)
             if host is not None and host.alive and host.peer_id == address.peer:
@@ -131,27 +184,18 @@ class MemoryNetwork:
         return None
 
     def living(self, peer: PeerId) -> MemoryHost | None:
-        """The host named `peer`, unless it is dead."""
+        """Return the host of `peer` if it is alive."""
         host = self._hosts.get(peer)
         return host if host is not None and host.alive else None
 
-    def believes(self, peer: PeerId, other: PeerId) -> bool:
-        """Whether the living host `peer` thinks that it is connected to `other`."""
-        host = self.living(peer)
-        return host is not None and host.holds(other)
-
-    def lost(self, peer: PeerId, other: PeerId) -> None:
-        """`peer` hears that its connection to `other` is gone."""
-        if (host := self._hosts.get(peer)) is not None:
-            host.lose(other)
-
     def maddr_of(self, peer: PeerId) -> str:
-        """Where `peer` is, dead or alive."""
+        """Address of `peer`, dead or alive."""
         return self._hosts[peer].maddr
 
     def _give_up(self, a: PeerId, b: PeerId) -> None:
-        if not self.way(a, b).cut:
+        if not self.direction(a, b).is_cut:
             return
         for source, target in ((a, b), (b, a)):
-            self.way(source, target).forget()
-            self.lost(source, target)
+            self.direction(source, target).discard()
+            if (host := self.living(source)) is not None:
+                host.disconnected(target)

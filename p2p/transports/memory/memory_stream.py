@@ -7,9 +7,10 @@ initiator's end.
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
+from atoll.p2p.transports.host_base import ByteCounter, StreamBase
 from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S
-from atoll.p2p.transports.socket_end import ByteCounter
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -19,34 +20,10 @@ PART_BYTES = 64 * 1024
 """Streams that share a link take turns in parts of this size."""
 
 Send = Callable[[int, Callable[[], None]], None]
-"""(bytes on the link, what happens at the other end)."""
+"""(bytes on the link, action at the other end)."""
 
 
-class Signal:
-    """Wakes all who wait for a change."""
-
-    def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def fire(self) -> None:
-        """Wake them."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Until the next `fire`."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-
-
-class MemoryStream:
+class MemoryStream(StreamBase):
     """See `atoll.p2p.host.interface.Stream`. `partner` is the same stream as the other side holds it."""
 
     def __init__(
@@ -55,36 +32,21 @@ class MemoryStream:
         protocol: str,
         send: Send,
         traffic: ByteCounter,
-        on_end: "Callable[[MemoryStream], None]",
+        on_end: Callable[[Any], None],
         *,
         initiator: bool,
     ) -> None:
-        self._peer = peer
-        self._protocol = protocol
+        super().__init__(peer, protocol, traffic, on_end, initiator=initiator)
         self._send = send
-        self._traffic = traffic
-        self._on_end = on_end
-        self._initiator = initiator
-        self._ended = False
         self._partner_ended = False
         self._unread = bytearray()
         self._wanted = 0
         self._unacknowledged = 0
-        self._changed = Signal()
-        """Bytes came, or an end: what readers wait for."""
-        self._eased = Signal()
-        """The other side reads, or an end: what writers wait for."""
+        self._readable = asyncio.Event()
+        """Bytes came, or an end: readers wait for it."""
+        self._writable = asyncio.Event()
+        """The other side reads, or an end: writers wait for it."""
         self.partner: MemoryStream | None = None
-
-    @property
-    def peer(self) -> PeerId:
-        """The other side."""
-        return self._peer
-
-    @property
-    def protocol(self) -> str:
-        """Protocol id."""
-        return self._protocol
 
     async def read_exactly(self, size: int) -> bytes:
         """`size` bytes. Raises Unreachable when the stream ends before."""
@@ -93,7 +55,7 @@ class MemoryStream:
         try:
             while len(self._unread) < size:
                 self._require_open(reading=True)
-                await self._changed.wait()
+                await self._readable.wait()
             if self._ended:
                 raise Unreachable("stream is closed")
         finally:
@@ -109,7 +71,7 @@ class MemoryStream:
             part = bytes(view[start : start + PART_BYTES])
             while self._room() <= 0:
                 self._require_open(reading=False)
-                await self._eased.wait()
+                await self._writable.wait()
             self._require_open(reading=False)
             self._unacknowledged += len(part)
             self._traffic.up += len(part)
@@ -123,7 +85,7 @@ class MemoryStream:
         try:
             if not self._initiator:
                 with contextlib.suppress(TimeoutError):
-                    await self._read_over()
+                    await self._linger()
         finally:
             self.reset()
 
@@ -131,30 +93,29 @@ class MemoryStream:
         """Drop the stream now. Idempotent."""
         partner = self.partner
         if not self._ended and partner is not None:
-            self._send(0, partner.hear_end)
+            self._send(0, partner.on_partner_ended)
         self.break_off()
 
     def break_off(self) -> None:
-        """The stream is over on this side, and the other side is not told."""
+        """End the stream on this side without a message to the other side."""
         if not self._ended:
-            self._ended = True
-            self._on_end(self)
+            self._finish()
             self._wake_all()
 
     def deliver(self, part: bytes) -> None:
-        """Bytes arrive."""
+        """Store bytes that arrive."""
         if not self._ended:
             self._unread += part
-            self._changed.fire()
+            _wake(self._readable)
 
-    def hear_end(self) -> None:
-        """The other side ended or reset; what it wrote before can still be read."""
+    def on_partner_ended(self) -> None:
+        """Record that the other side ended or reset; what it wrote before can still be read."""
         self._partner_ended = True
         self._wake_all()
 
     def _wake_all(self) -> None:
-        self._changed.fire()
-        self._eased.fire()
+        _wake(self._readable)
+        _wake(self._writable)
 
     def _post(self, part: bytes) -> None:
         partner = self.partner
@@ -174,7 +135,7 @@ class MemoryStream:
 
     def _partner_changed(self) -> None:
         if self.partner is not None:
-            self.partner._eased.fire()
+            _wake(self.partner._writable)
 
     def _require_open(self, *, reading: bool) -> None:
         if self._ended:
@@ -182,10 +143,16 @@ class MemoryStream:
         if self._partner_ended:
             raise Unreachable("stream ended early" if reading else "the other side ended the stream")
 
-    async def _read_over(self) -> None:
+    async def _linger(self) -> None:
         left = LINGER_BYTES
         async with asyncio.timeout(LINGER_S):
             while left > 0 and not self._partner_ended and not self._ended:
                 left -= len(self._unread)
                 self._consume(len(self._unread))
-                await self._changed.wait()
+                await self._readable.wait()
+
+
+def _wake(event: asyncio.Event) -> None:
+    """Wake the present waiters only: `wait` never returns for a change that was seen already."""
+    event.set()
+    event.clear()

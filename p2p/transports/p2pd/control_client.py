@@ -7,35 +7,40 @@ go-multiaddr, so that circuit addresses could not be dialled. Every failure beco
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from multiaddr import Multiaddr
 
+from atoll.p2p.transports.host_base import BUFFER_BYTES
 from atoll.p2p.transports.p2pd.schema import messages
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes, peer_from_bytes
 
-Socket = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-BUFFER_BYTES = 256 * 1024
-"""Read-ahead and write-behind of one stream's socket."""
+class Socket(NamedTuple):
+    """Both directions of one Unix connection to p2pd."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
 _REPLY_MAX_BYTES = 8 * 1024 * 1024
 _P2PD_DEADLINE_S = 30
-"""p2pd gives up a dial that nobody waits for any more after this time."""
+"""p2pd gives up a dial after this time, also when the caller has stopped waiting."""
 _ERROR_CHARACTERS = 4000
 _UNIX_CODE = b"\x90\x03"  # multicodec 400 as a varint
 
 
 class P2pdControl:
-    """Requests to the p2pd that listens on `path`."""
+    """Requests to the p2pd whose control socket is `path`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._pb: Any = messages()
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
-        """p2pd's PeerID, and its listen and observed multiaddrs."""
-        response = await self._ask(self._pb.Request(type=self._pb.Request.IDENTIFY))
+        """Return p2pd's PeerID, and its listen and observed multiaddrs."""
+        response = await self._request(self._pb.Request(type=self._pb.Request.IDENTIFY))
         try:
             return peer_from_bytes(response.identify.id), texts_of(response.identify.addrs)
         except DecodeError as error:
@@ -48,16 +53,16 @@ class P2pdControl:
         except Exception as error:  # multiaddr raises a dozen kinds
             raise Unreachable(f"not a multiaddr we can dial: {error}") from error
         body = self._pb.ConnectRequest(peer=peer_bytes(peer), addrs=raw, timeout=_P2PD_DEADLINE_S)
-        await self._ask(self._pb.Request(type=self._pb.Request.CONNECT, connect=body))
+        await self._request(self._pb.Request(type=self._pb.Request.CONNECT, connect=body))
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer."""
         body = self._pb.DisconnectRequest(peer=peer_bytes(peer))
-        await self._ask(self._pb.Request(type=self._pb.Request.DISCONNECT, disconnect=body))
+        await self._request(self._pb.Request(type=self._pb.Request.DISCONNECT, disconnect=body))
 
     async def list_peers(self) -> tuple[tuple[PeerId, str], ...]:
         """(peer, remote multiaddr) of every live connection with an Ed25519 peer."""
-        response = await self._ask(self._pb.Request(type=self._pb.Request.LIST_PEERS))
+        response = await self._request(self._pb.Request(type=self._pb.Request.LIST_PEERS))
         found = []
         for info in response.peers:
             try:
@@ -69,37 +74,38 @@ class P2pdControl:
     async def register(self, protocol: str, socket_path: str) -> None:
         """Inbound streams of `protocol` become connections to our Unix socket."""
         body = self._pb.StreamHandlerRequest(addr=_unix_maddr(socket_path), proto=[protocol], balanced=False)
-        await self._ask(self._pb.Request(type=self._pb.Request.STREAM_HANDLER, streamHandler=body))
+        await self._request(self._pb.Request(type=self._pb.Request.STREAM_HANDLER, streamHandler=body))
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Socket:
-        """A socket that carries the stream's bytes from now on."""
+        """Open a stream; the socket carries its bytes from now on."""
         body = self._pb.StreamOpenRequest(peer=peer_bytes(peer), proto=[protocol], timeout=_P2PD_DEADLINE_S)
-        return await self._keep(self._pb.Request(type=self._pb.Request.STREAM_OPEN, streamOpen=body))
+        return await self._upgrade(self._pb.Request(type=self._pb.Request.STREAM_OPEN, streamOpen=body))
 
-    async def hold(self) -> Socket:
-        """A persistent connection: p2pd exits when the last of them closes, so it dies with us."""
-        return await self._keep(self._pb.Request(type=self._pb.Request.PERSISTENT_CONN_UPGRADE))
+    async def attach(self) -> Socket:
+        """Open a persistent connection: p2pd exits when the last of them closes, so it dies with us."""
+        return await self._upgrade(self._pb.Request(type=self._pb.Request.PERSISTENT_CONN_UPGRADE))
 
-    async def _ask(self, request: Any) -> Any:
+    async def _request(self, request: Any) -> Any:
         async with self._socket() as (reader, writer):
             response = await self._exchange(request, reader, writer)
             writer.close()
             return response
 
-    async def _keep(self, request: Any) -> Socket:
+    async def _upgrade(self, request: Any) -> Socket:
+        """Make a request after which the connection carries other bytes."""
         async with self._socket() as (reader, writer):
             await self._exchange(request, reader, writer)
-            return reader, writer
+            return Socket(reader, writer)
 
     @asynccontextmanager
     async def _socket(self) -> AsyncIterator[Socket]:
-        """A connection to p2pd; aborted when the block is left by an error or a cancellation."""
+        """Connect to p2pd; the connection is aborted when the block is left by an error or a cancellation."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._path, limit=BUFFER_BYTES)
         except OSError as error:
             raise Unreachable(f"p2pd does not answer: {error}") from error
         try:
-            yield reader, writer
+            yield Socket(reader, writer)
         except (OSError, asyncio.IncompleteReadError) as error:
             writer.transport.abort()
             raise Unreachable("p2pd closed its control socket") from error
@@ -118,7 +124,7 @@ class P2pdControl:
 
 
 async def read_message(reader: asyncio.StreamReader, kind: Any) -> Any:
-    """One length-prefixed protobuf message from p2pd."""
+    """Read one length-prefixed protobuf message from p2pd. Raises Unreachable for a length that it cannot have."""
     size = shift = 0
     while True:
         byte = (await reader.readexactly(1))[0]
@@ -150,7 +156,7 @@ def _unix_maddr(path: str) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """protobuf's length prefix."""
+    """Encode `value` as protobuf's length prefix."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

@@ -14,15 +14,14 @@ from atoll.p2p.host.interface import (
     Connection,
     Handler,
     HostRestarted,
-    HostStatistics,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
     Route,
 )
-from atoll.p2p.transports.events import Announcer, Subscription
-from atoll.p2p.transports.inbound_stream import Admission, OnFault, log_fault, run_handler
-from atoll.p2p.transports.p2pd.control_client import BUFFER_BYTES, P2pdControl, Socket, read_message
+from atoll.p2p.transports.host_base import BUFFER_BYTES, STABLE_S, HostBase, restart_pause_s
+from atoll.p2p.transports.inbound_stream import OnFault, log_fault, run_handler
+from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket, read_message
 from atoll.p2p.transports.p2pd.listen import require_free, with_port
 from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
 from atoll.p2p.transports.p2pd.process import (
@@ -33,20 +32,14 @@ from atoll.p2p.transports.p2pd.process import (
     private_folder,
 )
 from atoll.p2p.transports.p2pd.schema import messages
-from atoll.p2p.transports.socket_end import ByteCounter
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, peer_from_bytes
 
 log = logging.getLogger(__name__)
 
-_BACKOFF_FIRST_S = 0.2
-_BACKOFF_MAX_S = 10.0
-_SETTLED_S = 60.0
-"""A p2pd that lived so long starts again without back-off from earlier deaths."""
 
-
-class P2pdHost:
+class P2pdHost(HostBase):
     """See `atoll.p2p.host.interface.Host`."""
 
     def __init__(
@@ -58,30 +51,18 @@ class P2pdHost:
         poll_s: float = 1.0,
     ) -> None:
         """`poll_s`: how often connections are compared to find peers that came or left."""
+        super().__init__(identity.peer_id, on_fault)
         self._identity = identity
         self._options = options or P2pdOptions()
-        self._on_fault = on_fault
         self._poll_s = poll_s
         self._listen = self._options.listen
-        self._handlers: dict[str, Handler] = {}
-        self._announcer = Announcer()
-        self._admission = Admission()
-        self._traffic = ByteCounter()
-        self._streams: set[P2pdStream] = set()
         self._peers: set[PeerId] = set()
-        self._restarts = 0
-        self._is_wanted = False
+        self._is_stopping = False
         """The next death of p2pd is one that we asked for."""
-        self._group: asyncio.TaskGroup | None = None
         self._control: P2pdControl | None = None
         self._folder: Path | None = None
         self._process: P2pdProcess | None = None
-        self._hold: Socket | None = None
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Our PeerID."""
-        return self._identity.peer_id
+        self._attached: Socket | None = None
 
     @property
     def control_socket(self) -> Path:
@@ -92,7 +73,7 @@ class P2pdHost:
 
     @property
     def process_id(self) -> int:
-        """Process id of p2pd. Raises Unreachable while there is none."""
+        """Process id of p2pd. Raises Unreachable while p2pd does not run."""
         if self._process is None:
             raise Unreachable("p2pd is not running")
         return self._process.pid
@@ -114,7 +95,7 @@ class P2pdHost:
                     try:
                         await self._supervise(ready)
                     finally:
-                        self._group = None  # a group that ends takes no task, and streams may still arrive
+                        self._group = None  # a group that ends accepts no task, and streams may still arrive
             finally:
                 server.close()
                 await self._stop()
@@ -128,12 +109,12 @@ class P2pdHost:
     async def connect(self, address: PeerAddress) -> None:
         """Dial a peer. Raises Unreachable."""
         await self._live().connect(address.peer, address.maddrs)
-        self._saw(address.peer)
+        self._on_connected(address.peer)
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer."""
         await self._live().disconnect(peer)
-        self._lost(peer)
+        self._on_disconnected(peer)
 
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections; none during a restart."""
@@ -147,14 +128,14 @@ class P2pdHost:
 
     async def open_stream(self, peer: PeerId, protocol: str) -> P2pdStream:
         """Open a stream to a connected peer. Raises Unreachable."""
-        link = await self._live().open_stream(peer, protocol)
-        self._saw(peer)
-        return self._adopt(peer, protocol, link, initiator=True)
+        socket = await self._live().open_stream(peer, protocol)
+        self._on_connected(peer)
+        return self._adopt(peer, protocol, socket, initiator=True)
 
     async def forget_failures(self) -> None:
         """Start p2pd anew when it is connected to nobody: only that ends go-libp2p's dial back-off."""
         if self._process is not None and not self._peers:
-            self._is_wanted = True
+            self._is_stopping = True
             await self._process.stop()
 
     def set_handler(self, protocol: str, handler: Handler) -> None:
@@ -164,14 +145,6 @@ class P2pdHost:
         if not known and self._group is not None and self._control is not None:
             self._group.create_task(self._register((protocol,)))
 
-    def events(self) -> Subscription:
-        """All events from now on."""
-        return self._announcer.subscribe()
-
-    def statistics(self) -> HostStatistics:
-        """A snapshot."""
-        return HostStatistics(self._traffic.up, self._traffic.down, len(self._streams), self._restarts)
-
     async def _start_first(self) -> None:
         try:
             await self._start()
@@ -179,12 +152,12 @@ class P2pdHost:
             raise LocalFault(f"p2pd died while it started: {error}") from error
 
     async def _start(self) -> None:
-        """A p2pd that answers, with our handlers."""
+        """Start a p2pd that answers, and register our handlers. Raises LocalFault, Unreachable."""
         assert self._folder is not None
         process = await P2pdProcess.start(self._options, self._listen, self._identity, self._folder)
         self._process = process
         control = P2pdControl(str(self._folder / CONTROL_SOCKET))
-        self._hold = await control.hold()
+        self._attached = await control.attach()
         peer, maddrs = await control.identify()
         if peer != self.peer_id:
             raise LocalFault(f"p2pd runs as {peer}, not as {self.peer_id}")
@@ -195,51 +168,49 @@ class P2pdHost:
     async def _stop(self) -> None:
         """End p2pd and every stream."""
         self._control = None
-        for stream in tuple(self._streams):
-            stream.reset()
+        self._reset_streams()
         for peer in tuple(self._peers):
-            self._lost(peer)
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold[1].transport.abort()
+            self._on_disconnected(peer)
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            attached.writer.transport.abort()
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
 
     async def _supervise(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        backoff_s = _BACKOFF_FIRST_S
+        deaths = 0
         ready()
         while True:
             born = loop.time()
             await self._until_dead()
             await self._stop()
-            backoff_s = _BACKOFF_FIRST_S if loop.time() - born > _SETTLED_S else backoff_s
-            backoff_s = await self._start_again(backoff_s)
+            deaths = await self._start_again(0 if loop.time() - born > STABLE_S else deaths)
             self._announcer.announce(HostRestarted(self._restarts))
 
     async def _until_dead(self) -> None:
         assert self._process is not None
         await self._process.exited()
-        if self._is_wanted:
+        if self._is_stopping:
             log.info("p2pd starts anew, to forget failed dials")
-            self._is_wanted = False
+            self._is_stopping = False
         else:
             self._restarts += 1
             log.warning("p2pd died: %s", self._process.last_words())
 
-    async def _start_again(self, backoff_s: float) -> float:
-        """Try until p2pd is back; returns the back-off of its next death."""
+    async def _start_again(self, deaths: int) -> int:
+        """Try until p2pd is back; returns how many deaths and failed starts came in a row."""
         while True:
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            deaths += 1
+            await asyncio.sleep(restart_pause_s(deaths))
             try:
                 await self._start()
             except (LocalFault, Unreachable) as error:
                 log.warning("p2pd is not back yet: %s", error)
                 await self._stop()
             else:
-                return backoff_s
+                return deaths
 
     async def _register(self, protocols: tuple[str, ...]) -> None:
         assert self._folder is not None
@@ -259,40 +230,38 @@ class P2pdHost:
             except Unreachable:
                 continue
             for peer in before - listed:
-                self._lost(peer)
+                self._on_disconnected(peer)
             if self._control is not None:
                 for peer in listed - self._peers:
-                    self._saw(peer)
+                    self._on_connected(peer)
 
     def _on_inbound(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._group is None:
             writer.transport.abort()
         else:
-            self._group.create_task(self._inbound((reader, writer)))
+            self._group.create_task(self._inbound(Socket(reader, writer)))
 
-    async def _inbound(self, link: Socket) -> None:
-        """One stream that p2pd hands to us: who and what first, then its bytes."""
+    async def _inbound(self, socket: Socket) -> None:
+        """Serve one stream that p2pd hands to us: its peer and protocol come first, then its bytes."""
         try:
-            info = await read_message(link[0], messages().StreamInfo)
+            info = await read_message(socket.reader, messages().StreamInfo)
             peer, handler = peer_from_bytes(info.peer), self._handlers[info.proto]
         except (OSError, asyncio.IncompleteReadError, Unreachable, DecodeError, KeyError):
-            link[1].transport.abort()
-            return
+            return socket.writer.transport.abort()
         except asyncio.CancelledError:
-            link[1].transport.abort()
+            socket.writer.transport.abort()
             raise
         if not self._admission.enter(peer):
-            link[1].transport.abort()
-            return
-        self._saw(peer)
+            return socket.writer.transport.abort()
+        self._on_connected(peer)
         try:
-            stream = self._adopt(peer, info.proto, link, initiator=False)
+            stream = self._adopt(peer, info.proto, socket, initiator=False)
             await run_handler(stream, handler, self._on_fault)
         finally:
             self._admission.leave(peer)
 
-    def _adopt(self, peer: PeerId, protocol: str, link: Socket, *, initiator: bool) -> P2pdStream:
-        stream = P2pdStream(peer, protocol, link, self._traffic, self._streams.discard, initiator=initiator)
+    def _adopt(self, peer: PeerId, protocol: str, socket: Socket, *, initiator: bool) -> P2pdStream:
+        stream = P2pdStream(peer, protocol, socket, self._traffic, self._streams.discard, initiator=initiator)
         self._streams.add(stream)
         return stream
 
@@ -301,12 +270,12 @@ class P2pdHost:
             raise Unreachable("p2pd is not running")
         return self._control
 
-    def _saw(self, peer: PeerId) -> None:
+    def _on_connected(self, peer: PeerId) -> None:
         if peer not in self._peers and self._control is not None:
             self._peers.add(peer)
             self._announcer.announce(PeerConnected(peer))
 
-    def _lost(self, peer: PeerId) -> None:
+    def _on_disconnected(self, peer: PeerId) -> None:
         if peer in self._peers:
             self._peers.discard(peer)
             self._announcer.announce(PeerDisconnected(peer))

@@ -6,14 +6,15 @@ initiator closes, and the responder's `close` waits for the initiator's end befo
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
-from atoll.p2p.transports.p2pd.control_client import BUFFER_BYTES, Socket
-from atoll.p2p.transports.socket_end import ByteCounter, read_counted, read_over
+from atoll.p2p.transports.host_base import BUFFER_BYTES, ByteCounter, ReaderStream
+from atoll.p2p.transports.p2pd.control_client import Socket
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
 
-class P2pdStream:
+class P2pdStream(ReaderStream):
     """See `atoll.p2p.host.interface.Stream`."""
 
     def __init__(
@@ -22,32 +23,13 @@ class P2pdStream:
         protocol: str,
         socket: Socket,
         traffic: ByteCounter,
-        on_end: "Callable[[P2pdStream], None]",
+        on_end: Callable[[Any], None],
         *,
         initiator: bool,
     ) -> None:
-        self._peer = peer
-        self._protocol = protocol
+        super().__init__(peer, protocol, traffic, on_end, initiator=initiator)
         self._reader, self._writer = socket
-        self._traffic = traffic
-        self._on_end = on_end
-        self._initiator = initiator
-        self._ended = False
         self._writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
-
-    @property
-    def peer(self) -> PeerId:
-        """The authenticated other side."""
-        return self._peer
-
-    @property
-    def protocol(self) -> str:
-        """Protocol id that both sides agreed on."""
-        return self._protocol
-
-    async def read_exactly(self, size: int) -> bytes:
-        """`size` bytes. Raises Unreachable when the stream ends before."""
-        return await read_counted(self._reader, size, self._traffic)
 
     async def write(self, data: bytes | memoryview) -> None:
         """Hand over all of `data`, at most BUFFER_BYTES ahead of p2pd. Raises Unreachable."""
@@ -68,10 +50,10 @@ class P2pdStream:
         if self._ended:
             return
         try:
-            with contextlib.suppress(OSError, TimeoutError):
+            with contextlib.suppress(OSError):  # a TimeoutError of the initiator is one
                 await self._writer.drain()
                 if not self._initiator:
-                    await read_over(self._reader)
+                    await self._linger()
                 self._finish()
                 self._writer.close()
                 await self._writer.wait_closed()
@@ -82,8 +64,3 @@ class P2pdStream:
         """Drop the stream now."""
         self._finish()
         self._writer.transport.abort()
-
-    def _finish(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._on_end(self)

@@ -41,15 +41,15 @@ _ACCEPT_AGAIN_S: Final = 0.2
 
 
 class Carrier(Protocol):
-    """What moves the bytes of an adopted lane."""
+    """The object that moves the bytes of an adopted lane."""
 
     async def carry(self) -> None:
-        """Until the stream is over."""
+        """Move bytes until the stream is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the engine tells its owner; called in trio, must not block."""
+    """Functions through which the engine reports to its owner; called in trio, must not block."""
 
     connected: Callable[[PeerId], None]
     disconnected: Callable[[PeerId], None]
@@ -62,12 +62,12 @@ class Callbacks:
 class Engine:
     """One life of the node's network. `run` owns all its tasks."""
 
-    def __init__(self, upgrader: Upgrader, protocols: Sequence[str], most: int, tell: Callbacks) -> None:
+    def __init__(self, upgrader: Upgrader, protocols: Sequence[str], most: int, callbacks: Callbacks) -> None:
         """`most`: connected peers; further inbound ones are hung up."""
         self.peer_id = upgrader.peer_id
         self._upgrader = upgrader
         self._max = most
-        self._tell = tell
+        self._callbacks = callbacks
         self._links: dict[PeerId, list[PeerConnection]] = {}
         self._shaking: dict[str, int] = {}
         self._multiselect = Multiselect({TProtocol(name): None for name in (*protocols, IDENTIFY)})
@@ -89,7 +89,7 @@ class Engine:
                     await trio.sleep_forever()
                 finally:
                     self.nursery = None  # nothing begins any more
-                    self._tell.ending()
+                    self._callbacks.ending()
                     await self._close_all()
         finally:
             self.nursery = None
@@ -201,7 +201,7 @@ class Engine:
         mine.append(link)
         self.nursery.start_soon(self._serve, link)
         if len(mine) == 1:
-            self._tell.connected(link.peer)
+            self._callbacks.connected(link.peer)
 
     async def _serve(self, link: PeerConnection) -> None:
         try:
@@ -215,14 +215,14 @@ class Engine:
             mine.remove(link)
             if not mine:
                 del self._links[link.peer]
-                self._tell.disconnected(link.peer)
+                self._callbacks.disconnected(link.peer)
 
     async def _on_stream(self, link: PeerConnection, protocol: str, lane: Lane) -> None:
         if protocol == IDENTIFY:
             names = [str(name) for name in self._multiselect.get_protocols()]
             about = Introduction(self._upgrader.public_key, self.maddrs, link.maddr, names)
             return await introduce(lane, about)
-        carrier = self._tell.inbound(link.peer, protocol, lane)
+        carrier = self._callbacks.inbound(link.peer, protocol, lane)
         if carrier is None:
             await lane.drop()
         else:

@@ -43,7 +43,7 @@ async def introduce(lane: Lane, about: Introduction) -> None:
         with trio.move_on_after(_ANSWER_S):
             await lane.write(encode_varint_prefixed(message.SerializeToString()))
             await lane.finish()
-            await lane.take()
+            await lane.receive()
     except IOException:
         return
     finally:

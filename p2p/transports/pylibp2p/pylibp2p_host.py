@@ -8,7 +8,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import psutil
@@ -17,17 +17,15 @@ from atoll.p2p.host.interface import (
     Connection,
     Handler,
     HostRestarted,
-    HostStatistics,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
     Route,
 )
-from atoll.p2p.transports.events import Announcer, Subscription
-from atoll.p2p.transports.inbound_stream import Admission, OnFault, log_fault, run_handler
+from atoll.p2p.transports.host_base import STABLE_S, HostBase, restart_pause_s
+from atoll.p2p.transports.inbound_stream import OnFault, log_fault, run_handler
 from atoll.p2p.transports.p2pd.listen import require_free
 from atoll.p2p.transports.pylibp2p.options import PyLibp2pOptions, refused_listen
-from atoll.p2p.transports.socket_end import ByteCounter
 from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
@@ -40,42 +38,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BACKOFF_FIRST_S = 0.2
-_BACKOFF_MAX_S = 10.0
-_SETTLED_S = 60.0
-"""An engine that lived so long starts again without back-off from earlier deaths."""
 
-
-class PyLibp2pHost:
+class PyLibp2pHost(HostBase):
     """See `atoll.p2p.host.interface.Host`."""
 
     def __init__(
         self, identity: Identity, options: PyLibp2pOptions | None = None, *, on_fault: OnFault = log_fault
     ) -> None:
+        super().__init__(identity.peer_id, on_fault)
         self._identity = identity
         self._options = options or PyLibp2pOptions()
-        self._on_fault = on_fault
         self._listen = self._options.listen
-        self._handlers: dict[str, Handler] = {}
-        self._announcer = Announcer()
-        self._admission = Admission()
-        self._traffic = ByteCounter()
-        self._streams: set[PyLibp2pStream] = set()
-        self._restarts = 0
-        self._group: asyncio.TaskGroup | None = None
         self._guest: Guest | None = None
         self._engine: Engine | None = None
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Our PeerID."""
-        return self._identity.peer_id
-
-    def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` in trio, beside the connections and with their fate. Raises Unreachable."""
-        nursery = self._live().nursery
-        assert nursery is not None
-        nursery.start_soon(work)
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Keep the network alive until cancelled. Raises LocalFault when it cannot start the first time."""
@@ -91,7 +66,7 @@ class PyLibp2pHost:
                 try:
                     fault = await self._supervise(ready)
                 finally:
-                    self._group = None  # a group that ends takes no task, and streams may still arrive
+                    self._group = None  # a group that ends accepts no task, and streams may still arrive
             raise fault  # not inside: a group would wrap it
         finally:
             self._guest = None
@@ -143,22 +118,14 @@ class PyLibp2pHost:
 
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`, from now on and after every restart."""
-        self._handlers[protocol] = handler
+        super().set_handler(protocol, handler)
         if self._engine is not None:
             self._engine.add_protocol(protocol)
-
-    def events(self) -> Subscription:
-        """All events from now on."""
-        return self._announcer.subscribe()
-
-    def statistics(self) -> HostStatistics:
-        """A snapshot."""
-        return HostStatistics(self._traffic.up, self._traffic.down, len(self._streams), self._restarts)
 
     async def _supervise(self, ready: Callable[[], None]) -> LocalFault:
         """Run one engine after the other; returns why the first could not start."""
         loop = asyncio.get_running_loop()
-        backoff_s = _BACKOFF_FIRST_S
+        deaths = 0
         ever = False
 
         def on_ready(maddrs: tuple[str, ...]) -> None:
@@ -179,9 +146,8 @@ class PyLibp2pHost:
                 if not ever:
                     return _cannot_start(self._listen, error)
                 log.exception("the network died")
-            backoff_s = _BACKOFF_FIRST_S if loop.time() - born > _SETTLED_S else backoff_s
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            deaths = 1 if loop.time() - born > STABLE_S else deaths + 1
+            await asyncio.sleep(restart_pause_s(deaths))
 
     async def _run_engine(self, ready: Callable[[tuple[str, ...]], None]) -> None:
         """One life of the engine."""
@@ -191,13 +157,13 @@ class PyLibp2pHost:
         assert self._guest is not None
         upgrader = Upgrader(self._identity.libp2p_private_key()[4:36], self._options.keepalive_s)
         assert upgrader.peer_id == self.peer_id
-        tell = Callbacks(
-            lambda peer: self._announcer.announce(PeerConnected(peer)),
-            lambda peer: self._announcer.announce(PeerDisconnected(peer)),
-            self._on_inbound,
-            self._reset_streams,
+        callbacks = Callbacks(
+            connected=lambda peer: self._announcer.announce(PeerConnected(peer)),
+            disconnected=lambda peer: self._announcer.announce(PeerDisconnected(peer)),
+            inbound=self._on_inbound,
+            ending=self._reset_streams,
         )
-        engine = Engine(upgrader, tuple(self._handlers), self._options.connections_max, tell)
+        engine = Engine(upgrader, tuple(self._handlers), self._options.connections_max, callbacks)
 
         def listening(maddrs: tuple[str, ...]) -> None:
             self._engine = engine
@@ -208,10 +174,6 @@ class PyLibp2pHost:
         finally:
             self._engine = None
             self._reset_streams()
-
-    def _reset_streams(self) -> None:
-        for stream in tuple(self._streams):
-            stream.reset()
 
     def _on_inbound(self, peer: PeerId, protocol: str, lane: "Lane") -> "PyLibp2pStream | None":
         """In trio: a peer opened a stream of a protocol that we serve."""

@@ -8,22 +8,21 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import trio
 from libp2p.io.exceptions import IOException
 
-from atoll.p2p.transports.p2pd.control_client import BUFFER_BYTES
+from atoll.p2p.transports.host_base import BUFFER_BYTES, ByteCounter, ReaderStream
 from atoll.p2p.transports.pylibp2p.yamux import Lane
-from atoll.p2p.transports.socket_end import ByteCounter, read_counted, read_over
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
-_FADE_S: Final = 60.0
+_END_S: Final = 60.0
 """After our end a peer has so long to read what we sent and to end its side; then it is reset."""
 
 
-class PyLibp2pStream:
+class PyLibp2pStream(ReaderStream):
     """See `atoll.p2p.host.interface.Stream`; `carry` is trio's half."""
 
     def __init__(
@@ -32,71 +31,54 @@ class PyLibp2pStream:
         protocol: str,
         lane: Lane,
         traffic: ByteCounter,
-        on_end: "Callable[[PyLibp2pStream], None]",
+        on_end: Callable[[Any], None],
         *,
         initiator: bool,
     ) -> None:
-        self._peer = peer
-        self._protocol = protocol
+        super().__init__(peer, protocol, traffic, on_end, initiator=initiator)
         self._lane = lane
-        self._traffic = traffic
-        self._on_end = on_end
-        self._initiator = initiator
-        self._inlet = _Inlet()
+        self._flow = _InboundFlow()
         self._reader = asyncio.StreamReader(limit=BUFFER_BYTES, loop=asyncio.get_running_loop())
-        self._reader.set_transport(cast(asyncio.Transport, self._inlet))
+        self._reader.set_transport(cast(asyncio.Transport, self._flow))
         self._outbox: deque[bytes] = deque()
         self._queued = 0
         self._moved = asyncio.Event()
-        self._poke = trio.Event()
-        self._ended = False
+        self._has_work = trio.Event()
         self._finishing = False
+        """To be ended in order."""
         self._dropped = False
+        """To be reset."""
         self._broken = False
+        """The peer ended: nothing can be sent any more."""
         self._carried = False
-        # dropped: to be reset; finishing: to be ended in order; broken: the peer ended, nothing can be sent
-        # any more; carried: trio has sent our end
-
-    @property
-    def peer(self) -> PeerId:
-        """The authenticated other side."""
-        return self._peer
-
-    @property
-    def protocol(self) -> str:
-        """Protocol id that both sides agreed on."""
-        return self._protocol
-
-    async def read_exactly(self, size: int) -> bytes:
-        """`size` bytes. Raises Unreachable when the stream ends before."""
-        return await read_counted(self._reader, size, self._traffic)
+        """Trio has sent our end."""
 
     async def write(self, data: bytes | memoryview) -> None:
         """Hand over all of `data`, at most BUFFER_BYTES ahead of trio. Raises Unreachable."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), BUFFER_BYTES):
-            await self._until(lambda: self._queued < BUFFER_BYTES)
+            await self._wait_for(lambda: self._queued < BUFFER_BYTES)
             if self._ended or self._broken:
                 raise Unreachable("stream is closed")
             part = bytes(view[start : start + BUFFER_BYTES])
             self._outbox.append(part)
             self._queued += len(part)
             self._traffic.up += len(part)
-            self._poke.set()
+            self._has_work.set()
 
     async def close(self) -> None:
         """End our side in good order; a stream that is broken already is only dropped."""
         if self._ended:
             return
         try:
-            await self._until(lambda: not self._queued)
+            await self._wait_for(lambda: not self._queued)
             if not self._initiator:
                 with contextlib.suppress(TimeoutError):
-                    await read_over(self._reader)
+                    await self._linger()
             self._finishing = not self._queued
             self._finish()
-            self._poke.set()
-            await self._until(lambda: self._carried)
+            self._has_work.set()
+            await self._wait_for(lambda: self._carried)
         finally:
             self.reset()
 
@@ -107,19 +89,19 @@ class PyLibp2pStream:
         if self._dropped:
             self._lane.give_up()
         self._reader.feed_eof()
-        self._inlet.resume_reading()
+        self._flow.resume_reading()
         self._moved.set()
-        self._poke.set()
+        self._has_work.set()
 
     async def carry(self) -> None:
-        """In trio: move bytes both ways until the stream is over."""
+        """Move bytes both ways, in trio, until the stream is over."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._carry_in)
                 await self._carry_out()
                 self._carried = True
                 self._moved.set()
-                nursery.cancel_scope.deadline = trio.current_time() + _FADE_S
+                nursery.cancel_scope.deadline = trio.current_time() + _END_S
         finally:
             self._broken = self._carried = True
             self._reader.feed_eof()
@@ -128,12 +110,12 @@ class PyLibp2pStream:
                 await self._lane.drop()
 
     async def _carry_in(self) -> None:
-        """Until the peer's end. After our own end what still arrives is dropped."""
-        while data := await self._lane.take():
+        """Receive until the peer's end; after our own end what still arrives is dropped."""
+        while data := await self._lane.receive():
             if self._dropped or self._finishing:
                 continue
             self._reader.feed_data(data)
-            await self._inlet.open.wait()
+            await self._flow.open.wait()
             await self._lane.grant(len(data))
         self._broken = True
         self._reader.feed_eof()
@@ -141,14 +123,14 @@ class PyLibp2pStream:
 
     async def _carry_out(self) -> None:
         while not self._dropped:
-            self._poke = trio.Event()
+            self._has_work = trio.Event()
             try:
                 if self._outbox:
                     await self._send(self._outbox.popleft())
                 elif self._finishing:
                     return await self._lane.finish()
                 else:
-                    await self._poke.wait()
+                    await self._has_work.wait()
             except IOException:
                 self._dropped = True
         self._outbox.clear()
@@ -159,20 +141,15 @@ class PyLibp2pStream:
         self._queued -= len(part)
         self._moved.set()
 
-    async def _until(self, done: Callable[[], bool]) -> None:
+    async def _wait_for(self, done: Callable[[], bool]) -> None:
         """Wait for `done` or for the end of the stream."""
         while not (done() or self._broken or self._dropped):
             self._moved.clear()
             await self._moved.wait()
 
-    def _finish(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._on_end(self)
 
-
-class _Inlet:
-    """What asyncio's reader closes while it holds enough; trio waits before it takes more."""
+class _InboundFlow:
+    """The transport of asyncio's reader, which pauses it while it holds enough; trio reads no more then."""
 
     def __init__(self) -> None:
         self.open = trio.Event()

@@ -128,14 +128,14 @@ class Lane:
         wanted = n or 0
         if wanted > _NEGOTIATION_BYTES:
             raise IOException(f"a protocol name of {wanted} bytes")
-        data = await self.take(wanted)
+        data = await self.receive(wanted)
         if not data:
             raise IOException("the stream ended")
         self._owed += len(data)
         return data
 
-    async def take(self, most: int | None = None) -> bytes:
-        """What has arrived, at most `most` bytes; waits for the first. Empty at the end, good or bad."""
+    async def receive(self, most: int | None = None) -> bytes:
+        """Return what has arrived, at most `most` bytes; waits for the first. Empty at the end, good or bad."""
         number = self._stream.stream_id
         while True:
             buffer = self._muxer.stream_buffers.get(number)

@@ -13,7 +13,8 @@ import uvloop
 from google.protobuf import message_factory
 
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.transports.p2pd.control_client import BUFFER_BYTES, P2pdControl, Socket, varint
+from atoll.p2p.transports.host_base import BUFFER_BYTES
+from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket, varint
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.schema import messages
 from atoll.protocols.errors import LocalFault
@@ -38,7 +39,7 @@ class Unary:
 
     async def attach(self) -> Socket:
         """The persistent connection; `run` reads it."""
-        reader, self._writer = await P2pdControl(str(self._host.control_socket)).hold()
+        reader, self._writer = await P2pdControl(str(self._host.control_socket)).attach()
         return reader, self._writer
 
     async def answer(self) -> None:

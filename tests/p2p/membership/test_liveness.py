@@ -82,7 +82,7 @@ def test_when_all_fall_silent_together_one_ping_is_enough():
 
 def test_a_slow_peer_is_not_silent():
     def slow(network: MemoryNetwork, peers: list[PeerId]) -> None:
-        network.way(peers[0], peers[1]).quality = Quality(2.0)
+        network.direction(peers[0], peers[1]).quality = Quality(2.0)
 
     assert silences(slow, 3, 120) == {}
 

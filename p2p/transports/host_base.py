@@ -1,0 +1,111 @@
+"""What hosts and streams share over every transport: identity, handlers, events, and counted bytes."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from atoll.p2p.host.interface import Handler, HostStatistics
+from atoll.p2p.system.backoff import backoff_s
+from atoll.p2p.transports.events import Announcer, Subscription
+from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S, Admission, OnFault
+from atoll.protocols.errors import Unreachable
+from atoll.protocols.ids import PeerId
+
+BUFFER_BYTES = 256 * 1024
+"""Read-ahead and write-behind of one stream."""
+STABLE_S = 60.0
+"""A transport that lived so long starts again without back-off from earlier deaths."""
+
+
+class ByteCounter:
+    """Payload bytes over all streams of one host."""
+
+    def __init__(self) -> None:
+        self.up = 0
+        self.down = 0
+
+
+class StreamBase:
+    """The identity of a stream, and its end, which is reported once."""
+
+    def __init__(
+        self, peer: PeerId, protocol: str, traffic: ByteCounter, on_end: Callable[[Any], None], *, initiator: bool
+    ) -> None:
+        """`on_end`: gets the stream when our side of it has ended."""
+        self.peer = peer
+        self.protocol = protocol
+        self._traffic = traffic
+        self._on_end = on_end
+        self._initiator = initiator
+        self._ended = False
+
+    def reset(self) -> None:
+        """Drop the stream now. Idempotent."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._on_end(self)
+
+
+class ReaderStream(StreamBase):
+    """A stream whose inbound bytes wait in an asyncio reader."""
+
+    _reader: asyncio.StreamReader
+
+    async def read_exactly(self, size: int) -> bytes:
+        """Read `size` bytes. Raises Unreachable when the stream ends before."""
+        try:
+            data = await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError as error:
+            raise Unreachable(f"stream ended {size - len(error.partial)} bytes early") from error
+        except OSError as error:
+            raise Unreachable(f"stream broke: {error}") from error
+        self._traffic.down += size
+        return data
+
+    async def _linger(self) -> None:
+        """Wait for the initiator's end, discarding a bounded rest. Raises TimeoutError after LINGER_S."""
+        # A responder that closes first loses its tail on QUIC: the initiator acknowledges by ending the stream.
+        left = LINGER_BYTES
+        async with asyncio.timeout(LINGER_S):
+            while left > 0 and (data := await self._reader.read(BUFFER_BYTES)):
+                left -= len(data)
+
+
+class HostBase:
+    """Handlers, events and statistics of a host; a transport adds the connections."""
+
+    def __init__(self, peer_id: PeerId, on_fault: OnFault) -> None:
+        self.peer_id = peer_id
+        self._on_fault = on_fault
+        self._handlers: dict[str, Handler] = {}
+        self._announcer = Announcer()
+        self._admission = Admission()
+        self._traffic = ByteCounter()
+        self._streams: set[StreamBase] = set()
+        self._restarts = 0
+        self._group: asyncio.TaskGroup | None = None
+        """Owner of inbound streams; None unless the host is served."""
+
+    def set_handler(self, protocol: str, handler: Handler) -> None:
+        """Serve `protocol`."""
+        self._handlers[protocol] = handler
+
+    def events(self) -> Subscription:
+        """All events from now on."""
+        return self._announcer.subscribe()
+
+    def statistics(self) -> HostStatistics:
+        """Return a snapshot."""
+        return HostStatistics(self._traffic.up, self._traffic.down, len(self._streams), self._restarts)
+
+    def _reset_streams(self) -> None:
+        for stream in tuple(self._streams):
+            stream.reset()
+
+
+def restart_pause_s(deaths: int) -> float:
+    """Seconds before a transport starts again after the `deaths`-th death in a row (from 1)."""
+    return backoff_s(deaths, first_s=0.2, max_s=10.0)
