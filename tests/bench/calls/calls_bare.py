@@ -40,7 +40,7 @@ class Unary:
     async def attach(self) -> Socket:
         """The persistent connection; `run` reads it."""
         reader, self._writer = await P2pdControl(str(self._host.control_socket)).attach()
-        return reader, self._writer
+        return Socket(reader, self._writer)
 
     async def answer(self) -> None:
         """Answer peers from now on."""
