@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atoll.node.daemon.rounds import machine as round_machine
-from atoll.node.daemon.rounds.queries import untrained
-from atoll.node.daemon.rounds.types import Phase
+from atoll.node.daemon.rounds.queries import reason, untrained
+from atoll.node.daemon.rounds.state import Phase
 from atoll.p2p.swarm.connections import PeerView
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local.control_messages import (
@@ -147,7 +146,7 @@ class DaemonOperator:
         driver = self._daemon.driver
         if not driver.worker_ready:
             return driver.round.syncing or "the worker is starting"
-        text = driver.waiting or round_machine.reason(driver.round)
+        text = driver.waiting or reason(driver.round)
         if driver.round.phase is not Phase.SYNC:
             return text
         table = self._daemon.swarm.discovery_table()

@@ -47,6 +47,7 @@ from atoll.node.daemon.reduction.coordinator import Reductions
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.state import Phase, config_of
 from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured
 from atoll.node.daemon.rounds.types import (
     Announce,
@@ -59,7 +60,6 @@ from atoll.node.daemon.rounds.types import (
     FoldRound,
     LeasesChanged,
     Pause,
-    Phase,
     PublishAck,
     PublishLease,
     Resume,
@@ -69,7 +69,6 @@ from atoll.node.daemon.rounds.types import (
     StartTraining,
     TrainingSaved,
     WorkerReady,
-    config_of,
     trained_of,
 )
 from atoll.node.daemon.telemetry.round_log import RoundLog

@@ -1,8 +1,8 @@
-"""How many steps a node may run ahead of the fold that it waits for: τ, from what its own link was seen to need.
+"""How many steps a node may train ahead of the fold that it waits for: τ, from what its own link needed so far.
 
-A round's lag is the number of its steps for which the fold of the round before was not there yet, those included
-that were not taken because the worker was held. So it is the time from the end of the encoding to the fold, in the
-node's own steps: upload, other members' payloads and the fold. τ follows the upper quartile of the last lags,
+A round's lag is the number of its steps for which the fold of the round before was missing, those included that
+the worker could not take because it was held. So the lag is the time from the end of the encoding to the fold, in
+the node's own steps: upload, other members' payloads and the fold. τ follows the upper quartile of the last lags,
 within the bounds of the RunSpec. A fold that comes sooner is merged at once, whatever τ is. Pure.
 """
 
@@ -19,34 +19,37 @@ SPARE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Bounds of the run, what was measured, and what follows from it."""
+    """The run's bounds of τ, the measured lags, and the τ that follows from them; all in inner steps."""
 
     least: int
     most: int
     chosen: int
-    """Steps that may be taken before the fold is in."""
+    """τ: steps that may be taken before the fold is in."""
     lags: tuple[float, ...] = ()
-    """Steps that the fold was late in the newest rounds, oldest first."""
+    """Lags of the newest rounds, oldest first."""
 
 
 def begin(least: int, most: int) -> Ahead:
-    """Nothing is measured: a wait would be lost time, steps ahead are within what the run allows."""
+    """The state before anything is measured."""
+    # A wait would be lost time, and steps ahead are within what the run allows: begin with the most.
     return Ahead(least, most, most)
 
 
 def lag_of(overlapped: int, held_s: float, train_s: float, steps: int) -> float:
-    """Steps that a round would have needed not to wait: `overlapped` ones were taken, then it was held.
+    """The lag of a round in steps: `overlapped` were taken, then the worker was held for `held_s` seconds.
 
-    `train_s`: what its `steps` steps took, without `held_s`.
+    `train_s` is the time of its `steps` steps, without `held_s`.
     """
     return overlapped + (held_s * steps / train_s if train_s > 0 else 0.0)
 
 
 def measured(ahead: Ahead, lag: float) -> Ahead:
-    """After a round that had another one in flight."""
+    """The state after a round of lag `lag` that had another one in flight."""
     lags = (*ahead.lags, lag)[-REMEMBERED:]
     if len(lags) < ENOUGH:
         return replace(ahead, lags=lags)
+    # The quartile, not the largest: two disturbed rounds of eight must not make every later round stale.
     needed = sorted(lags)[-(-3 * len(lags) // 4) - 1]
+    # Rises to what is needed, falls only where more than a whole step is saved: jitter does not move τ.
     wish = min(max(ahead.chosen, ceil(needed)), ceil(needed + SPARE))
     return replace(ahead, lags=lags, chosen=max(ahead.least, min(ahead.most, wish)))

@@ -1,6 +1,6 @@
-"""Who takes part in a round: whom to wait for, how many are enough, where the others are.
+"""Participants of a round: which members to wait for, how many are enough, where the others are.
 
-All functions are pure. `members` are the live leases of others; oneself is never among them.
+All functions are pure. `members` are the live leases of others; this node is never among them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ from atoll.protocols.local.worker_messages import Member
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """What a live lease says, and when (monotonic seconds) it was last heard."""
+    """A member's live lease, and the monotonic second at which it was last received."""
 
     activity: Activity
     round: Round
     heard: float
     tokens_per_s: float = 0.0
-    """Its speed; 0 while it is not known."""
+    """The member's training speed; 0 while it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +49,26 @@ def member_of(known: Known, path: Path) -> Member:
 
 
 def chosen(known: Iterable[Known]) -> tuple[Known, ...]:
-    """The set to fold: held contributions, sorted by entry id. Of an author only the first one is known."""
+    """The set to fold: held contributions, sorted by entry id; at most one of each author."""
+    # Sorted, because the digest of a set must not depend on the order of arrival.
     return tuple(sorted((k for k in known if k.held), key=lambda k: k.entry))
 
 
 def takes_part(view: MemberView, number: int, ahead: int = 0) -> bool:
-    """Will the peer still contribute to round `number`, and soon?
+    """Whether the peer will still contribute to round `number`, and soon.
 
-    A peer more than `ahead` rounds later has left this one behind: 0 where nobody trains the next round before
-    this one is folded. A peer more than one round behind is not waited for.
+    `ahead` is the number of rounds that a peer may be further and still contribute: 0 without overlap.
     """
+    # A peer in the round before arrives within about a round time; one further back would hold all up for longer.
     return view.activity == "training" and number - 1 <= view.round <= number + ahead
 
 
 def walked(
     before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView], walks: Mapping[PeerId, int]
 ) -> dict[PeerId, int]:
-    """For each peer that went on from one round to the very next: the round that it left, and so contributed to.
-
-    Its contribution may still be on the way. Who came in by a leap, or was not seen before, has none.
-    """
+    """The round that a peer left, and so contributed to, for each peer that went on to the very next round."""
+    # With overlap a peer goes on before its contribution arrives. A peer that leapt over rounds, or that was not
+    # seen before, contributed to none that this node could wait for.
     known = {peer: before[peer] for peer in now if peer in before}
     stayed = {peer: walks[peer] for peer, was in known.items() if peer in walks and now[peer].round == was.round}
     went = {p: int(was.round) for p, was in known.items() if now[p].round == was.round + 1}
@@ -82,23 +82,20 @@ def expected(
     members: Mapping[PeerId, MemberView],
     walks: Mapping[PeerId, int],
 ) -> set[PeerId]:
-    """Whose contributions round `number` waits for, oneself included.
-
-    An announced contribution whose payload is missing is waited for while its author lives; so is one that was
-    not seen yet, of a member that just went on to the next round (`walks`, of `walked`).
-    """
+    """The authors whose contributions round `number` waits for, this node included. `walks`: from `walked`."""
+    # A payload that is missing is awaited while its author lives: after that perhaps no peer can serve it.
     authors = {k.author for k in known if k.held or k.author in members}
     on_the_way = {peer for peer, left in walks.items() if left == number and peer in members}
     return {me} | authors | on_the_way | {peer for peer, view in members.items() if takes_part(view, number)}
 
 
 def enough(count: int, quorum_256: int) -> int:
-    """Contributions that make a quorum of `count` expected ones: rounded up, at least one."""
+    """The number of contributions that makes a quorum of `count` expected ones: rounded up, at least one."""
     return max(1, -(-count * quorum_256 // 256))
 
 
 def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead: int = 0) -> tuple[int, int]:
-    """(slot, slots): our place among the sorted members that train round `number`, and their count."""
+    """Our place among the sorted members that train round `number`, and their count: they select the data."""
     peers = sorted({me} | {peer for peer, view in members.items() if takes_part(view, number, ahead)})
     return peers.index(me), len(peers)
 
@@ -106,17 +103,13 @@ def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead
 def frontier(
     first: int, last: int, books: Mapping[int, Mapping[Digest, Known]], members: Mapping[PeerId, MemberView]
 ) -> int:
-    """Newest round in `first … last` to which at least half of the other members contributed; else first - 1.
-
-    Members that are done count too: who comes late to the end goes to the end. Only held
-    contributions count, and no round before may be empty: an empty round could never become final,
-    and a single peer cannot pull the others ahead over a gap.
-    """
+    """Newest round in `first … last` to which at least half of the other members contributed; else first - 1."""
+    # Members that are done count too: a node that comes late to the end goes to the end.
     others = {peer for peer, view in members.items() if view.activity in ("training", "done")}
     newest, number = first - 1, first
     while others and number <= last:
         authors = {k.author for k in books.get(number, {}).values() if k.held}
-        if not authors:
+        if not authors:  # it could never become final: nobody is pulled over a gap, least of all by one peer
             break
         if 2 * len(authors & others) >= len(others):
             newest = number

@@ -1,25 +1,29 @@
-"""What the facts of a RoundState say: whom it waits for and until when, where the others are, what is next.
+"""Readings of a RoundState: whom it waits for and until when, where the others are, what comes next, and why.
 
-Pure readings of the state; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
+Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
 """
 
+from collections.abc import Callable
+
 from atoll.node.daemon.rounds.participants import Known, MemberView, expected, frontier
-from atoll.node.daemon.rounds.types import STALL_ROUNDS, Phase, RoundState
+from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
 from atoll.protocols.ids import PeerId
 
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
-"""What helps where the members have no room for all experts."""
+"""Advice where the members have no room for all experts."""
 
 
 def attendance(state: RoundState) -> tuple[set[PeerId], set[PeerId]]:
-    """(expected, those of them whose contribution is held) of the collected round."""
+    """The authors that the collected round expects, and those of them whose contribution is held."""
     known = state.books.get(state.collecting, {}).values()
     awaited = expected(state.config.me, state.collecting, known, state.members, state.walks)
     return awaited, {k.author for k in known if k.held} & awaited
 
 
 def closes_at(state: RoundState) -> float:
-    """When the collected round closes whoever is missing."""
+    """When the collected round closes, whoever is missing then."""
+    # A member that lives and never delivers would hold up a round without quorum for ever. The limit counts in own
+    # round times, because only a slow swarm may take long.
     stall = state.collecting_since + STALL_ROUNDS * state.train_s + state.config.lease_s
     if state.quorum_at is None:
         return stall
@@ -27,96 +31,98 @@ def closes_at(state: RoundState) -> float:
 
 
 def idle_at(state: RoundState) -> float:
-    """From when on the collected round keeps this node idle; its grace does not begin before.
+    """When the collected round begins to keep this node idle; its grace does not begin before.
 
-    While the next round is trained: when the steps that may be ahead of the fold are done. As long it takes where
-    no next round is trained (at the end, before a pause): with overlap members may be so far apart.
+    While the next round is trained, that is when the steps that may be ahead of the fold are done. The same time
+    is given where no next round is trained (at the end, before a pause): members may be so far apart.
     """
     if state.phase is Phase.COLLECT and in_flight(state):
-        return state.since
+        return state.since  # both rounds are trained: nothing is left to do meanwhile
+    # Waiting costs nothing before: so a slow member has as much time as without overlap.
     return state.since + min(state.ahead.chosen * state.step_s, state.train_s)
 
 
 def must_wait(state: RoundState) -> bool:
-    """Are the steps done that may be ahead of the fold? By the pace of the last round; False before the first."""
+    """Whether the steps that may be ahead of the fold are done, by the pace of the last round; False before it."""
     return in_flight(state) and state.step_s > 0 and state.now >= idle_at(state)
 
 
 def in_flight(state: RoundState) -> bool:
-    """Is a round collected behind the one at hand?"""
+    """Whether a round is collected behind the one at hand."""
     return 0 <= state.collecting < state.round
 
 
 def is_settling(state: RoundState) -> bool:
-    """Is there a closed round of which it is not known yet what counts?"""
+    """Whether the set of a closed, reduced round is still unknown."""
     return any(state.reduced.get(number, ()) is None for number in state.settling)
 
 
 def next_round(state: RoundState) -> int:
-    """The round to train next: the one after ours, or after the newest one that half of the others left behind."""
+    """The round to train next: the one after ours, or after the newest one that half of the others left."""
     first = max(state.final, state.closed) + 1
     newest = frontier(first, state.config.rounds - 1, state.books, state.members)
+    # While the others still collect a round it is not too late to take part in it, even if half contributed
+    # already.
     while newest >= first and not _left_behind(state, newest):
         newest -= 1
     return max(first, newest + 1)
 
 
 def _left_behind(state: RoundState, number: int) -> bool:
-    """Is it too late to take part in round `number`? Yes when half of the others are past it, or we are in it."""
+    """Whether half of the others are past round `number`, so that work on it would come too late."""
     if worked_in(state, number):
-        return False
+        return False  # our work is done: it is collected, not skipped
     others = present(state)
     return 2 * sum(view.round > number for view in others) >= len(others)
 
 
 def came_late(state: RoundState, number: int) -> bool:
-    """With overlap: had half of the others closed round `number` before our work on it was done?
-
-    Who is one round further may still collect it; who is two rounds further has closed it.
-    """
+    """With overlap: whether half of the others had closed round `number` before our work on it was done."""
     others = present(state)
+    # A member one round further may still collect `number`; one round can be in flight, so two further it is
+    # closed.
     closed = sum(view.round > number + 1 for view in others)
     return state.config.overlap_steps > 0 and closed > 0 and 2 * closed >= len(others)
 
 
 def may_train_on(state: RoundState) -> bool:
-    """With overlap: may the next round be trained while ours, the newest, is collected?
-
-    All before ours is folded, and ours is in the ledger, or on its way to the disk and then there. Who came late
-    closes it first, and then goes where the others are.
-    """
+    """With overlap: whether the next round may be trained while ours, the newest, is collected."""
     number, config = state.round + 1, state.config
+    # One round at most is in flight: all before ours is folded.
     ours = state.phase is Phase.COLLECT and state.collecting == state.round
-    said = state.round in state.saving or contributed(state, state.round)
+    # Ours is in the ledger, or on its way to the disk and then there: no round is skipped by training ahead.
+    contributes = state.round in state.saving or contributed(state, state.round)
     bounded = number < config.rounds and number - state.final <= config.max_open_rounds
+    # A node that came late closes its round first, and then goes where the others are.
     free = not (state.resting or state.folding or state.late or is_settling(state))
-    return config.overlap_steps > 0 and ours and said and bounded and free and not worked_in(state, number)
+    may = ours and contributes and bounded and free
+    return config.overlap_steps > 0 and may and not worked_in(state, number)
 
 
 def present(state: RoundState) -> list[MemberView]:
-    """Members that train, or have trained all rounds."""
+    """Leases of the others that train, or have trained all rounds."""
     return [view for view in state.members.values() if view.activity in ("training", "done")]
 
 
 def untrained(state: RoundState) -> str:
-    """While rounds are trained: why some experts have fewer holders than the run wants; or empty."""
+    """Why some experts have fewer holders than the run asks for, after round 0; empty where they have enough."""
     return (
         f"some experts lack holders: {state.shortage}; {MORE_ROOM}" if state.shortage and state.round > 0 else ""
     )
 
 
 def few_members(state: RoundState) -> bool:
-    """Are more members needed for the first round?"""
+    """Whether round 0 needs more members."""
     return len(present(state)) + 1 < state.config.min_members
 
 
 def contributed(state: RoundState, number: int) -> bool:
-    """Is our contribution in the ledger?"""
+    """Whether our contribution to round `number` is in the ledger."""
     return any(k.author == state.config.me for k in state.books.get(number, {}).values())
 
 
 def worked_in(state: RoundState, number: int) -> bool:
-    """Contributed, or about to: the work is done, and its entry not seen yet."""
+    """Whether our work on round `number` is done, its contribution in the ledger or on the way there."""
     if number in state.saving:
         return True
     written = all(pending.round != number for pending in state.unannounced)
@@ -126,3 +132,54 @@ def worked_in(state: RoundState, number: int) -> bool:
 def all_known(state: RoundState) -> list[Known]:
     """Every contribution of every open round."""
     return [known for book in state.books.values() for known in book.values()]
+
+
+def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{peer[-6:]}") -> str:
+    """One line on why the node does not train now, and what ends that; empty while it trains."""
+    match state.phase:
+        case Phase.SYNC:
+            return "waiting for a peer to compare ledgers with"
+        case Phase.CATCH_UP:
+            return state.syncing or f"fetching {sum(not k.held for k in all_known(state))} payloads of open rounds"
+        case Phase.GATHER:
+            here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
+            return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
+        case Phase.COLLECT:
+            return _collect_reason(state, name)
+        case Phase.TRAIN if must_wait(state):
+            return _collect_reason(state, name)
+        case Phase.FOLD:
+            return "waiting for reduced slices" if is_settling(state) else "folding contributions"
+        case Phase.PAUSED:
+            return f"paused: {state.resting}"
+        case Phase.FULL:
+            open_rounds = state.round - state.final - 1
+            return f"waiting for finality: {open_rounds} rounds are open; two thirds of the members must be online"
+        case Phase.DONE:
+            return f"all rounds trained; waiting for finality ({state.final + 1} of {state.config.rounds})"
+        case Phase.FINISHED:
+            return "the run is complete; serving it to others"
+        case _:
+            return ""
+
+
+def _collect_reason(state: RoundState, name: Callable[[str], str]) -> str:
+    before = f"round {state.collecting}: " if in_flight(state) else ""
+    if state.collecting in state.folding:
+        return before + "folding contributions"
+    if state.collecting <= state.closed and is_settling(state):
+        return before + "waiting for reduced slices"
+    awaited, there = attendance(state)
+    missing = sorted(awaited - there)
+    who = ", ".join(f"{name(peer)} {_whereabouts(state, peer)}" for peer in missing[:4])
+    left_s = max(0.0, closes_at(state) - state.now)
+    return f"{before}waiting for {len(missing)} of {len(awaited)}: {who}; goes on in {left_s:.0f} s at the latest"
+
+
+def _whereabouts(state: RoundState, peer: PeerId) -> str:
+    view = state.members.get(peer)
+    if peer == state.config.me:
+        return "(this node: its contribution is not written yet)"
+    if view is None:
+        return "(gone; its payload is still wanted)"
+    return f"({view.activity} round {view.round}, heard {max(0.0, state.now - view.heard):.0f} s ago)"

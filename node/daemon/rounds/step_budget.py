@@ -1,8 +1,8 @@
 """How many inner steps a member takes in a round, so that it is done when the others are.
 
-Every member aims at the median of the times that the members need for the round's nominal steps. Who is slower
-takes fewer steps, who is faster more, within the bounds of the RunSpec; contributions are weighted by tokens,
-so that fewer steps also count less. Pure: times are given.
+Every member aims at the median of the times that the members need for the round's nominal steps. A slower member
+takes fewer steps, a faster one more, within the bounds of the RunSpec; contributions are weighted by tokens, so
+that fewer steps also count less. Pure: times are given.
 """
 
 from collections.abc import Iterable
@@ -11,18 +11,19 @@ from math import floor
 from statistics import median
 
 REMEMBERED = 5
-"""Rounds whose median is a node's own speed: one round that was disturbed changes nothing."""
+"""Rounds whose median is a node's own speed: one disturbed round changes nothing."""
 TOLERANCE = 0.1
-"""Of the nominal steps, or of those chosen last: a wish that is so near to them is not worth a change."""
+"""Share of the nominal steps, or of those chosen last, within which another number is not worth a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tempo:
-    """What a node knows of its own speed, and what it chose last."""
+    """A node's own measured speed, and the number of steps that it chose last."""
 
     step_tokens: int
     """Tokens of one inner step."""
     least_256: int
+    """Bounds of a choice, in 256ths of the nominal steps."""
     most_256: int
     step_s: tuple[float, ...] = ()
     """Own seconds per step of the newest rounds, oldest first."""
@@ -31,32 +32,32 @@ class Tempo:
 
     @property
     def tokens_per_s(self) -> float:
-        """Own speed; 0 before the first measured round."""
+        """The node's own training speed; 0 before the first measured round."""
         return self.step_tokens / median(self.step_s) if self.step_s else 0.0
 
 
 def measured(tempo: Tempo, train_s: float, steps: int) -> Tempo:
-    """After a round: `steps` took `train_s` seconds, without any waiting."""
+    """The tempo after a round whose `steps` steps took `train_s` seconds, without any waiting."""
     if train_s <= 0 or steps <= 0:
         return tempo
     return replace(tempo, step_s=(*tempo.step_s, train_s / steps)[-REMEMBERED:])
 
 
 def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
-    """`chosen` for a round of `nominal` steps. `speeds`: tokens per second of the others; 0 where unknown."""
+    """The tempo with a choice for a round of `nominal` steps. `speeds`: the others' tokens/s; 0: unknown."""
     own = tempo.tokens_per_s
     others = [speed for speed in speeds if speed > 0]
     if not own or not others:
         return replace(tempo, chosen=nominal)
+    # In the median time of all, this node included, so many steps fit. The median, because one very slow or very
+    # fast member (or one that lies about its speed) must not set the pace of all.
     wish = nominal * own * median(1.0 / speed for speed in (own, *others))
     low, high = -(-nominal * tempo.least_256 // 256), nominal * tempo.most_256 // 256
     return replace(tempo, chosen=max(low, min(high, _steady(min(wish, high), nominal, tempo.chosen))))
 
 
 def _steady(wish: float, nominal: int, before: int) -> int:
-    """Whole steps for `wish`: the nominal ones or those of the round before, where these are near.
-
-    Wishes from `steps` up to the next whole number are rounded to `steps`: nearness is measured from both ends.
-    """
+    """Whole steps for `wish`: the nominal number or that of the round before, where one of them is near."""
+    # Wishes from n up to n + 1 are all rounded down to n, so nearness is measured from both ends of that range.
     near = (n for n in (nominal, before) if n and n - TOLERANCE * n <= wish <= (1 + TOLERANCE) * (n + 1))
     return next(near, floor(wish))

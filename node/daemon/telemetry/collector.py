@@ -7,7 +7,7 @@ which, so the daemon samples the round's state every SAMPLE_S and splits idle ti
 import asyncio
 from collections.abc import Callable
 
-from atoll.node.daemon.rounds.types import Phase, RoundState
+from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.telemetry.goodput import GoodputAccount, IdleReason
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.local.control_messages import Goodput

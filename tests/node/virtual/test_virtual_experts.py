@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from atoll.node.daemon.rounds.machine import reason
-from atoll.node.daemon.rounds.queries import MORE_ROOM
-from atoll.node.daemon.rounds.types import Phase
+from atoll.node.daemon.rounds.queries import MORE_ROOM, reason
+from atoll.node.daemon.rounds.state import Phase
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution, PartContribution, experts_of
 from atoll.protocols.run.experts import experts_in

@@ -1,9 +1,11 @@
 """The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
 
 from atoll.node.daemon.rounds import machine as round_machine
+from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
 from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.queries import reason
+from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
-    STALL_ROUNDS,
     Announce,
     Behind,
     ContributionSeen,
@@ -15,12 +17,10 @@ from atoll.node.daemon.rounds.types import (
     LeasesChanged,
     Pause,
     PayloadHeld,
-    Phase,
     Planned,
     PublishAck,
     PublishLease,
     Resume,
-    RoundConfig,
     RoundFinal,
     RoundTick,
     SetKnown,
@@ -156,7 +156,7 @@ def test_nothing_starts_before_ready():
 def test_round_zero_waits_for_its_members():
     node = Node(min_members=3).ready()
     assert node.state.phase is Phase.GATHER
-    assert "1 of 3" in round_machine.reason(node.state)
+    assert "1 of 3" in reason(node.state)
     node.leases(a=0, b=("syncing", 0))
     assert node.state.phase is Phase.GATHER
     node.leases(a=0, b=0)
@@ -212,7 +212,7 @@ def test_a_member_that_lives_but_is_stuck_is_not_waited_for_for_ever():
 
 def test_waiting_explains_itself():
     node = Node(quorum_256=256).ready().leases(a=0, b=0).train(0).seen(B, 0).tick(4.0)
-    text = round_machine.reason(node.state)
+    text = reason(node.state)
     assert text.startswith("waiting for 1 of 3: …peer-a (training round 0, heard 14 s ago)")
     assert "goes on in 96 s at the latest" in text
 
@@ -256,7 +256,7 @@ def test_a_reduced_round_is_folded_when_its_set_is_known_and_again_when_it_chang
     node.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now))
     assert node.find(Settle) == [Settle(Round(0))]
     assert node.find(FoldRound) == []
-    assert "reduced slices" in round_machine.reason(node.state)
+    assert "reduced slices" in reason(node.state)
     names = tuple(sorted([entry_of(A, 0), entry_of(ME, 0), digest(b"reduction")]))
     node.feed(SetKnown(Round(0), names, node.now))
     assert node.said == [FoldRound(Round(0), names)]
@@ -326,9 +326,9 @@ def test_an_announcement_that_the_disk_refused_is_offered_again():
     node = Node().ready().leases(a=0).trained(0)
     node.tick(1.0)
     assert not node.find(Announce)
-    node.tick(round_machine.ANNOUNCE_AGAIN_S)
+    node.tick(ANNOUNCE_AGAIN_S)
     assert node.find(Announce) == [Announce(pending_of(0))]
-    node.seen(ME, 0).tick(round_machine.ANNOUNCE_AGAIN_S)
+    node.seen(ME, 0).tick(ANNOUNCE_AGAIN_S)
     assert not node.find(Announce)
 
 
@@ -369,7 +369,7 @@ def test_a_pause_ends_the_round_at_hand_first():
     node.train(0).seen(A, 0).fold()
     assert node.state.phase is Phase.PAUSED
     assert PublishLease("paused", Round(1)) in node.said
-    assert "by the user" in round_machine.reason(node.state)
+    assert "by the user" in reason(node.state)
     assert node.tick(50.0).said == []
     node.feed(Resume(node.now))
     assert node.find(StartTraining)[0].round == 1
@@ -396,7 +396,7 @@ def test_who_resumes_folds_the_rounds_of_the_others_before_it_trains():
 def test_behind_stops_everything_until_ready():
     node = Node().ready().train(0).fold().feed(Behind("fetching the model of round 5", node_now := 11.0))
     assert node.find(PublishLease) == [PublishLease("syncing", Round(1))]
-    assert round_machine.reason(node.state) == "fetching the model of round 5"
+    assert reason(node.state) == "fetching the model of round 5"
     assert node.tick(node_now + LEASE_S).said == []
     node.ready(5)
     assert node.find(StartTraining)[0].round == 6
@@ -407,7 +407,7 @@ def test_open_rounds_are_bounded_and_the_node_says_why_it_waits():
     for number in range(3):
         node.train(number).fold()
     assert node.state.phase is Phase.FULL
-    assert round_machine.reason(node.state).startswith("waiting for finality: 3 rounds are open")
+    assert reason(node.state).startswith("waiting for finality: 3 rounds are open")
     assert PublishLease("paused", Round(3)) in node.log
     node.feed(RoundFinal(Round(0), node.now))
     assert node.find(StartTraining)[0].round == 3
@@ -491,11 +491,11 @@ def test_the_next_round_begins_while_ours_is_saved_and_is_folded_into_later():
 def test_one_round_at_most_is_in_flight():
     node = overlapping(quorum_256=256).leases(a=0).train(0).train(1)
     assert node.state.phase is Phase.COLLECT
-    assert round_machine.reason(node.state).startswith("round 0: waiting for 1 of 2: …peer-a (training round 0")
+    assert reason(node.state).startswith("round 0: waiting for 1 of 2: …peer-a (training round 0")
     assert PublishLease("training", Round(1)) in node.log, "the lease does not go back"
     node.seen(A, 0)
     assert started(node) == [(0, -1), (1, 0)]
-    assert round_machine.reason(node.state) == "round 0: folding contributions"
+    assert reason(node.state) == "round 0: folding contributions"
     node.fold()
     assert started(node) == [(0, -1), (1, 0), (2, 1)]
 
@@ -503,10 +503,10 @@ def test_one_round_at_most_is_in_flight():
 def test_the_grace_begins_when_waiting_costs_time():
     """Five of ten steps may be ahead: then the worker waits for the fold, and from then on the grace runs."""
     node = overlapping(5, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0)
-    assert round_machine.reason(node.state) == ""
+    assert reason(node.state) == ""
     node.tick(TRAIN_S / 2 + TRAIN_S / 2 - 0.1)
     assert not node.find(FoldRound)
-    assert round_machine.reason(node.state).startswith("round 0: waiting for 1 of 3: …peer-b")
+    assert reason(node.state).startswith("round 0: waiting for 1 of 3: …peer-b")
     assert node.tick(0.1).find(FoldRound)
 
 
@@ -592,7 +592,7 @@ def test_open_rounds_are_bounded_with_overlap_too():
 def test_the_contribution_of_a_member_that_just_went_on_is_waited_for():
     """Of B, which leaped, and C, which was not seen before, nothing may be on the way."""
     node = overlapping().leases(a=0, b=0).leases(a=1, b=3, c=1).train(0)
-    assert round_machine.reason(node.tick(TRAIN_S).state).startswith("round 0: waiting for 1 of 2: …peer-a")
+    assert reason(node.tick(TRAIN_S).state).startswith("round 0: waiting for 1 of 2: …peer-a")
     assert node.seen(A, 0).find(FoldRound)
 
 
@@ -648,7 +648,7 @@ def test_a_fresh_worker_folds_what_is_closed_before_it_trains_over_the_newest_ro
 
 
 def test_work_whose_announcement_is_refused_is_announced_again_and_with_the_next():
-    node = overlapping(quorum_256=256).leases(a=0).trained(0).seen(A, 0).tick(round_machine.ANNOUNCE_AGAIN_S)
+    node = overlapping(quorum_256=256).leases(a=0).trained(0).seen(A, 0).tick(ANNOUNCE_AGAIN_S)
     assert node.find(Announce) == [Announce(pending_of(0))]
     node.trained(1)
     assert node.find(Announce) == [Announce(pending_of(0)), Announce(pending_of(1))]
@@ -657,22 +657,15 @@ def test_work_whose_announcement_is_refused_is_announced_again_and_with_the_next
 
 def test_announcements_of_two_rounds_that_are_refused_are_both_offered_again():
     restarted = Node(overlap_steps=STEPS).ready(-1, pending_of(0), pending_of(1))
-    refused = (
-        overlapping(quorum_256=256)
-        .leases(a=0)
-        .trained(0)
-        .seen(A, 0)
-        .tick(round_machine.ANNOUNCE_AGAIN_S)
-        .trained(1)
-    )
+    refused = overlapping(quorum_256=256).leases(a=0).trained(0).seen(A, 0).tick(ANNOUNCE_AGAIN_S).trained(1)
     for node in (restarted, refused):
         both = [Announce(pending_of(0)), Announce(pending_of(1))]
         assert node.find(Announce) == both
-        assert node.tick(round_machine.ANNOUNCE_AGAIN_S).find(Announce) == both
-        assert node.seen(ME, 1).tick(round_machine.ANNOUNCE_AGAIN_S).find(Announce) == [Announce(pending_of(0))]
-        node.feed(RoundFinal(Round(0), node.now)).tick(round_machine.ANNOUNCE_AGAIN_S)
+        assert node.tick(ANNOUNCE_AGAIN_S).find(Announce) == both
+        assert node.seen(ME, 1).tick(ANNOUNCE_AGAIN_S).find(Announce) == [Announce(pending_of(0))]
+        node.feed(RoundFinal(Round(0), node.now)).tick(ANNOUNCE_AGAIN_S)
         assert node.find(Discard) == [Discard(pending_of(0))]
-        assert not node.tick(round_machine.ANNOUNCE_AGAIN_S).said
+        assert not node.tick(ANNOUNCE_AGAIN_S).said
 
 
 def test_without_overlap_nothing_is_trained_while_work_is_saved():

@@ -32,6 +32,7 @@ from atoll.node.daemon.consensus.types import (
 )
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.state import RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
     ContributionSeen,
@@ -43,7 +44,6 @@ from atoll.node.daemon.rounds.types import (
     PayloadHeld,
     PublishAck,
     PublishLease,
-    RoundConfig,
     RoundFinal,
     RoundTick,
     StartTraining,

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.types import Phase, RoundConfig
+from atoll.node.daemon.rounds.state import Phase, RoundConfig
 from atoll.node.daemon.telemetry import collector as module
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import Known, MemberView
-from atoll.node.daemon.rounds.types import Phase, RoundConfig, RoundState
+from atoll.node.daemon.rounds.state import Phase, RoundConfig, RoundState
 from atoll.node.daemon.telemetry.collector import UploadState, idle_reason
 from atoll.node.daemon.telemetry.goodput import (
     SLICE_S,

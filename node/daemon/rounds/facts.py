@@ -1,0 +1,223 @@
+"""Events become facts of the RoundState: what was seen, done or ordered, before any phase moves by it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from atoll.node.daemon.rounds import overlap_depth
+from atoll.node.daemon.rounds.participants import known_of, walked
+from atoll.node.daemon.rounds.queries import all_known, came_late, contributed, in_flight
+from atoll.node.daemon.rounds.state import Phase, RoundState
+from atoll.node.daemon.rounds.types import (
+    Action,
+    Announce,
+    Behind,
+    ContributionSeen,
+    Discard,
+    Event,
+    FetchPayload,
+    FoldDone,
+    LeasesChanged,
+    Pause,
+    PayloadHeld,
+    Planned,
+    Resume,
+    RoundFinal,
+    RoundTick,
+    SetKnown,
+    TrainingDone,
+    TrainingSaved,
+    WorkerReady,
+)
+from atoll.protocols.ids import Digest, Round
+from atoll.protocols.local.worker_messages import Pending
+
+ANNOUNCE_AGAIN_S = 5.0
+"""Seconds between two attempts to append a contribution that the disk refused."""
+
+Out = tuple[RoundState, list[Action]]
+V = TypeVar("V")
+
+
+def apply_event(state: RoundState, event: Event) -> Out:
+    """The state with the fact that `event` reports, and the actions that follow from it at once."""
+    match event:
+        case WorkerReady():
+            return _worker_ready(state, event)
+        case ContributionSeen():
+            return _contribution_seen(state, event)
+        case PayloadHeld(entry, number):
+            return _payload_held(state, entry, number), []
+        case Planned(number):
+            # A closed round is folded from whole payloads: a plan for it would only make the node wait for slices.
+            fresh = max(state.closed, state.final) < number and number not in state.reduced
+            return (replace(state, reduced={**state.reduced, number: None}) if fresh else state), []
+        case SetKnown(number, names):
+            known = number in state.reduced
+            return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
+        case LeasesChanged(members, _, shortage):
+            walks = walked(state.members, members, state.walks) if state.config.overlap_steps else {}
+            return replace(state, members=dict(members), walks=walks, shortage=shortage), []
+        case TrainingDone():
+            return _training_done(state, event), []
+        case TrainingSaved():
+            return _training_saved(state, event)
+        case FoldDone(number, digest):
+            return _fold_done(state, number, digest), []
+        case RoundFinal(number):
+            # Payloads of the rounds that only now come into the open window were not fetched before.
+            fetched_to = state.final + state.config.max_open_rounds
+            state = _finalized(state, number)
+            return state, _fetch_missing(state, newest=fetched_to)
+        case Pause(reason):
+            return replace(state, resting=reason), []
+        case Resume():
+            return replace(state, resting=""), []
+        case Behind(reason):
+            state = replace(state, syncing=reason, folding={}, collecting=-1)
+            return enter(state, Phase.CATCH_UP, state.round), []
+        case RoundTick():
+            return _tick(state)
+
+
+def enter(state: RoundState, phase: Phase, number: int) -> RoundState:
+    """The state in `phase` with round `number` at hand. Its clock restarts, unless nothing changed."""
+    # CATCH_UP restarts its clock even from itself: a new worker waits for payloads anew.
+    if (phase, number) == (state.phase, state.round) and phase is not Phase.CATCH_UP:
+        return state
+    return replace(state, phase=phase, round=number, since=state.now)
+
+
+def collect(state: RoundState, number: int) -> RoundState:
+    """The state that waits for round `number`: the one at hand or the one before it. Nothing is trained."""
+    if state.phase is not Phase.COLLECT:
+        # Judged once, when the work is done: later the others go on in any case.
+        state = replace(state, late=came_late(state, state.round))
+    if number != state.collecting:
+        state = replace(state, collecting=number, collecting_since=state.now, quorum_at=None)
+    return replace(state, phase=Phase.COLLECT, since=state.now)
+
+
+def _worker_ready(state: RoundState, event: WorkerReady) -> Out:
+    state = _finalized(state, Round(event.final)) if event.final > state.final else state
+    actions: list[Action] = []
+    for pending in event.pending:
+        if pending.round <= state.final:
+            actions.append(Discard(pending))
+        elif not contributed(state, pending.round):
+            # Saved before a crash and not in our feed: announced instead of trained again, so that a node never
+            # contributes twice to a round.
+            actions.append(Announce(pending))
+            state = replace(state, unannounced=(*_unannounced_but(state, pending.round), pending))
+    # What the old worker was asked for will never be answered; what it folded is in no view any more.
+    state = replace(state, folding={}, folded={}, collecting=-1, syncing="", ready=True, saving=frozenset())
+    actions += _fetch_missing(state, newest=-1)
+    return enter(state, Phase.CATCH_UP, state.round), actions
+
+
+def _contribution_seen(state: RoundState, event: ContributionSeen) -> Out:
+    body = event.contribution
+    if body.round <= state.final or body.round >= state.config.rounds:
+        return state, []
+    book = dict(state.books.get(body.round, {}))
+    # The first contribution in an author's feed counts. All nodes see one feed in one order, so all choose the
+    # same, and an author cannot make the others fetch and fold its round again and again.
+    if any(known.author == event.author for known in book.values()):
+        return state, []
+    book[event.entry] = known_of(event.entry, event.author, body, event.held)
+    state = replace(state, books={**state.books, body.round: book})
+    if event.author == state.config.me:
+        state = replace(state, unannounced=_unannounced_but(state, body.round))
+    near = body.round <= state.final + state.config.max_open_rounds
+    if event.held or not state.ready or not near or body.round in state.reduced:
+        return state, []
+    return state, [FetchPayload(event.entry)]
+
+
+def _fetch_missing(state: RoundState, newest: int) -> list[Action]:
+    """Fetches for the payloads that are missing of the open rounds above `newest`."""
+    if not state.ready:
+        return []
+    # Payloads further ahead are left alone: the open window bounds the disk that others can fill.
+    last = state.final + state.config.max_open_rounds
+    near = [k for k in all_known(state) if newest < k.round <= last and k.round not in state.reduced]
+    return [FetchPayload(k.entry) for k in near if not k.held]
+
+
+def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
+    book = state.books.get(number, {})
+    if entry not in book or book[entry].held:
+        return state
+    return replace(state, books={**state.books, number: {**book, entry: replace(book[entry], held=True)}})
+
+
+def _training_done(state: RoundState, event: TrainingDone) -> RoundState:
+    """The node goes on at once; the work is announced when it is safe on the disk."""
+    at_hand = state.phase is Phase.TRAIN and event.round == state.round
+    state = replace(state, train_s=event.train_s, step_s=event.train_s / max(1, event.pending.steps))
+    if event.lag is not None:
+        state = replace(state, ahead=overlap_depth.measured(state.ahead, event.lag))
+    if event.round <= state.final:
+        return enter(state, Phase.FOLD, state.round) if at_hand else state
+    state = replace(state, saving=state.saving | {event.round})
+    if at_hand:
+        # A round in flight is collected before the one that was just trained.
+        state = collect(state, state.collecting if in_flight(state) else state.round)
+    return state
+
+
+def _training_saved(state: RoundState, event: TrainingSaved) -> Out:
+    """Announce the work, and older work whose announcement the disk refused."""
+    # Work that ended after the node fell behind (CATCH_UP) is late, and announced all the same: it may count.
+    state = replace(state, saving=state.saving - {event.pending.round})
+    if event.pending.round <= state.final:
+        return state, [Discard(event.pending)]
+    state, again = _announce_again(replace(state, unannounced=_unannounced_but(state, event.pending.round)))
+    return replace(state, unannounced=(*state.unannounced, event.pending)), [*again, Announce(event.pending)]
+
+
+def _unannounced_but(state: RoundState, number: int) -> tuple[Pending, ...]:
+    """Unannounced work of all rounds but `number`."""
+    return tuple(pending for pending in state.unannounced if pending.round != number)
+
+
+def _announce_again(state: RoundState) -> Out:
+    """Announce all that the disk refused so far; discard what became final meanwhile."""
+    late = [pending for pending in state.unannounced if pending.round <= state.final]
+    rest = tuple(pending for pending in state.unannounced if pending.round > state.final)
+    state = replace(state, unannounced=rest, announced_at=state.now)
+    return state, [*map(Discard, late), *map(Announce, rest)]
+
+
+def _fold_done(state: RoundState, number: int, digest: Digest) -> RoundState:
+    if number not in state.folding:  # asked of a worker that is gone
+        return state
+    folding = {at: names for at, names in state.folding.items() if at != number}
+    folded = {**state.folded, number: state.folding[number]} if number > state.final else state.folded
+    return replace(state, folding=folding, folded=folded, view=digest)
+
+
+def _finalized(state: RoundState, number: int) -> RoundState:
+    """The state after round `number` became final: all that was known of it and of older rounds is forgotten."""
+    if number <= state.final:
+        return state
+    return replace(
+        state,
+        final=number,
+        closed=max(state.closed, number),
+        books=_above(number, state.books),
+        folding=_above(number, state.folding),
+        folded=_above(number, state.folded),
+        acked=_above(number, state.acked),
+        reduced=_above(number, state.reduced),
+        settling=_above(number, state.settling),
+    )
+
+
+def _above(number: int, by_round: Mapping[int, V]) -> dict[int, V]:
+    return {at: value for at, value in by_round.items() if at > number}
+
+
+def _tick(state: RoundState) -> Out:
+    due = state.now - state.announced_at >= ANNOUNCE_AGAIN_S
+    return _announce_again(state) if state.unannounced and due and state.ready else (state, [])

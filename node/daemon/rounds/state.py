@@ -1,0 +1,151 @@
+"""The state of the round machine (node/daemon/rounds/machine.py), with its phases and constants.
+
+Times are seconds of one monotonic clock, as floats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from atoll.node.daemon.rounds.overlap_depth import Ahead
+from atoll.node.daemon.rounds.participants import Known, MemberView
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.registers import Activity
+from atoll.protocols.local.worker_messages import Pending
+from atoll.protocols.run.run_spec import RunSpec
+
+MAX_OPEN_ROUNDS = 64
+"""A node trains at most this many rounds ahead of the newest final round; then it waits for finality."""
+STALL_ROUNDS = 8
+"""A round without a quorum closes after this many own round times and a lease: a member may live and be stuck."""
+NO_DIGEST = Digest(b"")
+
+
+class Phase(Enum):
+    """What the node does. The value is the word that people see."""
+
+    SYNC = "syncing"
+    CATCH_UP = "catching up"
+    GATHER = "gathering"
+    TRAIN = "training"
+    COLLECT = "collecting"
+    FOLD = "folding"
+    PAUSED = "paused"
+    FULL = "waiting for finality"
+    DONE = "done"
+    FINISHED = "finished"
+
+
+WORKING = (Phase.TRAIN, Phase.COLLECT)
+RESTING = (Phase.GATHER, Phase.PAUSED, Phase.FULL, Phase.DONE, Phase.FINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundConfig:
+    """Constants of the run and of this node."""
+
+    me: PeerId
+    rounds: int
+    """Rounds of the whole run."""
+    quorum_256: int
+    """Share of the expected contributions that lets a round close after its grace, in 256ths."""
+    grace_256: int
+    """Grace after the quorum as a share of the node's own round time, in 256ths."""
+    lease_s: float
+    """Seconds after which a silent member's lease expires."""
+    min_members: int = 1
+    """Members that round 0 waits for, this node included."""
+    max_open_rounds: int = MAX_OPEN_ROUNDS
+    overlap_steps: int = 0
+    """Steps of a round that may be trained before the round before it is folded; 0: rounds do not overlap."""
+    overlap_most: int = 0
+    """The most such steps where the node's link needs more; below `overlap_steps`: no more than these."""
+
+
+def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
+    """The machine's constants from a RunSpec."""
+    pace, outer = spec.pace, spec.outer
+    overlap_steps, overlap_most = outer.overlap_bounds
+    return RoundConfig(
+        me=me,
+        rounds=outer.rounds,
+        quorum_256=pace.quorum_256,
+        grace_256=pace.grace_256,
+        lease_s=pace.lease_s,
+        min_members=pace.min_members,
+        overlap_steps=overlap_steps,
+        overlap_most=overlap_most,
+    )
+
+
+Book: TypeAlias = Mapping[Digest, Known]
+"""Contributions of one round, by entry id."""
+FoldSet: TypeAlias = tuple[Digest, ...]
+"""Entry ids of the contributions (and of the Reductions, in a reduced round) that are folded together, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """Everything the round machine knows. `machine.begin` makes the first one."""
+
+    config: RoundConfig
+    ahead: Ahead
+    """How far this node may train ahead of the fold that it waits for (τ)."""
+    phase: Phase = Phase.SYNC
+    round: int = 0
+    """The round at hand (TRAIN, COLLECT, FOLD), else the round that would be next."""
+    collecting: int = -1
+    """The round whose contributions are awaited (TRAIN, COLLECT): that at hand or the one before; -1: none."""
+    collecting_since: float = 0.0
+    """When the node began to wait for the collected round."""
+    final: int = -1
+    """Newest round folded into Θ_final; -1: none."""
+    closed: int = -1
+    """Newest round that this node closed, or that it saw the others leave."""
+    now: float = 0.0
+    """Time of the newest event; never runs backwards."""
+    since: float = 0.0
+    """When the phase began."""
+    train_s: float = 0.0
+    """Own training time of the newest trained round, without waiting; 0 before the first."""
+    step_s: float = 0.0
+    """Own time of one inner step of that round."""
+    late: bool = False
+    """The others had closed our newest round before our work was done."""
+    quorum_at: float | None = None
+    """When the collected round reached its quorum; None: it has not."""
+    resting: str = ""
+    """Reason of a pause; empty when there is none."""
+    books: Mapping[int, Book] = field(default_factory=dict)
+    """Contributions to each round that is not final, by round."""
+    members: Mapping[PeerId, MemberView] = field(default_factory=dict)
+    """Live leases of other members."""
+    shortage: str = ""
+    """Why the members cannot train the whole model; round 0 waits for more of them."""
+    walks: Mapping[PeerId, int] = field(default_factory=dict)
+    """Round that a member was seen to leave for the very next one (`participants.walked`); only with overlap."""
+    folding: Mapping[int, FoldSet] = field(default_factory=dict)
+    """Folds that the worker was asked for and has not answered."""
+    folded: Mapping[int, FoldSet] = field(default_factory=dict)
+    """The set of each open round that the worker's view holds."""
+    acked: Mapping[int, FoldSet] = field(default_factory=dict)
+    """The set of each open round that our feed acknowledged last."""
+    reduced: Mapping[int, FoldSet | None] = field(default_factory=dict)
+    """Rounds that are reduced, with the set that can be folded; None: it is not known yet."""
+    settling: Mapping[int, bool] = field(default_factory=dict)
+    """Reduced rounds whose set was asked for."""
+    view: Digest = NO_DIGEST
+    """State digest of the view after the newest fold."""
+    ready: bool = False
+    """The worker has been there at least once."""
+    syncing: str = ""
+    """Reason of Behind, until WorkerReady."""
+    saving: frozenset[int] = frozenset()
+    """Rounds that are trained, and whose work is not safe on the disk yet."""
+    unannounced: tuple[Pending, ...] = ()
+    """Work that is safe, and not in our feed yet; with overlap of more than one round."""
+    announced_at: float = 0.0
+    """When announcements that the disk refused were tried last."""
+    leased: tuple[Activity, int] | None = None
+    """Activity and round that our lease announces; None before the first lease."""
