@@ -86,6 +86,20 @@ class Divergence(AtollError):
     """The fold left its legal range, training gave NaN, or two digests that must be equal are not."""
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 seed`, `2 seeds`: a count with its noun, for messages."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def first_fault(faults: BaseExceptionGroup[AtollError]) -> AtollError:
+    """The first error of a group of groups."""
+    inner: BaseException = faults
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    assert isinstance(inner, AtollError)
+    return inner
+
+
 TRAIN_AGAIN = (
     "start again: it goes on from the last saved round; if this comes again, the run needs a lower inner.lr"
 )

@@ -6,12 +6,12 @@ import click
 
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
-from atoll.cli.run_files import find_run, keep_run, run_of
 from atoll.node.checkpoint.universal import CheckpointManifest
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.import_export.join_shards import RUN, ShardedCheckpoint, join, opened
 from atoll.node.import_export.restore_node import restore
 from atoll.node.import_export.save_shard import save_shard
+from atoll.node.runs.run_files import find_run, parse_run, store_run
 from atoll.p2p.system.atomic_files import read_whole
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -74,9 +74,9 @@ def restore_node(folder: Path, home: Home, as_json: bool) -> None:
     """
     found = opened(folder)
     data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES) or b""
-    run = run_of(home, data)
+    run = parse_run(home, data)
     with hold_lock(home):
-        keep_run(home, run)  # first: with a state and a mark alone no node can be started
+        store_run(home, run)  # first: with a state and a mark alone no node can be started
         me = load_or_create(home.identity).peer_id
         restored = restore(found, home.run(found.spec.id), me)
     if as_json:

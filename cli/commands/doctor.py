@@ -13,7 +13,6 @@ from rich.text import Text
 from atoll.cli.client import ask
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
-from atoll.cli.run_files import find_run, runs_of
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config
 from atoll.node.doctor import experts as doctor_experts
@@ -21,6 +20,7 @@ from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
 from atoll.node.doctor.checks import Finding, Patient, examine, is_well
+from atoll.node.runs.run_files import find_run, runs_of
 from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 

@@ -6,10 +6,10 @@ import click
 
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
-from atoll.cli.run_files import find_run
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
 from atoll.node.import_export.export_run import export_run
+from atoll.node.runs.run_files import find_run
 
 
 @click.group()

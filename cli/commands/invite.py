@@ -10,10 +10,10 @@ import segno
 from atoll.cli.client import ask
 from atoll.cli.formatting import print_json, span
 from atoll.cli.options import home_option, json_option
-from atoll.cli.run_files import FoundRun, find_run
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
 from atoll.node.runs.invites import EXPIRES_S, Making, invite_text, kept_invite, own_seeds, reach
+from atoll.node.runs.run_files import FoundRun, find_run
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import ConfigError, NotRunning

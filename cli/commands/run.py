@@ -13,7 +13,6 @@ from atoll.cli.commands.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
 from atoll.cli.formatting import number, print_json, print_table, size
 from atoll.cli.options import home_option, json_option
 from atoll.cli.preview_lines import expert_lines, need_lines
-from atoll.cli.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config, to_struct
 from atoll.node.import_export.source_options import Saved
@@ -22,6 +21,7 @@ from atoll.node.runs.capacity.free_resources import free_here
 from atoll.node.runs.capacity.join_preview import Preview, preview_of
 from atoll.node.runs.fragments import fragmented
 from atoll.node.runs.presets import NAMES, preset
+from atoll.node.runs.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.ids import PeerId

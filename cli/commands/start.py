@@ -1,34 +1,49 @@
-"""`start`: the daemon in the foreground."""
+"""`start`: the daemon in the foreground, of a run of this home or of an invite.
+
+Nothing is written before the user agreed. On a terminal `start INVITE` asks; elsewhere it needs --yes. A home that
+joined with this invite before asks no more, so that the same command restarts a node for ever.
+"""
 
 import asyncio
 import logging
+import os
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import click
 import uvloop
 
-from atoll.cli.commands.join import invited_run, keep, link_from, with_seeds
 from atoll.cli.live_panel import Words, seed_lines, shown
-from atoll.cli.network_options import network_options
-from atoll.cli.options import home_option
-from atoll.cli.run_files import FoundRun, find_run
+from atoll.cli.options import home_option, network_options
+from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import NodeConfig, load_config
-from atoll.node.daemon.app import Daemon
-from atoll.node.daemon.feed_recovery import marked
+from atoll.node.daemon.app import Daemon, StopSignals
+from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
-from atoll.node.runs.invites import check_admission, invite_text, kept_invite, own_seeds, reach
-from atoll.p2p.ledger.store import LEDGER_FILE
-from atoll.p2p.system.key_file import load_or_create
+from atoll.node.runs.capacity.join_preview import preview_of
+from atoll.node.runs.invites import invite_text, own_seeds, reach
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.identity import Identity
 from atoll.protocols.local.control_messages import Status
+from atoll.protocols.run.invite import is_invite
 
 log = logging.getLogger(__name__)
 
 LEVELS = ("debug", "info", "warning", "error")
+STDIN_MAX_CHARACTERS = 1 << 16
+
+
+class Declined(click.ClickException):
+    """The user said no."""
+
+    exit_code = 1
+
+    def show(self, file: object = None) -> None:
+        """One line; a decision is no error."""
+        click.echo(self.message, err=True)
 
 
 @click.command()
@@ -55,52 +70,128 @@ def start(
     """
     config = load_config(home.config_toml, flags)
     link = _link(invite, wanted)
-    found = find_run(home, wanted) if link is None else invited_run(home, config, link, time.time(), yes=yes)
-    with hold_lock(home):
-        keep(home, found, link)
-        config = with_seeds(home, found, config)
-        _check_admitted(home, found)
-        _begin_log(home, config)
-        daemon = Daemon(home, config, found.data)
-        log.info("node starts in run %s (%s)", found.spec.name, found.spec.id.hex())
-        with (
-            shown(home, as_json=as_json, plain=plain, words=_words(found, daemon.identity, config)),
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            runner.run(daemon.run())
-        log.info("node ended in good order")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_start(home, config, link, wanted, yes=yes, as_json=as_json, plain=plain))
+        except asyncio.CancelledError:  # a signal before there was a node to stop
+            raise click.Abort from None
 
 
-def _link(invite: str | None, wanted: str | None) -> str | None:
-    if invite is None:
+async def _start(
+    home: Home, config: NodeConfig, link: str | None, wanted: str | None, *, yes: bool, as_json: bool, plain: bool
+) -> None:
+    """The three phases: read the plan, build the daemon, run it. One event loop and one host serve all of them."""
+    this_task = asyncio.current_task()
+    assert this_task is not None
+    signals = StopSignals(this_task.cancel)
+    has_home = home.root.exists()
+    with ExitStack() as lock:
+        if has_home:  # another one is made, and locked, after the user agreed
+            lock.enter_context(hold_lock(home))
+        async with _host_group() as group:
+            plan = await read_plan(
+                home, config, link=link, wanted=wanted, unix_s=time.time(), group=group, report=_report
+            )
+            if plan.new_link:
+                await _agree(plan, yes=yes)
+            if not has_home:
+                lock.enter_context(hold_lock(home))
+            plan.store()
+            _begin_log(home, plan.config)
+            daemon = Daemon(plan)
+            signals.stop = daemon.stop
+            log.info("node starts in run %s (%s)", plan.run.spec.name, plan.run.spec.id.hex())
+            with shown(home, as_json=as_json, plain=plain, words=_words(plan)):
+                await daemon.run()
+            log.info("node ended in good order")
+
+
+@asynccontextmanager
+async def _host_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Owns the host's task. Raises what its block raises, not a group of it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as faults:
+        if len(faults.exceptions) == 1:
+            raise faults.exceptions[0] from None
+        raise
+
+
+def _link(argument: str | None, wanted: str | None) -> str | None:
+    """The link itself, or from stdin for `-`. Raises ConfigError for what is no invite."""
+    if argument is None:
         return None
     if wanted is not None:
         raise ConfigError("an invite names its run", hint="drop --run")
-    return link_from(invite)
+    link = sys.stdin.read(STDIN_MAX_CHARACTERS) if argument == "-" else argument
+    if not is_invite(link):
+        raise ConfigError(
+            "this is not an invite: an invite begins with atoll:",
+            hint="to start a run of this home give --run NAME",
+        )
+    return link
 
 
-def _check_admitted(home: Home, found: FoundRun) -> None:
-    """Refuse at once what peers would refuse. Who worked in the run before has shown its permit already."""
-    folder = home.run(found.spec.id)
-    lost = marked(folder)
-    if not (folder / LEDGER_FILE).exists() and (lost is None or lost.entries == 0):
-        me = load_or_create(home.identity).peer_id
-        check_admission(found.spec, me, kept_invite(home, found.spec.id), time.time())
+def _report(line: str) -> None:
+    click.echo(line, err=True)
 
 
-def _words(found: FoundRun, me: Identity, config: NodeConfig) -> Words:
+async def _agree(plan: JoinPlan, *, yes: bool) -> None:
+    """Show what the run costs, and ask. Raises Declined, and ConfigError where nobody can answer."""
+    assert plan.invite is not None
+    assert plan.free is not None
+    costs = preview_of(plan.run.spec, plan.config, plan.room)
+    lines = preview_lines(plan.run.spec, plan.invite, costs, plan.free, plan.config, time.time())
+    click.echo("\n".join(lines), err=True)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is here to agree to this: stdin is no terminal", hint="give --yes to join")
+    if not await _confirm("Join?"):
+        raise Declined("not joined; nothing was written")
+
+
+async def _confirm(question: str) -> bool:
+    """`click.confirm` that leaves the loop running: the host may be up, and signals must be seen."""
+    while True:
+        click.echo(f"{question} [Y/n]: ", nl=False, err=True)
+        await _stdin_ready()
+        line = sys.stdin.readline()
+        if not line:
+            raise click.Abort
+        answer = line.strip().lower()
+        if answer in ("", "y", "yes"):
+            return True
+        if answer in ("n", "no"):
+            return False
+        click.echo("Error: invalid input", err=True)
+
+
+async def _stdin_ready() -> None:
+    """Wait until the terminal has a line."""
+    loop, ready, blocking = asyncio.get_running_loop(), asyncio.Event(), os.get_blocking(sys.stdin.fileno())
+    loop.add_reader(sys.stdin, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sys.stdin)
+        os.set_blocking(sys.stdin.fileno(), blocking)  # libuv changed it, for all who share the terminal
+
+
+def _words(plan: JoinPlan) -> Words:
     """An owner is shown a link, where it can lead to a member; others the addresses.
 
     A link that holds a permit is a secret: it is shown on terminals and stays out of log files.
     """
-    spec = found.spec
+    spec, me = plan.run.spec, plan.identity
 
     def words(now: Status) -> list[str]:
         if spec.owner != me.peer_id:
             return seed_lines(now)
         if spec.admission.mode == "invite" and not sys.stdout.isatty():
             return ["others join with an invite: `atoll invite`"]
-        seeds = own_seeds(now.addresses, me.peer_id, config.seeds)
+        seeds = own_seeds(now.addresses, me.peer_id, plan.config.seeds)
         where = ("", "", " in this network", " on this machine")[min(map(reach, seeds))]
         return [f"others join{where} with: node start {invite_text(spec, me, seeds, time.time())}"]
 

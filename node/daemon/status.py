@@ -6,13 +6,23 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
+from atoll.node.daemon.coordinator.driver import Driver
+from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.rounds.queries import reason, untrained
 from atoll.node.daemon.rounds.state import Phase
+from atoll.node.daemon.swarm_adapter import SwarmNetwork
+from atoll.node.daemon.telemetry.collector import GoodputCollector
+from atoll.node.daemon.telemetry.round_log import RoundLog
+from atoll.node.daemon.web.server import WebServer
+from atoll.node.ipc.worker_process import Trainer
+from atoll.p2p.limits.limited_host import LimitedHost
+from atoll.p2p.nat.route_host import RouteHost
 from atoll.p2p.swarm.connections import PeerView
+from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local.control_messages import (
     EvaluationResult,
@@ -24,52 +34,83 @@ from atoll.protocols.local.control_messages import (
 )
 from atoll.protocols.local.worker_messages import EvaluateReply, EvaluateRequest, TrainProgress
 
-if TYPE_CHECKING:
-    from atoll.node.daemon.app import Daemon
+
+class StopDaemon(Protocol):
+    """See `Daemon.stop`."""
+
+    def __call__(self, *, finish: bool = False) -> None:
+        """Begin to stop."""
 
 
 class DaemonOperator:
-    """Answers the control socket for one daemon."""
+    """Answers the control socket and the web page of one daemon."""
 
-    def __init__(self, daemon: "Daemon") -> None:
-        self._daemon = daemon
+    def __init__(
+        self,
+        *,
+        plan: JoinPlan,
+        log: RoundLog,
+        host: RouteHost,
+        limited: LimitedHost,
+        swarm: Swarm,
+        net: SwarmNetwork,
+        driver: Driver,
+        trainer: Trainer,
+        goodput: GoodputCollector,
+        web: WebServer,
+        stop: StopDaemon,
+    ) -> None:
+        """`stop` begins the daemon's end and returns at once."""
+        self._plan = plan
+        self._log = log
+        self._host = host
+        self._limited = limited
+        self._swarm = swarm
+        self._net = net
+        self._driver = driver
+        self._trainer = trainer
+        self._goodput = goodput
+        self._web = web
+        self._stop = stop
+        self._started_s = time.monotonic()
         self._version = importlib.metadata.version("atoll")
 
     def status(self) -> Status:
         """The node now."""
-        d, driver = self._daemon, self._daemon.driver
-        row = d.log.newest_closed()
-        paths = Counter(peer.path for peer in d.swarm.peers() if peer.connected and peer.path)
-        moved, blobs, progress = d.host.statistics(), d.swarm.blobs.statistics(), driver.progress
+        driver, log, config = self._driver, self._log, self._plan.config
+        spec, me = self._plan.run.spec, self._plan.identity.peer_id
+        row, own = log.newest_closed(), log.newest_trained()
+        moved, blobs, worker = self._host.statistics(), self._swarm.blobs.statistics(), self._trainer.statistics()
+        number = min(driver.round.round, spec.outer.rounds - 1)
+        # What an inner step reported is of the round at hand only while one is trained.
         training = driver.round.phase is Phase.TRAIN
-        own = d.log.newest_trained()
+        progress = driver.progress
+        at_work = progress if training else None
         return Status(
             version=self._version,
             pid=os.getpid(),
-            uptime_s=time.monotonic() - d.started_at,
-            peer=d.identity.peer_id,
-            name=d.config.name or f"…{d.identity.peer_id[-8:]}",
-            addresses=d.addresses,
-            run=d.spec.id.hex(),
-            run_name=d.spec.name,
+            uptime_s=time.monotonic() - self._started_s,
+            peer=me,
+            name=config.name or f"…{me[-8:]}",
+            addresses=self._net.addresses,
+            run=spec.id.hex(),
+            run_name=spec.name,
             activity=driver.round.phase.value,
             reason=self._reason(),
-            eta_s=_eta_s(progress, driver.round.step_s) if training else None,
-            round=min(driver.round.round, d.spec.outer.rounds - 1),
-            rounds=d.spec.outer.rounds,
-            step=progress.step if progress and training else 0,
-            steps=progress.steps
-            if progress and training
-            else d.spec.steps(min(driver.round.round, d.spec.outer.rounds - 1)),
+            eta_s=_eta_s(at_work, driver.round.step_s),
+            round=number,
+            rounds=spec.outer.rounds,
+            step=at_work.step if at_work else 0,
+            steps=at_work.steps if at_work else spec.steps(number),
             final=max(-1, driver.finals.applied),
             digest=row.digest if row else "",
             contributors=tuple(row.contributors) if row else (),
             experts=driver.share.trained,
-            members=len(d.swarm.live(Lease)),
-            peers=len(d.swarm.neighbours()),
-            paths=dict(paths),
-            train_loss=progress.loss if progress and training else own.train_loss if own else None,
-            val_bpb=d.log.newest_bpb(),
+            members=len(self._swarm.live(Lease)),
+            peers=len(self._swarm.neighbours()),
+            paths=dict(Counter(peer.path for peer in self._swarm.peers() if peer.connected and peer.path)),
+            train_loss=at_work.loss if at_work else own.train_loss if own else None,
+            val_bpb=log.newest_bpb(),
             tokens_per_s=progress.tokens_per_s if progress else None,
             payload_bytes=own.payload_bytes if own else None,
             bytes_up=moved.bytes_up,
@@ -79,25 +120,25 @@ class DaemonOperator:
             overlap_allowed=driver.round.ahead.chosen,
             overlapped=own.overlapped if own else None,
             held_s=own.held_s if own else None,
-            device=d.config.device,
-            worker_pid=d.trainer.statistics().pid,
-            worker_restarts=d.trainer.statistics().restarts,
+            device=config.device,
+            worker_pid=worker.pid,
+            worker_restarts=worker.restarts,
             host_restarts=moved.restarts,
             trouble=self._trouble(),
-            goodput=d.timekeeper.report(),
-            room=d.room,
+            goodput=self._goodput.report(),
+            room=self._plan.room,
             shortage=driver.round.shortage,
-            tokens=d.log.tokens,
+            tokens=log.tokens,
             blob_bytes_up=blobs.bytes_up,
             blob_bytes_down=blobs.bytes_down,
-            web=d.web.url,
-            web_trouble=d.web.trouble,
+            web=self._web.url,
+            web_trouble=self._web.trouble,
             **self._network(),
         )
 
     def _network(self) -> dict[str, Any]:
         """How others reach us, and whom we relay for."""
-        routes = self._daemon.host.routes()
+        routes = self._host.routes()
         relay = routes.relay
         return {
             "reachability": routes.reach,
@@ -106,56 +147,56 @@ class DaemonOperator:
             "relaying": relay is not None,
             "relay": RelayUse(**asdict(relay)) if relay else None,
             "clock_ahead_s": routes.clock_ahead_s,
-            "seeds": self._daemon.swarm.discovery_table(),
-            "limits": LimitUse(**asdict(self._daemon.limited.limits())),
+            "seeds": self._swarm.discovery_table(),
+            "limits": LimitUse(**asdict(self._limited.limits())),
         }
 
     async def peers(self) -> Sequence[PeerStatus]:
         """All known peers."""
-        leases = self._daemon.net.leases()
-        return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self._daemon.swarm.peers()]
+        leases = self._net.leases()
+        return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self._swarm.peers()]
 
     def rounds(self, last: int) -> Sequence[RoundStatus]:
         """The newest `last` rows, oldest first."""
-        rows = self._daemon.log.rows
+        rows = self._log.rows
         newest = [rows[number] for number in sorted(rows)[-last:]]
         return msgspec.convert(newest, list[RoundStatus], from_attributes=True)
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""
-        self._daemon.stop(finish=finish)
+        self._stop(finish=finish)
         return "stopping after this round" if finish else "stopping"
 
     async def pause(self, reason: str) -> str:
         """Start no further round."""
-        self._daemon.driver.pause(reason)
+        self._driver.pause(reason)
         return "the round at hand is finished, then the node pauses"
 
     async def resume(self) -> str:
         """Go on."""
-        self._daemon.driver.resume()
+        self._driver.resume()
         return "going on at the round where the others are"
 
     async def evaluate(self) -> EvaluationResult:
         """Validation loss of the view."""
-        found = await self._daemon.driver.ask(EvaluateRequest(), EvaluateReply)
-        row = self._daemon.log.newest_closed()
+        found = await self._driver.ask(EvaluateRequest(), EvaluateReply)
+        row = self._log.newest_closed()
         return EvaluationResult(row.round if row else -1, found.val_bpb, found.val_loss)
 
     def _reason(self) -> str:
-        driver = self._daemon.driver
+        driver = self._driver
         if not driver.worker_ready:
             return driver.round.syncing or "the worker is starting"
         text = driver.waiting or reason(driver.round)
         if driver.round.phase is not Phase.SYNC:
             return text
-        table = self._daemon.swarm.discovery_table()
+        table = self._swarm.discovery_table()
         return f"{text}: " + "; ".join(f"{seed} {state}" for seed, state in table.items()) if table else text
 
     def _trouble(self) -> str:
-        swarm = self._daemon.swarm
+        swarm = self._swarm
         refusal = next(iter(swarm.refusals.values()), "")
-        driver = self._daemon.driver
+        driver = self._driver
         own = driver.trouble or untrained(driver.round) or (swarm.local_fault.line() if swarm.local_fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "")
 
@@ -170,7 +211,7 @@ class DaemonOperator:
             round=lease.round if lease else None,
             final=lease.final if lease else None,
             tokens_per_s=lease.tokens_per_s if lease else None,
-            heard_s=max(0.0, self._daemon.spec.pace.lease_s - left_s) if lease else None,
+            heard_s=max(0.0, self._plan.run.spec.pace.lease_s - left_s) if lease else None,
             faults=row.faults,
         )
 

@@ -1,6 +1,7 @@
 """The swarm as the driver sees it (`needs.Network`), and the tasks that carry its news to the driver."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from atoll.node.daemon.rounds.types import Behind
 from atoll.p2p.host.interface import Host
 from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
-from atoll.protocols.errors import AtollError, PeerFault
+from atoll.protocols.errors import AtollError, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
@@ -20,8 +21,7 @@ from atoll.protocols.wires import REDUCTION
 
 ALONE_S = 8.0
 """A node that has worked in this run goes on alone when nobody answers for so long after its start."""
-CARRY_S = 0.02
-"""What an exchange brought is with the driver after about so long."""
+ADDRESSES_S = 2.0
 
 
 class SwarmNetwork:
@@ -44,7 +44,11 @@ class SwarmNetwork:
         self._awaited = marked(folder) if folder is not None else None
         """What must come back before we say anything; None: nothing was lost."""
         self._swarm, self._host, self._me, self._now = swarm, host, me, now
-        self._replayed = self._carried = 0
+        self._replayed = 0
+        self._carried = 0
+        self._has_carried = asyncio.Event()
+        self.addresses: tuple[str, ...] = ()
+        """Where others may dial this node, looked at every ADDRESSES_S."""
         self._questions = SingleRequests(host, REDUCTION.protocol(), ASK_MAX_BYTES)
 
     # --- needs.Network -------------------------------------------------------------------------
@@ -144,6 +148,17 @@ class SwarmNetwork:
 
     # --- tasks ----------------------------------------------------------------------------------
 
+    async def look_at_addresses(self) -> None:
+        """Refresh `addresses` once. While the transport restarts the old ones stay."""
+        with contextlib.suppress(Unreachable):
+            self.addresses = await self._host.addresses()
+
+    async def watch_addresses(self) -> None:
+        """Refresh `addresses` until cancelled."""
+        while True:
+            await asyncio.sleep(ADDRESSES_S)
+            await self.look_at_addresses()
+
     async def carry(self, driver: Driver) -> None:
         """Bring every entry and every change of leases to the driver, in order, until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -155,6 +170,7 @@ class SwarmNetwork:
         async for cursor, entry in self._swarm.entries(self._replayed):
             driver.on_entry(entry)
             self._carried = cursor
+            self._has_carried.set()
 
     async def _carry_changes(self, driver: Driver) -> None:
         bell = self._swarm.subscribe()
@@ -180,8 +196,9 @@ class SwarmNetwork:
                 driver.log.event("alone", after_s=ALONE_S)
         if self._opening is not None and self._me not in self._swarm.ledger.vector():
             self._swarm.publish(self._opening)
-        while self._swarm.ledger.since(max(self._carried, self._replayed), 1):  # noqa: ASYNC110 - no waiters there
-            await asyncio.sleep(CARRY_S)
+        while self._swarm.ledger.since(max(self._carried, self._replayed), 1):
+            self._has_carried.clear()
+            await self._has_carried.wait()
         driver.on_synced()
 
     async def _get_feed_back(self, driver: Driver, lost: Lost) -> None:

@@ -46,10 +46,20 @@ class LimitedHost:
     serves streams."""
 
     def __init__(
-        self, inner: Host, limits: Limits, month_file: Path, *, local_now: Callable[[], datetime] = datetime.now
+        self,
+        inner: Host,
+        limits: Limits,
+        month_file: Path,
+        *,
+        is_started: bool = False,
+        local_now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`month_file`: this month's count. `local_now`: the user's clock. Raises DiskFault."""
+        """`month_file`: this month's count. `local_now`: the user's clock. Raises DiskFault.
+
+        `is_started`: the owner of `inner` serves it, before and after this host is served.
+        """
         self.inner = inner
+        self._is_started = is_started
         self._limits = limits
         self._file = month_file
         self._local_now = local_now
@@ -67,6 +77,9 @@ class LimitedHost:
         """See Host.serve. The rates hold before the first stream."""
         self._look()
         try:
+            if self._is_started:
+                ready()
+                await self._keep_books()
             async with asyncio.TaskGroup() as group:
                 books = group.create_task(self._keep_books())
                 try:

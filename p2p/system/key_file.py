@@ -19,17 +19,22 @@ def load_or_create(path: Path) -> Identity:
     Raises ConfigError when others may read the file or it is damaged, DiskFault when the disk refuses.
     """
     try:
-        return _load(path)
+        return load(path)
     except FileNotFoundError:
-        pass
+        return store(path, os.urandom(SEED_BYTES))
+
+
+def store(path: Path, seed: bytes) -> Identity:
+    """Write a new identity unless the file exists; returns the identity of the file. Raises as `load`."""
     try:
-        _create(path)
-        return _load(path)
+        _create(path, seed)
+        return load(path)
     except OSError as error:
         raise DiskFault(f"cannot write the key file {path}: {error}") from error
 
 
-def _load(path: Path) -> Identity:
+def load(path: Path) -> Identity:
+    """The identity at `path`. Raises FileNotFoundError, and ConfigError if others may read it or it is damaged."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -56,14 +61,14 @@ def _require_private(path: Path, status: os.stat_result) -> None:
         raise ConfigError(f"others may read the key file {path}", hint=f"chmod 600 {path}")
 
 
-def _create(path: Path) -> None:
+def _create(path: Path, seed: bytes) -> None:
     """A whole file or none: written beside, synced, then linked to a name that must be free."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(os.urandom(SEED_BYTES))
+            file.write(seed)
             file.flush()
             os.fsync(file.fileno())
         try:

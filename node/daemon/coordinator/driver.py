@@ -131,6 +131,8 @@ class Driver:
         self.trainer: Trainer | None = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._group: asyncio.TaskGroup | None = None
         self.round = round_machine.begin(config_of(spec, me))
         self.share = ExpertShare(spec, me, net, room)
@@ -158,14 +160,15 @@ class Driver:
 
     # --- running ------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
-        """Run until cancelled."""
+    async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Run until cancelled; `ready` is called when the ledger is replayed."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._drop_old_snapshots()
             self._replay()
             self.handover.drop_old()
             group.create_task(self._ticks(), name="ticks")
+            ready()
             while True:
                 self._wake.clear()
                 self._drain()
@@ -325,9 +328,9 @@ class Driver:
         """Whether the ledger knows a contribution to the run."""
         return self.finality.last_final >= 0 or bool(self.round.books)
 
-    def is_busy(self) -> bool:
-        """Whether a round of ours is under way."""
-        return self.round.phase in (Phase.TRAIN, Phase.COLLECT, Phase.FOLD)
+    async def wait_idle(self) -> None:
+        """Return when no round of this node is under way."""
+        await self._idle.wait()
 
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """A peer broke the protocol."""
@@ -340,6 +343,10 @@ class Driver:
     def feed_round(self, event: round_types.Event) -> None:
         """Step the round machine and perform its actions."""
         self.round, actions = round_machine.step(self.round, event)
+        if self.round.phase in (Phase.TRAIN, Phase.COLLECT, Phase.FOLD):
+            self._idle.clear()
+        else:
+            self._idle.set()
         for action in actions:
             self._do_round(action)
 

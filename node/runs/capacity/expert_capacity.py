@@ -50,6 +50,16 @@ def encoding_of(spec: RunSpec, config: NodeConfig, free: Free, room: Room) -> Wh
     return "auto" if there <= (1 - SPARE) * free.gpu_bytes else "host"
 
 
+def offer_of(spec: RunSpec, config: NodeConfig, free: Free | None) -> tuple[Room | None, NodeConfig]:
+    """The room for experts, and `config` with what follows from it. None, and `config`, if all members train all.
+
+    `free`: what the machine has free when the node starts; None where nobody measured it.
+    """
+    if free is None or (room := room_of(spec, config, free)) is None:
+        return None, config
+    return room, msgspec.structs.replace(config, exchange_on=encoding_of(spec, config, free, room))
+
+
 def share_of(spec: RunSpec, members: int) -> int:
     """Experts of each layer that one of so many members trains, at most, where all have room."""
     count = splits(spec)

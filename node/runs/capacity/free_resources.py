@@ -7,12 +7,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from atoll.node.config.devices import devices_of
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.runs.capacity.expert_capacity import encoding_of, room_of
+from atoll.node.runs.capacity.expert_capacity import room_of
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.local.control_messages import Room
@@ -37,16 +36,6 @@ def free_here(folder: Path, device: str) -> Free:
 def room_here(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
     """Experts of each layer that this machine has room for now; None: in this run all members train all."""
     return room_of(spec, config, free_here(folder, config.device)) if splits(spec) else None
-
-
-def settled(spec: RunSpec, config: NodeConfig, folder: Path) -> tuple[Room | None, NodeConfig]:
-    """The room for experts, and the configuration with what follows from it. Asked once, when a node starts."""
-    if not splits(spec):
-        return None, config
-    free = free_here(folder, config.device)
-    room = room_of(spec, config, free)
-    assert room is not None, "members share the experts"
-    return room, msgspec.structs.replace(config, exchange_on=encoding_of(spec, config, free, room))
 
 
 def container_free_bytes(folder: Path) -> int | None:

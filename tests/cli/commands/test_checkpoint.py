@@ -5,12 +5,12 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from atoll.cli.run_files import find_run
 from atoll.node.checkpoint.local import load_local
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.daemon.feed_recovery import marked
 from atoll.node.import_export.restore_node import restore
 from atoll.node.import_export.save_shard import save_shard
+from atoll.node.runs.run_files import find_run
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.run.run_spec import open_run, sign_run

@@ -13,20 +13,24 @@ import termios
 import time
 
 import msgspec
+import psutil
 import pytest
 
-from atoll.cli.commands.join import invited_run, keep, with_seeds
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import load_config
-from atoll.node.runs.fetch_run import run_from_seeds
+from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.runs.invites import Making, invite_text
 from atoll.node.runs.presets import preset
+from atoll.p2p.host.interface import Host
 from atoll.p2p.swarm.run_fetch import serve_run
+from atoll.p2p.system.key_file import load_or_create
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
-from atoll.protocols.errors import ConfigError
+from atoll.p2p.transports.pylibp2p.options import PyLibp2pOptions
+from atoll.p2p.transports.pylibp2p.pylibp2p_host import PyLibp2pHost
+from atoll.protocols.errors import ConfigError, LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.admission import AdmissionSpec, make_token
-from atoll.protocols.run.invite import link_of, make_invite, read_invite, seeds_of
+from atoll.protocols.run.invite import link_of, make_invite, seeds_of
 from atoll.protocols.run.run_spec import RunSpec, sign_run
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
@@ -179,20 +183,40 @@ def test_a_run_by_invitation_is_not_started_without_one(atoll, tmp_path):
     refused(atoll("start", "--run", str(tmp_path / "theirs.run")), 78, "the run is by invitation")
 
 
-def test_who_agreed_once_is_not_asked_again_even_when_the_invite_has_expired(atoll, tmp_path):
-    home, config = Home(tmp_path / "home"), load_config(tmp_path / "none.toml")
+async def plan_for(home: Home, link: str, unix_s: float) -> JoinPlan:
+    """What `start LINK` reads."""
+    config = load_config(home.root / "none.toml", {"listen": ["/ip4/127.0.0.1/tcp/0"]})
+    async with asyncio.TaskGroup() as group:
+        return await read_plan(home, config, link=link, wanted=None, unix_s=unix_s, group=group, report=print)
+
+
+async def test_who_agreed_once_is_not_asked_again_even_when_the_invite_has_expired(atoll, tmp_path):
+    home = Home(tmp_path / "home")
     link, now = invited(), time.time()
-    found = invited_run(home, config, link, now, yes=True)
+    plan = await plan_for(home, link, now)
+    assert plan.new_link == link
     assert not home.root.exists(), "nothing is written before the home is locked"
     home.make()
-    keep(home, found, link)
+    plan.store()
     assert home.run_file("theirs").read_bytes() == sign_run(SPEC, OWNER)
-    assert with_seeds(home, found, config).seeds == (SEED,)
+    assert plan.config.seeds == (SEED,)
     assert (home.run(SPEC.id) / "invite").stat().st_mode & 0o777 == 0o600, "it may hold a secret"
     later = now + 9 * 86400
-    assert invited_run(home, config, link, later, yes=False).data == found.data
-    with pytest.raises(ConfigError, match="expired"):
-        invited_run(home, config, invited(signer=Identity(bytes(32))), later, yes=False)
+    again = await plan_for(home, link, later)
+    assert (again.new_link, again.run, again.identity.peer_id) == ("", plan.run, plan.identity.peer_id)
+    with pytest.raises(ExceptionGroup) as caught:
+        await plan_for(home, invited(signer=Identity(bytes(32))), later)
+    assert caught.group_contains(ConfigError, match="expired")
+
+
+async def test_an_identity_that_another_program_made_meanwhile_is_not_replaced(tmp_path):
+    home = Home(tmp_path / "home")
+    plan = await plan_for(home, invited(), time.time())
+    home.make()
+    other = load_or_create(home.identity)
+    with pytest.raises(LocalFault, match="made an identity in this home meanwhile"):
+        plan.store()
+    assert load_or_create(home.identity).peer_id == other.peer_id
 
 
 def test_another_run_of_the_invited_ones_name(atoll, tmp_path):
@@ -224,47 +248,84 @@ def test_on_a_terminal_it_asks(tmp_path, answer, code, said):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.network
-def test_the_run_comes_from_a_seed(tmp_path):
-    """A link without the run: the process finds the run at the seed, shows it, and writes nothing."""
+def p2pd_seed() -> Host:
+    return P2pdHost(OWNER)
 
-    async def main() -> tuple[int, str]:
-        host, up = P2pdHost(OWNER), asyncio.Event()
+
+def pylibp2p_seed() -> Host:
+    return PyLibp2pHost(OWNER, PyLibp2pOptions(listen=("/ip4/127.0.0.1/tcp/0",)))
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("transport", "seed"), [("p2pd", p2pd_seed), ("pylibp2p", pylibp2p_seed)])
+def test_the_run_comes_from_a_seed_over_the_chosen_transport(tmp_path, transport, seed):
+    """A link without the run: the process finds the run at the seed, shows it, and writes nothing.
+
+    `--transport` holds from the first byte: who chose py-libp2p starts no p2pd.
+    """
+
+    async def names_of_children(process: asyncio.subprocess.Process) -> set[str]:
+        names = set()
+        while process.returncode is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names |= {child.name() for child in psutil.Process(process.pid).children(recursive=True)}
+            await asyncio.sleep(0.02)
+        return names
+
+    async def main() -> tuple[int, str, set[str]]:
+        host, up = seed(), asyncio.Event()
         serve_run(host, sign_run(SPEC, OWNER))
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             serving = group.create_task(host.serve(up.set))
             await up.wait()
             seeds = seeds_of([f"{maddr}/p2p/{OWNER.peer_id}" for maddr in await host.addresses()])
             link = make_invite(OWNER, SPEC.id, seeds, int(time.time()) + 600)
+            flags = ("--transport", transport, "--listen", "/ip4/127.0.0.1/tcp/0")
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "atoll.cli.main", "--home", str(tmp_path / "home"), "start", link),
+                *(sys.executable, "-m", "atoll.cli.main", "--home", str(tmp_path / "home"), "start", link, *flags),
                 stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
+            watching = group.create_task(names_of_children(process))
             _, err = await process.communicate()
+            names = await watching
             serving.cancel()
-        return process.returncode, err.decode()
+        return process.returncode, err.decode(), names
 
-    code, err = asyncio.run(main())
+    code, err, names = asyncio.run(main())
     assert "asking 1 seed for the run" in err
     assert "549,760 parameters" in err
     assert "give --yes to join" in err
     assert code == 78
+    assert ("p2pd" in names) == (transport == "p2pd"), names
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_seeds_that_are_down_are_asked_again(tmp_path):
-    invite, heard = read_invite(invited(embed=False)), []
+    heard = []
 
     class Enough(Exception):
         """Ends the test."""
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         heard.append(line)
-        if len(heard) == 2:
+        if len(heard) == 3:
             raise Enough
 
+    home = Home(tmp_path / "home")
+    config = load_config(tmp_path / "none.toml", {"listen": ["/ip4/127.0.0.1/tcp/0"]})
     with pytest.raises(BaseExceptionGroup) as caught:
-        await run_from_seeds(invite, say)
+        async with asyncio.TaskGroup() as group:
+            await read_plan(
+                home,
+                config,
+                link=invited(embed=False),
+                wanted=None,
+                unix_s=time.time(),
+                group=group,
+                report=report,
+            )
     assert caught.value.split(Enough)[0] is not None
-    assert f"no seed gave the run: {SEED}: " in heard[0]
-    assert heard[0].endswith("trying again in 2 s (Ctrl-C to stop)")
+    assert heard[0] == "asking 1 seed for the run …"
+    assert f"no seed gave the run: {SEED}: " in heard[1]
+    assert heard[1].endswith("trying again in 2 s (Ctrl-C to stop)")
+    assert list(tmp_path.iterdir()) == []

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.runs.capacity.expert_capacity import SPARE, encoding_of, room_of, share_of, trained_of
-from atoll.node.runs.capacity.free_resources import container_free_bytes, free_here, room_here, settled
+from atoll.node.runs.capacity.expert_capacity import SPARE, encoding_of, offer_of, room_of, share_of, trained_of
+from atoll.node.runs.capacity.free_resources import container_free_bytes, free_here, room_here
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from tests.node.runs.capacity.test_memory_model import CPU, GPU, run_of
 
@@ -85,8 +85,9 @@ def test_a_device_encodes_by_itself_only_where_what_is_offered_fits_beside_it():
 
 def test_what_a_node_starts_with(tmp_path):
     dense, mine = run_of("tiny", 8, 0), msgspec.structs.replace(CPU, experts=2)
-    assert settled(dense, mine, tmp_path) == (None, mine)
-    room, config = settled(SPEC, mine, tmp_path)
+    free = free_here(tmp_path, mine.device)
+    assert offer_of(dense, mine, free) == (None, mine)
+    room, config = offer_of(SPEC, mine, free)
     assert (room, config) == (room_here(SPEC, mine, tmp_path), mine)
 
 

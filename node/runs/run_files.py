@@ -1,18 +1,26 @@
-"""Finds a run by what the user called it: a file, a name in this home, or the start of its id."""
+"""Finds a run: in a file, in this home by its name or the start of its id, or at the seeds of an invite."""
 
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import click
-
 from atoll.node.config.home import Home
+from atoll.p2p.host.interface import Host, PeerAddress
+from atoll.p2p.swarm.run_fetch import fetch_run
 from atoll.p2p.system.atomic_files import read_whole, write_whole
+from atoll.p2p.system.backoff import backoff_s
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
-from atoll.protocols.errors import ConfigError, PeerFault
+from atoll.protocols.errors import ConfigError, PeerFault, Unreachable
 from atoll.protocols.ids import RunId
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
 MIN_ID_CHARACTERS = 4
+FIRST_PAUSE_S = 2.0
+MAX_PAUSE_S = 30.0
+"""Between two rounds of asking the seeds of an invite."""
 _AGAIN = "ask the run's owner for the file again, and copy it whole"
 
 
@@ -37,7 +45,7 @@ def read_run(path: Path) -> FoundRun:
         ) from error
 
 
-def run_of(home: Home, data: bytes) -> FoundRun:
+def parse_run(home: Home, data: bytes) -> FoundRun:
     """The run in these bytes, with the path that it will have here. Raises ConfigError."""
     try:
         spec = open_run(data)
@@ -46,19 +54,19 @@ def run_of(home: Home, data: bytes) -> FoundRun:
     return FoundRun(spec, data, home.run_file(file_name(spec.name)))
 
 
-def with_id(home: Home, run: RunId) -> FoundRun | None:
-    """The run of this home with exactly this id."""
+def run_with_id(home: Home, run: RunId) -> FoundRun | None:
+    """The run of this home with exactly this id; None if there is none."""
     return next((found for found in runs_of(home) if found.spec.id == run), None)
 
 
 def runs_of(home: Home) -> list[FoundRun]:
-    """All runs of this home that can be read, by name; of the others one line each goes to stderr."""
+    """All readable runs of this home, sorted by name. Each unreadable one costs a line on stderr."""
     found = []
     for path in sorted(home.runs.glob("*.run")):
         try:
             found.append(read_run(path))
         except ConfigError as error:
-            click.echo(f"left out: {error.line()}", err=True)
+            sys.stderr.write(f"left out: {error.line()}\n")
     return found
 
 
@@ -81,17 +89,35 @@ def find_run(home: Home, wanted: str | None) -> FoundRun:
     raise ConfigError(f"no run is called {wanted!r} here", hint=_known(known))
 
 
-def check_room(home: Home, run: FoundRun) -> Path:
-    """Where this home keeps the run, under its own name. Raises ConfigError when another run has it."""
+async def fetch_until_found(
+    host: Host, seeds: Sequence[PeerAddress], run: RunId, report: Callable[[str], None]
+) -> bytes:
+    """The verified `.run` file of `run`: seeds that fail are asked again, with back-off, until one has it.
+
+    `report` receives one line after each round of failures.
+    """
+    failures = 0
+    while True:
+        try:
+            return await fetch_run(host, seeds, run)
+        except Unreachable as error:
+            failures += 1
+            pause_s = backoff_s(failures, first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
+            report(f"{error.line()}; trying again in {pause_s:.0f} s (Ctrl-C to stop)")
+        await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
+
+
+def check_name(home: Home, run: FoundRun) -> Path:
+    """Path of the run's file in this home. Raises ConfigError if another run has its name here."""
     path = home.run_file(file_name(run.spec.name))
     if path.exists() and read_run(path).spec.id != run.spec.id:
         raise ConfigError(f"another run is called {run.spec.name!r} here", hint=f"move {path} away")
     return path
 
 
-def keep_run(home: Home, run: FoundRun) -> None:
-    """Remember a run that came as a file or by invite. Raises ConfigError when another run has its name."""
-    path = check_room(home, run)
+def store_run(home: Home, run: FoundRun) -> None:
+    """Write a run that came as a file or by invite into this home. Raises ConfigError if its name is taken."""
+    path = check_name(home, run)
     if not path.exists():
         write_whole(path, run.data)
 

@@ -4,9 +4,8 @@ import socket
 
 import pytest
 
-from atoll.node.config.ports import listen_maddrs
+from atoll.node.daemon.host_factory import plan_listen
 from atoll.p2p.host.endpoint import is_loopback
-from atoll.protocols.errors import DiskFault
 
 
 def port_of(maddrs: tuple[str, ...]) -> int:
@@ -14,37 +13,31 @@ def port_of(maddrs: tuple[str, ...]) -> int:
 
 
 def test_what_the_user_wants_is_taken_as_it_is(tmp_path):
-    assert listen_maddrs(["/ip4/1.2.3.4/tcp/5"], 9, tmp_path / "port") == ("/ip4/1.2.3.4/tcp/5",)
-    assert not (tmp_path / "port").exists()
+    assert plan_listen(["/ip4/1.2.3.4/tcp/5"], 9, tmp_path / "port") == (("/ip4/1.2.3.4/tcp/5",), 0)
 
 
 def test_a_given_port_serves_both_transports(tmp_path):
-    assert listen_maddrs([], 4710, tmp_path / "port")[:2] == (
-        "/ip4/0.0.0.0/tcp/4710",
-        "/ip4/0.0.0.0/udp/4710/quic-v1",
-    )
+    plan = plan_listen([], 4710, tmp_path / "port")
+    assert plan.maddrs[:2] == ("/ip4/0.0.0.0/tcp/4710", "/ip4/0.0.0.0/udp/4710/quic-v1")
+    assert plan.picked_port == 0, "the user knows it"
 
 
 def test_a_picked_port_is_kept_until_somebody_takes_it(tmp_path):
     path = tmp_path / "port"
-    first = port_of(listen_maddrs([], 0, path))
-    assert port_of(listen_maddrs([], 0, path)) == first
+    first = plan_listen([], 0, path)
+    assert not path.exists(), "nothing is written before the user agreed"
+    path.write_bytes(b"%d\n" % first.picked_port)
+    assert plan_listen([], 0, path) == (first.maddrs, 0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind(("127.0.0.1", first))
-        second = port_of(listen_maddrs([], 0, path))
-    assert second != first
-    assert port_of(listen_maddrs([], 0, path)) == second
+        other.bind(("127.0.0.1", port_of(first.maddrs)))
+        second = plan_listen([], 0, path)
+    assert port_of(second.maddrs) == second.picked_port != first.picked_port
 
 
 @pytest.mark.parametrize("text", [b"", b"nonsense", b"99999999", b"\xff" * 100])
 def test_a_damaged_memory_is_no_memory(tmp_path, text):
     (tmp_path / "port").write_bytes(text)
-    assert 1024 < port_of(listen_maddrs([], 0, tmp_path / "port")) < 65536
-
-
-def test_a_disk_that_refuses_is_named(tmp_path):
-    with pytest.raises(DiskFault):
-        listen_maddrs([], 0, tmp_path / "none" / "port")
+    assert 1024 < port_of(plan_listen([], 0, tmp_path / "port").maddrs) < 65536
 
 
 def test_loopback():

@@ -1,0 +1,183 @@
+"""Phase 2 of `node start`: construct every part of the daemon from the plan. Nothing runs yet, and no torch."""
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from atoll.node.daemon.control_server import ControlServer
+from atoll.node.daemon.coordinator.driver import Driver
+from atoll.node.daemon.host_factory import NodeHost, route_host
+from atoll.node.daemon.join_plan import JoinPlan
+from atoll.node.daemon.status import DaemonOperator, StopDaemon
+from atoll.node.daemon.swarm_adapter import SwarmNetwork
+from atoll.node.daemon.telemetry.collector import GoodputCollector
+from atoll.node.daemon.telemetry.round_log import RoundLog
+from atoll.node.daemon.web.listen_address import parse_listen_address
+from atoll.node.daemon.web.server import WebServer
+from atoll.node.daemon.web.site import Site
+from atoll.node.ipc.worker_process import Trainer
+from atoll.node.runs.invites import opening_entry
+from atoll.p2p.discovery.dht import Dht
+from atoll.p2p.discovery.dht_pipe import ChildOptions
+from atoll.p2p.ledger.admission_gate import AdmissionGate
+from atoll.p2p.limits.config import read_limits
+from atoll.p2p.limits.limited_host import LimitedHost
+from atoll.p2p.membership.address_book import parse_seed
+from atoll.p2p.nat.route_host import RouteHost
+from atoll.p2p.swarm.run_fetch import serve_run
+from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
+from atoll.p2p.system.atomic_files import make_folder
+from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
+from atoll.protocols import codec
+from atoll.protocols.errors import PeerFault
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.local.worker_messages import StartRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """What runs in a daemon. Who needs a part is given that part, never all of them."""
+
+    host: NodeHost
+    swarm: Swarm
+    net: SwarmNetwork
+    log: RoundLog
+    driver: Driver
+    trainer: Trainer
+    goodput: GoodputCollector
+    control: ControlServer
+    web: WebServer
+
+
+class _Network(NamedTuple):
+    limited: LimitedHost
+    routed: RouteHost
+    swarm: Swarm
+
+
+def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
+    """Construct the parts; opens ledger and log. Raises DiskFault, CorruptFault, ConfigError, LocalFault."""
+    spec, me = plan.run.spec, plan.identity.peer_id
+    folder = plan.home.run(spec.id)
+    make_folder(folder)
+    network = _build_network(plan, folder)
+    log = RoundLog(folder, me, time.time)
+    net = SwarmNetwork(
+        network.swarm,
+        network.routed,
+        me,
+        opening=opening_entry(spec, me, plan.invite),
+        folder=folder,
+    )
+    # The worker reports to driver and goodput, which are made after it: the driver asks the worker.
+    trainer = Trainer(
+        _start_request(plan, folder, network.swarm),
+        folder / "worker.log",
+        lambda started: driver.on_started(started),
+        lambda progress: driver.on_progress(progress),
+        on_gone=lambda: _on_worker_gone(goodput, driver),
+        on_spent=lambda spent: goodput.on_spent(spent),
+    )
+    driver = Driver(
+        spec,
+        me,
+        net,
+        log,
+        folder / "spool",
+        time.monotonic,
+        eval_every=plan.config.eval_every,
+        room=plan.room.experts if plan.room else None,
+    )
+    driver.trainer = trainer
+    goodput = GoodputCollector(log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved()[3])
+    web = WebServer(parse_listen_address(plan.config.web), lambda request: site.answer(request), time.monotonic)
+    operator = DaemonOperator(
+        plan=plan,
+        log=log,
+        host=network.routed,
+        limited=network.limited,
+        swarm=network.swarm,
+        net=net,
+        driver=driver,
+        trainer=trainer,
+        goodput=goodput,
+        web=web,
+        stop=stop,
+    )
+    site = Site(operator)
+    return NodeParts(
+        host=plan.host,
+        swarm=network.swarm,
+        net=net,
+        log=log,
+        driver=driver,
+        trainer=trainer,
+        goodput=goodput,
+        control=ControlServer(plan.home.control_socket, plan.home.log, operator),
+        web=web,
+    )
+
+
+def _build_network(plan: JoinPlan, folder: Path) -> _Network:
+    """The node's host under the user's limits, with routes through NATs, and the swarm of the run on it."""
+    spec, config, identity = plan.run.spec, plan.config, plan.identity
+    seeds = [parse_seed(seed) for seed in config.seeds]
+
+    def blame(peer: PeerId, fault: PeerFault) -> None:
+        swarm.blame(peer, fault)
+
+    limited = LimitedHost(plan.host.host, read_limits(config.limits), plan.home.month, is_started=True)
+    routed = route_host(limited, config, identity, spec.id, seeds, blame)
+    serve_run(routed, plan.run.data)
+    swarm = Swarm(
+        host=routed,
+        identity=identity,
+        run=spec.id,
+        home=folder,
+        seeds=seeds,
+        options=SwarmOptions(run_file=plan.run.data),
+        dht=_build_dht(plan) if config.dht else None,
+        gate=AdmissionGate(spec, identity.peer_id, time.time),
+    )
+    return _Network(limited, routed, swarm)
+
+
+def _build_dht(plan: JoinPlan) -> Dht:
+    """The DHT's child speaks through our p2pd, whose socket is known once it runs."""
+
+    def options() -> ChildOptions:
+        assert isinstance(plan.host.host, P2pdHost), "make_host refuses a DHT over anything else"
+        return ChildOptions(control_socket=str(plan.host.host.control_socket))
+
+    return Dht(plan.identity, options, rng=random.Random())
+
+
+def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
+    """The worker's first message."""
+    spec, config = plan.run.spec, plan.config
+
+    def path_of(blob: bytes) -> str:
+        """Where the store has, or will have, a file that travels with the run; empty for none."""
+        return str(swarm.blobs.store.blob_path(Digest(blob))) if blob else ""
+
+    return StartRequest(
+        spec=codec.encode(spec),
+        peer=plan.identity.peer_id,
+        home=str(folder),
+        data=config.data,
+        threads=config.threads,
+        device=config.device,
+        frozen=config.frozen,
+        frozen_on_host=config.frozen_on_host,
+        tokenizer=path_of(spec.data.tokenizer_blob),
+        moments=tuple(map(path_of, spec.start.moment_blobs if spec.start else ())),
+        shard=config.shard,
+        exchange_on=config.exchange_on,
+    )
+
+
+def _on_worker_gone(goodput: GoodputCollector, driver: Driver) -> None:
+    goodput.on_worker_gone()
+    driver.on_worker_gone()

@@ -1,0 +1,176 @@
+"""Phase 1 of `node start`: read once what the node is built from. Nothing is written before the user agreed.
+
+An identity, a port, a run or an invite that is not in the home yet stays in memory until `JoinPlan.store`.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from atoll.node.config.home import Home
+from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
+from atoll.node.daemon.feed_recovery import Lost, marked
+from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan_listen
+from atoll.node.runs.capacity.expert_capacity import offer_of
+from atoll.node.runs.capacity.free_resources import free_here
+from atoll.node.runs.capacity.memory_model import Free
+from atoll.node.runs.invites import check_admission, keep_invite, kept_invite
+from atoll.node.runs.run_files import (
+    FoundRun,
+    check_name,
+    fetch_until_found,
+    find_run,
+    parse_run,
+    run_with_id,
+    store_run,
+)
+from atoll.p2p.ledger.store import LEDGER_FILE
+from atoll.p2p.membership.address_book import parse_seed
+from atoll.p2p.system import key_file
+from atoll.p2p.system.atomic_files import write_whole
+from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, counted
+from atoll.protocols.identity import Identity
+from atoll.protocols.ledger.ownership import splits
+from atoll.protocols.local.control_messages import Room
+from atoll.protocols.run.invite import Invite, decode_invite, read_invite
+from atoll.protocols.run.run_spec import RunSpec
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinPlan:
+    """Everything that a node of one run is built from."""
+
+    home: Home
+    config: NodeConfig
+    """With the seeds of the invite; `exchange_on` is decided."""
+    identity: Identity
+    new_seed: bytes
+    """The secret of an identity that is not in the home yet; empty for one that is."""
+    listen: ListenPlan
+    host: NodeHost
+    """Started already where the run was fetched."""
+    run: FoundRun
+    invite: Invite | None
+    """The invite that this home joined or joins the run with."""
+    new_link: str
+    """The text of an invite that the user has not agreed to yet; empty without one."""
+    restored: Lost | None
+    """What must come back from the others before this node writes; None if its ledger is its own."""
+    free: Free | None
+    """The machine's free resources; None where nothing depends on them."""
+    room: Room | None
+    """How many experts of each layer this node offers to train; None if all members train all."""
+
+    def store(self) -> None:
+        """Write what the home lacks. The caller holds the home's lock. Raises ConfigError, LocalFault."""
+        store_run(self.home, self.run)
+        if self.new_seed and key_file.store(self.home.identity, self.new_seed).peer_id != self.identity.peer_id:
+            raise LocalFault("another program made an identity in this home meanwhile", hint="start again")
+        if self.listen.picked_port:
+            write_whole(self.home.port, b"%d\n" % self.listen.picked_port)
+        if self.new_link:
+            keep_invite(self.home, self.run.spec.id, self.new_link)
+
+
+async def read_plan(
+    home: Home,
+    config: NodeConfig,
+    *,
+    link: str | None,
+    wanted: str | None,
+    unix_s: float,
+    group: asyncio.TaskGroup,
+    report: Report,
+) -> JoinPlan:
+    """Read the plan for the run of an invite (`link`), or for a run of this home (`wanted`, see `find_run`).
+
+    `group` owns the host's task. Raises ConfigError where the user must change something, LocalFault, DiskFault.
+    """
+    new_seed = b"" if home.identity.exists() else os.urandom(key_file.SEED_BYTES)
+    identity = Identity(new_seed) if new_seed else key_file.load(home.identity)
+    listen = plan_listen(config.listen, config.port, home.port)
+    host = NodeHost(make_host(listen.maddrs, config, identity), group)
+    if link is None:
+        run = find_run(home, wanted)
+        choice = _Choice(run, kept_invite(home, run.spec.id), is_new=False)
+    else:
+        choice = await _invited(home, link, unix_s, host, report)
+    spec = choice.run.spec
+    restored = marked(home.run(spec.id))
+    if choice.is_new or not _has_worked(home, spec, restored):
+        check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
+    free = free_here(home.root, config.device) if choice.is_new or splits(spec) else None
+    room, config = offer_of(spec, config, free)
+    return JoinPlan(
+        home=home,
+        config=_with_seeds(config, choice.invite),
+        identity=identity,
+        new_seed=new_seed,
+        listen=listen,
+        host=host,
+        run=choice.run,
+        invite=choice.invite,
+        new_link=link if link is not None and choice.is_new else "",
+        restored=restored,
+        free=free,
+        room=room,
+    )
+
+
+class _Choice(NamedTuple):
+    """A run, and the invite to it."""
+
+    run: FoundRun
+    invite: Invite | None
+    is_new: bool
+    """The user has not agreed to this invite yet."""
+
+
+async def _invited(home: Home, link: str, unix_s: float, host: NodeHost, report: Report) -> _Choice:
+    """The run of `link`: of this home if it joined with this invite before, even where the invite has expired."""
+    invite = _decoded(lambda: read_invite(link))
+    known = run_with_id(home, invite.run)
+    if known is not None and kept_invite(home, invite.run) == invite:
+        return _Choice(known, invite, is_new=False)
+    _decoded(lambda: decode_invite(link, unix_s))
+    return _Choice(known or await _invited_run(home, invite, host, report), invite, is_new=True)
+
+
+def _has_worked(home: Home, spec: RunSpec, restored: Lost | None) -> bool:
+    """Whether this node worked in the run before, so that peers have seen its permit."""
+    return (home.run(spec.id) / LEDGER_FILE).exists() or (restored is not None and restored.entries > 0)
+
+
+def _decoded(read: Callable[[], Invite]) -> Invite:
+    try:
+        return read()
+    except DecodeError as error:
+        raise ConfigError(str(error), hint=error.hint) from error
+
+
+async def _invited_run(home: Home, invite: Invite, host: NodeHost, report: Report) -> FoundRun:
+    """The run inside the invite, or of its seeds. Raises ConfigError for another one, or if its name is taken."""
+    found = parse_run(home, invite.run_file or await _fetch(invite, host, report))
+    if found.spec.id != invite.run:
+        raise ConfigError("the run inside the invite is not the one that it names", hint="ask for another invite")
+    check_name(home, found)
+    return found
+
+
+async def _fetch(invite: Invite, host: NodeHost, report: Report) -> bytes:
+    seeds = [parse_seed(seed) for seed in invite.seed_texts]
+    report(f"asking {counted(len(invite.seeds), 'seed')} for the run …")
+    await host.start()
+    return await fetch_until_found(host.host, seeds, invite.run, report)
+
+
+def _with_seeds(config: NodeConfig, invite: Invite | None) -> NodeConfig:
+    """The user's seeds, then those of the invite."""
+    seeds = tuple(dict.fromkeys((*config.seeds, *(invite.seed_texts if invite else ()))))
+    return msgspec.structs.replace(config, seeds=seeds[:MAX_SEEDS])
