@@ -1,4 +1,7 @@
-"""The command table: name -> where it lives and its one line. Nothing is imported to print it."""
+"""The command table: name -> where it lives and its one line. Nothing is imported to print it.
+
+A place without a colon is a group of entry points: the repository adds such a command, the plain install has none.
+"""
 
 COMMANDS = {
     "run": ("atoll.cli.commands.run:run", "Make, list and show runs."),
@@ -19,6 +22,6 @@ COMMANDS = {
     ),
     "id": ("atoll.cli.commands.identity:identity", "The node's identity."),
     "doctor": ("atoll.cli.commands.doctor:doctor", "Check machine, network and node; say what to do."),
-    "bench": ("atoll_bench.command:bench", "The published figures, measured again here."),
+    "bench": ("atoll.commands", "The published figures, measured again here."),
     "sim": ("atoll.cli.sim.command:sim", "A swarm of real processes on this machine."),
 }

@@ -9,5 +9,7 @@ def extension(group: str, name: str, what: str) -> EntryPoint:
     """The entry point `name` of `group`, not loaded. Raises ConfigError, which calls it `what`, without it."""
     found = next(iter(entry_points(group=group, name=name)), None)
     if found is None:
-        raise ConfigError(f"{what}: not part of the plain install", hint="run `pip install -e tests` in a clone")
+        raise ConfigError(
+            f"{what}: not part of the plain install", hint="`git clone` the repository; `make setup`"
+        )
     return found

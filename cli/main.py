@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from atoll.cli.command_table import COMMANDS
+from atoll.cli.extensions import extension
 from atoll.protocols.errors import AtollError
 
 INTERRUPTED = 130
@@ -26,11 +27,15 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module that the table names."""
+        """Import what the table names. Raises ConfigError for a command that is not installed."""
         if cmd_name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[cmd_name][0].split(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command
+        if attribute:
+            command = getattr(importlib.import_module(module), attribute)
+        else:
+            command = extension(module, cmd_name, f"`atoll {cmd_name}`").load()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -55,43 +55,22 @@ class _Network(NamedTuple):
     limited: LimitedHost
     routed: RouteHost
     swarm: Swarm
+    net: SwarmNetwork
+
+
+class _Training(NamedTuple):
+    trainer: Trainer
+    driver: Driver
+    goodput: GoodputCollector
 
 
 def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
     """Construct the parts; opens ledger and log. Raises DiskFault, CorruptFault, ConfigError, LocalFault."""
-    spec, me = plan.run.spec, plan.identity.peer_id
-    folder = plan.home.run(spec.id)
+    folder = plan.home.run(plan.run.spec.id)
     make_folder(folder)
     network = _build_network(plan, folder)
-    log = RoundLog(folder, me, time.time)
-    net = SwarmNetwork(
-        network.swarm,
-        network.routed,
-        me,
-        opening=opening_entry(spec, me, plan.invite),
-        folder=folder,
-    )
-    # The worker reports to driver and goodput, which are made after it: the driver asks the worker.
-    trainer = Trainer(
-        _start_request(plan, folder, network.swarm),
-        folder / "worker.log",
-        lambda started: driver.on_started(started),
-        lambda progress: driver.on_progress(progress),
-        on_gone=lambda: _on_worker_gone(goodput, driver),
-        on_spent=lambda spent: goodput.on_spent(spent),
-    )
-    driver = Driver(
-        spec,
-        me,
-        net,
-        log,
-        folder / "spool",
-        time.monotonic,
-        eval_every=plan.config.eval_every,
-        room=plan.room.experts if plan.room else None,
-    )
-    driver.trainer = trainer
-    goodput = GoodputCollector(log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved()[3])
+    log = RoundLog(folder, plan.identity.peer_id, time.time)
+    training = _build_training(plan, folder, network, log)
     web = WebServer(parse_listen_address(plan.config.web), lambda request: site.answer(request), time.monotonic)
     operator = DaemonOperator(
         plan=plan,
@@ -99,10 +78,10 @@ def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
         host=network.routed,
         limited=network.limited,
         swarm=network.swarm,
-        net=net,
-        driver=driver,
-        trainer=trainer,
-        goodput=goodput,
+        net=network.net,
+        driver=training.driver,
+        trainer=training.trainer,
+        goodput=training.goodput,
         web=web,
         stop=stop,
     )
@@ -110,11 +89,11 @@ def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
     return NodeParts(
         host=plan.host,
         swarm=network.swarm,
-        net=net,
+        net=network.net,
         log=log,
-        driver=driver,
-        trainer=trainer,
-        goodput=goodput,
+        driver=training.driver,
+        trainer=training.trainer,
+        goodput=training.goodput,
         control=ControlServer(plan.home.control_socket, plan.home.log, operator),
         web=web,
     )
@@ -141,7 +120,40 @@ def _build_network(plan: JoinPlan, folder: Path) -> _Network:
         dht=_build_dht(plan) if config.dht else None,
         gate=AdmissionGate(spec, identity.peer_id, time.time),
     )
-    return _Network(limited, routed, swarm)
+    net = SwarmNetwork(
+        swarm,
+        routed,
+        identity.peer_id,
+        opening=opening_entry(spec, identity.peer_id, plan.invite),
+        folder=folder,
+    )
+    return _Network(limited, routed, swarm, net)
+
+
+def _build_training(plan: JoinPlan, folder: Path, network: _Network, log: RoundLog) -> _Training:
+    """The worker's supervisor, the driver that asks the worker, and the account of the worker's time."""
+    # The worker reports to parts that are made after it.
+    trainer = Trainer(
+        _start_request(plan, folder, network.swarm),
+        folder / "worker.log",
+        lambda started: driver.on_started(started),
+        lambda progress: driver.on_progress(progress),
+        on_gone=lambda: _on_worker_gone(goodput, driver),
+        on_spent=lambda spent: goodput.on_spent(spent),
+    )
+    driver = Driver(
+        plan.run.spec,
+        plan.identity.peer_id,
+        network.net,
+        log,
+        folder / "spool",
+        time.monotonic,
+        eval_every=plan.config.eval_every,
+        room=plan.room.experts if plan.room else None,
+    )
+    driver.trainer = trainer
+    goodput = GoodputCollector(log, time.monotonic, lambda: driver.round, lambda: network.net.bytes_moved()[3])
+    return _Training(trainer, driver, goodput)
 
 
 def _build_dht(plan: JoinPlan) -> Dht:

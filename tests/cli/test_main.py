@@ -1,6 +1,5 @@
 """The command table, help, exit codes: every failure is one line."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -13,9 +12,8 @@ from atoll.cli.main import cli
 
 
 def test_every_listed_command_exists_with_the_listed_line(atoll):
-    for name, (place, line) in COMMANDS.items():
-        module, attribute = place.split(":")
-        command = getattr(importlib.import_module(module), attribute)
+    for name, (_, line) in COMMANDS.items():
+        command = cli.get_command(click.Context(cli), name)
         assert isinstance(command, click.Command), name
         assert command.name == name
         assert line.endswith(".")
@@ -64,6 +62,17 @@ def test_wrong_usage_is_exit_2_with_a_hint(atoll, args, said):
     assert ran.code == 2
     assert said in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_the_benches_come_with_the_repository(atoll, monkeypatch):
+    assert "Measure NAME" in atoll("bench", "--help").out
+    monkeypatch.setattr("atoll.cli.extensions.entry_points", lambda **_: ())
+    ran = atoll("bench", "calls")
+    assert ran.code == 78
+    assert ran.err == (
+        "error: `atoll bench`: not part of the plain install; `git clone` the repository; `make setup`\n"
+    )
+    assert atoll("--help").code == 0, "help looks for no extension"
 
 
 def test_home_may_stand_before_or_after_the_command(atoll, tmp_path):
