@@ -8,8 +8,8 @@ from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
 from atoll.node.checkpoint.universal import CheckpointManifest
 from atoll.node.config.home import Home, hold_lock
-from atoll.node.import_export.join_shards import RUN, ShardedCheckpoint, join, opened
-from atoll.node.import_export.restore_node import restore
+from atoll.node.import_export.join_shards import RUN, ShardedCheckpoint, join_shards, open_checkpoint
+from atoll.node.import_export.restore_node import restore_node
 from atoll.node.import_export.save_shard import save_shard
 from atoll.node.runs.run_files import find_run, parse_run, store_run
 from atoll.p2p.system.atomic_files import read_whole
@@ -49,9 +49,9 @@ def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
 @_FOLDER
 @json_option
 @click.option("--without-quorum", is_flag=True, help="Most nodes are gone: give up what they had not sent.")
-def join_shards(folder: Path, as_json: bool, without_quorum: bool) -> None:
+def join_command(folder: Path, as_json: bool, without_quorum: bool) -> None:
     """Check the shards of all nodes in DIR, and write the manifest that makes them a checkpoint."""
-    _print(join(folder, without_quorum=without_quorum), as_json)
+    _print(join_shards(folder, without_quorum=without_quorum), as_json)
 
 
 @checkpoint.command()
@@ -59,26 +59,26 @@ def join_shards(folder: Path, as_json: bool, without_quorum: bool) -> None:
 @json_option
 def show(folder: Path, as_json: bool) -> None:
     """Verify a joined checkpoint and say what it holds."""
-    _print(opened(folder), as_json)
+    _print(open_checkpoint(folder), as_json)
 
 
 @checkpoint.command("restore")
 @_FOLDER
 @home_option
 @json_option
-def restore_node(folder: Path, home: Home, as_json: bool) -> None:
+def restore_command(folder: Path, home: Home, as_json: bool) -> None:
     """Put this node back into the same run, which others still train: its state as DIR has it.
 
     Copy identity.key into the home first, where the node is one of those that saved. Never restore a node that
     runs elsewhere.
     """
-    found = opened(folder)
+    found = open_checkpoint(folder)
     data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES) or b""
     run = parse_run(home, data)
     with hold_lock(home):
         store_run(home, run)  # first: with a state and a mark alone no node can be started
         me = load_or_create(home.identity).peer_id
-        restored = restore(found, home.run(found.spec.id), me)
+        restored = restore_node(found, home.run(found.spec.id), me)
     if as_json:
         facts = {"path": str(home.root), "name": found.spec.name, "peer": me, "quorum": found.manifest.quorum}
         print_json({**facts, "restored": restored._asdict()})

@@ -8,7 +8,7 @@ import click
 from msgspec.structs import replace
 
 from atoll.node.config.home import Home
-from atoll.node.import_export.source_options import Origin, Saved, Upcycle
+from atoll.node.import_export.source_options import HuggingFaceSource, RunSource, UpcycleOptions
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import digest_of
 from atoll.p2p.system.atomic_files import write_whole
@@ -31,33 +31,31 @@ class Draft(NamedTuple):
     """Path of the text where the source is `file:`."""
 
 
-def write_run(home: Home, path: Path, draft: Draft, owner: Identity, origin: Origin | Saved | None) -> bytes:
+def write_run(home: Home, path: Path, draft: Draft, owner: Identity, origin: RunSource | None) -> bytes:
     """Sign a run and write it to `path`, its files into the home; the bytes. Raises ConfigError, DiskFault."""
     if origin is None:
         data = sign_run(_complete(draft.adjust(draft.spec), draft.text, None), owner)
         write_whole(path, data)
         return data
-    from atoll.node.import_export.compatibility_check import (
-        fit_of,  # torch takes a second: only where weights are read
-    )
-    from atoll.node.import_export.import_run import imported, keep
+    from atoll.node.import_export.compatibility_check import measure_fit  # loads torch: only to read weights
+    from atoll.node.import_export.import_run import importing, store_run
 
-    with imported(origin, home.runs, draft.spec.seed) as found:
+    with importing(origin, home.runs, draft.spec.seed) as found:
         spec = draft.adjust(found.applied(draft.spec, draft.spec.model.context))
         found.check(spec)
         spec = _complete(spec, draft.text, found.tokenizer)
         warnings = [found.warning]
-        if isinstance(origin, Origin):
-            fit = fit_of(spec, found.weights, found.tokenizer, draft.text)
-            warnings.append(fit.judged(origin.without_fit))
+        if isinstance(origin, HuggingFaceSource):
+            fit = measure_fit(spec, found.weights, found.tokenizer, draft.text)
+            warnings.append(fit.warning(origin.without_fit))
         data = sign_run(spec, owner)
-        keep(found, home.run(spec.id), lambda: write_whole(path, data))
+        store_run(found, home.run(spec.id), lambda: write_whole(path, data))
     for warning in filter(None, warnings):
         click.echo(f"warning: {warning}", err=True)
     return data
 
 
-def origin_of(folder: Path | None, upcycle: str | None, without_fit: bool) -> Origin | None:
+def origin_of(folder: Path | None, upcycle: str | None, without_fit: bool) -> HuggingFaceSource | None:
     """From `--from-hf`, `--upcycle` and `--without-fit`. Raises ConfigError."""
     if folder is None:
         if upcycle is not None:
@@ -65,7 +63,7 @@ def origin_of(folder: Path | None, upcycle: str | None, without_fit: bool) -> Or
         if without_fit:
             raise ConfigError("--without-fit is about given weights", hint="give --from-hf DIR too")
         return None
-    return Origin(folder, None if upcycle is None else _upcycle(upcycle), without_fit)
+    return HuggingFaceSource(folder, None if upcycle is None else _upcycle(upcycle), without_fit)
 
 
 def _complete(spec: RunSpec, text: str, tokenizer: bytes | None) -> RunSpec:
@@ -73,7 +71,7 @@ def _complete(spec: RunSpec, text: str, tokenizer: bytes | None) -> RunSpec:
     return replace(spec, data=replace(spec.data, digest=found))
 
 
-def _upcycle(text: str) -> Upcycle:
+def _upcycle(text: str) -> UpcycleOptions:
     found: dict[str, int] = {}
     for part in text.split(","):
         key, _, value = part.partition("=")
@@ -82,4 +80,4 @@ def _upcycle(text: str) -> Upcycle:
         found[key] = int(value)
     if "experts" not in found or "per_token" not in found:
         raise ConfigError(f"--upcycle {text}: it needs the form {UPCYCLE_FORM}")
-    return Upcycle(found["experts"], found["per_token"], found.get("noise_shift"))
+    return UpcycleOptions(found["experts"], found["per_token"], found.get("noise_shift"))

@@ -15,7 +15,7 @@ from atoll.cli.options import home_option, json_option
 from atoll.cli.preview_lines import expert_lines, need_lines
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config, to_struct
-from atoll.node.import_export.source_options import Saved
+from atoll.node.import_export.source_options import CheckpointSource
 from atoll.node.runs.capacity.expert_capacity import room_of
 from atoll.node.runs.capacity.free_resources import free_here
 from atoll.node.runs.capacity.join_preview import Preview, preview_of
@@ -110,7 +110,7 @@ def new(
         return changed if fragments is None else fragmented(changed, fragments)
 
     draft = Draft(spec, adjust, text.removeprefix("file:"))
-    origin = Saved(saved) if saved else origin_of(folder, upcycle, without_fit)
+    origin = CheckpointSource(saved) if saved else origin_of(folder, upcycle, without_fit)
     data = write_run(home, path, draft, owner, origin)
     _print_run(FoundRun(open_run(data), data, path), home, config, as_json)
     if not as_json and text.startswith("file:"):

@@ -2,9 +2,17 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 from atoll.protocols.run.arena import SIDE, Placement
+
+_SLAB_VALUES = 1 << 19
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether a tensor has neither NaN nor infinity; by slabs, so that no mask as large as it is made."""
+    return all(bool(part.isfinite().all()) for part in torch.split(values.reshape(-1), _SLAB_VALUES))
 
 
 def read_atom(arena_C4096: Tensor, place: Placement) -> Tensor:

@@ -11,10 +11,12 @@ trained earlier. The moments files are everything but the weights, of all atoms,
 from collections.abc import Collection, Iterator
 
 import torch
+from torch import Tensor
 
+from atoll.node.checkpoint.atoms import all_finite
 from atoll.node.checkpoint.safefile import Spec
 from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms, expert_of
-from atoll.protocols.run.moments import KINDS, file_of
+from atoll.protocols.run.moments import KINDS, MAX_STEPS, file_of
 
 WEIGHT, STEP, ERROR = "weight", "step", "error"
 MOMENTS_NOTE = "moments/1"
@@ -42,6 +44,14 @@ def moment_specs(model: ModelSpec, number: int) -> dict[str, Spec]:
 def is_optimised(name: str) -> bool:
     """Whether an atom has moments: a choice bias has none, no gradient moves it."""
     return not name.endswith(BIAS)
+
+
+def is_valid(name: str, value: Tensor) -> bool:
+    """Whether an honest optimiser can have made the tensor `KIND/ATOM` of a moments file."""
+    kind = name.partition("/")[0]
+    if kind == STEP:
+        return bool(((value >= 0) & (value <= MAX_STEPS) & (value == value.round())).all())
+    return all_finite(value) and (kind != "exp_avg_sq" or not bool((value < 0).any()))
 
 
 def _kept(atom: Atom) -> Iterator[tuple[str, Spec]]:

@@ -1,8 +1,8 @@
-"""Whether given weights and a tokenizer belong together: their loss on a little of the text, before a run begins.
+"""Checks before a run begins that given weights and a tokenizer belong together, by their loss on a little text.
 
-A tokenizer of another model with as many tokens is legal in every other way, and the weights would be trained on
-what is noise to them. The bound is what a count of the tokens knows. Guessing evenly is none: tokenizers of one
-kind share their first tokens, and with a foreign one a model may still do better than that (docs/log).
+Another model's tokenizer with as many tokens passes every other check, and the run would train on noise. The bound
+is the loss of token counts. A uniform guess is too weak a bound: tokenizers of one kind share their first tokens,
+so a model does better than that even with a foreign one (docs/log).
 """
 
 import math
@@ -28,26 +28,26 @@ from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import RunSpec
 
 WINDOWS, MAX_CONTEXT = 8, 128
-"""About a thousand tokens: the mean of their bits is known to some tenths."""
+"""About a thousand tokens give the mean bits per token to some tenths."""
 TEXT_BYTES = 1 << 18
 _SLAB = 1 << 12
 
 
-class Fit(NamedTuple):
-    """Bits per token on the same windows of the validation text."""
+class TokenizerFit(NamedTuple):
+    """Loss in bits per token on the same windows of the validation text."""
 
     bits: float
-    """Of the weights."""
-    counted: float
-    """Of how often each token is in the training text."""
+    """Loss of the weights."""
+    unigram_bits: float
+    """Loss of the token frequencies of the training text."""
 
-    def judged(self, without_fit: bool) -> str:
-        """What the user should know; or nothing. Raises ConfigError for a misfit, unless it is wanted."""
-        if self.bits <= self.counted:  # false for NaN too
+    def warning(self, without_fit: bool) -> str:
+        """A line for the user, empty if all is well. Raises ConfigError for a misfit unless `without_fit`."""
+        if self.bits <= self.unigram_bits:  # false for NaN too
             return ""
         line = (
             f"weights and tokenizer do not fit: on the run's text they need {self.bits:.2f} bits a token, "
-            f"a mere count of its tokens {self.counted:.2f}"
+            f"a mere count of its tokens {self.unigram_bits:.2f}"
         )
         if without_fit:
             return line
@@ -55,9 +55,11 @@ class Fit(NamedTuple):
         raise ConfigError(line, hint=hint)
 
 
-def fit_of(spec: RunSpec, weights: Path, tokenizer: bytes | None, path: str) -> Fit:
-    """How the snapshot file `weights` does on the run's text; `path` is that of a `file:` source, `tokenizer` the
-    file's bytes, None where it is one of ours. Raises ConfigError, CorruptFault, DiskFault, Unreachable.
+def measure_fit(spec: RunSpec, weights: Path, tokenizer: bytes | None, path: str) -> TokenizerFit:
+    """Measure the loss of the snapshot file `weights` on the run's text.
+
+    `path` is the text of a `file:` source; `tokenizer` has the bytes of its file, None for a built-in one. Raises
+    ConfigError, CorruptFault, DiskFault, Unreachable.
     """
     text = corpus.load(spec.data.source, path, default_cache())
     tokens: Tokens = (
@@ -67,12 +69,12 @@ def fit_of(spec: RunSpec, weights: Path, tokenizer: bytes | None, path: str) -> 
     )
     windows_WT1 = _windows(tokens.encode(text.val[:TEXT_BYTES]), spec.model.context)
     nats = evaluate(_model(spec.model, weights), loss_of, windows_WT1, 1).val_loss
-    counted = _counted(tokens.encode(text.train[:TEXT_BYTES]), windows_WT1[:, 1:], spec.model.vocab)
-    return Fit(nats / math.log(2), counted)
+    unigram_bits = _unigram_bits(tokens.encode(text.train[:TEXT_BYTES]), windows_WT1[:, 1:], spec.model.vocab)
+    return TokenizerFit(nats / math.log(2), unigram_bits)
 
 
 def _windows(tokens_N: NDArray[np.int32], context: int) -> NDArray[np.int64]:
-    """At most WINDOWS windows `[W, T + 1]`, evenly spread."""
+    """At most WINDOWS windows `[W, T + 1]`, int64, evenly spread. Raises ConfigError for too short a text."""
     length = min(context, MAX_CONTEXT, len(tokens_N) - 1)
     if length < 1:
         raise ConfigError("the run's text is too short: it has less than two tokens to validate with")
@@ -81,14 +83,14 @@ def _windows(tokens_N: NDArray[np.int32], context: int) -> NDArray[np.int64]:
     return found
 
 
-def _counted(train_N: NDArray[np.int32], wanted: NDArray[np.int64], vocab: int) -> float:
-    """Bits per token of the counts, each one higher than it is (Laplace)."""
+def _unigram_bits(train_N: NDArray[np.int32], target_WT: NDArray[np.int64], vocab: int) -> float:
+    """Bits per target token under the training frequencies, with one added to each count (Laplace)."""
     count_V = np.bincount(train_N, minlength=vocab) + 1
-    return float(np.log2(count_V.sum() / count_V[wanted]).mean())
+    return float(np.log2(count_V.sum() / count_V[target_WT]).mean())
 
 
 def _model(model: ModelSpec, weights: Path) -> Decoder:
-    """The decoder with the weights of a snapshot file; by slabs, so that they are in memory twice at most."""
+    """The decoder with the weights of a snapshot file; read by slabs, so that memory holds them at most twice."""
     arena = arena_of(model)
     theta_C4096 = read_own_snapshot(weights, arena, state_digest).theta_C4096
     decoder = Decoder(model)

@@ -1,17 +1,17 @@
-"""A run's newest weights in this home, as a Hugging Face folder. Needs no running node.
+"""Exports a run's newest weights in this home as a Hugging Face folder. Needs no running node.
 
-Read are the files that the worker saves after each round, or a snapshot file. A running node may replace the files
-meanwhile: then the reading fails in one line, and a second try succeeds.
+The source is what the worker saves after each round, or a snapshot file. A running node may replace the files
+meanwhile; then the export fails with one line, and a second try succeeds.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
 from atoll.node.checkpoint.atoms import read_atom
-from atoll.node.checkpoint.local import load_local
+from atoll.node.checkpoint.local import LocalState, load_local
 from atoll.node.checkpoint.snapshot import Snapshot, read_own_snapshot
 from atoll.node.import_export.huggingface.folder import save_folder
-from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer, tokenizer_files
+from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer_json, tokenizer_files
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.tokens import tokenizer_for
@@ -24,14 +24,14 @@ from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, DataSpec, RunSpec
 
 STATE, BLOBS = "state", "blobs"
-"""Below the run's folder: where the worker keeps its generations, and what travels between nodes."""
+"""Folders below the run's: the worker's saved generations, and the blobs that travel between nodes."""
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """What an export wrote."""
 
     class_name: str
-    """In transformers."""
+    """Class of the model in transformers."""
     round: int
     state: Digest
 
@@ -39,27 +39,30 @@ class Exported(NamedTuple):
 def export_run(spec: RunSpec, run_folder: Path, to: Path, snapshot: Path | None, data: str) -> Exported:
     """Write `to` from a snapshot file, or from what the worker saved below `run_folder`.
 
-    data: path of the text of a `file:` source; its tokenizer is trained again from it. Raises ConfigError,
+    `data` is the path of a `file:` source's text, from which its tokenizer is trained again. Raises ConfigError,
     CorruptFault, DiskFault.
     """
     arena = arena_of(spec.model)
-    found = _saved(spec, run_folder) if snapshot is None else read_own_snapshot(snapshot, arena, state_digest)
+    if snapshot is None:
+        found = _saved_weights(spec, run_folder)
+    else:
+        found = read_own_snapshot(snapshot, arena, state_digest)
     places = {place.name: place for place in arena.placements}
     serving = spec.serving or None
-    files = tokenizer_files(tokenizer_of(spec.data, data, run_folder / BLOBS), spec.model.context, serving)
+    files = tokenizer_files(tokenizer_json(spec.data, data, run_folder / BLOBS), spec.model.context, serving)
     named = save_folder(to, spec.model, lambda name: read_atom(found.theta_C4096, places[name]), files, serving)
     return Exported(named, found.round, found.state)
 
 
-def tokenizer_of(data: DataSpec, path: str, blobs: Path) -> str:
-    """The JSON of a run's tokenizer; one that travels with the run is read from the folder `blobs`.
+def tokenizer_json(data: DataSpec, path: str, blobs: Path) -> str:
+    """The JSON of a run's tokenizer; a tokenizer that travels with the run is read from the folder `blobs`.
 
     Raises ConfigError, Unreachable when a first fetch of its text fails.
     """
     if data.tokenizer == "bytes":
-        return byte_tokenizer()
+        return byte_tokenizer_json()
     if data.tokenizer == "file":
-        return _given(blobs / f"{data.tokenizer_blob.hex()}.blob", Digest(data.tokenizer_blob))
+        return _read_tokenizer(blobs / f"{data.tokenizer_blob.hex()}.blob", Digest(data.tokenizer_blob))
     text = corpus.load(data.source, path, default_cache())
     tokens = tokenizer_for(data.tokenizer, text.train)
     if data.digest and corpus.text_digest(text, tokens.identity) != data.digest:
@@ -69,7 +72,7 @@ def tokenizer_of(data: DataSpec, path: str, blobs: Path) -> str:
     return tokens.identity.decode()
 
 
-def _given(path: Path, blob: Digest) -> str:
+def _read_tokenizer(path: Path, blob: Digest) -> str:
     data = read_whole(path, max_bytes=TOKENIZER_MAX_BYTES)
     if data is None or manifest_of_bytes(data).id != blob:
         raise ConfigError(
@@ -78,13 +81,18 @@ def _given(path: Path, blob: Digest) -> str:
     return data.decode()
 
 
-def _saved(spec: RunSpec, run_folder: Path) -> Snapshot:
+def load_saved(spec: RunSpec, run_folder: Path) -> LocalState | None:
+    """What the worker saved last, None before that. Raises CorruptFault for another digest, DiskFault."""
     found = load_local(run_folder / STATE, spec.id)
+    if found is not None and state_digest(found.tensors["final"]) != found.body.state:
+        raise CorruptFault(f"{run_folder / STATE}: the weights do not have the digest that was saved with them")
+    return found
+
+
+def _saved_weights(spec: RunSpec, run_folder: Path) -> Snapshot:
+    found = load_saved(spec, run_folder)
     if found is None:
         raise ConfigError(
             f"there are no weights of {spec.name!r} in this home yet", hint="train first, or give --snapshot FILE"
         )
-    theta = found.tensors["final"]
-    if state_digest(theta) != found.body.state:
-        raise CorruptFault(f"{run_folder / STATE}: the weights do not have the digest that was saved with them")
-    return Snapshot(theta, found.body.final, found.body.state)
+    return Snapshot(found.tensors["final"], found.body.final, found.body.state)

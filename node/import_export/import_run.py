@@ -1,7 +1,7 @@
-"""A new run from a Hugging Face folder or a checkpoint: its model, and the files that travel with it.
+"""Makes the model and the files of a new run from a Hugging Face folder or a universal checkpoint.
 
-The files lie in a folder of their own until the run is signed, and are in its blob store before its `.run` file is
-there: whatever fails on the way leaves nothing behind.
+The files are in a temporary folder until the run is signed, and in its blob store before its `.run` file exists.
+A failure on the way leaves nothing behind.
 """
 
 import os
@@ -19,11 +19,11 @@ from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.import_export.export_run import BLOBS
 from atoll.node.import_export.huggingface.folder import HuggingFaceFolder, load_folder
-from atoll.node.import_export.huggingface.serving import serving_of
-from atoll.node.import_export.huggingface.tokenizer import FILE, byte_tokenizer, is_same
-from atoll.node.import_export.huggingface.upcycle import upcycled
-from atoll.node.import_export.join_shards import opened
-from atoll.node.import_export.source_options import Origin, Saved
+from atoll.node.import_export.huggingface.serving import read_serving
+from atoll.node.import_export.huggingface.tokenizer import TOKENIZER_JSON, byte_tokenizer_json, is_same_tokenizer
+from atoll.node.import_export.huggingface.upcycle import upcycle
+from atoll.node.import_export.join_shards import open_checkpoint
+from atoll.node.import_export.source_options import CheckpointSource, HuggingFaceSource, RunSource
 from atoll.node.learning.data.given import open_tokenizer
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import state_digest
@@ -43,26 +43,26 @@ _WEIGHTS, _MOMENTS = "start.safetensors", "moments-{}.safetensors"
 
 
 class Imported(NamedTuple):
-    """A checkpoint as the parts of a RunSpec, and its files."""
+    """What a source gives a new run: parts of its RunSpec, and files."""
 
     model: ModelSpec
-    """With the longest context that the checkpoint allows."""
+    """The model, with the longest context that the source allows."""
     start: StartSpec
     weights: Path
     tokenizer: bytes | None
-    """None: it is one of ours."""
+    """Bytes of `tokenizer.json`; None for a built-in tokenizer."""
     moments: tuple[Path, ...] = ()
-    """What a checkpoint has beside the weights, in the files' order."""
+    """The moments files of a checkpoint, in their order."""
     recipe: RunSpec | None = None
-    """The run that goes on; None: the caller's."""
+    """The run that a checkpoint continues; None for a Hugging Face folder."""
     warning: str = ""
-    """What the user must know of it."""
+    """A line for the user; empty if there is nothing to warn about."""
     serving: ServingSpec | UnsetType = UNSET
 
     def applied(self, spec: RunSpec, context: int) -> RunSpec:
-        """The spec with this model and start; sequences of `context` tokens, or fewer if it has no more.
+        """The spec with this model and start, and `context` tokens a sequence, or fewer if the model has fewer.
 
-        With a recipe only its name, owner, seed and admission are the caller's.
+        With a recipe, only name, owner, seed and admission come from `spec`.
         """
         if self.recipe is not None:
             ours = {"name": spec.name, "owner": spec.owner, "seed": spec.seed, "admission": spec.admission}
@@ -71,12 +71,12 @@ class Imported(NamedTuple):
         name = "bytes" if self.tokenizer is None else "file"
         data = replace(spec.data, tokenizer=name, tokenizer_blob=blob)
         model = replace(self.model, context=min(context, self.model.context))
-        # As in the presets: members of a mixture may share its experts, and such rounds are not reduced.
+        # As in the presets: members may share a mixture's experts, and such rounds are not reduced.
         reduced = None if model.experts else spec.reduce
         return replace(spec, model=model, data=data, start=self.start, serving=self.serving, reduce=reduced)
 
     def check(self, spec: RunSpec) -> None:
-        """Raise ConfigError when a spec made from this has another model by now."""
+        """Raise ConfigError if a spec made from this source has another model."""
         if (
             replace(spec.model, context=self.model.context) != self.model
             or spec.model.context > self.model.context
@@ -88,21 +88,25 @@ class Imported(NamedTuple):
 
 
 @contextmanager
-def imported(origin: Origin | Saved, runs: Path, seed: int) -> Iterator[Imported]:
-    """Read weights and what comes with them; the files lie below `runs` until the block is left.
+def importing(source: RunSource, runs: Path, seed: int) -> Iterator[Imported]:
+    """Read a source; its files are in a temporary folder below `runs` until the block ends.
 
     Raises ConfigError, Divergence, DiskFault.
     """
     part = make_folder(runs / f".import.{os.getpid()}.part")
     try:
-        yield _goes_on(origin, part) if isinstance(origin, Saved) else _published(origin, part, seed)
+        if isinstance(source, CheckpointSource):
+            yield _from_checkpoint(source, part)
+        else:
+            yield _from_folder(source, part, seed)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def keep(found: Imported, run_folder: Path, write: Callable[[], None]) -> None:
-    """Put the files into the store of the run, then let `write` write the run. Raises DiskFault; then nothing is
-    there.
+def store_run(found: Imported, run_folder: Path, write: Callable[[], None]) -> None:
+    """Move the files into the run's blob store, then call `write`, which writes the run.
+
+    Raises DiskFault, and what `write` raises; then nothing is there.
     """
     is_new = not run_folder.exists()
     try:
@@ -119,43 +123,56 @@ def keep(found: Imported, run_folder: Path, write: Callable[[], None]) -> None:
         raise
 
 
-def _published(origin: Origin, part: Path, seed: int) -> Imported:
-    found = load_folder(origin.folder)
-    if (upcycle := origin.upcycle) is not None:
-        experts = ExpertsSpec(count=upcycle.experts, per_token=upcycle.per_token, ffn=found.model.ffn)
-        found = HuggingFaceFolder(*upcycled(*found, experts, seed, upcycle.noise_shift))
+def _from_folder(source: HuggingFaceSource, part: Path, seed: int) -> Imported:
+    found = load_folder(source.folder)
+    if (options := source.upcycle) is not None:
+        experts = ExpertsSpec(count=options.experts, per_token=options.per_token, ffn=found.model.ffn)
+        found = HuggingFaceFolder(*upcycle(found.model, found.theta, experts, seed, options.noise_shift))
     arena = arena_of(found.model)
-    start = _write(part / _WEIGHTS, bridge.gather(found.theta, arena), arena)
-    tokenizer = _tokenizer(origin.folder, found.model.vocab)
-    serving = serving_of(origin.folder, found.model.vocab)
-    said = UNSET if serving == ServingSpec() else serving
-    return Imported(found.model, start, part / _WEIGHTS, tokenizer, serving=said)
+    start = _write_start(part / _WEIGHTS, bridge.gather(found.theta, arena), arena)
+    tokenizer = _check_tokenizer(source.folder, found.model.vocab)
+    serving = read_serving(source.folder, found.model.vocab)
+    return Imported(
+        model=found.model,
+        start=start,
+        weights=part / _WEIGHTS,
+        tokenizer=tokenizer,
+        serving=UNSET if serving == ServingSpec() else serving,
+    )
 
 
-def _goes_on(origin: Saved, part: Path) -> Imported:
-    found = opened(origin.folder)
-    start = _write(part / _WEIGHTS, found.theta(), found.arena)
+def _from_checkpoint(source: CheckpointSource, part: Path) -> Imported:
+    found = open_checkpoint(source.folder)
+    start = _write_start(part / _WEIGHTS, found.theta(), found.arena)
     paths = [part / _MOMENTS.format(number) for number in range(file_count(found.spec.model))]
     for number, path in enumerate(paths):
         write_file(path, found.moments(number))
     start = replace(start, moments=b"".join(map(_blob_of, paths)))
     recipe = onward(found.spec, found.manifest.round + 1)
-    tokenizer = _same_tokenizer(origin.folder, recipe)
-    warning = "" if found.manifest.quorum else f"{origin.folder}: {found.manifest.who_signed()}"
-    return Imported(recipe.model, start, part / _WEIGHTS, tokenizer, tuple(paths), recipe, warning)
+    tokenizer = _read_tokenizer(source.folder, recipe)
+    warning = "" if found.manifest.quorum else f"{source.folder}: {found.manifest.who_signed()}"
+    return Imported(
+        model=recipe.model,
+        start=start,
+        weights=part / _WEIGHTS,
+        tokenizer=tokenizer,
+        moments=tuple(paths),
+        recipe=recipe,
+        warning=warning,
+    )
 
 
-def _same_tokenizer(folder: Path, recipe: RunSpec) -> bytes | None:
-    """What the run that goes on had as a file; None where it had none."""
+def _read_tokenizer(folder: Path, recipe: RunSpec) -> bytes | None:
+    """Bytes of the continued run's tokenizer; None if it is a built-in one."""
     if recipe.data.tokenizer != "file":
         return None
-    data = read_whole(folder / FILE, max_bytes=TOKENIZER_MAX_BYTES)
+    data = read_whole(folder / TOKENIZER_JSON, max_bytes=TOKENIZER_MAX_BYTES)
     if data is None or manifest_of_bytes(data).id != recipe.data.tokenizer_blob:
-        raise ConfigError(f"{folder / FILE} is not the tokenizer of the run")
+        raise ConfigError(f"{folder / TOKENIZER_JSON} is not the tokenizer of the run")
     return data
 
 
-def _write(path: Path, theta_C4096: Tensor, arena: Arena) -> StartSpec:
+def _write_start(path: Path, theta_C4096: Tensor, arena: Arena) -> StartSpec:
     state = state_digest(theta_C4096)
     write_snapshot(path, Snapshot(theta_C4096, -1, state), arena)
     return StartSpec(weights=_blob_of(path), state=state)
@@ -166,15 +183,14 @@ def _blob_of(path: Path) -> Digest:
         return manifest_of_file(file).id
 
 
-def _tokenizer(folder: Path, vocab: int) -> bytes | None:
-    """The bytes of the folder's `tokenizer.json`, checked; None where it is the tokenizer `bytes`."""
+def _check_tokenizer(folder: Path, vocab: int) -> bytes | None:
+    """Bytes of the folder's `tokenizer.json`, checked; None if it is the tokenizer `bytes`."""
     try:
-        data = read_whole(folder / FILE, max_bytes=TOKENIZER_MAX_BYTES)
+        data = read_whole(folder / TOKENIZER_JSON, max_bytes=TOKENIZER_MAX_BYTES)
     except CorruptFault as error:
-        raise ConfigError(f"{folder / FILE} has more than {TOKENIZER_MAX_BYTES >> 20} MiB") from error
+        raise ConfigError(f"{folder / TOKENIZER_JSON} has more than {TOKENIZER_MAX_BYTES >> 20} MiB") from error
     if data is None:
-        raise ConfigError(
-            f"{folder} has no {FILE}", hint="a run takes its tokenizer from there; other kinds are not read"
-        )
+        hint = "a run takes its tokenizer from there; other kinds are not read"
+        raise ConfigError(f"{folder} has no {TOKENIZER_JSON}", hint=hint)
     open_tokenizer(data, vocab)
-    return None if is_same(data, byte_tokenizer()) else data
+    return None if is_same_tokenizer(data, byte_tokenizer_json()) else data

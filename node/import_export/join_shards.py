@@ -1,10 +1,8 @@
-"""Universal checkpoints of a run: written by its members, joined, and read again (node/checkpoint/universal.py).
+"""Joins the shards of a run's members into a universal checkpoint (node/checkpoint/universal.py), and reads it.
 
-A member's file is made of what its worker saved; no node runs. Nothing in a folder is believed: sizes follow from
-the run, every file has the hash that its words name and their member signed, and the weights have the state digest
-that the deciders of their round voted for (node/daemon/consensus/certificate.py). Without a quorum of the
-run's members nothing
-is joined, unless the user gives up what the others had not sent.
+Nothing in a folder is trusted. Sizes follow from the run; every file has the hash that its member signed; the
+weights have the state digest that the voters of their round signed (node/daemon/consensus/certificate.py).
+Joining needs shards of a quorum of the run's members, unless the user gives up what the others had not sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +14,10 @@ from blake3 import blake3
 from torch import Tensor
 
 from atoll.node.checkpoint import shards as checkpoint_shards
-from atoll.node.checkpoint.atoms import write_atom
+from atoll.node.checkpoint.atoms import all_finite, write_atom
 from atoll.node.checkpoint.disk import Piece, disk, map_file, write_file
 from atoll.node.checkpoint.safefile import Spec
-from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, WEIGHT, moment_specs
+from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, WEIGHT, is_valid, moment_specs
 from atoll.node.checkpoint.tensorfile import TensorFile, file_pieces
 from atoll.node.checkpoint.universal import (
     JSON_MAX_BYTES,
@@ -33,43 +31,41 @@ from atoll.node.checkpoint.universal import (
 )
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, Proven, read_proof
 from atoll.node.learning.outer.fixed import state_digest
-from atoll.node.worker.local_weights import all_finite
 from atoll.p2p.system.atomic_files import read_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, PeerFault, SignatureFault
 from atoll.protocols.ids import short
 from atoll.protocols.run.arena import CHUNK, Arena, Placement, arena_of
 from atoll.protocols.run.model_spec import expert_of
-from atoll.protocols.run.moments import MAX_STEPS
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
 RUN, VOTES, MANIFEST, TOKENIZER = "run", "votes", "manifest.json", "tokenizer.json"
 
 
 def part_of(name: str) -> str:
-    """The part of a checkpoint that an atom belongs to."""
+    """The part of a checkpoint that an atom belongs to: SHARED, or the number of its expert."""
     expert = expert_of(name)
     return SHARED if expert is None else str(expert)
 
 
 @dataclass
 class ShardedCheckpoint:
-    """A folder whose shards are of one run, round and state, and hold every atom. Files are read when asked."""
+    """A folder whose shards have one run, round and state, and hold every atom. Files are read on demand."""
 
     folder: Path
     spec: RunSpec
     manifest: CheckpointManifest
     proof: Proven
-    """That its round is final."""
+    """Proof that the checkpoint's round is final."""
     _files: dict[str, TensorFile] = field(default_factory=dict)
 
     @property
     def arena(self) -> Arena:
-        """Of the run's model."""
+        """The arena of the run's model."""
         return arena_of(self.spec.model)
 
     def theta(self) -> Tensor:
-        """Θ_final, int32 `[C, 4096]`. Raises ConfigError where shards differ or the digest is another."""
+        """Θ_final, int32 `[C, 4096]`. Raises ConfigError if shards differ or the digest is wrong."""
         theta_C4096 = torch.zeros((self.arena.chunks, CHUNK), dtype=torch.int32)
         for place in self.arena.placements:
             write_atom(theta_C4096, place, self._weight(place))
@@ -77,26 +73,26 @@ class ShardedCheckpoint:
             raise ConfigError(f"{self.folder}: the weights do not have the digest that the shards name")
         return theta_C4096
 
-    def kept(self, name: str) -> Tensor:
-        """A tensor of the moments files, `KIND/ATOM`: Adam's state from the atom's holder; of errors the mean.
+    def merged(self, name: str) -> Tensor:
+        """The tensor `KIND/ATOM` of the moments files: Adam's state from the atom's holder, or the mean error.
 
         Raises ConfigError for values that no optimiser has.
         """
         kind, _, atom = name.partition("/")
         if kind == ERROR:
             return self._mean_error(name, part_of(atom))
-        return self.sound(self.manifest.holders[part_of(atom)], name)
+        return self.checked(self.manifest.holders[part_of(atom)], name)
 
-    def sound(self, peer: str, name: str) -> Tensor:
+    def checked(self, peer: str, name: str) -> Tensor:
         """A tensor of a member's shard. Raises ConfigError for values that no optimiser has."""
         value = self.file_of(peer).read(name)
-        if not is_sound(name, value):
+        if not is_valid(name, value):
             raise ConfigError(f"{self.folder}: {name} of …{peer[-8:]} is not finite, or out of range")
         return value
 
     def moments(self, number: int) -> Iterator[Piece]:
-        """The bytes of a moments file."""
-        return file_pieces(moment_specs(self.spec.model, number), MOMENTS_NOTE, self.kept)
+        """The bytes of moments file `number`, in pieces."""
+        return file_pieces(moment_specs(self.spec.model, number), MOMENTS_NOTE, self.merged)
 
     def _weight(self, place: Placement) -> Tensor:
         part, name = part_of(place.name), f"{WEIGHT}/{place.name}"
@@ -107,10 +103,10 @@ class ShardedCheckpoint:
         return value
 
     def _mean_error(self, name: str, part: str) -> Tensor:
-        """What all members have not said yet, over the number of those who train it.
+        """The sum of all members' error feedback, divided by the number of members that train the part.
 
-        An update is a mean over its senders: if each of any number of members goes on with this mean, together
-        they say what these members together had to say.
+        An update is a mean over its senders. If any number of members continue with this mean, together they send
+        what these members together had not sent.
         """
         total = torch.zeros(())
         for shard in self.manifest.shards:
@@ -122,23 +118,22 @@ class ShardedCheckpoint:
         return mean
 
     def file_of(self, peer: str) -> TensorFile:
-        """Of a member that has a shard."""
+        """The opened tensors' file of a member that has a shard."""
         if peer not in self._files:
             shard = next(shard for shard in self.manifest.shards if shard.peer == peer)
             self._files[peer] = TensorFile(self.folder / shard.file, shard_specs(self.spec, shard), shard.note)
         return self._files[peer]
 
 
-def join(folder: Path, *, without_quorum: bool = False) -> ShardedCheckpoint:
-    """Check the shards in a folder and write its manifest, last. Raises ConfigError, DiskFault.
+def join_shards(folder: Path, *, without_quorum: bool = False) -> ShardedCheckpoint:
+    """Check the shards in a folder, then write its manifest. Raises ConfigError, DiskFault.
 
-    `without_quorum`: most members are gone for good; what they had not sent is given up.
+    `without_quorum` is for members that are gone for good: what they had not sent is given up.
     """
     if (folder / MANIFEST).exists():
         raise ConfigError(f"{folder} is joined already", hint="a checkpoint is not changed any more")
-    spec = _run(folder)
-    shards = _shards(folder)
-    manifest, proof = _joined(folder, spec, shards)
+    spec, shards = _read_run(folder), _read_shards(folder)
+    manifest, proof = _manifest_of(folder, spec, shards)
     if not manifest.quorum and not without_quorum:
         raise ConfigError(
             f"{folder}: signed by {len(proof.members) - len(manifest.absent)} of the {len(proof.members)} "
@@ -146,45 +141,37 @@ def join(folder: Path, *, without_quorum: bool = False) -> ShardedCheckpoint:
             + ", ".join(f"…{short(peer)}" for peer in manifest.absent),
             hint="add their shards; or give up what they had not sent: --without-quorum",
         )
-    words = to_json(manifest)
-    if len(words) > JSON_MAX_BYTES:
-        raise ConfigError(f"{folder}: a manifest of {len(words)} bytes, more than {JSON_MAX_BYTES}")
+    data = to_json(manifest)
+    if len(data) > JSON_MAX_BYTES:
+        raise ConfigError(f"{folder}: a manifest of {len(data)} bytes, more than {JSON_MAX_BYTES}")
     found = _verified(ShardedCheckpoint(folder, spec, manifest, proof))
-    write_file(folder / MANIFEST, [words])
+    write_file(folder / MANIFEST, [data])
     return found
 
 
-def opened(folder: Path) -> ShardedCheckpoint:
-    """A joined checkpoint, verified. Raises ConfigError, DiskFault."""
+def open_checkpoint(folder: Path) -> ShardedCheckpoint:
+    """Open and verify a joined checkpoint. Raises ConfigError, DiskFault."""
     data = read_whole(folder / MANIFEST, max_bytes=JSON_MAX_BYTES)
     if data is None:
         raise ConfigError(f"{folder} has no {MANIFEST}", hint="join its shards first: atoll checkpoint join DIR")
-    spec = _run(folder)
+    spec = _read_run(folder)
     try:
         manifest = from_json(data, CheckpointManifest)
     except DecodeError as error:
         raise ConfigError(f"{folder / MANIFEST}: {error}") from error
-    made, proof = _joined(folder, spec, manifest.shards)
-    if made != manifest:
+    expected, proof = _manifest_of(folder, spec, manifest.shards)
+    if expected != manifest:
         raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
     return _verified(ShardedCheckpoint(folder, spec, manifest, proof))
 
 
-def is_sound(name: str, value: Tensor) -> bool:
-    """Whether Adam could have made this tensor, `KIND/ATOM`."""
-    kind = name.partition("/")[0]
-    if kind == STEP:
-        return bool(((value >= 0) & (value <= MAX_STEPS) & (value == value.round())).all())
-    return all_finite(value) and (kind != "exp_avg_sq" or not bool((value < 0).any()))
-
-
 def shard_specs(spec: RunSpec, shard: Shard) -> dict[str, Spec]:
-    """Tensors of a shard's file."""
+    """Names, dtypes and shapes of the tensors in a shard's file."""
     return checkpoint_shards.shard_specs(spec.model, shard.experts, shard.left)
 
 
-def _joined(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[CheckpointManifest, Proven]:
-    """The manifest of these shards, whose peers signed them, at a round that is final. Raises ConfigError."""
+def _manifest_of(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[CheckpointManifest, Proven]:
+    """The manifest of these shards and the proof of their round. Raises ConfigError if a check fails."""
     data = read_whole(folder / VOTES, max_bytes=PROOF_MAX_BYTES)
     if data is None:
         raise ConfigError(
@@ -218,7 +205,7 @@ def _check_member(folder: Path, shard: Shard, proof: Proven) -> None:
 
 
 def _verified(checkpoint: ShardedCheckpoint) -> ShardedCheckpoint:
-    """Every file has its hash, its header and the step counts that its words name, and Θ its digest."""
+    """Check hash, header and step counts of every file, and the digest of Θ. Raises ConfigError."""
     for shard in checkpoint.manifest.shards:
         _check_file(checkpoint.folder / shard.file, shard)
         try:
@@ -242,7 +229,7 @@ def _check_file(path: Path, shard: Shard) -> None:
         raise ConfigError(f"{path} does not have the hash that its words name", hint="copy it again, whole")
 
 
-def _shards(folder: Path) -> list[Shard]:
+def _read_shards(folder: Path) -> list[Shard]:
     with disk(folder):
         paths = sorted(path for path in folder.glob("*.json") if path.name not in (MANIFEST, TOKENIZER))
     found = []
@@ -258,7 +245,7 @@ def _shards(folder: Path) -> list[Shard]:
     return found
 
 
-def _run(folder: Path) -> RunSpec:
+def _read_run(folder: Path) -> RunSpec:
     try:
         data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES)
         if data is None:

@@ -1,8 +1,8 @@
-"""Puts a node back into a run that others still train: its state as a checkpoint has it, as if it was saved then.
+"""Restores a node of a run that others still train: writes its state as a checkpoint has it.
 
-Who has a shard in it goes on with its own moments, its experts, and what it had not said. Anybody else takes what
-is no expert's, or what everybody trains, with the moments that count for it, and has nothing unsaid. What happened
-since, the node gets from the others; what is here says where it starts.
+A node with a shard continues with its own moments, its experts and its error feedback. Any other node gets the
+atoms that everybody trains, with the moments of their holders and no error feedback. What happened in the run
+since then, the node fetches from its peers.
 """
 
 from collections.abc import Iterator
@@ -33,27 +33,26 @@ from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES
 
 
 class Restored(NamedTuple):
-    """What a node starts with."""
+    """What a restored node starts with."""
 
     round: int
     state: str
     own: bool
-    """It has a shard of its own: its moments, and what it had not said."""
+    """Whether it has a shard of its own: its moments and its error feedback."""
     feed: bool
-    """Its feed is here: it need not wait for others that have it."""
+    """Whether its feed is here, so that it need not wait for peers that have it."""
 
 
-def restore(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) -> Restored:
+def restore_node(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) -> Restored:
     """Write the state of `me` below the folder of its run. No node may run there.
 
-    Where its feed is lost too, the folder is marked (node/daemon/feed_recovery.py). Raises ConfigError where
-    there is a
-    state already, CorruptFault for a damaged mark, DiskFault; then nothing that counts is there.
+    If its feed is lost too, the folder is marked (node/daemon/feed_recovery.py). Raises ConfigError if there is a
+    state already, CorruptFault for a damaged mark, DiskFault; then no state is written.
     """
     spec, manifest = checkpoint.spec, checkpoint.manifest
     _check_empty(checkpoint, run_folder)
     own = next((shard for shard in manifest.shards if shard.peer == me), None)
-    tensors = dict(_own(checkpoint, own) if own is not None else _newcomers(checkpoint))
+    tensors = dict(_own_tensors(checkpoint, own) if own is not None else _shared_moments(checkpoint))
     residual_C4096 = torch.zeros((checkpoint.arena.chunks, CHUNK))
     for place in checkpoint.arena.placements:
         error = tensors.pop(f"{ERROR}/{place.name}", None)
@@ -63,18 +62,18 @@ def restore(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) -> Rest
     state = Digest(bytes.fromhex(manifest.state))
     body = LocalBody(spec.id, manifest.round, state, steps, ())
     make_folder(run_folder)
-    _bring_tokenizer(checkpoint, run_folder)
+    _store_tokenizer(checkpoint, run_folder)
     entries = checkpoint.proof.entries.get(me, 0)
     has_feed = _has_feed(run_folder, spec.id, me, entries)
     if not has_feed:
-        mark(run_folder, entries, {*manifest.members} - {me})  # before there is a state to start with
+        mark(run_folder, entries, {*manifest.members} - {me})  # before a state that could be started without it
     whole = {"final": checkpoint.theta(), "residual": residual_C4096, **tensors}
     begin_local(run_folder / STATE, body, whole).finish()
     return Restored(manifest.round, manifest.state, own is not None, has_feed)
 
 
 def _has_feed(run_folder: Path, run: RunId, me: PeerId, entries: int) -> bool:
-    """Whether only the state was lost: the ledger is whole, and nobody waits for more of it."""
+    """Whether only the state was lost: the ledger holds the node's whole feed, and no mark waits for more."""
     if marked(run_folder) is not None or not (run_folder / LEDGER_FILE).exists():
         return False
     try:
@@ -94,23 +93,23 @@ def _check_empty(checkpoint: ShardedCheckpoint, run_folder: Path) -> None:
         )
 
 
-def _own(checkpoint: ShardedCheckpoint, shard: Shard) -> Iterator[tuple[str, Tensor]]:
+def _own_tensors(checkpoint: ShardedCheckpoint, shard: Shard) -> Iterator[tuple[str, Tensor]]:
     for name in sorted(checkpoint.file_of(shard.peer).names):
         if not name.startswith(f"{WEIGHT}/"):
-            yield name, checkpoint.sound(shard.peer, name)
+            yield name, checkpoint.checked(shard.peer, name)
 
 
-def _newcomers(checkpoint: ShardedCheckpoint) -> Iterator[tuple[str, Tensor]]:
+def _shared_moments(checkpoint: ShardedCheckpoint) -> Iterator[tuple[str, Tensor]]:
     for place in checkpoint.arena.placements:
         is_trained = not splits(checkpoint.spec) or expert_of(place.name) is None
         if is_trained and is_optimised(place.name):
             for kind in (STEP, *KINDS):
                 name = f"{kind}/{place.name}"
-                yield name, checkpoint.kept(name)
+                yield name, checkpoint.merged(name)
 
 
-def _bring_tokenizer(checkpoint: ShardedCheckpoint, run_folder: Path) -> None:
-    """Where the checkpoint has it; else the others do."""
+def _store_tokenizer(checkpoint: ShardedCheckpoint, run_folder: Path) -> None:
+    """Put the checkpoint's tokenizer into the blob store; if it has none, peers have it."""
     if checkpoint.spec.data.tokenizer == "file":
         data = read_whole(checkpoint.folder / TOKENIZER, max_bytes=TOKENIZER_MAX_BYTES)
         if data is not None:

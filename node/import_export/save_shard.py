@@ -1,4 +1,4 @@
-"""A member's shard of a universal checkpoint, from what its worker saved and its ledger. No node may run."""
+"""Writes a member's shard of a universal checkpoint from its worker's state and its ledger. No node may run."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -8,15 +8,14 @@ from torch import Tensor
 
 from atoll.node.checkpoint.atoms import read_atom
 from atoll.node.checkpoint.disk import Piece, disk, write_file
-from atoll.node.checkpoint.local import LocalState, load_local
+from atoll.node.checkpoint.local import LocalState
 from atoll.node.checkpoint.shards import ERROR, STEP, WEIGHT, shard_specs
 from atoll.node.checkpoint.tensorfile import file_pieces
 from atoll.node.checkpoint.universal import SHARED, VERSION, Shard, signed, to_json
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, gather, read_proof
-from atoll.node.import_export.export_run import BLOBS, STATE, tokenizer_of
+from atoll.node.import_export.export_run import BLOBS, STATE, load_saved, tokenizer_json
 from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of
 from atoll.node.learning.compress.encoder import OnHost
-from atoll.node.learning.outer.fixed import state_digest
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
@@ -29,24 +28,26 @@ from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
 _FAR = 1 << 62
-"""Later than any round."""
+"""A round number later than any round."""
 
 
 def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) -> Shard:
-    """Write this node's part into a folder, which may hold other nodes' parts; its words last.
+    """Write this node's shard into a folder that may hold other nodes' shards; its signed JSON comes last.
 
-    run_file: the signed run. Raises ConfigError, CorruptFault, DiskFault, LocalFault while the node runs; then
+    `run_file` is the signed run. Raises ConfigError, CorruptFault, DiskFault, LocalFault while the node runs; then
     nothing of this node is there.
     """
     spec = open_run(run_file)
-    found = _saved(spec, run_folder)
+    found = load_saved(spec, run_folder)
+    if found is None:
+        raise ConfigError(f"there is no state of {spec.name!r} in this home yet", hint="train first")
     steps = _steps(found.tensors)
     if SHARED not in steps:
         raise ConfigError(f"this node has not trained in {spec.name!r} yet")
     if found.body.final < 0:
         raise ConfigError(f"no round of {spec.name!r} is final here yet", hint="wait for one: atoll status")
     votes = _votes(spec, run_folder, found)
-    unsaid_C4096 = _unsaid(spec, run_folder, found)
+    unsent_C4096 = _unsent(spec, run_folder, found)
     trained = frozenset(int(part) for part in steps if part != SHARED)
     draft = Shard(
         version=VERSION,
@@ -55,20 +56,20 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
         state=found.body.state.hex(),
         peer=identity.peer_id,
         steps=steps,
-        left=_left(spec, unsaid_C4096, trained),
+        left=_left(spec, unsent_C4096, trained),
         bytes=0,
         blake3="",
         signature="",
     )
     make_folder(to)
-    _keep(to, spec, run_file, run_folder)
-    _keep_votes(to, spec, votes)
+    _store_run(to, spec, run_file, run_folder)
+    _store_votes(to, spec, votes)
     specs = shard_specs(spec.model, trained, draft.left)
-    return _write(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsaid_C4096)))
+    return _write_shard(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsent_C4096)))
 
 
 def _votes(spec: RunSpec, run_folder: Path, found: LocalState) -> bytes:
-    """Why the saved round is final with the saved state, from the ledger here."""
+    """Proof from the ledger that the saved round is final with the saved state. Raises CorruptFault."""
     path, number = run_folder / LEDGER_FILE, found.body.final
     if not path.exists():
         raise ConfigError(f"the ledger of {spec.name!r} is not in this home", hint="start the node: it fetches it")
@@ -82,8 +83,8 @@ def _votes(spec: RunSpec, run_folder: Path, found: LocalState) -> bytes:
     return data
 
 
-def _keep_votes(to: Path, spec: RunSpec, votes: bytes) -> None:
-    """Which votes are a quorum may differ from node to node: one proof is enough."""
+def _store_votes(to: Path, spec: RunSpec, votes: bytes) -> None:
+    """Write the proof if the folder has none: nodes may have different quorums of votes, and one is enough."""
     path = to / VOTES
     there = read_whole(path, max_bytes=PROOF_MAX_BYTES)
     if there is None:
@@ -92,14 +93,15 @@ def _keep_votes(to: Path, spec: RunSpec, votes: bytes) -> None:
         raise ConfigError(f"{to} holds a checkpoint of another round", hint="choose another folder")
 
 
-def _write(to: Path, draft: Shard, identity: Identity, pieces: Iterable[Piece]) -> Shard:
-    path, words = to / draft.file, (to / draft.file).with_suffix(".json")
-    if words.exists() or path.exists():
+def _write_shard(to: Path, draft: Shard, identity: Identity, pieces: Iterable[Piece]) -> Shard:
+    path = to / draft.file
+    json_path = path.with_suffix(".json")
+    if json_path.exists() or path.exists():
         raise ConfigError(f"{path} is there already", hint="choose another folder, or remove both of its files")
     size, hashed = write_file(path, pieces)
     shard = signed(replace(draft, bytes=size, blake3=hashed.hex()), identity)
     try:
-        write_file(words, [to_json(shard)])
+        write_file(json_path, [to_json(shard)])
     except BaseException:
         with disk(path):
             path.unlink(missing_ok=True)
@@ -107,11 +109,11 @@ def _write(to: Path, draft: Shard, identity: Identity, pieces: Iterable[Piece]) 
     return shard
 
 
-def _keep(to: Path, spec: RunSpec, run_file: bytes, run_folder: Path) -> None:
-    """The run and its tokenizer, which every shard's writer brings."""
+def _store_run(to: Path, spec: RunSpec, run_file: bytes, run_folder: Path) -> None:
+    """Write the run and its tokenizer; if they are there already, they must be the same."""
     files = {RUN: run_file}
     if spec.data.tokenizer == "file":
-        files[TOKENIZER] = tokenizer_of(spec.data, "", run_folder / BLOBS).encode()
+        files[TOKENIZER] = tokenizer_json(spec.data, "", run_folder / BLOBS).encode()
     for name, data in files.items():
         there = read_whole(to / name, max_bytes=max(MESSAGE_MAX_BYTES, len(data)))
         if there is None:
@@ -120,17 +122,8 @@ def _keep(to: Path, spec: RunSpec, run_file: bytes, run_folder: Path) -> None:
             raise ConfigError(f"{to} holds the checkpoint of another run", hint="choose another folder")
 
 
-def _saved(spec: RunSpec, run_folder: Path) -> LocalState:
-    found = load_local(run_folder / STATE, spec.id)
-    if found is None:
-        raise ConfigError(f"there is no state of {spec.name!r} in this home yet", hint="train first")
-    if state_digest(found.tensors["final"]) != found.body.state:
-        raise CorruptFault(f"{run_folder / STATE}: the weights do not have the digest that was saved with them")
-    return found
-
-
 def _steps(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Part -> Adam's steps with it. Atoms of one part begin and move together."""
+    """Parts -> Adam's steps with them. All atoms of a part have the same count."""
     found: dict[str, int] = {}
     for name, value in tensors.items():
         kind, _, atom = name.partition("/")
@@ -139,10 +132,10 @@ def _steps(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return found
 
 
-def _unsaid(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
-    """Error feedback with what is on its way: payloads of rounds that are not final, and what a reducer kept.
+def _unsent(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
+    """Error feedback plus what is on its way: payloads of rounds that are not final, and a reducer's residual.
 
-    The weights are those of the final round, so whatever is not in them was not said.
+    The weights are those of the final round, so whatever they lack counts as unsent.
     """
     sending = ErrorFeedback(spec, run_folder / "spool", OnHost())
     sending.load(found.tensors["residual"], found.body.pending, found.body.final)
@@ -152,7 +145,7 @@ def _unsaid(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
     return sending.residual_C4096
 
 
-def _values(spec: RunSpec, found: LocalState, unsaid_C4096: Tensor) -> Callable[[str], Tensor]:
+def _values(spec: RunSpec, found: LocalState, unsent_C4096: Tensor) -> Callable[[str], Tensor]:
     places = {place.name: place for place in arena_of(spec.model).placements}
     tensors = found.tensors
 
@@ -160,22 +153,22 @@ def _values(spec: RunSpec, found: LocalState, unsaid_C4096: Tensor) -> Callable[
         kind, _, atom = name.partition("/")
         if kind == WEIGHT:
             return read_atom(tensors["final"], places[atom])
-        return _error(places[atom], tensors, unsaid_C4096) if kind == ERROR else tensors[name]
+        return _error(places[atom], tensors, unsent_C4096) if kind == ERROR else tensors[name]
 
     return value_of
 
 
-def _error(place: Placement, tensors: Mapping[str, Tensor], unsaid_C4096: Tensor) -> Tensor:
-    """With the progress since the anchor, where local weights are saved: it is sent with a later round."""
-    error, local = read_atom(unsaid_C4096, place), tensors.get(f"local/{place.name}")
+def _error(place: Placement, tensors: Mapping[str, Tensor], unsent_C4096: Tensor) -> Tensor:
+    """Error feedback of an atom, with the local progress since the anchor that a later round would send."""
+    error, local = read_atom(unsent_C4096, place), tensors.get(f"local/{place.name}")
     return error if local is None else error + (read_atom(tensors["anchor"], place) - local)
 
 
-def _left(spec: RunSpec, unsaid_C4096: Tensor, trained: frozenset[int]) -> tuple[int, ...]:
-    """Experts that are not trained here any more, with something unsaid."""
+def _left(spec: RunSpec, unsent_C4096: Tensor, trained: frozenset[int]) -> tuple[int, ...]:
+    """Experts that are no longer trained here but have unsent error feedback, in rising order."""
     found: set[int] = set()
     for place in arena_of(spec.model).placements:
         expert = expert_of(place.name)
-        if expert is not None and expert not in trained | found and bool(read_atom(unsaid_C4096, place).any()):
+        if expert is not None and expert not in trained | found and bool(read_atom(unsent_C4096, place).any()):
             found.add(expert)
     return tuple(sorted(found))

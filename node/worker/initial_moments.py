@@ -10,9 +10,8 @@ from pathlib import Path
 from torch import Tensor
 
 from atoll.node.checkpoint.atoms import write_atom
-from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, is_optimised, moment_specs
+from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, is_optimised, is_valid, moment_specs
 from atoll.node.checkpoint.tensorfile import TensorFile
-from atoll.node.import_export.join_shards import is_sound
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner
 from atoll.protocols.errors import DecodeError, DiskFault
@@ -61,7 +60,7 @@ class Brought:
             for kind in (ERROR, *((STEP, *KINDS) if is_optimised(atom) else ())):
                 name = f"{kind}/{atom}"
                 found[name] = file.read(name)
-                if not is_sound(name, found[name]):
+                if not is_valid(name, found[name]):
                     raise DecodeError(f"{name} is not finite, or out of range")
         return found
 

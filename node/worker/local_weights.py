@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from atoll.node.checkpoint.atoms import read_atom
+from atoll.node.checkpoint.atoms import all_finite, read_atom
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.named import frozen_names, named_atoms, write_atoms
 from atoll.node.learning.outer.fixed import to_float
@@ -209,8 +209,3 @@ def check_saved(tensors: Mapping[str, Tensor], spec: RunSpec) -> None:
 def carries(spec: RunSpec) -> bool:
     """Whether L is more than the view when a round begins: then it and A must survive a restart."""
     return spec.outer.fragments > 1 or spec.outer.overlap_steps > 0
-
-
-def all_finite(values: Tensor) -> bool:
-    """Slab by slab: a mask as large as the model is not made."""
-    return all(bool(part.isfinite().all()) for part in torch.split(values.reshape(-1), SLAB_CHUNKS * CHUNK))

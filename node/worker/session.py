@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.checkpoint import local, snapshot
+from atoll.node.checkpoint.atoms import all_finite
 from atoll.node.checkpoint.disk import disk, map_file
 from atoll.node.checkpoint.generations import Unfinished
 from atoll.node.config.devices import devices_of
@@ -43,7 +44,7 @@ from atoll.node.worker.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback, Missed
 from atoll.node.worker.initial_moments import Brought
 from atoll.node.worker.learner import Learner, experts_among
-from atoll.node.worker.local_weights import all_finite, carries, check_saved
+from atoll.node.worker.local_weights import carries, check_saved
 from atoll.node.worker.multi_device.group import check_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.precompile import warm

@@ -1,30 +1,29 @@
-"""`config.json` of a Hugging Face checkpoint, made from a ModelSpec and read back into one.
+"""Writes a ModelSpec as the `config.json` of a Hugging Face checkpoint, and reads one back.
 
-Dense models are Llama, with `qk_norm` Qwen3; mixtures are Mixtral, with `qk_norm` Qwen3-MoE, with
-`qk_norm_across` OLMoE. Reading is strict: every key is one that we understand, or one that changes nothing, or the
-checkpoint is refused with the key's name.
+A dense model is Llama, or Qwen3 with `qk_norm`; a mixture is Mixtral, Qwen3-MoE with `qk_norm`, or OLMoE with
+`qk_norm_across`. Reading is strict: a key that is neither understood nor without effect refuses the checkpoint.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from atoll.node.import_export.huggingface import rope
-from atoll.node.import_export.huggingface.fields import flag, real, whole
+from atoll.node.import_export.huggingface.fields import read_bool, read_float, read_int
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 
 
 class Family(NamedTuple):
-    """What transformers has for one `model_type`, and what it takes where a config says nothing."""
+    """A `model_type` of transformers: its class, its key names, and its defaults for absent keys."""
 
     class_name: str
     width: str = "intermediate_size"
-    """Key of the width of the feed-forward, or of one expert."""
+    """Key for the width of the feed-forward, or of one expert."""
     has_experts: bool = False
     kv_heads: bool = False
-    """As many as heads, where they are not said. Otherwise they must be."""
+    """Whether an absent number of key heads means as many as heads. Otherwise the key is required."""
     head_dim: int | None = None
-    """None: what width and heads give."""
+    """Default head size; None for model width / heads."""
     load_balance: float = 0.001
     rope_theta: float = 10_000.0
     bos: int | None = None
@@ -53,7 +52,7 @@ _IDLE = {
     "sliding_window", "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed",
     "unsloth_version", "use_cache",
 }  # fmt: skip
-"""Keys that change no logits. `sliding_window`: for `use_sliding_window` must be false; Mixtral's must be null."""
+"""Keys that change no logits. `sliding_window`: it is off by another key, or null for Mixtral."""
 _ONLY: dict[str, Callable[[Any], bool]] = {
     "attention_bias": lambda value: value is False,
     "clip_qkv": lambda value: value is None,
@@ -68,7 +67,7 @@ _ONLY: dict[str, Callable[[Any], bool]] = {
     "rope_interleaved": lambda value: value is False,
     "use_sliding_window": lambda value: value is False,
 }
-"""Keys whose other values are a model that we do not have."""
+"""Keys whose value must pass a check: other values describe a model that the decoder does not compute."""
 _READ = {
     *_SIZES.values(), "head_dim", "intermediate_size", "max_position_embeddings", "model_type",
     "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok", "num_local_experts",
@@ -76,9 +75,9 @@ _READ = {
 }  # fmt: skip
 
 
-def config_of(model: ModelSpec) -> dict[str, Any]:
-    """The config of a model, without its special tokens. Raises ConfigError for one without a class."""
-    kind = family_of(model)
+def config_from_model(model: ModelSpec) -> dict[str, Any]:
+    """The config of a model, without special tokens. Raises ConfigError for a model without a class."""
+    kind = model_type_of(model)
     config: dict[str, Any] = {
         "architectures": [FAMILIES[kind].class_name],
         "model_type": kind,
@@ -98,10 +97,10 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
     return config | more
 
 
-def model_of(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a config, with as many tokens a sequence as it allows.
+def model_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a config, with the longest context that it allows.
 
-    Raises ConfigError, with the key's name, for anything that our decoder does not compute.
+    Raises ConfigError, with the key's name, for anything that the decoder does not compute.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -118,17 +117,17 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
     family = FAMILIES[kind]
     if family.kv_heads and config.get(_SIZES["kv_heads"]) is None:
         config = {**config, _SIZES["kv_heads"]: config.get(_SIZES["heads"])}
-    sizes = {ours: whole(config, theirs) for ours, theirs in _SIZES.items()}
+    sizes = {ours: read_int(config, theirs) for ours, theirs in _SIZES.items()}
     experts = _read_experts(config, family) if family.has_experts else None
-    theta, stretch = rope.rope_of(config, family.rope_theta)
+    theta, stretch = rope.rope_from_config(config, family.rope_theta)
     model = ModelSpec(
         **sizes,
-        ffn=experts.per_token * experts.ffn if experts else whole(config, family.width),
-        context=whole(config, "max_position_embeddings"),
-        tied=flag(config, "tie_word_embeddings"),
+        ffn=experts.per_token * experts.ffn if experts else read_int(config, family.width),
+        context=read_int(config, "max_position_embeddings"),
+        tied=read_bool(config, "tie_word_embeddings"),
         rope_theta=theta,
         rope_stretch=stretch,
-        norm_eps=real(config, "rms_norm_eps"),
+        norm_eps=read_float(config, "rms_norm_eps"),
         qk_norm=kind not in ("llama", "mixtral"),
         qk_norm_across=kind == "olmoe",
         head_size=_head_size(config.get("head_dim", family.head_dim), sizes["dim"], sizes["heads"]),
@@ -143,14 +142,14 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
 
 
 def _head_size(found: Any, dim: int, heads: int) -> int | None:
-    """None where it is what `dim` and `heads` give."""
-    size = None if found is None else whole({"head_dim": found}, "head_dim")
+    """The head size of a ModelSpec: None if it is `dim / heads`."""
+    size = None if found is None else read_int({"head_dim": found}, "head_dim")
     return None if size is None or size * heads == dim else size
 
 
 def _experts(experts: ExpertsSpec, kind: str) -> dict[str, Any]:
     found = {
-        # transformers 5 writes only the second and reads both; version 4 and others read the first.
+        # transformers 5 writes only `num_local_experts` and reads both; version 4 reads `num_experts`.
         "num_experts": experts.count,
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.per_token,
@@ -167,16 +166,16 @@ def _experts(experts: ExpertsSpec, kind: str) -> dict[str, Any]:
 def _read_experts(config: Mapping[str, Any], family: Family) -> ExpertsSpec:
     count = "num_experts" if "num_experts" in config else "num_local_experts"
     return ExpertsSpec(
-        count=whole(config, count),
-        per_token=whole(config, "num_experts_per_tok"),
-        ffn=whole(config, family.width),
-        normalise=family.class_name == "MixtralForCausalLM" or flag(config, "norm_topk_prob"),
-        load_balance=real({"router_aux_loss_coef": family.load_balance, **config}, "router_aux_loss_coef"),
+        count=read_int(config, count),
+        per_token=read_int(config, "num_experts_per_tok"),
+        ffn=read_int(config, family.width),
+        normalise=family.class_name == "MixtralForCausalLM" or read_bool(config, "norm_topk_prob"),
+        load_balance=read_float({"router_aux_loss_coef": family.load_balance, **config}, "router_aux_loss_coef"),
     )
 
 
-def family_of(model: ModelSpec) -> str:
-    """The `model_type` of a model. Raises ConfigError for one that has no class in transformers."""
+def model_type_of(model: ModelSpec) -> str:
+    """The `model_type` of a model in transformers. Raises ConfigError for a model without a class."""
     none = "has no class in transformers that we write"
     if model.qk_norm_across and (model.experts is None or model.head_size is not None):
         raise ConfigError(f"model.qk_norm_across without experts, or with model.head_size, {none}")

@@ -1,17 +1,17 @@
-"""A whole Hugging Face folder: there completely, or not at all."""
+"""Reads and writes a Hugging Face folder; a written folder is complete or absent."""
 
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from atoll.node.import_export.huggingface.config import config_of, model_of
+from atoll.node.import_export.huggingface.config import config_from_model, model_from_config
 from atoll.node.import_export.huggingface.fields import CONFIG
-from atoll.node.import_export.huggingface.serving import GENERATION, sampling, special_ids
+from atoll.node.import_export.huggingface.serving import GENERATION, sampling_fields, special_token_fields
 from atoll.node.import_export.huggingface.weights import load_weights, read_json, save_text, save_weights
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.model_spec import ModelSpec
@@ -19,11 +19,11 @@ from atoll.protocols.run.serving import ServingSpec
 
 
 class HuggingFaceFolder(NamedTuple):
-    """What a folder holds."""
+    """The model and the weights of a folder."""
 
     model: ModelSpec
     theta: dict[str, Tensor]
-    """int32 in units of 2⁻²⁴, by name."""
+    """Atoms by name, int32 in units of 2⁻²⁴."""
 
 
 def save_folder(
@@ -33,21 +33,24 @@ def save_folder(
     tokenizer: Mapping[str, str],
     serving: ServingSpec | None = None,
 ) -> str:
-    """Write the folder; the name of its class in transformers.
+    """Write the folder, and return the name of its class in transformers.
 
-    `read` gives an atom as int32 in its shape; `tokenizer` is file names and texts; `serving` what the configs
-    say of special tokens and sampling. Raises ConfigError where something is already there or the model has no
-    such class, DiskFault; then nothing was written.
+    `read` gives an atom as int32 in its shape; `tokenizer` has file names and texts; `serving` the special tokens
+    and the sampling. Raises ConfigError if something is already there or the model has no class, DiskFault; then
+    nothing was written.
     """
-    config = config_of(model) | special_ids(serving)
-    generation = {"max_length": model.context, **special_ids(serving), **sampling(serving)}
+    config = config_from_model(model) | special_token_fields(serving)
+    generation = {"max_length": model.context, **special_token_fields(serving), **sampling_fields(serving)}
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is already there", hint="choose a folder that is not")
     part = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.part")
     try:
         part.mkdir()
         save_weights(part, model, read)
-        _fill(part, {GENERATION: _text(generation), **tokenizer, CONFIG: _text(config)})
+        files = {GENERATION: json.dumps(generation, indent=2), **tokenizer, CONFIG: json.dumps(config, indent=2)}
+        for name, text in files.items():
+            save_text(part / name, text)
+        _sync(part)
         part.rename(folder)
         _sync(folder.absolute().parent)
     except OSError as error:
@@ -58,22 +61,12 @@ def save_folder(
 
 
 def load_folder(folder: Path) -> HuggingFaceFolder:
-    """Model (with the longest context that it allows) and weights of a folder.
+    """The model of a folder, with the longest context that it allows, and its weights.
 
-    Raises ConfigError, Divergence: one line that says what does not fit.
+    Raises ConfigError or Divergence with one line about what does not fit.
     """
-    model = model_of(read_json(folder / CONFIG))
+    model = model_from_config(read_json(folder / CONFIG))
     return HuggingFaceFolder(model, load_weights(folder, model))
-
-
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2)
-
-
-def _fill(part: Path, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        save_text(part / name, text)
-    _sync(part)
 
 
 def _sync(folder: Path) -> None:

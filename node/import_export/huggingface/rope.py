@@ -1,9 +1,9 @@
-"""Rotary positions in `config.json`: version 5 of transformers has one object, version 4 a base and a scaling."""
+"""Rotary positions in `config.json`: transformers 5 has one object for them, version 4 a base and a scaling."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from atoll.node.import_export.huggingface.fields import real, whole
+from atoll.node.import_export.huggingface.fields import read_float, read_int
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.rope import RopeStretch
@@ -11,33 +11,30 @@ from atoll.protocols.run.rope import RopeStretch
 OBJECT, SCALING, BASE = "rope_parameters", "rope_scaling", "rope_theta"
 KEYS = {OBJECT, SCALING, BASE}
 DEFAULT_BASE = 10_000.0
-_FACTOR, _LOW, _HIGH, _ORIGINAL = (
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-)
+_FACTOR, _LOW, _HIGH = "factor", "low_freq_factor", "high_freq_factor"
+_ORIGINAL = "original_max_position_embeddings"
 _INSIDE = {"default": set[str](), "llama3": {_FACTOR, _LOW, _HIGH, _ORIGINAL}}
-"""What an object of each type has beside type and base."""
+"""Keys of an object of each type beside its type and base."""
 
 
 class Rope(NamedTuple):
-    """Two keys of a ModelSpec."""
+    """The rotary fields of a ModelSpec."""
 
     theta: float
     stretch: RopeStretch | None
 
 
 def rope_config(model: ModelSpec) -> dict[str, Any]:
-    """The keys for a model, in the words of both versions."""
+    """The keys of `config.json` for a model, for both versions of transformers."""
     scaling = None if model.rope_stretch is None else _scaling(model.rope_stretch)
     plain = {"rope_type": "default"} if scaling is None else scaling
     return {OBJECT: {**plain, BASE: model.rope_theta}, SCALING: scaling, BASE: model.rope_theta}
 
 
-def rope_of(config: Mapping[str, Any], default: float = DEFAULT_BASE) -> Rope:
-    """Rotations of a config; base `default` where it says none. As in transformers `rope_scaling` goes before
-    `rope_parameters`, and a base that stands inside before one beside it. Raises ConfigError.
+def rope_from_config(config: Mapping[str, Any], default: float = DEFAULT_BASE) -> Rope:
+    """The rotary fields of a config; the base is `default` if it has none. Raises ConfigError.
+
+    As in transformers, `rope_scaling` overrides `rope_parameters`, and a base inside overrides one beside it.
     """
     key = SCALING if config.get(SCALING) else OBJECT
     found = {} if config.get(key) is None else config[key]
@@ -49,7 +46,7 @@ def rope_of(config: Mapping[str, Any], default: float = DEFAULT_BASE) -> Rope:
     if set(found) - _INSIDE[kind] - {"rope_type", "type", BASE}:
         raise ConfigError(f"config.json: {key} = {found!r} is not supported")
     holder = found if found.get(BASE) is not None else config
-    theta = default if holder.get(BASE) is None else real(holder, BASE)
+    theta = default if holder.get(BASE) is None else read_float(holder, BASE)
     return Rope(theta, _stretch(found) if kind == "llama3" else None)
 
 
@@ -64,5 +61,5 @@ def _scaling(stretch: RopeStretch) -> dict[str, Any]:
 
 
 def _stretch(found: Mapping[str, Any]) -> RopeStretch:
-    factor, low, high = (real(found, key) for key in (_FACTOR, _LOW, _HIGH))
-    return RopeStretch(factor=factor, low=low, high=high, original=whole(found, _ORIGINAL))
+    factor, low, high = (read_float(found, key) for key in (_FACTOR, _LOW, _HIGH))
+    return RopeStretch(factor=factor, low=low, high=high, original=read_int(found, _ORIGINAL))

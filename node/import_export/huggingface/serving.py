@@ -1,7 +1,7 @@
-"""Special tokens, chat template and sampling of a Hugging Face folder: read as data, and written back.
+"""Reads special tokens, chat template and sampling of a Hugging Face folder as data, and writes them back.
 
-Read are `generation_config.json`, `config.json`, `tokenizer_config.json`, `special_tokens_map.json` and
-`chat_template.jinja`, each if it is there. A token that the tokenizer's file does not have is not the model's.
+The sources are `generation_config.json`, `config.json`, `tokenizer_config.json`, `special_tokens_map.json` and
+`chat_template.jinja`, each if present. A token that the tokenizer's file lacks is ignored.
 """
 
 from collections.abc import Mapping
@@ -9,55 +9,56 @@ from pathlib import Path
 from typing import Any
 
 from atoll.node.import_export.huggingface.config import FAMILIES
-from atoll.node.import_export.huggingface.fields import CONFIG, real, whole
-from atoll.node.import_export.huggingface.tokenizer import ABOUT, FILE, ids_of
+from atoll.node.import_export.huggingface.fields import CONFIG, read_float, read_int
+from atoll.node.import_export.huggingface.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, token_ids
 from atoll.node.import_export.huggingface.weights import read_json
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.serving import TEMPLATE_MAX_BYTES, SamplingSpec, ServingSpec, TokensSpec
 
 GENERATION, OLDER, TEMPLATE = "generation_config.json", "special_tokens_map.json", "chat_template.jinja"
 _EITHER = f"{CONFIG} or {GENERATION}"
-_REALS = ("temperature", "top_p", "repetition_penalty")
+_FLOATS = ("temperature", "top_p", "repetition_penalty")
 _NAMED = ("bos", "eos", "pad", "unk")
 _JSON_MAX_BYTES = 4 << 20
 
 
-def serving_of(folder: Path, vocab: int) -> ServingSpec:
-    """What a folder says, for a model with `vocab` tokens. Raises ConfigError for what cannot be."""
-    generation, about = _json(folder / GENERATION), _json(folder / ABOUT)
-    told = {**_defaults(folder, vocab), **_said(_json(folder / CONFIG)), **_said(generation)}
-    ends = told.get("eos_token_id")
+def read_serving(folder: Path, vocab: int) -> ServingSpec:
+    """The serving options of a folder, for a model with `vocab` tokens. Raises ConfigError for invalid ones."""
+    generation, about = _without_null(_json(folder / GENERATION)), _without_null(_json(folder / TOKENIZER_CONFIG))
+    ids = {**_defaults(folder, vocab), **_without_null(_json(folder / CONFIG)), **generation}
+    named = {**_without_null(_json(folder / OLDER)), **about}
+    ends = ids.get("eos_token_id")
     found = ServingSpec(
-        bos=_id(told.get("bos_token_id"), "bos_token_id"),
+        bos=_id(ids.get("bos_token_id"), "bos_token_id"),
         eos=tuple(dict.fromkeys(_ids(ends if isinstance(ends, list) else [ends]))),
-        pad=_id(told.get("pad_token_id"), "pad_token_id"),
-        tokens=_named({**_said(_json(folder / OLDER)), **_said(about)}, ids_of(read_json(folder / FILE))),
+        pad=_id(ids.get("pad_token_id"), "pad_token_id"),
+        tokens=_named(named, token_ids(read_json(folder / TOKENIZER_JSON))),
         chat_template=_template(folder / TEMPLATE, about.get("chat_template")),
-        sampling=_sampling(_said(generation)),
+        sampling=_sampling(generation),
     )
     found.check(vocab)
     return found
 
 
-def special_ids(serving: ServingSpec | None) -> dict[str, Any]:
-    """The keys of `config.json` and `generation_config.json`; None: a run that says nothing."""
+def special_token_fields(serving: ServingSpec | None) -> dict[str, Any]:
+    """Keys of `config.json` and `generation_config.json`; all are None for a run without serving options."""
     found = serving or ServingSpec()
     eos = found.eos[0] if len(found.eos) == 1 else list(found.eos) or None
     return {"bos_token_id": found.bos, "eos_token_id": eos, "pad_token_id": found.pad}
 
 
-def sampling(serving: ServingSpec | None) -> dict[str, Any]:
-    """The keys of `generation_config.json` that are said."""
+def sampling_fields(serving: ServingSpec | None) -> dict[str, Any]:
+    """Keys of `generation_config.json` that a run sets."""
     found = (serving or ServingSpec()).sampling
-    told = {key: getattr(found, key) for key in ("do_sample", "top_k", *_REALS)}
-    return {key: value for key, value in told.items() if value is not None}
+    return _without_null({key: getattr(found, key) for key in ("do_sample", "top_k", *_FLOATS)})
 
 
-def _said(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_null(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if value is not None}
 
 
 def _json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; an empty one if there is no file. Raises ConfigError."""
     if not path.exists():
         return {}
     if path.stat().st_size > _JSON_MAX_BYTES:
@@ -66,18 +67,19 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _defaults(folder: Path, vocab: int) -> dict[str, Any]:
-    """What transformers takes where neither config says a key; a small model may not have such tokens."""
+    """What transformers assumes if neither config has a key; a small model may lack such tokens."""
     config = _json(folder / CONFIG)
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None or (folder / GENERATION).exists():
         return {}
-    told = {"bos_token_id": family.bos, "eos_token_id": family.eos, "pad_token_id": family.pad}
-    return {key: value for key, value in told.items() if key not in config and value is not None and value < vocab}
+    ids = {"bos_token_id": family.bos, "eos_token_id": family.eos, "pad_token_id": family.pad}
+    # A null in the config means no such token; only an absent key gets the default.
+    return {key: value for key, value in ids.items() if key not in config and value is not None and value < vocab}
 
 
 def _id(value: Any, key: str) -> int | None:
-    """-1 is how some configs say none."""
-    return None if value is None or value == -1 else whole({key: value}, key, _EITHER)
+    """A token id; None for -1 too, which some configs have for no token."""
+    return None if value is None or value == -1 else read_int({key: value}, key, _EITHER)
 
 
 def _ids(values: list[Any]) -> list[int]:
@@ -95,14 +97,14 @@ def _named(about: Mapping[str, Any], ids: Mapping[str, int]) -> TokensSpec:
 
 
 def _template(path: Path, inside: Any) -> str:
-    """The file goes before the key; of several templates the one called `default`."""
+    """The chat template of the file, else of the key; of several templates the one called `default`."""
     if path.exists():
         return _text(path)
     if isinstance(inside, list):
         inside = {str(one.get("name")): one.get("template") for one in inside if isinstance(one, dict)}
     found = inside.get("default") if isinstance(inside, dict) else inside
     if found is not None and not isinstance(found, str):
-        raise ConfigError(f"{ABOUT}: chat_template is no text")
+        raise ConfigError(f"{TOKENIZER_CONFIG}: chat_template is no text")
     return found or ""
 
 
@@ -110,7 +112,7 @@ def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(TEMPLATE_MAX_BYTES + 1)
-        # of a longer one only the length is looked at: the cut may go through a character
+        # A longer template is refused later by its length; the cut here may go through a character.
         return data.decode(errors="strict" if len(data) <= TEMPLATE_MAX_BYTES else "replace")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
@@ -122,9 +124,9 @@ def _sampling(generation: Mapping[str, Any]) -> SamplingSpec:
     chosen = generation.get("do_sample")
     if chosen is not None and not isinstance(chosen, bool):
         raise ConfigError(f"{GENERATION}: do_sample = {chosen!r} is not true or false")
-    top_k = whole(generation, "top_k", GENERATION) if generation.get("top_k", -1) != -1 else None  # as in `_id`
+    top_k = read_int(generation, "top_k", GENERATION) if generation.get("top_k", -1) != -1 else None  # as in `_id`
     temperature, top_p, penalty = (
-        real(generation, key, GENERATION) if key in generation else None for key in _REALS
+        read_float(generation, key, GENERATION) if key in generation else None for key in _FLOATS
     )
     return SamplingSpec(
         do_sample=chosen, temperature=temperature, top_p=top_p, top_k=top_k, repetition_penalty=penalty

@@ -1,7 +1,8 @@
-"""Sparse upcycling: a dense checkpoint becomes a mixture whose experts are copies of its feed-forward.
+"""Sparse upcycling: makes a dense checkpoint a mixture whose experts are copies of its feed-forward.
 
-Komatsuzaki et al., arXiv 2212.05055. With `normalise` and equal experts the mixture computes what the dense model
-does; noise lets the copies part sooner. All in integers from the run's seed: the same bits on every machine.
+The method is that of Komatsuzaki et al., arXiv 2212.05055. With `normalise` and exact copies the mixture computes
+what the dense model does; noise lets the experts diverge sooner. All is integer arithmetic from the run's seed, so
+every machine gets the same bits.
 """
 
 import numpy as np
@@ -14,17 +15,17 @@ from atoll.protocols.ids import digest
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms, expert_of
 
 ROUTER_SPREAD = 1 << 16
-"""Router values are even within ± this, in units of 2⁻²⁴: ±0.004, so that routing starts near even."""
+"""Router values are uniform within ± this, in units of 2⁻²⁴: ±0.004, so that routing starts near uniform."""
 _MAX_SHIFT = 30
 
 
-def upcycled(
+def upcycle(
     dense: ModelSpec, theta: dict[str, Tensor], experts: ExpertsSpec, seed: int, noise_shift: int | None = None
 ) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """Model and int32 atoms of the mixture. Pure.
+    """The model and the int32 atoms of the mixture. Pure.
 
-    noise_shift: each copied value moves by an even draw within ± (its own size >> shift); None: exact copies.
-    Raises ConfigError when the experts do not have the feed-forward's width.
+    With a `noise_shift`, each copied value v moves by a uniform draw within ± (|v| >> shift); None copies exactly.
+    Raises ConfigError if the experts do not have the feed-forward's width.
     """
     if dense.experts is not None or experts.ffn != dense.ffn:
         raise ConfigError(f"upcycling needs a dense model, and experts as wide as its feed-forward ({dense.ffn})")
@@ -53,7 +54,7 @@ def _router(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def _noisy(copy: Tensor, name: str, seed: int, shift: int) -> Tensor:
-    """v + a draw of −(|v| >> shift) … |v| >> shift; a value of the largest size does not leave int32."""
+    """A copy with noise: v plus a draw from −(|v| >> shift) … |v| >> shift, clipped to int32."""
     value = copy.reshape(-1).numpy().astype(np.int64)
     reach = np.abs(value) >> shift
     moved = value + _draws(name, len(value), seed) % (2 * reach + 1) - reach
@@ -62,7 +63,7 @@ def _noisy(copy: Tensor, name: str, seed: int, shift: int) -> Tensor:
 
 
 def _draws(name: str, count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Even 62-bit numbers from a stream of each atom's own (NumPy guarantees Philox's raw words)."""
+    """`count` uniform 62-bit integers from the atom's own stream (NumPy guarantees Philox's raw words)."""
     key = digest(b"atoll upcycle/1", seed.to_bytes(8, "little"), name.encode())[:16]
     raw = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(count)
     return (raw >> np.uint64(2)).astype(np.int64)

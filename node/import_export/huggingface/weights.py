@@ -1,13 +1,13 @@
-"""Weights of a Hugging Face folder: `model.safetensors`, or shards of it with an index.
+"""Reads and writes the weights of a Hugging Face folder: `model.safetensors`, or shards of it with an index.
 
-Inside a run weights are int32 in units of 2⁻²⁴. Out they go as float32 (exact below 1); in they come from
-float32, bfloat16 or float16. Files are data: names, shapes and sizes are checked before a tensor is read.
+A run's weights are int32 in units of 2⁻²⁴. They are written as float32 (exact below 1), and read from float32,
+bfloat16 or float16. Names, shapes and sizes of a file are checked before a tensor is read.
 """
 
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,30 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atoll.node.import_export.huggingface.names import published
+from atoll.node.import_export.huggingface.config import model_type_of
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence
 from atoll.protocols.run.model_spec import Atom, ModelSpec, atoms
 
 UNIT = 1 << 24
 SHARD_BYTES = 2 << 30
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 JSON_MAX_BYTES = 64 << 20
 _DTYPES = ("F32", "BF16", "F16")
+_MIXTRAL_NAMES = (
+    (".mlp.", ".block_sparse_moe."),
+    (".gate_proj.", ".w1."),
+    (".up_proj.", ".w3."),
+    (".down_proj.", ".w2."),
+)
+"""Parts of our atoms' names, and what Mixtral's checkpoints have in their place."""
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def save_weights(
     folder: Path, model: ModelSpec, read: Callable[[str], Tensor], shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write all atoms; `read` gives one as int32 in its shape. At most a shard is in memory. Raises DiskFault."""
-    shards, called = _shards(atoms(model), shard_bytes), published(model)
+    """Write all atoms, with at most one shard in memory; `read` gives an atom as int32. Raises DiskFault."""
+    shards, called = _shards(atoms(model), shard_bytes), tensor_names(model)
     names = [_shard_name(at, len(shards)) for at in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         tensors = {called[atom.name]: read(atom.name).to(torch.float32) / UNIT for atom in shard}
@@ -44,11 +51,11 @@ def save_weights(
 
 
 def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
-    """All atoms as int32 in units of 2⁻²⁴, halves to even, in the agreed order.
+    """All atoms as int32 in units of 2⁻²⁴, rounded half to even, in the agreed order.
 
-    Raises ConfigError for missing, extra or mis-shaped ones, Divergence for a value that is not within ±128.
+    Raises ConfigError for missing, extra or mis-shaped atoms, Divergence for a value that is not within ±128.
     """
-    called = published(model)
+    called = tensor_names(model)
     wanted = {called[atom.name]: atom.shape for atom in atoms(model)}
     found: dict[str, Tensor] = {}
     for path in _files(folder):
@@ -63,8 +70,17 @@ def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
     return {ours: found[theirs] for ours, theirs in called.items()}
 
 
-def fixed(values: Tensor, name: str) -> Tensor:
-    """int32 of floats, to the nearest step. Raises Divergence outside ±128 and for NaN."""
+def tensor_names(model: ModelSpec) -> dict[str, str]:
+    """Atom names -> tensor names, in the agreed order. Raises ConfigError for a model without a class."""
+    renames = _MIXTRAL_NAMES if model_type_of(model) == "mixtral" else ()
+    found = {atom.name: atom.name for atom in atoms(model)}
+    for ours, theirs in renames:
+        found = {name: called.replace(ours, theirs) for name, called in found.items()}
+    return found
+
+
+def to_fixed(values: Tensor, name: str) -> Tensor:
+    """Floats as int32 in units of 2⁻²⁴, rounded half to even. Raises Divergence outside ±128 and for NaN."""
     scaled = (values.double() * UNIT).round()
     if not bool(((scaled >= -(2**31)) & (scaled < 2**31)).all()):
         raise Divergence(f"{name} has a value that is NaN or outside -128 … 128")
@@ -72,7 +88,7 @@ def fixed(values: Tensor, name: str) -> Tensor:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object from a file of a stranger. Raises ConfigError."""
+    """The JSON object of an untrusted file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             data = file.read(JSON_MAX_BYTES + 1)
@@ -87,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write and sync one file. Raises DiskFault."""
+    """Write and sync one text file. Raises DiskFault."""
     try:
         with path.open("w", encoding="utf-8") as file:
             file.write(text + "\n")
@@ -106,7 +122,7 @@ def _save(path: Path, tensors: dict[str, Tensor]) -> None:
         raise DiskFault(f"{path}: {error}", hint="nothing was exported") from error
 
 
-def _shards(table: Sequence[Atom], limit_bytes: int) -> list[list[Atom]]:
+def _shards(table: Iterable[Atom], limit_bytes: int) -> list[list[Atom]]:
     found: list[list[Atom]] = [[]]
     size = 0
     for atom in table:
@@ -120,12 +136,12 @@ def _shards(table: Sequence[Atom], limit_bytes: int) -> list[list[Atom]]:
 
 
 def _shard_name(at: int, count: int) -> str:
-    return WHOLE if count == 1 else f"model-{at + 1:05d}-of-{count:05d}.safetensors"
+    return SINGLE_FILE if count == 1 else f"model-{at + 1:05d}-of-{count:05d}.safetensors"
 
 
 def _files(folder: Path) -> Iterator[Path]:
     if not (folder / INDEX).exists():
-        yield folder / WHOLE
+        yield folder / SINGLE_FILE
         return
     table = read_json(folder / INDEX).get("weight_map")
     names = list(table.values()) if isinstance(table, dict) else []
@@ -140,7 +156,7 @@ def _load(path: Path, wanted: dict[str, tuple[int, ...]], tied: bool) -> Iterato
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 _check(path, name, file.get_slice(name), wanted, tied)
-                yield name, fixed(file.get_tensor(name), name)
+                yield name, to_fixed(file.get_tensor(name), name)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} is not a safetensors file that can be read: {error}") from error
 

@@ -11,10 +11,10 @@ import psutil
 from msgspec.structs import asdict
 
 from atoll.node.import_export.export_run import export_run
-from atoll.node.import_export.import_run import imported, keep
-from atoll.node.import_export.join_shards import join
+from atoll.node.import_export.import_run import importing, store_run
+from atoll.node.import_export.join_shards import join_shards
 from atoll.node.import_export.save_shard import save_shard
-from atoll.node.import_export.source_options import Saved
+from atoll.node.import_export.source_options import CheckpointSource
 from atoll.protocols.run.experts import ALL
 from atoll.protocols.run.run_spec import sign_run
 from atoll_bench.child import Orders, obey
@@ -84,11 +84,11 @@ async def resume(folder: str, preset: str, counts: list[int]) -> dict[str, Any]:
     signed = sign_run(spec, identity_of(0))
     for number in range(MEMBERS):
         save_shard(signed, members.home(number), identity_of(number), to)
-    checkpoint = join(to)
+    checkpoint = join_shards(to)
     runs.mkdir()
-    with imported(Saved(to), runs, spec.seed) as found:
+    with importing(CheckpointSource(to), runs, spec.seed) as found:
         onward = found.applied(spec, spec.model.context)
-        keep(found, runs / "onward", lambda: None)
+        store_run(found, runs / "onward", lambda: None)
     differ: dict[int, list[str]] = {
         count: [
             name

@@ -41,7 +41,7 @@ def differing(checkpoint: ShardedCheckpoint, spec: RunSpec, run_folder: Path, ex
     found = []
     for name, value in begun.items():
         kind, _, atom = name.partition("/")
-        wanted = to_float(read_atom(said, places[atom])) if kind == WEIGHT else checkpoint.kept(name)
+        wanted = to_float(read_atom(said, places[atom])) if kind == WEIGHT else checkpoint.merged(name)
         if not torch.equal(value, wanted):
             found.append(name)
     return found

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from atoll.node.checkpoint.local import load_local
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.daemon.feed_recovery import marked
-from atoll.node.import_export.restore_node import restore
+from atoll.node.import_export.restore_node import restore_node
 from atoll.node.import_export.save_shard import save_shard
 from atoll.node.runs.run_files import find_run
 from atoll.p2p.system.atomic_files import write_whole
@@ -96,7 +96,7 @@ def test_a_crash_while_it_restores_leaves_a_home_that_knows_its_run(atoll, home,
     empty = Home(tmp_path / "empty")
 
     def killed(*given):
-        restore(*given)
+        restore_node(*given)
         raise DiskFault("the power fails")
 
     monkeypatch.setattr("atoll.cli.commands.checkpoint.restore", killed)

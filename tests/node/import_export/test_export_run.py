@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from atoll.node.import_export.export_run import tokenizer_of
-from atoll.node.import_export.huggingface.tokenizer import is_same, tokenizer_files
+from atoll.node.import_export.export_run import tokenizer_json
+from atoll.node.import_export.huggingface.tokenizer import is_same_tokenizer, tokenizer_files
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.tokens import train_bpe
 from atoll.protocols.errors import ConfigError
@@ -25,20 +25,22 @@ def test_the_tokens_of_a_bpe_run_are_the_same_in_transformers(tmp_path, text):
     loaded = corpus.load("file:text.txt", str(text), tmp_path)
     ours = train_bpe(loaded.train)
     spec = DataSpec(source="file:text.txt", tokenizer="bpe8k", digest=corpus.text_digest(loaded, ours.identity))
-    serialised = tokenizer_of(spec, str(text), tmp_path)
+    serialised = tokenizer_json(spec, str(text), tmp_path)
     assert serialised.encode() == ours.identity
     for name, content in tokenizer_files(serialised, 64).items():
         (tmp_path / name).write_text(content)
-    assert is_same((tmp_path / "tokenizer.json").read_bytes(), serialised)
+    assert is_same_tokenizer((tmp_path / "tokenizer.json").read_bytes(), serialised)
     sample = "Line 17 says héllo\n to 289 wörlds, 你好  x"
     assert AutoTokenizer.from_pretrained(tmp_path)(sample)["input_ids"] == ours.encode(sample.encode()).tolist()
 
 
 def test_another_text_is_refused(text):
     with pytest.raises(ConfigError, match="is not the text of this run"):
-        tokenizer_of(DataSpec(source="file:text.txt", tokenizer="bpe8k", digest=bytes(32)), str(text), text.parent)
+        tokenizer_json(
+            DataSpec(source="file:text.txt", tokenizer="bpe8k", digest=bytes(32)), str(text), text.parent
+        )
 
 
 def test_bytes_need_no_text():
     spec = DataSpec(source="file:nowhere", tokenizer="bytes", digest=bytes(32))
-    assert Tokenizer.from_str(tokenizer_of(spec, "", Path("nowhere"))).encode("añ").ids == list("añ".encode())
+    assert Tokenizer.from_str(tokenizer_json(spec, "", Path("nowhere"))).encode("añ").ids == list("añ".encode())

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.import_export.export_run import BLOBS, export_run
-from atoll.node.import_export.import_run import imported, keep
-from atoll.node.import_export.source_options import Origin, Upcycle
+from atoll.node.import_export.import_run import importing, store_run
+from atoll.node.import_export.source_options import HuggingFaceSource, UpcycleOptions
 from atoll.node.learning.data.dataset import digest_of
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.model import bridge
@@ -54,14 +54,14 @@ def hf(tmp_path):
 def made(tmp_path, upcycle=None):
     """The spec of the folder's run, and its home with the files in it."""
     (tmp_path / "runs").mkdir(exist_ok=True)
-    with imported(Origin(tmp_path / "hf", upcycle), tmp_path / "runs", 1) as found:
+    with importing(HuggingFaceSource(tmp_path / "hf", upcycle), tmp_path / "runs", 1) as found:
         spec = found.applied(SPEC, 32)
         digest = digest_of(spec.data, "", tmp_path, found.tokenizer)
         spec = replace(spec, data=replace(spec.data, digest=digest))
         spec.check()
         found.check(spec)
         home = tmp_path / "runs" / spec.id.hex()
-        keep(found, home, lambda: None)
+        store_run(found, home, lambda: None)
     return spec, home
 
 
@@ -107,7 +107,7 @@ def test_the_first_evaluation_is_the_loss_of_the_published_model(tmp_path, hf):
 
 
 def test_upcycled_without_noise_it_is_the_loss_of_the_dense_model(tmp_path, hf):
-    spec, home = made(tmp_path, Upcycle(4, 2, None))
+    spec, home = made(tmp_path, UpcycleOptions(4, 2, None))
     arena = arena_of(spec.model)
     found = read_snapshot(Path(blob(home, spec.start.weights)), arena, state_digest)
     assert (found.round, found.state) == (-1, spec.start.state)
@@ -163,7 +163,7 @@ def test_what_goes_out_is_what_came_in(tmp_path, hf):
 
 def test_an_upcycled_llama_goes_out_as_mixtral(tmp_path):
     llama = publish(tmp_path / "hf", LlamaConfig, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
-    spec, home = made(tmp_path, Upcycle(4, 2, None))
+    spec, home = made(tmp_path, UpcycleOptions(4, 2, None))
     session_of(spec, home).answer(adopt(spec, home))
     assert export_run(spec, home, tmp_path / "out", None, "").class_name == "MixtralForCausalLM"
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
@@ -231,7 +231,9 @@ def test_an_export_becomes_a_run_of_bytes_again(tmp_path):
     assert again.start.state == done.state, "gains of 1 and what is below are exact"
 
 
-@pytest.mark.parametrize("upcycle", [Upcycle(4, 5, None), Upcycle(0, 1, None), Upcycle(4, 2, 99)])
+@pytest.mark.parametrize(
+    "upcycle", [UpcycleOptions(4, 5, None), UpcycleOptions(0, 1, None), UpcycleOptions(4, 2, 99)]
+)
 def test_experts_that_cannot_be_are_refused(tmp_path, hf, upcycle):
     with pytest.raises(ConfigError):
         made(tmp_path, upcycle)
@@ -240,7 +242,7 @@ def test_experts_that_cannot_be_are_refused(tmp_path, hf, upcycle):
 
 def test_a_longer_context_than_the_checkpoints_is_refused(tmp_path, hf):
     (tmp_path / "runs").mkdir()
-    with imported(Origin(tmp_path / "hf", None), tmp_path / "runs", 1) as found:
+    with importing(HuggingFaceSource(tmp_path / "hf", None), tmp_path / "runs", 1) as found:
         assert found.applied(SPEC, 4096).model.context == CONTEXT
         spec = found.applied(SPEC, 16)
         found.check(spec)

@@ -22,10 +22,10 @@ from atoll.node.checkpoint.universal import (
     to_json,
 )
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, FinalProof
-from atoll.node.import_export.import_run import imported, keep
-from atoll.node.import_export.join_shards import MANIFEST, VOTES, join, opened, part_of
-from atoll.node.import_export.save_shard import _unsaid, save_shard
-from atoll.node.import_export.source_options import Saved
+from atoll.node.import_export.import_run import importing, store_run
+from atoll.node.import_export.join_shards import MANIFEST, VOTES, join_shards, open_checkpoint, part_of
+from atoll.node.import_export.save_shard import _unsent, save_shard
+from atoll.node.import_export.source_options import CheckpointSource
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.model import bridge
@@ -136,11 +136,11 @@ def without_shared(path):
 def begun(folder, home):
     """The run that goes on, with its files in a home."""
     home.mkdir()
-    with imported(Saved(folder), home, 1) as found:
+    with importing(CheckpointSource(folder), home, 1) as found:
         spec = found.applied(replace(SPEC, name="onward", owner=identity_of(9).peer_id, seed=7), 16)
         spec.check()
         found.check(spec)
-        keep(found, home / "run", lambda: None)
+        store_run(found, home / "run", lambda: None)
     return spec, home / "run"
 
 
@@ -151,7 +151,7 @@ def paths_of(spec, home):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_any_number_goes_on_with_the_same_bits(folder, tmp_path, count):
-    checkpoint = join(folder)
+    checkpoint = join_shards(folder)
     spec, home = begun(folder, tmp_path / "runs")
     assert spec.start.state.hex() == checkpoint.manifest.state
     members = Members(tmp_path, spec, count)
@@ -162,7 +162,7 @@ def test_any_number_goes_on_with_the_same_bits(folder, tmp_path, count):
 
 def test_they_go_on_at_the_loss_where_the_others_were(four, folder, tmp_path):
     """A worker adopts the weights, evaluates as the old ones did, and trains round 0 from the moments."""
-    join(folder)
+    join_shards(folder)
     spec, home = begun(folder, tmp_path / "runs")
     blobs = home / "blobs"
     moments = paths_of(spec, home)
@@ -182,7 +182,7 @@ def test_they_go_on_at_the_loss_where_the_others_were(four, folder, tmp_path):
 
 
 def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folder, tmp_path):
-    join(folder)
+    join_shards(folder)
     spec, home = begun(folder, tmp_path / "runs")
     learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, home / "spool", OnHost())
     brought = Brought(spec, paths_of(spec, home))
@@ -201,7 +201,7 @@ def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folde
 
 
 def test_moments_are_those_of_the_holder_and_errors_a_mean(four, folder):
-    checkpoint = join(folder)
+    checkpoint = join_shards(folder)
     states = {
         identity_of(n).peer_id: load_local(four.home(n) / "state", RUN.id).tensors for n in range(four.count)
     }
@@ -212,10 +212,10 @@ def test_moments_are_those_of_the_holder_and_errors_a_mean(four, folder):
         if f"exp_avg/{place.name}" in states[holder]:
             for kind in ("exp_avg", "exp_avg_sq", "step"):
                 name = f"{kind}/{place.name}"
-                assert torch.equal(checkpoint.kept(name), states[holder][name])
+                assert torch.equal(checkpoint.merged(name), states[holder][name])
         mean = sum(errors[peer][place.name].double() for peer in sorted(errors))
         mean /= 4 if expert_of(place.name) is None else 1
-        assert torch.equal(checkpoint.kept(f"error/{place.name}"), mean.float())
+        assert torch.equal(checkpoint.merged(f"error/{place.name}"), mean.float())
     assert any(error["model.embed_tokens.weight"].any() for error in errors.values())
 
 
@@ -225,7 +225,7 @@ def test_what_is_on_its_way_is_not_lost(tmp_path):
     sent = members.contribute(0, 1, members.shares[0])
     state = load_local(members.home(0) / "state", RUN.id)
     assert [pending.round for pending in state.body.pending] == [1]
-    checkpoint = join(saved(members, tmp_path / "shards"))
+    checkpoint = join_shards(saved(members, tmp_path / "shards"))
     unsaid, cover = state.tensors["residual"].clone(), cover_of(RUN, 1, members.shares[0])
     said = torch.zeros((size_of(cover), unsaid.shape[1]))
     codec_of(RUN.compress.codec, RUN.compress.k).give_back(said, Path(sent.member.path).read_bytes())
@@ -235,11 +235,11 @@ def test_what_is_on_its_way_is_not_lost(tmp_path):
     names = [place.name for place in arena_of(MODEL).placements if part_of(place.name) in mine]
     expected = bridge.scatter(unsaid, arena_of(MODEL))
     assert len(names) == 2 * 3 * E // 2
-    assert all(torch.equal(checkpoint.kept(f"error/{name}"), expected[name]) for name in names)
+    assert all(torch.equal(checkpoint.merged(f"error/{name}"), expected[name]) for name in names)
 
 
 def test_the_rest_of_the_run_is_what_goes_on(folder, tmp_path):
-    join(folder)
+    join_shards(folder)
     spec, _ = begun(folder, tmp_path / "runs")
     assert (spec.outer.rounds, spec.outer.stages) == (8, (Stage(0, 2), Stage(1, 4)))
     assert spec.inner.first_step == 4
@@ -250,7 +250,7 @@ def test_the_rest_of_the_run_is_what_goes_on(folder, tmp_path):
 def test_a_dense_run_too(tmp_path):
     spec = replace(SPEC, owner=identity_of(0).peer_id)
     members = trained(tmp_path / "homes", spec, count=2, rounds=1)
-    checkpoint = join(saved(members, tmp_path / "shards", sign_run(spec, identity_of(0))))
+    checkpoint = join_shards(saved(members, tmp_path / "shards", sign_run(spec, identity_of(0))))
     assert set(checkpoint.manifest.holders) == {"shared"}
     onward, home = begun(checkpoint.folder, tmp_path / "runs")
     assert differing(checkpoint, onward, home, b"") == []
@@ -336,7 +336,7 @@ def test_what_cannot_be_joined_is_one_line_and_writes_nothing(folder, name):
     spoiled(folder)
     there = sorted(folder.iterdir())
     with pytest.raises(ConfigError) as error:
-        join(folder)
+        join_shards(folder)
     assert said in error.value.line()
     assert "\n" not in error.value.line()
     assert sorted(folder.iterdir()) == there
@@ -344,13 +344,13 @@ def test_what_cannot_be_joined_is_one_line_and_writes_nothing(folder, name):
 
 def test_a_joined_checkpoint_is_verified_again_when_it_is_opened(folder, tmp_path):
     with pytest.raises(ConfigError, match="no manifest"):
-        opened(folder)
-    join(folder)
-    assert opened(folder).manifest.round == 1
+        open_checkpoint(folder)
+    join_shards(folder)
+    assert open_checkpoint(folder).manifest.round == 1
     with pytest.raises(ConfigError, match="joined already"):
-        join(folder)
+        join_shards(folder)
     spoil(tensors(folder, 0), -5)
-    for attempt in (opened, lambda f: begun(f, tmp_path / "runs")):
+    for attempt in (open_checkpoint, lambda f: begun(f, tmp_path / "runs")):
         with pytest.raises(ConfigError, match="does not have the hash"):
             attempt(folder)
     assert list((tmp_path / "runs").iterdir()) == []
@@ -359,7 +359,7 @@ def test_a_joined_checkpoint_is_verified_again_when_it_is_opened(folder, tmp_pat
 def test_moments_that_no_optimiser_has_are_refused(folder, tmp_path):
     for number in range(4):
         rewritten(folder, number, lambda t: t[f"exp_avg_sq/{ATOM}"].fill_(-1.0))
-    join(folder)
+    join_shards(folder)
     with pytest.raises(ConfigError, match="not finite, or out of range"):
         begun(folder, tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
@@ -409,27 +409,27 @@ def test_less_than_a_quorum_is_joined_only_by_who_gives_the_others_up(tmp_path):
     with pytest.raises(
         ConfigError, match="signed by 2 of the 4 members of the newest rounds, a quorum is 3"
     ) as error:
-        join(tmp_path / "to")
+        join_shards(tmp_path / "to")
     assert all(f"…{identity_of(number).peer_id[-8:]}" in error.value.line() for number in (1, 3))
     assert not (tmp_path / "to" / MANIFEST).exists()
-    found = join(tmp_path / "to", without_quorum=True)
+    found = join_shards(tmp_path / "to", without_quorum=True)
     assert not found.manifest.quorum
-    assert not opened(tmp_path / "to").manifest.quorum
+    assert not open_checkpoint(tmp_path / "to").manifest.quorum
     assert "what the others had not sent is lost" in found.manifest.who_signed()
     (tmp_path / "runs").mkdir()
-    with imported(Saved(tmp_path / "to"), tmp_path / "runs", 1) as imports:
+    with importing(CheckpointSource(tmp_path / "to"), tmp_path / "runs", 1) as imports:
         assert "less than a quorum" in imports.warning
     path = tmp_path / "to" / MANIFEST
     path.write_bytes(to_json(replace(found.manifest, quorum=True)))
     with pytest.raises(ConfigError, match="is not what its shards say"):
-        opened(tmp_path / "to")
+        open_checkpoint(tmp_path / "to")
     path.unlink()
     save_shard(signed_run, members.home(3), identity_of(3), tmp_path / "to")
-    assert join(tmp_path / "to").manifest.quorum
+    assert join_shards(tmp_path / "to").manifest.quorum
 
 
 def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_path, capsys):
-    join(folder)
+    join_shards(folder)
     spec, home = begun(folder, tmp_path / "runs")
     paths = paths_of(spec, home)
     learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, home / "spool", OnHost())
@@ -451,7 +451,7 @@ def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_pat
 
 def test_a_member_needs_the_files_of_its_experts_alone(folder, tmp_path):
     """Together the files have every tensor once; without those of others a member begins with the same bits."""
-    checkpoint = join(folder)
+    checkpoint = join_shards(folder)
     spec, home = begun(folder, tmp_path / "runs")
     paths = paths_of(spec, home)
     sizes = [Path(path).stat().st_size for path in paths]
@@ -544,24 +544,24 @@ def test_words_that_no_node_writes_are_refused(changes):
 
 
 def test_the_manifest_is_written_last_and_whole(folder):
-    join(folder)
+    join_shards(folder)
     assert not list(folder.glob("*.part"))
-    assert (folder / MANIFEST).read_bytes() == to_json(opened(folder).manifest)
+    assert (folder / MANIFEST).read_bytes() == to_json(open_checkpoint(folder).manifest)
 
 
 def test_what_a_reducer_kept_is_not_said_yet(four):
     run = four.home(0)
     found = load_local(run / "state", RUN.id)
-    plain, span = _unsaid(RUN, run, found), Span(3, 5)
+    plain, span = _unsent(RUN, run, found), Span(3, 5)
     words = replace(found.body, kept=(KeptBody(0, Digest(bytes(32)), span),))
     kept = torch.full((2, 4096), 1 << VALUE_BITS - 1, dtype=torch.int32)
-    more = _unsaid(RUN, run, found._replace(body=words, tensors={**found.tensors, "kept": kept}))
+    more = _unsent(RUN, run, found._replace(body=words, tensors={**found.tensors, "kept": kept}))
     assert torch.equal(more[3:5], plain[3:5] + 0.5)
     assert torch.equal(more[:3], plain[:3])
     assert torch.equal(more[5:], plain[5:])
 
 
 def test_names_of_a_file_are_made_once(folder):
-    file = join(folder).file_of(identity_of(0).peer_id)
+    file = join_shards(folder).file_of(identity_of(0).peer_id)
     assert file.names is file.names
     assert all(file.read(name) is not None for name in file.names)

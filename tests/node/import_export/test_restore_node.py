@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from atoll.node.checkpoint.local import load_local
 from atoll.node.checkpoint.safefile import raw
 from atoll.node.daemon.feed_recovery import mark, marked
-from atoll.node.import_export.join_shards import join
-from atoll.node.import_export.restore_node import restore
+from atoll.node.import_export.join_shards import join_shards
+from atoll.node.import_export.restore_node import restore_node
 from atoll.node.worker.session import Session
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols import codec
@@ -39,7 +39,7 @@ ME = identity_of(1).peer_id
 
 def checkpoint_of(tmp_path, spec, rounds=1):
     members = trained(tmp_path / "homes", spec, count=2, rounds=rounds)
-    return members, join(saved(members, tmp_path / "shards", sign_run(spec, identity_of(0))))
+    return members, join_shards(saved(members, tmp_path / "shards", sign_run(spec, identity_of(0))))
 
 
 def session(spec, home, peer=ME):
@@ -59,7 +59,7 @@ def payload_of(running, at, experts=b""):
 @pytest.mark.parametrize("spec", [DENSE, OVERLAP, RUN], ids=["dense", "overlap", "mixture"])
 def test_it_goes_on_with_the_bits_that_it_had(tmp_path, spec):
     members, checkpoint = checkpoint_of(tmp_path, spec, rounds=2)
-    found = restore(checkpoint, tmp_path / "home", ME)
+    found = restore_node(checkpoint, tmp_path / "home", ME)
     assert (found.round, found.state, found.own) == (1, checkpoint.manifest.state, True)
     before, after = tensors(spec, members.home(1)), tensors(spec, tmp_path / "home")
     for name, value in before.items():
@@ -77,7 +77,7 @@ def test_what_was_said_since_is_not_said_again(tmp_path):
     """The node had gone on after it saved: its work is in the others' ledgers, and in a final set."""
     members, checkpoint = checkpoint_of(tmp_path, DENSE)
     sent = [members.contribute(number, 1, b"") for number in range(2)]
-    restore(checkpoint, tmp_path / "home", ME)
+    restore_node(checkpoint, tmp_path / "home", ME)
     ask = tuple(each.member for each in sent)
     running = session(DENSE, tmp_path / "home")
     assert running._sending.residual_C4096.any()
@@ -96,7 +96,7 @@ def test_it_is_not_said_again_although_its_payload_comes_after_the_next_round(tm
     sent = [members.contribute(number, 1, b"") for number in range(2)]
 
     def next_round(name, said, unsaid=1.0):
-        restore(checkpoint, tmp_path / name, ME)
+        restore_node(checkpoint, tmp_path / name, ME)
         running = session(DENSE, tmp_path / name)
         running.answer(FoldRequest(Round(1), (sent[0].member,)))
         running._sending.residual_C4096 *= unsaid
@@ -125,7 +125,7 @@ def test_it_may_hear_of_it_by_a_snapshot(tmp_path):
     with members.session(0) as other:
         snapshot = other.answer(SnapshotRequest(str(tmp_path / "snapshot")))
     for home, included in (("mine", sent[1:]), ("not mine", [])):
-        restore(checkpoint, tmp_path / home, ME)
+        restore_node(checkpoint, tmp_path / home, ME)
         counted = tuple(Counted(each.member.payload, ((0, 1),), Round(1)) for each in included)
         running = session(DENSE, tmp_path / home)
         running.answer(AdoptRequest(Round(1), snapshot.path, snapshot.state, counted))
@@ -150,7 +150,7 @@ def test_who_restarts_in_good_order_forgets_nothing(tmp_path):
 @pytest.mark.parametrize("spec", [DENSE, RUN], ids=["dense", "mixture"])
 def test_a_new_identity_is_a_newcomer_with_the_others_moments(tmp_path, spec):
     _, checkpoint = checkpoint_of(tmp_path, spec)
-    found = restore(checkpoint, tmp_path / "home", identity_of(7).peer_id)
+    found = restore_node(checkpoint, tmp_path / "home", identity_of(7).peer_id)
     assert not found.own
     assert marked(tmp_path / "home") == (0, {identity_of(0).peer_id, ME})
     state = tensors(spec, tmp_path / "home")
@@ -158,7 +158,7 @@ def test_a_new_identity_is_a_newcomer_with_the_others_moments(tmp_path, spec):
     moments = {name for name in state if name.startswith("exp_avg/")}
     assert moments
     assert not any(".experts." in name for name in moments)
-    assert all(torch.equal(state[name], checkpoint.kept(name)) for name in moments)
+    assert all(torch.equal(state[name], checkpoint.merged(name)) for name in moments)
     started = session(spec, tmp_path / "home", identity_of(7).peer_id).started()
     assert started.state.hex() == checkpoint.manifest.state
     assert experts_in(started.experts, 8) == (frozenset() if spec is RUN else frozenset(range(8)))
@@ -166,7 +166,7 @@ def test_a_new_identity_is_a_newcomer_with_the_others_moments(tmp_path, spec):
 
 def test_the_mark_says_how_long_the_feed_was(tmp_path):
     members, checkpoint = checkpoint_of(tmp_path, DENSE, rounds=2)
-    restore(checkpoint, tmp_path / "home", ME)
+    restore_node(checkpoint, tmp_path / "home", ME)
     ledger = Ledger(members.home(0) / LEDGER_FILE, DENSE.id)
     lost = marked(tmp_path / "home")
     assert 0 < lost.entries <= ledger.vector()[ME]
@@ -177,11 +177,11 @@ def test_a_home_that_has_a_state_is_left_alone(tmp_path):
     members, checkpoint = checkpoint_of(tmp_path, DENSE)
     before = sorted(path.name for path in members.home(1).rglob("*"))
     with pytest.raises(ConfigError, match="has the state of round 0") as error:
-        restore(checkpoint, members.home(1), ME)
+        restore_node(checkpoint, members.home(1), ME)
     assert "\n" not in error.value.line()
     assert sorted(path.name for path in members.home(1).rglob("*")) == before
     shutil.rmtree(members.home(1) / "state")
-    assert restore(checkpoint, members.home(1), ME).own
+    assert restore_node(checkpoint, members.home(1), ME).own
 
 
 @pytest.mark.parametrize("lost", ["nothing", "ledger", "damaged", "shorter", "marked"])
@@ -204,5 +204,5 @@ def test_only_who_lost_its_feed_waits_for_it(tmp_path, lost):
             ledger.close()
         case "marked":
             mark(home, 3, [])
-    found = restore(checkpoint, home, ME)
+    found = restore_node(checkpoint, home, ME)
     assert (marked(home) is None) == found.feed == (lost == "nothing")

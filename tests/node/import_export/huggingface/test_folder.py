@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from atoll.node.import_export.huggingface import weights
-from atoll.node.import_export.huggingface.config import config_of, model_of
+from atoll.node.import_export.huggingface.config import config_from_model, model_from_config
 from atoll.node.import_export.huggingface.folder import load_folder, save_folder
-from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer, tokenizer_files
-from atoll.node.import_export.huggingface.upcycle import upcycled
+from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer_json, tokenizer_files
+from atoll.node.import_export.huggingface.upcycle import upcycle
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault, Divergence
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms
 
@@ -35,7 +35,7 @@ def theta_of(spec):
 @pytest.fixture
 def folder(tmp_path):
     to = tmp_path / "out"
-    save_folder(to, SPEC, theta_of(SPEC).__getitem__, tokenizer_files(byte_tokenizer(), SPEC.context))
+    save_folder(to, SPEC, theta_of(SPEC).__getitem__, tokenizer_files(byte_tokenizer_json(), SPEC.context))
     return to
 
 
@@ -49,9 +49,9 @@ def change_config(folder, **changes):
 
 
 def change_weights(folder, change):
-    tensors = load_file(folder / weights.WHOLE)
+    tensors = load_file(folder / weights.SINGLE_FILE)
     change(tensors)
-    save_file(tensors, folder / weights.WHOLE)
+    save_file(tensors, folder / weights.SINGLE_FILE)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_value_outside_the_range_is_a_divergence(folder, value):
 
 def test_the_ends_of_the_range_fit():
     ends = torch.tensor([-128.0, 127.99999, 2.0**-25, 3 * 2.0**-25])
-    assert weights.fixed(ends, "x").tolist() == [-(2**31), 2147483520, 0, 2]
+    assert weights.to_fixed(ends, "x").tolist() == [-(2**31), 2147483520, 0, 2]
 
 
 def test_a_tied_head_that_is_the_embedding_is_fine(folder):
@@ -155,7 +155,7 @@ def test_damaged_and_missing_files_are_one_line(folder, name, damage):
 
 
 def test_a_cut_off_weight_file_is_refused(folder):
-    path = folder / weights.WHOLE
+    path = folder / weights.SINGLE_FILE
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError):
         read(folder)
@@ -175,8 +175,8 @@ def test_shards_with_an_index_are_the_same_weights(tmp_path):
 
 
 def test_an_atom_in_two_files_is_refused(folder):
-    (folder / "copy.safetensors").write_bytes((folder / weights.WHOLE).read_bytes())
-    table = {"weight_map": {OUR: weights.WHOLE, "x": "copy.safetensors"}}
+    (folder / "copy.safetensors").write_bytes((folder / weights.SINGLE_FILE).read_bytes())
+    table = {"weight_map": {OUR: weights.SINGLE_FILE, "x": "copy.safetensors"}}
     (folder / weights.INDEX).write_text(json.dumps(table))
     with pytest.raises(ConfigError, match="is in another file too"):
         read(folder)
@@ -249,27 +249,27 @@ def test_a_model_without_a_class_is_refused_before_anything_is_written(tmp_path,
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_config_comes_back(qk_norm, tied):
     model = replace(SPEC, experts=None, qk_norm=qk_norm, tied=tied)
-    assert model_of(config_of(model)) == model
+    assert model_from_config(config_from_model(model)) == model
 
 
 def test_a_mixtral_with_a_window_is_refused():
-    config = config_of(replace(SPEC, qk_norm=False)) | {"sliding_window": 4096}
+    config = config_from_model(replace(SPEC, qk_norm=False)) | {"sliding_window": 4096}
     with pytest.raises(ConfigError, match="sliding_window = 4096"):
-        model_of(config)
+        model_from_config(config)
 
 
 def test_upcycling_needs_experts_of_the_dense_width():
     dense = replace(SPEC, experts=None)
     with pytest.raises(ConfigError, match="as wide as"):
-        upcycled(dense, theta_of(dense), EXPERTS, 1)
+        upcycle(dense, theta_of(dense), EXPERTS, 1)
     with pytest.raises(ConfigError, match="noise shift"):
-        upcycled(dense, theta_of(dense), replace(EXPERTS, ffn=16), 1, 0)
+        upcycle(dense, theta_of(dense), replace(EXPERTS, ffn=16), 1, 0)
 
 
 def test_upcycled_noise_stays_within_its_share_of_each_value():
     dense = replace(SPEC, experts=None)
     theta = {name: value * 1000 - 500_000 for name, value in theta_of(dense).items()}
-    _, found = upcycled(dense, theta, replace(EXPERTS, ffn=16), 1, 3)
+    _, found = upcycle(dense, theta, replace(EXPERTS, ffn=16), 1, 3)
     source = theta["model.layers.1.mlp.up_proj.weight"].long()
     copies = [found[f"model.layers.1.mlp.experts.{e}.up_proj.weight"].long() for e in range(3)]
     for copy in copies:
@@ -278,4 +278,4 @@ def test_upcycled_noise_stays_within_its_share_of_each_value():
     router = found["model.layers.1.mlp.gate.weight"]
     assert 0 < int(router.abs().max()) <= 1 << 16
     extreme = {name: torch.full_like(value, -(2**31)) for name, value in theta.items()}
-    assert int(upcycled(dense, extreme, replace(EXPERTS, ffn=16), 1, 1)[1][OUR].min()) == -(2**31)
+    assert int(upcycle(dense, extreme, replace(EXPERTS, ffn=16), 1, 1)[1][OUR].min()) == -(2**31)

@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
-from atoll.node.import_export.huggingface.config import config_of, model_of
+from atoll.node.import_export.huggingface.config import config_from_model, model_from_config
 from atoll.node.import_export.huggingface.folder import load_folder
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.rope import RopeStretch
@@ -73,10 +73,10 @@ def test_a_published_config_gives_the_logits_of_transformers(tmp_path, name):
 
 
 def test_what_a_config_does_not_say_is_its_familys(tmp_path):
-    config = config_of(OLMOE)
+    config = config_from_model(OLMOE)
     for key in ("router_aux_loss_coef", "rope_theta", "rope_parameters"):
         del config[key]
-    assert model_of(config).experts.load_balance == 0.01
+    assert model_from_config(config).experts.load_balance == 0.01
 
 
 def test_a_stretch_keeps_the_fast_turns_and_slows_the_slow_ones():

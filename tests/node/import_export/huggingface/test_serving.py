@@ -5,8 +5,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.import_export.huggingface.config import config_of
-from atoll.node.import_export.huggingface.serving import sampling, serving_of, special_ids
+from atoll.node.import_export.huggingface.config import config_from_model
+from atoll.node.import_export.huggingface.serving import read_serving, sampling_fields, special_token_fields
 from atoll.node.import_export.huggingface.tokenizer import tokenizer_files
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.serving import TEMPLATE_MAX_BYTES, SamplingSpec, ServingSpec, TokensSpec
@@ -20,7 +20,7 @@ CONFIG, GENERATION, ABOUT = "config.json", "generation_config.json", "tokenizer_
 
 def folder(tmp_path, files):
     """A folder with these files; `config.json` without special tokens unless it is given."""
-    plain = config_of(DENSE) | special_ids(None)
+    plain = config_from_model(DENSE) | special_token_fields(None)
     for name, value in ({"tokenizer.json": TOKENIZER, CONFIG: plain} | files).items():
         content = (
             value
@@ -35,14 +35,14 @@ CASES = {
     "nothing": ({}, ServingSpec()),
     "the configs of SmolLM2": (
         {
-            CONFIG: config_of(DENSE) | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
+            CONFIG: config_from_model(DENSE) | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
             ABOUT: {"bos_token": "<s>", "eos_token": {"content": "<|end|>", "lstrip": False}, "unk_token": None},
         },
         ServingSpec(bos=1, eos=(2,), pad=2, tokens=TokensSpec(bos=1, eos=9)),
     ),
     "generation goes before the model": (
         {
-            CONFIG: config_of(DENSE) | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None},
+            CONFIG: config_from_model(DENSE) | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None},
             GENERATION: {
                 "eos_token_id": [9, 2, 9], "do_sample": True, "temperature": 1, "top_k": 20, "top_p": 0.9,
             },
@@ -51,9 +51,10 @@ CASES = {
             bos=1, eos=(9, 2), sampling=SamplingSpec(do_sample=True, temperature=1.0, top_k=20, top_p=0.9)
         ),
     ),
-    "minus one is none": ({CONFIG: config_of(DENSE) | {"pad_token_id": -1, "eos_token_id": -1, "bos_token_id": 0}},
+    "minus one is none": ({CONFIG: {**config_from_model(DENSE), "pad_token_id": -1, "eos_token_id": -1,
+                                    "bos_token_id": 0}},
                           ServingSpec(bos=0)),
-    "a Llama that says nothing": ({CONFIG: config_of(DENSE)}, ServingSpec(bos=1, eos=(2,))),
+    "a Llama that says nothing": ({CONFIG: config_from_model(DENSE)}, ServingSpec(bos=1, eos=(2,))),
     "tokens that the tokenizer lacks": ({ABOUT: {"pad_token": "[PAD]", "eos_token": 7}}, ServingSpec()),
     "the older map": (
         {"special_tokens_map.json": {"eos_token": "</s>", "bos_token": "a"}, ABOUT: {"bos_token": "<s>"}},
@@ -71,7 +72,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_folder_says(tmp_path, name):
     files, expected = CASES[name]
-    assert serving_of(folder(tmp_path, files), VOCAB) == expected
+    assert read_serving(folder(tmp_path, files), VOCAB) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,12 +102,12 @@ def test_what_a_folder_says(tmp_path, name):
 )
 def test_what_cannot_be_is_one_line(tmp_path, files, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        serving_of(folder(tmp_path, files), VOCAB)
+        read_serving(folder(tmp_path, files), VOCAB)
     assert "\n" not in caught.value.line()
 
 
 def test_a_top_k_of_minus_one_is_none(tmp_path):
-    assert serving_of(folder(tmp_path, {GENERATION: {"top_k": -1}}), VOCAB).sampling.top_k is None
+    assert read_serving(folder(tmp_path, {GENERATION: {"top_k": -1}}), VOCAB).sampling.top_k is None
 
 
 def test_what_is_written_says_the_same(tmp_path):
@@ -114,8 +115,8 @@ def test_what_is_written_says_the_same(tmp_path):
         bos=1, eos=(9, 2), pad=0, tokens=TokensSpec(bos=1, eos=9, pad=2), chat_template="{{ messages }}",
         sampling=SamplingSpec(do_sample=False, repetition_penalty=1.1),
     )  # fmt: skip
-    files = tokenizer_files(TOKENIZER, 8, told) | {GENERATION: special_ids(told) | sampling(told)}
-    assert serving_of(folder(tmp_path, files), VOCAB) == told
+    files = tokenizer_files(TOKENIZER, 8, told) | {GENERATION: special_token_fields(told) | sampling_fields(told)}
+    assert read_serving(folder(tmp_path, files), VOCAB) == told
 
 
 @pytest.mark.parametrize("eos", [(3, 3), (-1,), (256,), tuple(range(65))])

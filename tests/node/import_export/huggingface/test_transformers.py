@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from atoll.node.import_export.huggingface.folder import load_folder, save_folder
-from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer, tokenizer_files
-from atoll.node.import_export.huggingface.upcycle import upcycled
+from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer_json, tokenizer_files
+from atoll.node.import_export.huggingface.upcycle import upcycle
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.named import write_atoms
@@ -63,7 +63,7 @@ def logits_of(spec, theta):
 
 
 def saved(folder, spec, theta):
-    return save_folder(folder, spec, theta.__getitem__, tokenizer_files(byte_tokenizer(), spec.context))
+    return save_folder(folder, spec, theta.__getitem__, tokenizer_files(byte_tokenizer_json(), spec.context))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -152,10 +152,10 @@ def test_upcycling_starts_where_the_dense_model_ended(tmp_path, noise, qk_norm):
     dense = replace(DENSE, qk_norm=qk_norm)
     theta = theta_of(dense)
     experts = ExpertsSpec(count=4, per_token=2, ffn=96)
-    model, found = upcycled(dense, theta, experts, 7, noise)
+    model, found = upcycle(dense, theta, experts, 7, noise)
     difference = (logits_of(model, found) - logits_of(dense, theta)).abs().max()
     assert float(difference) <= 1e-5 if noise is None else 1e-5 < float(difference) < 0.2
-    assert all(torch.equal(found[n], v) for n, v in upcycled(dense, theta, experts, 7, noise)[1].items())
+    assert all(torch.equal(found[n], v) for n, v in upcycle(dense, theta, experts, 7, noise)[1].items())
     assert saved(tmp_path / "out", model, found) == ("Qwen3MoeForCausalLM" if qk_norm else "MixtralForCausalLM")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.import_export.join_shards import is_sound
+from atoll.node.checkpoint.shards import is_valid
 from atoll.node.learning.inner.loop import Inner, run_steps
 from atoll.node.learning.inner.moments import bound_of, pack, unpack
 from atoll.protocols.errors import CorruptFault, DecodeError
@@ -129,7 +129,7 @@ def test_steps_of_strangers_stay_where_a_checkpoint_takes_them():
     inner = trained(3)
     for _ in range(2):
         inner.continue_from(claiming(MAX_STEPS))
-    assert all(is_sound(name, value) for name, value in inner.state().items())
+    assert all(is_valid(name, value) for name, value in inner.state().items())
 
 
 def test_without_a_bound_nothing_is_taken_from_others():
