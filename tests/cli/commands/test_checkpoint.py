@@ -99,7 +99,7 @@ def test_a_crash_while_it_restores_leaves_a_home_that_knows_its_run(atoll, home,
         restore_node(*given)
         raise DiskFault("the power fails")
 
-    monkeypatch.setattr("atoll.cli.commands.checkpoint.restore", killed)
+    monkeypatch.setattr("atoll.cli.commands.checkpoint.restore_node", killed)
     assert "the power fails" in atoll("checkpoint", "restore", to, "--home", str(empty.root)).err
     assert load_local(empty.run(RUN.id) / "state", RUN.id) is not None
     assert marked(empty.run(RUN.id)) is not None
