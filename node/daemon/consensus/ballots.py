@@ -1,7 +1,6 @@
-"""What the ledger says about the finality of one round: who may decide, what was proposed, who voted for it.
+"""The ledger's facts about the finality of one round: voters, ballots, proposals, promises and votes. Pure.
 
-Pure facts, in the order-independent form: a Book is the same whatever the order in which the entries of
-different authors arrive.
+A Book is the same in whatever order the entries of different authors arrive.
 """
 
 from collections import Counter
@@ -24,29 +23,34 @@ from atoll.protocols.ledger.records import (
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """All entries about one round. Ballots whose author does not own them never get in (see `owner_of`)."""
+    """All entries about one round. Prepares and Proposals in another peer's ballot never get in (see `record`)."""
 
     contributions: Mapping[Digest, tuple[PeerId, Contribution]] = field(default_factory=dict)
+    """Author and body by entry id."""
     reductions: Mapping[Digest, PeerId] = field(default_factory=dict)
-    """Authors by entry id; of contributions and of these a set may be made."""
+    """Author by entry id. A set names contributions and Reductions."""
     acks: Mapping[PeerId, Digest] = field(default_factory=dict)
     """Newest set digest that an author acknowledged."""
     prepares: Mapping[Ballot, Digest] = field(default_factory=dict)
+    """Entry id of the Prepare that opened a ballot."""
     promises: Mapping[tuple[PeerId, Ballot], Promise] = field(default_factory=dict)
+    """Promises by author and ballot."""
     proposals: Mapping[Digest, Proposal] = field(default_factory=dict)
+    """Proposals by entry id."""
     votes: Mapping[tuple[PeerId, Ballot], tuple[Digest, Vote]] = field(default_factory=dict)
     """First vote of an author in a ballot: a second one is equivocation and does not count."""
 
     def unknown(self, names: Iterable[Digest]) -> tuple[Digest, ...]:
-        """Those of a set that are not here."""
+        """The entry ids of a set whose entries are not here."""
         return tuple(e for e in names if e not in self.contributions and e not in self.reductions)
 
     def authors_of(self, names: Iterable[Digest]) -> set[PeerId]:
-        """Who contributed to a set: they decide the next round."""
+        """The authors of a set's contributions: they are the voters of the next round."""
         return {self.contributions[name][0] for name in names if name in self.contributions}
 
     def is_void(self, proposal: Proposal) -> bool:
-        """Does it name Reductions alone? Nobody would decide the next round, so it is never decided itself."""
+        """Whether it names Reductions alone."""
+        # The next round would have no voters, so such a proposal is never decided.
         return not self.unknown(proposal.contributions) and not self.authors_of(proposal.contributions)
 
     def highest_vote(self, author: PeerId) -> tuple[Digest, Vote] | None:
@@ -56,6 +60,7 @@ class Book:
 
     def promised(self, author: PeerId) -> Ballot | None:
         """The lowest ballot that an author may still vote in; None: any."""
+        # A vote binds like a promise: an author never goes back to a lower ballot.
         ballots = [b for who, b in self.promises if who == author] + [b for who, b in self.votes if who == author]
         return max(ballots, default=None)
 
@@ -66,17 +71,18 @@ class Book:
             found.setdefault(proposal.ballot, (name, proposal))
         return found
 
-    def who_promised(self, acceptors: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
-        """Those that answered a Prepare."""
-        return {peer for peer in acceptors if (peer, ballot) in self.promises}
+    def who_promised(self, voters: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+        """The voters that promised a ballot."""
+        return {peer for peer in voters if (peer, ballot) in self.promises}
 
-    def who_answered(self, acceptors: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
-        """Those that promised a ballot, or voted in it."""
-        return {peer for peer in acceptors if (peer, ballot) in self.promises or (peer, ballot) in self.votes}
+    def who_answered(self, voters: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+        """The voters that promised a ballot, or voted in it."""
+        return {peer for peer in voters if (peer, ballot) in self.promises or (peer, ballot) in self.votes}
 
 
 def order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, ...]:
-    """Acceptors of a round in the order of their ballots: by BLAKE3(run, round, peer)."""
+    """Voters of a round in the order of their ballots: by BLAKE3(run, round, peer)."""
+    # A hash, so that every node finds the same order by itself, and another peer is the first in each round.
 
     def rank(peer: PeerId) -> bytes:
         return digest(b"atoll/ballot/1\0", run, number.to_bytes(8, "little"), peer.encode())
@@ -85,20 +91,22 @@ def order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, .
 
 
 def quorum(count: int) -> int:
-    """⌈2n/3⌉: any two quorums share more than a third."""
+    """The number of votes that makes a set final: ⌈2n/3⌉ of n voters."""
+    # Two quorums share 2⌈2n/3⌉ − n ≥ n/3 voters. Two sets of one round could be final only if all of these lied,
+    # so fewer than a third of liars never achieve it. A larger quorum would let fewer silent voters stop finality.
     return -(-2 * count // 3)
 
 
-def owner_of(acceptors: tuple[PeerId, ...], attempt: int) -> PeerId:
-    """Who may open the ballots of this attempt."""
-    return acceptors[attempt % len(acceptors)]
+def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:
+    """The voter that may open the ballots of this attempt."""
+    return voters[attempt % len(voters)]
 
 
 def record(book: Book, entry: Digest, author: PeerId, body: Body) -> tuple[Book, str]:
-    """The book with one more entry, and the reason when it does not count."""
+    """The book with one more entry, and the reason why the entry does not count; empty where it does."""
     match body:
         case Contribution() if any(who == author for who, _ in book.contributions.values()):
-            return book, ""  # the first in the feed counts: a later one cannot replace it
+            return book, ""  # the first in the feed counts, and all nodes see one feed in one order
         case Reduction() if author in book.reductions.values():
             return book, ""
         case Contribution():
@@ -130,50 +138,54 @@ def _vote(book: Book, entry: Digest, author: PeerId, body: Vote) -> tuple[Book, 
     known = book.votes.get((author, body.ballot))
     if known is not None:
         return book, "" if known[0] == entry else "two votes in one ballot"
+    # A vote below its author's promise would break what a quorum of promises showed to a later proposer.
     above = [b for who, b in book.promises if who == author and b > body.ballot]
     if above:
         return book, "a vote below its author's promise"
     return replace(book, votes={**book.votes, (author, body.ballot): (entry, body)}), ""
 
 
-def bound_to(book: Book, acceptors: tuple[PeerId, ...], ballot: Ballot) -> tuple[Digest, ...] | None:
-    """The proposals before `ballot` that a quorum may have voted for, of the newest ballot with any. Sorted.
+def bound_to(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> tuple[Digest, ...] | None:
+    """The proposals before `ballot` that a quorum may have voted for, of the newest ballot with any; sorted.
 
     Empty: none can ever become final, and any set may be proposed. None: fewer than a quorum promised `ballot`, so
-    that nothing is known. Whoever promised votes in no ballot before its promise any more, and what it voted
-    stands before the promise in its feed: so votes that are not here can only come from who is silent.
+    that nothing is known.
     """
-    needed, count = quorum(len(acceptors)), len(acceptors)
-    if len(book.who_promised(acceptors, ballot)) < needed:
+    # A voter that promised votes in no ballot before its promise any more, and its earlier votes stand before the
+    # promise in its feed. So votes that are not here can only come from voters that are silent: a proposal whose
+    # votes and silent voters together are no quorum is lost for ever.
+    needed, count = quorum(len(voters)), len(voters)
+    if len(book.who_promised(voters, ballot)) < needed:
         return None
     found: dict[Ballot, list[Digest]] = {}
-    votes = [vote for (peer, _), (_, vote) in book.votes.items() if peer in acceptors and vote.ballot < ballot]
+    votes = [vote for (peer, _), (_, vote) in book.votes.items() if peer in voters and vote.ballot < ballot]
     for (before, name), here in Counter((vote.ballot, vote.proposal) for vote in votes).items():
         if here < 2 * needed - count:
-            continue  # the silent ones are fewer than a quorum lacks
+            continue  # the voters without a promise are at most count − needed: too few for what it lacks
         proposal = book.proposals.get(name)
-        lawful = proposal is None or (proposal.ballot == before and _can_win(book, acceptors, proposal))
-        if lawful and here + len(_silent(book, acceptors, before)) >= needed:
+        lawful = proposal is None or (proposal.ballot == before and _can_win(book, voters, proposal))
+        if lawful and here + len(_silent(book, voters, before)) >= needed:
             found.setdefault(before, []).append(name)
     return tuple(sorted(found[max(found)])) if found else ()
 
 
-def _silent(book: Book, acceptors: tuple[PeerId, ...], ballot: Ballot) -> set[PeerId]:
-    """Those that may still vote in a ballot."""
+def _silent(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> set[PeerId]:
+    """The voters that may still vote in a ballot."""
     gone = {peer for peer, later in book.promises if later > ballot}
-    return {peer for peer in acceptors if peer not in gone and (peer, ballot) not in book.votes}
+    return {peer for peer in voters if peer not in gone and (peer, ballot) not in book.votes}
 
 
-def _can_win(book: Book, acceptors: tuple[PeerId, ...], proposal: Proposal) -> bool:
-    return owner_of(acceptors, proposal.ballot.attempt) == proposal.ballot.proposer and not book.is_void(proposal)
+def _can_win(book: Book, voters: tuple[PeerId, ...], proposal: Proposal) -> bool:
+    """Whether the proposal stands in a ballot of its owner and names contributions."""
+    return owner_of(voters, proposal.ballot.attempt) == proposal.ballot.proposer and not book.is_void(proposal)
 
 
-def decided(book: Book, acceptors: tuple[PeerId, ...]) -> tuple[Digest, Proposal] | None:
-    """The proposal that a quorum of acceptors voted for in its ballot; None while there is none."""
+def decided(book: Book, voters: tuple[PeerId, ...]) -> tuple[Digest, Proposal] | None:
+    """The proposal that a quorum voted for in its ballot, with its entry id; None while there is none."""
     for entry, proposal in sorted(book.proposals.items()):
-        if not _can_win(book, acceptors, proposal):
+        if not _can_win(book, voters, proposal):
             continue
-        votes = [book.votes.get((peer, proposal.ballot)) for peer in acceptors]
-        if sum(vote is not None and vote[1].proposal == entry for vote in votes) >= quorum(len(acceptors)):
+        votes = [book.votes.get((peer, proposal.ballot)) for peer in voters]
+        if sum(vote is not None and vote[1].proposal == entry for vote in votes) >= quorum(len(voters)):
             return entry, proposal
     return None

@@ -1,5 +1,4 @@
-"""What the finality machine hears (events), says (actions) and remembers (state). Rules:
-node/daemon/consensus/machine.py.
+"""Events, actions and state of the finality machine. Rules: node/daemon/consensus/machine.py.
 
 Times `now` are seconds of one monotonic clock, as floats.
 """
@@ -13,7 +12,7 @@ from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.records import Body, Prepare, Promise, Proposal, Vote
 
 PATIENCE_S = 10.0
-"""Default patience; the driver sets about two round times."""
+"""Default patience in seconds; the driver sets about two round times."""
 _NO_ENTRIES = Book()
 
 
@@ -24,7 +23,7 @@ _NO_ENTRIES = Book()
 class EntrySeen:
     """An entry entered the ledger; ours too. Entries of one author must come in the order of its feed.
 
-    Bodies of every kind may be sent; contributions, Reductions, acks and the four of the ballots are used.
+    Bodies of every kind may be sent; contributions, Reductions, acks and the four kinds of ballots are used.
     """
 
     entry: Digest
@@ -34,7 +33,7 @@ class EntrySeen:
 
 @dataclass(frozen=True, slots=True)
 class EntryPayloadHeld:
-    """The payload of a contribution is on disk and is what that says, or is not needed as a whole (CheckRound).
+    """The payload of a contribution is on disk and verified, or is not needed as a whole (CheckRound).
 
     Send it after the EntrySeen of the contribution.
     """
@@ -44,7 +43,7 @@ class EntryPayloadHeld:
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed:
-    """Our round machine closed `round`, or refolded it: our view of its set (PublishAck)."""
+    """Our round machine closed `round`, or folded it again: our own set of the round (PublishAck)."""
 
     round: Round
     members: tuple[Digest, ...]
@@ -53,7 +52,7 @@ class RoundClosed:
 
 @dataclass(frozen=True, slots=True)
 class CheckDone:
-    """The worker's answer to CheckRound."""
+    """The worker's answer to CheckRound: the state digest of Θ_final with this set."""
 
     round: Round
     contributions: tuple[Digest, ...]
@@ -62,7 +61,7 @@ class CheckDone:
 
 @dataclass(frozen=True, slots=True)
 class FinalApplied:
-    """The worker's Θ_final is now that of `round`; so is Adopted(round)."""
+    """The worker's Θ_final is now that of `round`: it finalized the round, or adopted a snapshot."""
 
     round: Round
 
@@ -76,12 +75,12 @@ class Doubted:
 
 @dataclass(frozen=True, slots=True)
 class NotAppended:
-    """Our last Append was refused (disk): ask again at the next event."""
+    """The disk refused our last Append: the machine asks again at the next event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The own feed is complete as far as anybody can tell: from now on promises and votes may be written.
+    """Our own feed is complete as far as any peer can tell: from now on promises and votes may be written.
 
     Until then entries are only replayed. A node that voted before it knew its own promises would break them.
     """
@@ -89,7 +88,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """`idle`: this node trains no further rounds (done, paused); it does not wait to close another one."""
+    """Whether this node trains no further rounds (done, paused), and so does not wait to close another one."""
 
     idle: bool
     now: float
@@ -97,7 +96,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class FinalityTick:
-    """Time passed. The driver says so a few times a second; harmless at any time."""
+    """Time passed. The driver sends it a few times a second; harmless at any time."""
 
     now: float
 
@@ -128,7 +127,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class CheckRound:
-    """Ask the worker to Check this set (Θ_final is at round - 1); answer with Checked.
+    """Ask the worker for the state with this set (Θ_final is at round - 1); answer with CheckDone.
 
     All payloads are held, or the round is reduced: then what the set needs is fetched first.
     """
@@ -139,20 +138,21 @@ class CheckRound:
 
 @dataclass(frozen=True, slots=True)
 class FetchMissing:
-    """A proposal or a final set names these; we lack them. `entries`: contributions not in our ledger yet.
-
-    `payloads`: contributions that are, but without their payload. Repeated only when the list changes.
-    """
+    """Fetch what a proposal or a final set names and this node lacks. Repeated only when the list changes."""
 
     round: Round
     entries: tuple[Digest, ...]
+    """Entries that are not in our ledger yet."""
     payloads: tuple[Digest, ...]
+    """Contributions that are, but without their payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalizeRound:
-    """S_round is final. Ask the worker to Finalize once all payloads are held (or adopt a snapshot of a
-    later round), in the order of the rounds; then send Finalized to both machines."""
+    """The set of `round` is final: ask the worker to finalize it, in the order of the rounds.
+
+    All payloads must be held, or a snapshot of a later round adopted. Then send FinalApplied and RoundFinal.
+    """
 
     round: Round
     contributions: tuple[Digest, ...]
@@ -161,7 +161,7 @@ class FinalizeRound:
 
 @dataclass(frozen=True, slots=True)
 class ReportDivergence:
-    """Our fold of a proposed set gave another state. We never vote for it."""
+    """Our fold of a proposed set gave another state than the proposal names. It never gets our vote."""
 
     round: Round
     proposal: Digest
@@ -172,19 +172,20 @@ class ReportDivergence:
 
 @dataclass(frozen=True, slots=True)
 class ReportNarrow:
-    """A proposed set lacks half of what this node has, or more: it gets our vote only where we are bound to it."""
+    """A proposed set lacks half of what this node has, or more: it gets our vote only if we are bound to it."""
 
     round: Round
     proposal: Digest
     proposer: PeerId
     named: int
+    """How many of our contributions the set names."""
     ours: int
-    """Contributions that we have, and how many of them it names."""
+    """How many contributions our own set of the round has."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportEquivocation:
-    """`author` signed two entries that exclude each other."""
+    """An author signed two entries that exclude each other."""
 
     round: Round
     author: PeerId
@@ -208,40 +209,54 @@ class FinalityState:
     run: RunId
     me: PeerId
     rounds: int
+    """Rounds of the whole run."""
     last_final: int
-    acceptors: tuple[PeerId, ...]
-    """Who decides round last_final + 1, in the order of their ballots."""
+    """Newest round whose set is final; -1: none."""
+    voters: tuple[PeerId, ...]
+    """Voters of the next round: the authors of the last final set, in the order of their ballots."""
     patience_s: float = PATIENCE_S
-    """May be replaced at any time (dataclasses.replace)."""
+    """Seconds before another owner opens a ballot. May be replaced at any time (dataclasses.replace)."""
     applied: int = -1
-    """Newest round that the worker made final."""
+    """Newest round that the worker folded into Θ_final."""
     closed: int = -1
+    """Newest round that our round machine closed."""
     live: bool = False
+    """The replay of our own feed is over (`Live`)."""
     idle: bool = False
+    """This node trains no further rounds (`Idle`)."""
     ripe_at: float | None = None
     """Since when the set of the next round is not expected to grow; None: it is."""
     now: float = 0.0
+    """Time of the newest event that has one; never runs backwards."""
     since: float = 0.0
-    """When the newest ballot of the round, or its proposal, first counted, or the round came up."""
+    """When the newest ballot of the round, or its proposal, began to count, or the round came up."""
     top: int = 0
     """Highest attempt of this round that was due."""
     books: Mapping[int, Book] = field(default_factory=dict)
+    """The ledger's entries about each round that is not final."""
     views: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
     """Our own set of each closed round."""
     held: frozenset[Digest] = frozenset()
-    """Contributions whose payload is."""
+    """Contributions whose payload is held."""
     checked: Mapping[tuple[Digest, ...], Digest] = field(default_factory=dict)
-    """Set -> state, for this round."""
+    """State digest of each set that the worker checked, for this round."""
     checking: frozenset[tuple[Digest, ...]] = frozenset()
+    """Sets that the worker was asked for and has not answered."""
     appending: Body | None = None
+    """The entry that is on its way into our feed."""
     doubted: frozenset[Digest] = frozenset()
     """Reductions that are proven wrong."""
-    told: frozenset[Digest] = frozenset()
-    """Proposals that were reported."""
+    reported: frozenset[Digest] = frozenset()
+    """Proposals that were reported as narrow or divergent."""
     missing: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
-    """The last FetchMissing of this round."""
+    """Entries and payloads of the last FetchMissing of this round."""
+
+    @property
+    def deciding(self) -> Round:
+        """The round that is decided next: the oldest one that is not final."""
+        return Round(self.last_final + 1)
 
     @property
     def book(self) -> Book:
-        """Of the round that is decided next."""
-        return self.books.get(self.last_final + 1, _NO_ENTRIES)
+        """The entries about the round that is decided next."""
+        return self.books.get(self.deciding, _NO_ENTRIES)

@@ -1,7 +1,7 @@
-"""Whether a proposed set names enough of what this node has: a proposer must not make a round its own. Pure.
+"""Which sets a voter accepts: those that name enough of what this node has, or that it is bound to. Pure.
 
 The authors of a final set decide the next round, so a set with few of the contributions would give the run to few.
-Why this share, and why it never gets smaller: docs/finality.md.
+Rules in words: docs/finality.md.
 """
 
 from collections.abc import Collection
@@ -13,46 +13,49 @@ from atoll.protocols.ledger.records import Ballot
 
 
 def may_get_votes(state: FinalityState, ballot: Ballot, names: tuple[Digest, ...]) -> bool:
-    """Is it a set that this node would vote for in this ballot, if it gives the same state here?
-
-    After the first ballot the promises may bind all to a set that is narrow; and to no other one, whatever its
-    proposer says.
-    """
+    """Whether this node would vote for the set in this ballot, if it gives the same state here."""
     if ballot.attempt == 0:
         return is_broad(state, names)
-    bound = bound_to(state.book, state.acceptors, ballot)
+    # Voters count the promises in their own ledger. If they took the proposer's word for what a quorum may have
+    # voted for, one liar could hide those votes and have a second set made final.
+    bound = bound_to(state.book, state.voters, ballot)
     if not bound:
         return bound is not None and is_broad(state, names)
+    # A set that all are bound to may be narrow, and is voted for all the same: another one could contradict it.
+    # While more than one set may have had a quorum, none is safe: more promises will rule all but one out.
     proposal = state.book.proposals.get(bound[0]) if len(bound) == 1 else None
     repeats = proposal is not None and proposal.contributions == names
     return repeats and (_heard_all(state, ballot) or is_broad(state, names))
 
 
 def _heard_all(state: FinalityState, ballot: Ballot) -> bool:
-    """Have all promised, or had the time to? One more promise may show that nobody is bound to a narrow set."""
-    promised = state.book.who_promised(state.acceptors, ballot)
-    return len(promised) == len(state.acceptors) or state.now - state.since >= state.patience_s / 2
+    """Whether all voters have promised, or had half a patience to do so."""
+    # One more promise may show that no quorum voted for a narrow set. At exactly a third of liars one silent
+    # honest voter is enough to make it look possible: therefore the wait.
+    promised = state.book.who_promised(state.voters, ballot)
+    return len(promised) == len(state.voters) or state.now - state.since >= state.patience_s / 2
 
 
 def is_broad(state: FinalityState, names: Collection[Digest]) -> bool:
-    """Does it name all that we have; or more than half of that, when it will hardly grow any more?"""
+    """Whether the set names all that we have; or more than half of it, once that will hardly grow any more."""
+    # More than half: of n contributions at most n/3 are liars', so of m > n/2 named ones they have less than 2m/3,
+    # no quorum. The set after it needs an honest vote again, so sets cannot shrink step by step. The share never
+    # gets smaller with time or attempts: liars could wait for that.
     named, ours = share_of_ours(state, names)
     return 0 < ours == named or (state.ripe_at is not None and 2 * named > ours)
 
 
 def is_narrow(state: FinalityState, names: Collection[Digest]) -> bool:
-    """Does it lack half or more of what we have, when that will hardly grow any more?"""
+    """Whether the set lacks half or more of what we have, once that will hardly grow any more."""
     named, ours = share_of_ours(state, names)
     return state.ripe_at is not None and ours > 0 and 2 * named <= ours
 
 
 def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int, int]:
-    """How many of our own contributions a set names, and how many these are; none before it is time to say.
-
-    Ours are those of our own set of the round: a payload that nobody gives is in nobody's set. Who rests may
-    never close the round, and takes what it holds after a while.
-    """
-    view, known = state.views.get(state.last_final + 1), state.book.contributions
+    """How many contributions of our own set of the round a set names, and how many that has; (0, 0) too early."""
+    # Our own set, not the ledger: work that no peer serves, or of members in name only, is in no set. An idle node
+    # may never close the round, and counts what it holds after its patience.
+    view, known = state.views.get(state.deciding), state.book.contributions
     rested = state.idle and state.ripe_at is not None and state.now - state.ripe_at >= state.patience_s
     ours = {entry for entry in view or (state.held if rested else ()) if entry in known}
     return len(ours.intersection(names)), len(ours)

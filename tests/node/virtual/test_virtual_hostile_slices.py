@@ -6,7 +6,7 @@ import json
 import msgspec
 import pytest
 
-from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus import proposer
 from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import Digest, Round, digest
@@ -210,7 +210,7 @@ def test_a_worker_that_lost_much_is_told_in_which_slices_its_payloads_were_used(
 
 def test_who_proposes_reductions_alone_stops_nobody(world, monkeypatch):
     """All would fold such a set alike; but the authors of a set decide the next round, and it has none."""
-    real, tried = finality._value, set[int]()
+    real, tried = proposer._set_to_propose, set[int]()
 
     async def story() -> None:
         async with world(10, 4, reduce=CAREFUL) as w:
@@ -226,7 +226,7 @@ def test_who_proposes_reductions_alone_stops_nobody(world, monkeypatch):
                 tried.add(state.last_final + 1)
                 return tuple(name for name in found if name in book.reductions)
 
-            monkeypatch.setattr(finality, "_value", value)
+            monkeypatch.setattr(proposer, "_set_to_propose", value)
             await w.until(w.all_final)
             w.check_agreement()
 

@@ -1,6 +1,6 @@
 """The rules of finality, one by one. Safety under faults is in test_finality_safety.py.
 
-Round 1 of a run whose round 0 had four authors: four acceptors, three votes make it final.
+Round 1 of a run whose round 0 had four authors: four voters, three votes make it final.
 """
 
 from dataclasses import replace
@@ -72,7 +72,7 @@ class Node:
     def __init__(self, me: PeerId, *, knows: tuple[PeerId, ...] = ORDER, rounds: int = 8):
         start = finality.begin(RUN, me, rounds, PEERS[0])
         self.state = replace(
-            start, last_final=0, applied=0, acceptors=ORDER, live=True, patience_s=PATIENCE_S, closed=0
+            start, last_final=0, applied=0, voters=ORDER, live=True, patience_s=PATIENCE_S, closed=0
         )
         self.me, self.said, self.log = me, [], []
         for author in knows:
@@ -292,7 +292,7 @@ def test_a_quorum_of_votes_is_final_for_everybody():
         node = finish(Node(me), (FIRST, THIRD, FOURTH))
         assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
         assert node.state.last_final == 1
-        assert node.state.acceptors == order(RUN, 2, PEERS)
+        assert node.state.voters == order(RUN, 2, PEERS)
 
 
 def test_strangers_and_repeats_do_not_count():
@@ -306,7 +306,7 @@ def test_the_authors_of_the_final_set_decide_the_next_round():
     entry = node.hear(FIRST, proposal(contributions=three))
     for voter in ORDER[1:]:
         node.hear(voter, vote_for(entry, Ballot(0, FIRST)))
-    assert node.state.acceptors == order(RUN, 2, ORDER[:3])
+    assert node.state.voters == order(RUN, 2, ORDER[:3])
 
 
 def test_a_final_set_with_unknown_contributions_is_fetched_first():
@@ -522,7 +522,7 @@ def test_nothing_is_written_before_the_own_feed_is_replayed():
 
 def test_a_newcomer_starts_at_round_zero_which_the_owner_decides():
     state = finality.begin(RUN, PeerId("stranger"), 8, PEERS[0])
-    assert (state.last_final, state.acceptors) == (-1, (PEERS[0],))
+    assert (state.last_final, state.voters) == (-1, (PEERS[0],))
 
 
 def test_a_ballot_of_another_never_decides():

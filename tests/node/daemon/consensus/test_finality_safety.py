@@ -108,7 +108,7 @@ class Liar(Node):
 
     def lie(self) -> None:
         number = self.state.last_final + 1
-        book, peers, rng = self.state.book, self.state.acceptors, self.rng
+        book, peers, rng = self.state.book, self.state.voters, self.rng
         if self.peer not in peers or number >= self.rounds or len(self.ledger) > 4000:
             return
         mine = peers.index(self.peer)
@@ -275,8 +275,8 @@ def test_a_dead_proposer_is_replaced():
     for _ in range(30):
         world.step(1.0)
     assert all(0 in node.finals for node in world.nodes)
-    acceptors = world.nodes[0].state.acceptors
-    owner = owner_of(acceptors, 0)
+    voters = world.nodes[0].state.voters
+    owner = owner_of(voters, 0)
     dead = next(n for n, node in enumerate(world.nodes) if node.peer == owner)
     world.contribute(1)
     for _ in range(6):

@@ -1,0 +1,108 @@
+"""The proposer's part of finality: when this node opens a ballot, and which set it proposes in it. Pure."""
+
+from collections import Counter
+
+from atoll.node.daemon.consensus.ballots import bound_to, owner_of, quorum
+from atoll.node.daemon.consensus.types import Action, FinalityState
+from atoll.node.daemon.consensus.vote_rule import may_get_votes
+from atoll.node.daemon.consensus.voter import Out, append, folded_here, may_append
+from atoll.protocols.ids import Digest
+from atoll.protocols.ledger.records import Ballot, Prepare, Proposal, set_digest
+
+
+def propose(state: FinalityState) -> Out:
+    """Propose in the highest ballot that is ours, if it is time and nothing was proposed in it."""
+    ballot = _own_ballot(state)
+    if ballot is None or not may_append(state):
+        return state, []
+    names = _set_to_propose(state, ballot)
+    if names is None:
+        return state, []
+    state, ready, actions = folded_here(state, names)
+    if not ready:
+        return state, actions
+    return append(state, Proposal(state.deciding, ballot, names, state.checked[names]))
+
+
+def prepare(state: FinalityState) -> Out:
+    """Open the next ballot of ours when nothing became final for too long."""
+    if state.ripe_at is None or not may_append(state) or not state.views.get(state.deciding):
+        return state, []
+    count = len(state.voters)
+    attempts = range(state.top + 1, state.top + 1 + count)
+    attempt = next(at for at in attempts if owner_of(state.voters, at) == state.me)
+    # The wait grows with the owner's place, so that owners take turns, and with every n attempts, so that two
+    # owners do not cut off each other's ballots for ever.
+    turns = (attempt - state.top) * (1 + state.top / count)
+    if state.now - max(state.since, state.ripe_at) < turns * state.patience_s:
+        return state, []
+    state, able, actions = _could_propose(state)
+    if not able:
+        return state, actions
+    return append(state, Prepare(state.deciding, Ballot(attempt, state.me)))
+
+
+def _own_ballot(state: FinalityState) -> Ballot | None:
+    """Our ballot of the newest attempt, if it is open, empty and not below our own promise."""
+    book = state.book
+    if state.top == 0 and owner_of(state.voters, 0) == state.me:
+        ballot = Ballot(0, state.me)  # ballot 0 needs no Prepare: no lower one can hold a vote
+    else:
+        ours = [b for b in book.prepares if b.proposer == state.me and b.attempt == state.top]
+        if not ours or owner_of(state.voters, ours[0].attempt) != state.me:
+            return None
+        ballot = ours[0]
+    bound = book.promised(state.me)
+    if ballot in book.firsts() or (bound is not None and bound > ballot):
+        return None
+    return ballot
+
+
+def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
+    """The set to propose in a ballot of ours; None while it is too early."""
+    book, view = state.book, state.views.get(state.deciding)
+    if view and not state.doubted.isdisjoint(view):
+        view = None  # it is being folded again
+    if ballot.attempt == 0:
+        return view if view and _is_time(state, view) else None
+    bound = bound_to(book, state.voters, ballot)
+    if bound is None:
+        return None
+    if not bound:
+        return view or None
+    # A quorum may have voted for this set: repeating it is the only safe choice, whatever our own view is.
+    if bound[0] not in book.proposals:
+        return None  # it has not arrived yet
+    names = book.proposals[bound[0]].contributions
+    return names if may_get_votes(state, ballot, names) else None
+
+
+def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
+    """Whether our set may be proposed in ballot 0: a quorum acknowledged it, or it will hardly grow any more."""
+    name, acks = set_digest(list(view)), state.book.acks
+    # A set with Reductions is never proposed early: voters must have the time to open them and to report a wrong
+    # one.
+    early = state.book.reductions.keys().isdisjoint(view)
+    if early and sum(acks.get(peer) == name for peer in state.voters) >= quorum(len(state.voters)):
+        return True
+    if state.closed > state.deciding:
+        return True
+    return state.idle and state.ripe_at is not None and state.now - state.ripe_at >= state.patience_s
+
+
+def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Action]]:
+    """Whether we have what a ballot of ours needs; if not, the actions that fetch it."""
+    book, count = state.book, len(state.voters)
+    votes = Counter((v.ballot, v.proposal) for (peer, _), (_, v) in book.votes.items() if peer in state.voters)
+    for (_, name), here in sorted(votes.items(), reverse=True):
+        # As long as a quorum may promise without a vote for a set, that set may bind no one, and our own view will
+        # do.
+        if here <= count - quorum(count):
+            continue
+        if name not in book.proposals:
+            return state, False, []
+        # Else the ballot may be bound to the set. A Prepare before it is folded here would only stop the ballot
+        # below.
+        if not book.is_void(book.proposals[name]):
+            return folded_here(state, book.proposals[name].contributions)
+    return state, True, []
