@@ -1,7 +1,7 @@
 """Blobs: immutable bytes named by BLAKE3, cut into chunks of 1 MiB that verify one by one.
 
-A blob's id is the BLAKE3 of its canonical manifest (version, size, chunk hashes), so that whoever
-holds the id can verify the manifest, and with it each chunk from any holder.
+A blob's id is the BLAKE3 of its canonical manifest (version, size, chunk hashes). The id is enough to verify the
+manifest, and the manifest to verify each chunk from any holder.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ MANIFEST_MAX_BYTES = 4 << 20
 
 
 class BlobManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Names every chunk of a blob."""
+    """Size of a blob and the hash of every chunk."""
 
     version: int
     size_bytes: int
@@ -36,7 +36,7 @@ class BlobManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return Digest(self.hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES])
 
     def chunk_bytes(self, index: int) -> int:
-        """Legal size of chunk `index`."""
+        """Size in bytes of chunk `index`."""
         return min(BLOB_CHUNK_BYTES, self.size_bytes - index * BLOB_CHUNK_BYTES)
 
     @property
@@ -46,7 +46,7 @@ class BlobManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 def manifest_of(chunks: Iterable[bytes | memoryview]) -> BlobManifest:
-    """Manifest of chunks of 1 MiB (the last may be short)."""
+    """Manifest of a sequence of 1 MiB chunks (the last may be short)."""
     size, hashes = 0, bytearray()
     for chunk in chunks:
         size += len(chunk)
@@ -61,12 +61,12 @@ def manifest_of_bytes(data: bytes | bytearray | memoryview) -> BlobManifest:
 
 
 def manifest_of_file(file: BinaryIO) -> BlobManifest:
-    """Manifest of an open file, read once."""
+    """Manifest of an open file, which is read once to its end."""
     return manifest_of(iter(lambda: file.read(BLOB_CHUNK_BYTES), b""))
 
 
 def decode_manifest(data: bytes, blob: Digest) -> BlobManifest:
-    """The manifest that `blob` names. Raises DecodeError."""
+    """The manifest whose id is `blob`. Raises DecodeError for any other bytes."""
     manifest = codec.decode(data, BlobManifest, max_bytes=MANIFEST_MAX_BYTES)
     chunks = -(-manifest.size_bytes // BLOB_CHUNK_BYTES)
     if manifest.version != MANIFEST_VERSION or manifest.size_bytes < 0:

@@ -1,8 +1,13 @@
 """Bytes <-> messages. Canonical msgpack: one byte string per value, sizes capped before decoding.
 
-A decoder returns a value or raises DecodeError, nothing else. Encoding the decoded value must give
-back the same bytes, so that a missing key, a redundant length form or a reordered map is refused
-and a hash over the bytes names the value.
+msgpack is the format (https://msgpack.org): all bytes that peers sign, hash or send as messages are msgpack.
+msgspec is the library: message classes are `msgspec.Struct`s, and its msgpack encoder and decoder check types and
+lengths. atoll does not import the package `msgpack`. msgspec also writes JSON, for local files and the control
+socket only.
+
+A decoder returns a value or raises DecodeError, nothing else. Encoding the decoded value must give back the same
+bytes: a missing key, a redundant length form or a reordered map is refused, so a hash over the bytes names the
+value.
 """
 
 from functools import lru_cache
@@ -15,7 +20,7 @@ from atoll.protocols.errors import DecodeError
 T = TypeVar("T")
 
 MESSAGE_MAX_BYTES = 64 * 1024
-"""Cap for one control message, record or gossip item."""
+"""Default cap, in bytes, of one call message, ledger entry or gossip item."""
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 
@@ -26,7 +31,7 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def encode(value: Any) -> bytes:
-    """Canonical bytes of a message."""
+    """Canonical msgpack bytes of a message."""
     return _encoder.encode(value)
 
 
@@ -52,5 +57,5 @@ def decode(data: bytes | memoryview, kind: type[T], *, max_bytes: int = MESSAGE_
 
 
 def kind_name(kind: Any) -> str:
-    """Name of a message type for people."""
+    """Name of a message type, for error texts."""
     return getattr(kind, "__name__", str(kind))

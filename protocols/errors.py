@@ -1,4 +1,4 @@
-"""The error tree: it says whose fault a failure is, and therefore what to do about it.
+"""The error tree: each class says whose fault a failure is, and therefore what to do about it.
 
     AtollError
     ├── ConfigError      the user wrote something we cannot use            exit 78
@@ -36,6 +36,12 @@ class ConfigError(AtollError):
     """The user's configuration, arguments or files cannot be used as they are."""
 
     exit_code = 78
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise ConfigError, with the key's name, unless `low` <= `value` <= `high`. NaN is refused."""
+    if not low <= value <= high:
+        raise ConfigError(f"{name} = {value} is outside {low} … {high}")
 
 
 class LocalFault(AtollError):
@@ -104,4 +110,4 @@ TRAIN_AGAIN = (
     "start again: it goes on from the last saved round; if this comes again, the run needs a lower inner.lr"
 )
 MODEL_LOST = "all members see the same: train a new run, with a lower inner.lr or outer.alpha_256"
-"""Hints of Divergence: of one member's training, and of the model that all share."""
+"""Hints for Divergence of one member's training (TRAIN_AGAIN) and of the shared model (MODEL_LOST)."""

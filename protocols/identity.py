@@ -1,7 +1,7 @@
 """Ed25519 keys whose PeerID equals the libp2p PeerID, and signatures under a named domain.
 
-A signature covers `"atoll/" domain "\\0" run-id? message`, so that bytes signed for one purpose
-never verify for another.
+A signature covers `"atoll/" domain "\\0" run-id? message`, so that bytes signed for one purpose never verify for
+another.
 """
 
 from cryptography.exceptions import InvalidSignature
@@ -14,10 +14,10 @@ SIGNATURE_BYTES = 64
 
 
 class Identity:
-    """A private key and the PeerID that the network knows it by."""
+    """An Ed25519 private key and its libp2p PeerID."""
 
     def __init__(self, seed: bytes) -> None:
-        """`seed`: 32 secret bytes."""
+        """`seed`: 32 secret bytes. Raises ConfigError for another length."""
         if len(seed) != 32:
             raise ConfigError(f"an identity seed has 32 bytes, not {len(seed)}")
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
@@ -34,7 +34,7 @@ class Identity:
         return self._key.sign(_scoped(domain, message))
 
     def libp2p_private_key(self) -> bytes:
-        """libp2p's protobuf `PrivateKey{Ed25519, seed || public}`; what p2pd reads from its `-id` file."""
+        """libp2p's protobuf `PrivateKey{Ed25519, seed || public}`, the content of p2pd's `-id` file."""
         return bytes.fromhex("08011240") + self._seed + self.public_key
 
     def __repr__(self) -> str:

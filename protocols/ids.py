@@ -1,4 +1,4 @@
-"""Distinct types for the things that peers name, and their short forms for people."""
+"""Identifiers: distinct types for peers, runs, digests and rounds, and conversions of PeerIDs."""
 
 from functools import lru_cache
 from typing import NewType
@@ -9,13 +9,13 @@ from blake3 import blake3
 from atoll.protocols.errors import DecodeError
 
 PeerId = NewType("PeerId", str)
-"""libp2p PeerID of an Ed25519 key, base58: `12D3Koo…`."""
+"""libp2p PeerID of an Ed25519 key, in base58: `12D3Koo…`."""
 RunId = NewType("RunId", bytes)
 """BLAKE3 of the canonical RunSpec, 32 bytes."""
 Digest = NewType("Digest", bytes)
-"""BLAKE3, 32 bytes."""
+"""BLAKE3 hash, 32 bytes."""
 Round = NewType("Round", int)
-"""Logical number of an outer step, from 0."""
+"""Number of an outer step, from 0."""
 
 DIGEST_BYTES = 32
 _ED25519_MULTIHASH = bytes.fromhex("002408011220")  # identity multihash of a libp2p Ed25519 public key
@@ -30,7 +30,7 @@ def digest(*parts: bytes | memoryview) -> Digest:
 
 
 def short(value: bytes | str) -> str:
-    """Eight characters for people; PeerIDs keep their distinctive tail."""
+    """Eight characters for people: the start of a digest in hex, or the distinctive tail of a PeerID."""
     return value.hex()[:8] if isinstance(value, bytes) else value[-8:]
 
 
@@ -50,7 +50,7 @@ def public_key_of(peer: PeerId) -> bytes:
 
 @lru_cache(maxsize=65536)
 def peer_bytes(peer: PeerId) -> bytes:
-    """The multihash form (38 bytes) that libp2p's own messages carry."""
+    """Multihash form (38 bytes) of a PeerID, used in libp2p's own messages. Raises DecodeError."""
     if not 50 <= len(peer) <= 54:
         raise DecodeError("not an Ed25519 PeerID: wrong length")
     try:
@@ -63,7 +63,7 @@ def peer_bytes(peer: PeerId) -> bytes:
 
 
 def peer_from_bytes(raw: bytes) -> PeerId:
-    """PeerID of its multihash form. Raises DecodeError unless it is an Ed25519 one."""
+    """PeerID with this multihash form. Raises DecodeError unless it belongs to an Ed25519 key."""
     if len(raw) != 38 or not raw.startswith(_ED25519_MULTIHASH):
         raise DecodeError("not an Ed25519 PeerID")
     return peer_id_of(raw[6:])

@@ -1,7 +1,7 @@
-"""Merkle trees over BLAKE3: one digest commits to a row of leaves, and any run of leaves can be shown to be in it.
+"""Merkle trees over BLAKE3: one digest commits to a row of leaves, and a path proves any neighbouring leaves.
 
-A leaf is BLAKE3(0 ‖ data), a node BLAKE3(1 ‖ left ‖ right); a node without a neighbour goes up as it is. Who
-verifies knows the number of leaves from elsewhere (the RunSpec), so that a tree has one shape.
+A leaf is BLAKE3(0 ‖ data), a node BLAKE3(1 ‖ left ‖ right); a node without a neighbour moves up unchanged. A
+verifier knows the number of leaves from elsewhere (the RunSpec), so a tree has one shape.
 R. Merkle, "A Digital Signature Based on a Conventional Encryption Function", 1987.
 """
 
@@ -14,12 +14,12 @@ _LEAF, _NODE = b"\0", b"\1"
 
 
 def leaf_of(data: bytes | memoryview) -> Digest:
-    """Name of one leaf."""
+    """Digest of one leaf."""
     return digest(_LEAF, data)
 
 
 def levels_of(leaves: Iterable[Digest]) -> list[list[Digest]]:
-    """The tree, leaves first, root last. Raises ValueError without leaves."""
+    """All levels of the tree, leaves first, root last. Raises ValueError without leaves."""
     levels = [list(leaves)]
     if not levels[0]:
         raise ValueError("a tree has at least one leaf")
@@ -31,7 +31,7 @@ def levels_of(leaves: Iterable[Digest]) -> list[list[Digest]]:
 
 
 def path_of(levels: Sequence[Sequence[Digest]], first: int, count: int) -> bytes:
-    """What a verifier of leaves `first` … needs beside them: neighbours from the bottom up, left before right."""
+    """The digests that prove `count` leaves from `first`: neighbours from the bottom up, left before right."""
     start, stop, path = first, first + count, b""
     for level in levels[:-1]:
         if start & 1:
@@ -43,7 +43,7 @@ def path_of(levels: Sequence[Sequence[Digest]], first: int, count: int) -> bytes
 
 
 class MerklePart:
-    """Neighbouring leaves and their path: as much of a tree as follows from them."""
+    """The part of a tree that follows from neighbouring leaves and their path."""
 
     def __init__(self, total: int, first: int, leaves: Sequence[Digest], path: bytes) -> None:
         """Raises DecodeError unless `path` has the length that leaves `first` … of `total` need."""
@@ -63,7 +63,7 @@ class MerklePart:
         self.root = row[0]
 
     def path(self, leaf: int) -> bytes:
-        """Path of one of the leaves alone."""
+        """Path that proves one of the leaves alone."""
         path, at = b"", leaf
         for start, row in self._rows:
             beside = (at ^ 1) - start

@@ -1,6 +1,7 @@
-"""Messages of NAT traversal: what you see of me, dial me back, punch with a third, relay me to a third.
+"""Messages of NAT traversal: observed addresses, dial-back, hole punching through a rendezvous, relayed circuits.
 
-Each ask is one frame on a stream of its own, and so is its answer. Pages: docs/wires/nat.md, docs/wires/relay.md.
+Each request is one frame on a stream of its own, and so is its answer. Wires: docs/wires/nat.md,
+docs/wires/relay.md.
 """
 
 from typing import Annotated, Literal, TypeAlias, cast
@@ -18,7 +19,7 @@ MADDRS = 8
 _PUNCH_DOMAIN = "punch/1"
 
 Reach = Literal["unknown", "public", "punchable", "relay-only"]
-"""How others may reach a node: by a plain dial; by a hole punched with a rendezvous; through a relay only."""
+"""How others may reach a node: by a plain dial, by hole punching through a rendezvous, or through a relay only."""
 
 Maddr: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern="^[!-~]+$")]
 Maddrs: TypeAlias = Annotated[tuple[Maddr, ...], Meta(max_length=MADDRS)]
@@ -27,87 +28,91 @@ Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_CHARACTERS)]
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look", forbid_unknown_fields=True):
-    """Where do you see me?"""
+    """Ask a peer which of our addresses it sees."""
 
     run: Run
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen", forbid_unknown_fields=True):
-    """There; and what I am."""
+    """Answer to Look: the observed addresses, and facts about the answerer."""
 
     maddrs: Maddrs
-    """Remote addresses of the asker's connections, as the answerer sees them."""
+    """Remote addresses of the requester's connections, as the answerer sees them."""
     reach: Reach
-    """How the answerer may be reached itself."""
+    """How the answerer itself may be reached."""
     relays: bool
-    """The answerer relays for others."""
+    """Whether the answerer relays for others."""
     unix_s: float
-    """The answerer's clock."""
+    """Time on the answerer's clock, Unix seconds."""
 
 
 class DialBack(msgspec.Struct, frozen=True, array_like=True, tag="dial-back", forbid_unknown_fields=True):
-    """Try to reach me there. Only addresses with the IP that the answerer sees are tried."""
+    """Ask a peer to dial these addresses of ours; it tries only those with the IP address that it sees."""
 
     run: Run
     maddrs: Maddrs
 
 
 class Reached(msgspec.Struct, frozen=True, array_like=True, tag="reached", forbid_unknown_fields=True):
-    """Those answered."""
+    """Answer to DialBack: the addresses that could be reached."""
 
     maddrs: Maddrs
 
 
 class Punch(msgspec.Struct, frozen=True, array_like=True, tag="punch", forbid_unknown_fields=True):
-    """Let `target` and me dial each other now. Signed, so that no rendezvous can make peers dial by itself."""
+    """Ask a rendezvous to let `source` and `target` dial each other now.
+
+    The source signs it, so that no rendezvous can make peers dial by itself.
+    """
 
     run: Run
     source: str
     target: str
     nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
     claims: Maddrs
-    """Where anybody may dial the source; empty behind a NAT."""
+    """Public addresses of the source; empty behind a NAT."""
     signature: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
 
 class Summons(msgspec.Struct, frozen=True, array_like=True, tag="summons", forbid_unknown_fields=True):
-    """The rendezvous passes a punch on, with the source's addresses as it sees them."""
+    """A punch that the rendezvous forwards to its target."""
 
     punch: Punch
     seen: Maddrs
+    """Addresses of the source, as the rendezvous sees them."""
 
 
 class Coming(msgspec.Struct, frozen=True, array_like=True, tag="coming", forbid_unknown_fields=True):
-    """The target dials now."""
+    """Answer to Punch and Summons: the target dials now."""
 
     claims: Maddrs
-    """Where anybody may dial the target; empty behind a NAT."""
+    """Public addresses of the target; empty behind a NAT."""
     seen: Maddrs
-    """Where the rendezvous sees the target; the target leaves it empty."""
+    """Addresses of the target, as the rendezvous sees them; the target leaves it empty."""
 
 
 class NatRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused", forbid_unknown_fields=True):
-    """Not done, and why."""
+    """The request was refused."""
 
     reason: Reason
 
 
 class Circuit(msgspec.Struct, frozen=True, array_like=True, tag="circuit", forbid_unknown_fields=True):
-    """First frame to a relay: connect me with `target`. The answer is Open or Refused, then frames pass."""
+    """First frame to a relay: open a circuit to `target`. The answer is OpenCircuit or NatRefused."""
 
     run: Run
     target: str
 
 
 class Incoming(msgspec.Struct, frozen=True, array_like=True, tag="incoming", forbid_unknown_fields=True):
-    """First frame from a relay: `source` wants you. The answer is Open or Refused."""
+    """First frame from a relay to the target of a circuit. The answer is OpenCircuit or NatRefused."""
 
     run: Run
     source: str
 
 
 class OpenCircuit(msgspec.Struct, frozen=True, array_like=True, tag="open", forbid_unknown_fields=True):
-    """The circuit is there: every frame that follows belongs to the two ends."""
+    """The circuit is open: every frame that follows belongs to its two ends."""
 
 
 Ask: TypeAlias = Look | DialBack | Punch | Summons
@@ -115,13 +120,13 @@ Answer: TypeAlias = Seen | Reached | Coming | NatRefused
 
 
 def sign_punch(run: RunId, source: Identity, target: PeerId, nonce: bytes, claims: tuple[str, ...]) -> Punch:
-    """A punch that `source` asks for."""
+    """A punch request, signed by `source`."""
     draft = Punch(run, source.peer_id, target, nonce, claims[:MADDRS], b"")
     return msgspec.structs.replace(draft, signature=source.sign(_PUNCH_DOMAIN, _unsigned(draft)))
 
 
 def check_punch(punch: Punch) -> PeerId:
-    """The peer that signed it. Raises DecodeError or SignatureFault."""
+    """The peer that signed the punch. Raises DecodeError or SignatureFault."""
     source = PeerId(punch.source)
     public_key_of(source)
     public_key_of(PeerId(punch.target))
@@ -130,24 +135,24 @@ def check_punch(punch: Punch) -> PeerId:
 
 
 def decode_ask(data: bytes) -> Ask:
-    """One ask. Raises DecodeError."""
+    """A request of the NAT wire. Raises DecodeError."""
     return codec.decode(data, cast(type[Ask], Ask), max_bytes=NAT_MAX_BYTES)
 
 
 def decode_answer(data: bytes) -> Answer:
-    """One answer. Raises DecodeError."""
+    """An answer of the NAT wire. Raises DecodeError."""
     return codec.decode(data, cast(type[Answer], Answer), max_bytes=NAT_MAX_BYTES)
 
 
 def decode_opening(data: bytes) -> OpenCircuit | NatRefused:
-    """The answer to Circuit and Incoming. Raises DecodeError."""
+    """An answer to Circuit or Incoming. Raises DecodeError."""
     return codec.decode(
         data, cast(type[OpenCircuit | NatRefused], OpenCircuit | NatRefused), max_bytes=NAT_MAX_BYTES
     )
 
 
 def peer_named(text: str) -> PeerId:
-    """A PeerID out of a message. Raises DecodeError."""
+    """A PeerID from a message, checked. Raises DecodeError."""
     public_key_of(PeerId(text))
     return PeerId(text)
 
@@ -158,7 +163,7 @@ def refused(reason: str) -> NatRefused:
 
 
 def printable(reason: str) -> str:
-    """What of a peer's words may go to a log or a terminal."""
+    """The printable characters of a peer's text, safe for a log or a terminal."""
     return "".join(letter for letter in reason if letter.isprintable())
 
 

@@ -9,14 +9,16 @@ from atoll.protocols.errors import DecodeError
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """A protocol id family `/atoll/<name>/<version>`."""
+    """A family of protocol ids, `/atoll/<name>/<version>`."""
 
     name: str
     newest: int
+    """Newest version that this node speaks."""
     oldest: int
+    """Oldest version that this node speaks."""
 
     def protocol(self, version: int | None = None) -> str:
-        """libp2p protocol id."""
+        """libp2p protocol id of one version, by default the newest."""
         return f"/atoll/{self.name}/{version or self.newest}"
 
 
@@ -37,9 +39,9 @@ NAT = Wire("nat", newest=1, oldest=1)
 RELAY = Wire("relay", newest=1, oldest=1)
 """A peer asks a relay for a circuit to another. 1: first."""
 CIRCUIT = Wire("circuit", newest=1, oldest=1)
-"""A relay brings a circuit to its target; TLS between the two ends. 1: first."""
+"""A relay extends a circuit to its target; the two ends speak TLS. 1: first."""
 RUN = Wire("run", newest=1, oldest=1)
-"""The signed RunSpec of a run id, for peers that are no members yet. 1: first."""
+"""The signed RunSpec of a run id, for peers that are not members yet. 1: first."""
 WORKER = Wire("worker", newest=1, oldest=1)
 """Daemon <-> worker pipe. 1: first."""
 CONTROL = Wire("control", newest=1, oldest=1)
@@ -47,7 +49,7 @@ CONTROL = Wire("control", newest=1, oldest=1)
 
 
 def pick(ours: Wire, newest: int, oldest: int) -> int:
-    """Newest version in common. Raises DecodeError that names both sides."""
+    """Newest version that both sides speak. Raises DecodeError if there is none."""
     version = min(ours.newest, newest)
     if version < max(ours.oldest, oldest):
         raise DecodeError(

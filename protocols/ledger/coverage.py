@@ -1,4 +1,4 @@
-"""Which chunks a round exchanges: the whole arena, or one fragment of it at a time.
+"""Covers: the chunks that a round, or one contribution, exchanges. A round has the whole arena or one fragment.
 
 With P fragments, round r exchanges fragment r mod P, so that each fragment is exchanged every P rounds
 (Streaming DiLoCo, arXiv 2501.18512 §2.2). Embeddings, the output head and all vectors are fragment 0; the
@@ -6,8 +6,8 @@ layers go to the others in strided order (§3.3.1: a fragment then holds early a
 each. The matrices of the last layers, where they do not divide, are shared out so that payloads are about equal:
 each, the largest first, goes to the fragment that has fewest bytes.
 
-Where members train some of the experts only (`outer.holders`), a contribution covers less: of the round's chunks
-those that all members train, and those of the experts that it names (protocols/run/experts.py).
+If members train some of the experts only (`outer.holders`), a contribution covers fewer chunks: those of the round
+that all members train, and those of the experts that it names (protocols/run/experts.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,23 +21,23 @@ from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
 
 Cover = tuple[Span, ...]
-"""Rising, disjoint, not touching one another. A payload holds the rows of its cover in this order."""
+"""Spans in rising order that neither overlap nor touch. A payload holds the rows of its cover in this order."""
 
 
 def size_of(cover: Cover) -> int:
-    """Chunks of a cover."""
+    """Number of chunks in a cover."""
     return sum(span.chunks for span in cover)
 
 
 def rest_of(cover: Cover, chunks: int) -> Cover:
-    """The other chunks of an arena of `chunks` chunks."""
+    """The cover of all other chunks of an arena of `chunks` chunks."""
     starts = (0, *(span.stop for span in cover))
     stops = (*(span.start for span in cover), chunks)
     return tuple(Span(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop)
 
 
 def shared_by(one: Cover, other: Cover) -> Cover:
-    """Chunks of both."""
+    """The cover of the chunks that two covers share."""
     found: list[Span] = []
     a, b = 0, 0
     while a < len(one) and b < len(other):
@@ -70,7 +70,7 @@ def fragments(model: ModelSpec, count: int) -> tuple[Cover, ...]:
 
 @lru_cache(maxsize=64)
 def trained_cover(model: ModelSpec, experts: bytes) -> Cover:
-    """Chunks that a member trains: all that is no expert's, and those of a bitmap's experts; empty: all. Pure.
+    """Chunks that a member trains: all but those of experts missing in the bitmap; empty bitmap: all chunks. Pure.
 
     Atoms of experts are matrices, so that no chunk belongs to two experts.
     """
@@ -88,15 +88,15 @@ def _cover(model: ModelSpec, count: int, fragment: int, experts: bytes) -> Cover
 
 
 def cover_of(spec: RunSpec, number: int, experts: bytes = b"") -> Cover:
-    """What a contribution to round `number` covers that names these experts; empty: all of the round."""
+    """The cover of a contribution to round `number` that names these experts; empty: the whole round."""
     count = spec.outer.fragments
     return _cover(spec.model, count, number % count, experts)
 
 
 def payload_size(spec: RunSpec, number: int, experts: bytes = b"") -> int:
-    """The only legal length of such a contribution's payload: what a node may ask for before it saw a byte.
+    """The only legal size, in bytes, of the payload of such a contribution; a node requests no more than that.
 
-    Asked for each contribution that a peer writes, so that a bitmap which is new must cost next to nothing.
+    This runs for each contribution that a peer writes, so a bitmap that was never seen must be cheap.
     """
     count = spec.outer.fragments
     common, *each = _sizes(spec.model, count)[number % count]
@@ -105,14 +105,14 @@ def payload_size(spec: RunSpec, number: int, experts: bytes = b"") -> int:
 
 
 def largest_payload(spec: RunSpec, experts: bytes = b"") -> int:
-    """Bytes of the largest payload that covers these experts; empty: of the run's largest."""
+    """Size in bytes of the largest payload that covers these experts; empty: of any payload of the run."""
     return max(payload_size(spec, number, experts) for number in range(spec.outer.fragments))
 
 
 def exchange_bytes(spec: RunSpec, experts: bytes = b"") -> int:
-    """Bytes of one payload of each fragment: what a member says when the whole model is exchanged once.
+    """Bytes that a member sends while the whole model is exchanged once: one payload of each fragment.
 
-    `experts`: that the payloads cover; empty: all.
+    `experts`: bitmap of the experts that the payloads cover; empty: all.
     """
     return sum(payload_size(spec, number, experts) for number in range(spec.outer.fragments))
 

@@ -1,16 +1,17 @@
-"""Who trains which experts of a mixture: each expert has some holders among the members (`outer.holders`).
+"""Assigns experts to members: each expert of a mixture has `outer.holders` holders among the members.
 
-A pure function of what the members announce (registers.Holding), so nobody has to be asked. Where two members see
-different announcements, an expert has one holder more or less for a round, and never is a round held up by it.
+The assignment is a pure function of what the members announce (registers.Holding). If two members see different
+announcements, an expert has one holder more or less for a round; no round waits for it.
 
-- Nobody has more experts than it has room for; where there is room, all have as many, or one more or less.
-- Members keep what they train. With one holder each, when a member leaves only its experts move, and when one
-  comes experts move to it alone.
-- What is free, and what is kept where two claim it, goes by the highest BLAKE3(run, expert, peer) (rendezvous
-  hashing: D. Thaler, C. Ravishankar, 1998). Plain rendezvous hashing, weighted or not, would give shares that vary
-  as those of a lottery: neither a bound of memory nor one of bytes could be promised.
+- No member has more experts than it has room for; where there is room, shares differ by at most one. - Members
+keep the experts that they train. With one holder each, only the experts of a member that leaves move, and
+  experts move to a new member only.
+- Free experts, and experts that two members claim, go to the highest BLAKE3(run, expert, peer) (rendezvous
+hashing:
+  D. Thaler, C. Ravishankar, 1998). Rendezvous hashing alone, weighted or not, gives shares that vary at random, so
+  neither memory nor traffic would have a bound.
 
-The function is a fixed point of itself: announced and applied again it changes nothing.
+The function is a fixed point of itself: announcing its result changes nothing.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -25,7 +26,7 @@ Held = dict[PeerId, set[int]]
 
 
 def splits(spec: RunSpec) -> int:
-    """The number of experts of each layer in runs whose members train some of them only; else 0."""
+    """Number of experts of each layer in runs whose members train some of them only; 0 in all other runs."""
     return spec.model.expert_count if spec.outer.holders else 0
 
 
@@ -35,20 +36,21 @@ def nothing(spec: RunSpec) -> bytes:
 
 
 class Announced(msgspec.Struct, frozen=True):
-    """What a member says of itself."""
+    """A member's announcement of its experts."""
 
     experts: frozenset[int]
-    """Those that it trains now."""
+    """Experts that it trains now."""
     room: int
-    """How many it could."""
+    """Number of experts that it could train."""
 
 
 def assigned(
     run: RunId, count: int, holders: int, members: Mapping[PeerId, Announced]
 ) -> dict[PeerId, frozenset[int]]:
-    """The experts of each member: `holders` members for each of `count` experts, or all where they are fewer.
+    """The experts of each member: `holders` members for each of `count` experts, or all members if there are
+    fewer.
 
-    Where the members have not that much room, every expert gets one holder before any gets two. Pure.
+    If the members have less room together, every expert gets one holder before any gets two. Pure.
     """
     wanted = min(holders, len(members))
     ranks = _Ranks(run, members)
@@ -70,8 +72,9 @@ def assigned(
 
 
 def shares(total: int, rooms: Mapping[PeerId, int], first: Iterable[PeerId]) -> dict[PeerId, int]:
-    """How many each has: the same where the room reaches, `total` together if it fits; the rest of the division
-    goes one by one to the `first` of the members with room."""
+    """Number of experts for each member: equal where room allows, `total` together if they fit.
+
+    The remainder of the division goes one by one to the `first` of the members with room."""
     low, high = 0, max(rooms.values(), default=0)
     while low < high:
         middle = (low + high) // 2
@@ -87,7 +90,7 @@ def shares(total: int, rooms: Mapping[PeerId, int], first: Iterable[PeerId]) -> 
 
 
 def shortage(count: int, holders: int, rooms: Collection[int]) -> str:
-    """One line where members with these rooms have none for all experts; empty where they have."""
+    """One line if members with these rooms cannot train all experts together; empty if they can."""
     room = sum(min(count, one) for one in rooms)
     each = min(holders, len(rooms))
     if room >= count * each:

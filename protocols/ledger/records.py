@@ -1,7 +1,7 @@
-"""The ledger's vocabulary: what an author may write into its feed.
+"""Ledger records: the entries that an author may append to its feed, and the checks that they must pass.
 
-Every body is an array-like, tagged msgpack union. A feed entry names the run, the author, its place
-in the feed and the hash of the entry before it; the signature covers all of that.
+Every body is an array-like msgpack struct with a tag. A feed entry names the run, the author, its place in the
+feed and the hash of the entry before it; the signature covers all of that.
 """
 
 from typing import ClassVar, TypeAlias
@@ -20,38 +20,41 @@ FEED_VERSION = 1
 MAX_SET = 1024
 """Most contributions that one round's set may hold."""
 MAX_WEIGHT = 255
+"""Largest weight of a contribution, in 64ths of the round's nominal tokens."""
 ENTRY_MAX_BYTES = codec.MESSAGE_MAX_BYTES
 _DOMAIN = "feed/1"
 
 
 class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contribution", forbid_unknown_fields=True):
-    """`author` trained in this round and offers a payload."""
+    """`author` trained in this round and offers its compressed pseudo-gradient, the payload."""
 
     round: Round
     base: Digest
-    """State digest of the weights the steps started from."""
+    """State digest of the weights that the steps started from."""
     payload: Digest
     """BLAKE3 of the payload."""
     steps: int
+    """Inner steps that were taken."""
     tokens: int
+    """Tokens that the steps trained on."""
     weight: int
-    """1 … 255: share of the nominal tokens of the round, in 64ths."""
+    """Share of the round's nominal tokens, in 64ths: 1 … 255. The mean is weighted by it."""
     loss: float
     """Mean training loss of the steps, nats per token. A claim, not a proof."""
 
 
 class PartContribution(Contribution, frozen=True, array_like=True, tag="part", forbid_unknown_fields=True):
-    """A Contribution of who trained only some of the experts; its payload has no others (`outer.holders`)."""
+    """A Contribution that covers some of the experts only: those that its author trained (`outer.holders`)."""
 
     experts: bytes
-    """Bitmap (protocols/run/experts.py), never empty: all experts are a plain Contribution."""
+    """Bitmap of the covered experts (protocols/run/experts.py), never empty."""
 
 
 class SlicedContribution(Contribution, frozen=True, array_like=True, tag="sliced", forbid_unknown_fields=True):
-    """A Contribution whose payload verifies in parts: what runs write whose rounds may be reduced."""
+    """A Contribution whose payload can be verified row by row; written in runs whose rounds may be reduced."""
 
     rows: Digest
-    """Merkle root over the payload's rows (`protocols/ledger/rows.py`)."""
+    """Merkle root over the payload's rows (protocols/ledger/rows.py)."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknown_fields=True):
@@ -59,30 +62,31 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknow
 
     round: Round
     members: Digest
-    """Digest of the set S_r."""
+    """Digest of the set of contributions."""
     state: Digest
-    """Digest of Θ after round r."""
+    """Digest of Θ after the round."""
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
-    """Ballots are ordered; `attempt` first. A proposer owns the ballots that carry its name."""
+    """A ballot number of one round. Ballots are ordered by `attempt`, then by proposer, their owner."""
 
     attempt: int
     proposer: PeerId
 
 
 class Proposal(msgspec.Struct, frozen=True, array_like=True, tag="proposal", forbid_unknown_fields=True):
-    """The owner of `ballot` proposes that S_round is exactly `payloads` and gives `state`."""
+    """The owner of `ballot` proposes the final set of a round and the state that results."""
 
     round: Round
     ballot: Ballot
     contributions: tuple[Digest, ...]
-    """Entry ids of the contributions, sorted."""
+    """Entry ids of the set's contributions, sorted."""
     state: Digest
+    """Digest of Θ after the round."""
 
 
 class Vote(msgspec.Struct, frozen=True, array_like=True, tag="vote", forbid_unknown_fields=True):
-    """`author` folded the proposal, got the same state, and had not promised a higher ballot."""
+    """`author` votes for a proposal: it computed the same state and has promised no higher ballot."""
 
     round: Round
     ballot: Ballot
@@ -91,19 +95,19 @@ class Vote(msgspec.Struct, frozen=True, array_like=True, tag="vote", forbid_unkn
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare", forbid_unknown_fields=True):
-    """The owner of `ballot` asks the members to vote in no lower ballot of this round."""
+    """The owner of `ballot` asks the voters to vote in no lower ballot of this round."""
 
     round: Round
     ballot: Ballot
 
 
 class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise", forbid_unknown_fields=True):
-    """`author` will vote in no ballot of this round below `ballot`; what it voted for so far."""
+    """`author` promises to vote in no ballot of this round below `ballot`, and names its highest vote so far."""
 
     round: Round
     ballot: Ballot
     voted: tuple[Digest, ...]
-    """Entry id of the author's own highest Vote in this round; empty if it has none."""
+    """Entry id of the author's own highest Vote in this round; empty if there is none."""
 
 
 class Reduction(msgspec.Struct, frozen=True, array_like=True, tag="reduction", forbid_unknown_fields=True):
@@ -111,7 +115,7 @@ class Reduction(msgspec.Struct, frozen=True, array_like=True, tag="reduction", f
 
     round: Round
     span: Span
-    """The chunks of the slice: `[start, stop]`."""
+    """Chunks of the slice, encoded as `[start, stop]`."""
     covered: bytes
     """Bitmap over the sorted authors of the set that named the reducers; bit 0 of byte 0 is the first."""
     more: tuple[Digest, ...]
@@ -119,51 +123,48 @@ class Reduction(msgspec.Struct, frozen=True, array_like=True, tag="reduction", f
     members: Digest
     """Digest of the set of covered contributions."""
     payload: Digest
-    """The reduced payload, a blob."""
+    """BLAKE3 of the reduced payload, a blob."""
     rows: Digest
-    """Merkle root over its rows."""
+    """Merkle root over the rows of the reduced payload."""
     kept: Digest
     """Merkle root over the error feedback that remains, chunk by chunk."""
     previous: bytes
-    """Entry id of the author's Reduction whose `kept` this one began with; empty: it began with zeros."""
+    """Entry id of the author's Reduction whose error feedback this one began with; empty: it began with zeros."""
 
 
 class ReductionFault(msgspec.Struct, frozen=True, array_like=True, tag="fault", forbid_unknown_fields=True):
-    """`author` holds a proof that a Reduction is wrong. Whoever reads the proof can check it alone."""
+    """`author` holds a proof that a Reduction is wrong. The proof can be checked without other records."""
 
     round: Round
-    """Of the Reduction."""
+    """Round of the Reduction."""
     reduction: Digest
-    """Its entry id."""
+    """Entry id of the Reduction."""
     proof: Digest
-    """A blob."""
+    """Blob id of the FaultProof."""
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
-    """`author` stops after `round` in good order."""
+    """`author` leaves the run in good order after `round`."""
 
     round: Round
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_unknown_fields=True):
-    """`author` joins with a permit. Opens a feed: legal at seq 0 only."""
+    """`author` joins with a permit. Legal only as the first entry of a feed (seq 0)."""
 
     round: ClassVar[Round] = Round(-1)
-    """Before the first round, so that it concerns none."""
+    """Before the first round, so that no round's records contain it."""
     permit: Permit
     proof: bytes
-    """The permit's key over (run, author)."""
+    """Signature of the permit's key over (run, author)."""
 
 
+FinalityBody: TypeAlias = Ack | Proposal | Vote | Prepare | Promise
 Body: TypeAlias = (
     Contribution
     | PartContribution
     | SlicedContribution
-    | Ack
-    | Proposal
-    | Vote
-    | Prepare
-    | Promise
+    | FinalityBody
     | Leave
     | Admit
     | Reduction
@@ -172,13 +173,13 @@ Body: TypeAlias = (
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One signed, hash-linked place in an author's feed."""
+    """One signed, hash-linked entry of an author's feed."""
 
     version: int
     run: RunId
     author: PeerId
     seq: int
-    """From 0, without gaps."""
+    """Place in the feed, from 0, without gaps."""
     previous: bytes
     """Id of the entry before; empty at seq 0."""
     body: Body
@@ -186,7 +187,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def id(self) -> Digest:
-        """BLAKE3 of the signed part: signatures are not part of the name."""
+        """BLAKE3 of the signed part: the signature is not part of the id."""
         return digest(unsigned(self))
 
 
@@ -196,19 +197,19 @@ def unsigned(entry: Entry) -> bytes:
 
 
 def sign_entry(run: RunId, author: Identity, seq: int, previous: bytes, body: Body) -> Entry:
-    """The author's next entry."""
+    """The author's next entry, signed. Raises DecodeError for an illegal body."""
     draft = Entry(FEED_VERSION, run, author.peer_id, seq, previous, body, b"")
     check_body(body)
     return msgspec.structs.replace(draft, signature=author.sign(_DOMAIN, unsigned(draft)))
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """Wire and disk form."""
+    """Canonical bytes of an entry, on the wire and on disk."""
     return codec.encode(entry)
 
 
 def decode_entry(data: bytes, run: RunId) -> Entry:
-    """A legal, signed entry of this run. Raises DecodeError or SignatureFault. Links are the store's to check."""
+    """A legal, signed entry of this run. Raises DecodeError or SignatureFault. The store checks its link."""
     entry = codec.decode(data, Entry, max_bytes=ENTRY_MAX_BYTES)
     if entry.version != FEED_VERSION:
         raise DecodeError(f"feed version {entry.version}; this node speaks {FEED_VERSION}")
@@ -287,10 +288,10 @@ def _digests(*values: bytes) -> None:
 
 
 def experts_of(body: Contribution) -> bytes:
-    """Bitmap of the experts that a contribution covers; empty: all."""
+    """Bitmap of the experts that a contribution covers; empty: all experts."""
     return body.experts if isinstance(body, PartContribution) else b""
 
 
 def set_digest(entries: list[Digest]) -> Digest:
-    """Digest of a set of contributions: order and duplicates do not matter."""
+    """Digest of a set of contributions, from their entry ids; order and duplicates do not matter."""
     return digest(*sorted(set(entries)))

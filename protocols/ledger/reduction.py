@@ -1,6 +1,7 @@
-"""Words of the second topology: which contributions a Reduction covers, parts of payloads, openings and proofs.
+"""Messages of reduced rounds: which contributions a Reduction covers, parts of payloads, openings and fault
+proofs.
 
-See docs/wires/reduction.md. Sizes that are legal follow from `ReductionRules`, never from the wire.
+Wire: docs/wires/reduction.md. Legal sizes follow from `ReductionRules`, never from the wire.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,25 +19,27 @@ from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.slices import SlicePlan
 
 KEPT_BYTES = 4 * CHUNK
-"""Error feedback of one chunk: int32, little endian, units of 2⁻²⁶."""
+"""Size of the error feedback of one chunk: int32 values, little endian, in units of 2⁻²⁶."""
 PROOF_VERSION = 1
 ASK_MAX_BYTES = 256
 
 
 class ReductionRules(msgspec.Struct, frozen=True):
-    """What of the RunSpec decides whether a Reduction is right."""
+    """The values of a RunSpec that decide whether a Reduction is right."""
 
     run: RunId
     chunks: int
+    """Number of chunks in the arena."""
     k: int
-    """Values per chunk of a contribution."""
+    """Values per chunk in a contribution."""
     reduced_k: int
-    """Values per chunk of a reduction."""
+    """Values per chunk in a Reduction."""
     floor_256: int
+    """`outer.floor_256` of the RunSpec."""
 
 
 def rules_of(spec: RunSpec) -> ReductionRules:
-    """Of a run whose rounds may be reduced."""
+    """The rules of a run whose rounds may be reduced."""
     assert spec.reduce is not None, "the run never reduces"
     chunks = arena_of(spec.model).chunks
     return ReductionRules(spec.id, chunks, spec.compress.k, spec.reduce.k, spec.outer.floor_256)
@@ -46,6 +49,7 @@ class Offer(NamedTuple):
     """A contribution to a round: one element of its set."""
 
     entry: Digest
+    """Entry id."""
     author: PeerId
     weight: int
     seq: int
@@ -53,7 +57,7 @@ class Offer(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A Reduction and who wrote it."""
+    """A Reduction with its entry id and author."""
 
     entry: Digest
     author: PeerId
@@ -61,90 +65,93 @@ class Claim(NamedTuple):
 
 
 class RowsAsk(msgspec.Struct, frozen=True, array_like=True, tag="rows", forbid_unknown_fields=True):
-    """Which rows of the payload of a Contribution."""
+    """Request for rows of a Contribution's payload."""
 
     contribution: Digest
     span: Span
 
 
 class RowsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The rows, end to end, and their path to the root in the Contribution."""
+    """The rows, end to end, and their Merkle path to the root in the Contribution."""
 
     rows: bytes
     path: bytes
 
 
 class OpeningAsk(msgspec.Struct, frozen=True, array_like=True, tag="opening", forbid_unknown_fields=True):
-    """Show how this chunk was reduced."""
+    """Request for the Opening of one chunk of a Reduction."""
 
     reduction: Digest
+    """Entry id of the Reduction."""
     chunk: int
-    """Of the arena."""
+    """Index of the chunk in the arena."""
 
 
 Ask: TypeAlias = RowsAsk | OpeningAsk
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Everything that went into one chunk of a reduction, and what came out, with paths to the signed roots."""
+    """Inputs and outputs of one chunk of a Reduction, with Merkle paths to the signed roots."""
 
     chunk: int
     row: bytes
-    """What the reduction says about the chunk."""
+    """Row of the chunk in the reduced payload."""
     row_path: bytes
+    """Path from `row` to `rows` of the Reduction."""
     before: bytes
-    """The error feedback that it began with; empty where it began with zeros."""
+    """Error feedback before the round; empty if it was zero."""
     before_path: bytes
-    """To `kept` of the previous Reduction."""
+    """Path from `before` to `kept` of the previous Reduction."""
     after: Digest
-    """Leaf of the error feedback that remained."""
+    """Leaf of the error feedback after the round."""
     after_path: bytes
+    """Path from `after` to `kept` of the Reduction."""
     raw: tuple[tuple[bytes, bytes], ...]
     """Row and path of each covered contribution, by rising entry id."""
 
 
 class FaultProof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An opening with the signed entries that it belongs to: complete, so that it can be checked alone."""
+    """An Opening with the signed entries that it belongs to; it can be checked without any other record."""
 
     version: int
     reduction: bytes
+    """Encoded entry of the Reduction."""
     previous: bytes
-    """The entry that `Reduction.previous` names; empty if it names none."""
+    """Encoded entry that `Reduction.previous` names; empty if it names none."""
     contributions: tuple[bytes, ...]
-    """By rising entry id."""
+    """Encoded entries of the covered contributions, by rising entry id."""
     opening: Opening
 
 
 def path_max_bytes(chunks: int) -> int:
-    """Longest path of neighbouring leaves: two digests per level."""
+    """Size in bytes of the longest path of neighbouring leaves: two digests per level."""
     return 2 * DIGEST_BYTES * chunks.bit_length()
 
 
 def rows_max_bytes(span: Span, chunks: int, k: int) -> int:
-    """Cap of a RowsAnswer."""
+    """Largest legal RowsAnswer, in bytes."""
     return span.chunks * row_bytes(k) + path_max_bytes(chunks) + 64
 
 
 def opening_max_bytes(rules: ReductionRules, members: int) -> int:
-    """Cap of an Opening of so many contributions: what a sampler plans with, too."""
+    """Largest legal Opening that covers `members` contributions, in bytes."""
     path = path_max_bytes(rules.chunks)
     return KEPT_BYTES + row_bytes(rules.reduced_k) + 3 * path + 128 + members * (row_bytes(rules.k) + path + 16)
 
 
 def proof_max_bytes(rules: ReductionRules, members: int) -> int:
-    """Cap of a FaultProof of so many contributions."""
+    """Largest legal FaultProof that covers `members` contributions, in bytes."""
     return opening_max_bytes(rules, members) + (members + 2) * (ENTRY_MAX_BYTES + 8)
 
 
 def decode_ask(data: bytes) -> Ask:
-    """A question on the wire. Raises DecodeError; whether span and chunk exist is the answerer's to see."""
+    """A request from the wire. Raises DecodeError; the caller checks that span and chunk exist."""
     ask: Ask = codec.decode(data, cast(type[RowsAsk], Ask), max_bytes=ASK_MAX_BYTES)
     return ask
 
 
 def decode_proof(data: bytes | memoryview, rules: ReductionRules) -> FaultProof:
-    """A well-formed proof; whether it proves anything is `node/learning/reduction/judging.py`'s to say.
-    Raises DecodeError."""
+    """A well-formed proof; `node/learning/reduction/judging.py` checks what it proves. Raises DecodeError."""
     proof = codec.decode(data, FaultProof, max_bytes=proof_max_bytes(rules, MAX_SET))
     if proof.version != PROOF_VERSION:
         raise DecodeError(f"fault proof of version {proof.version}; this node reads {PROOF_VERSION}")
@@ -152,7 +159,7 @@ def decode_proof(data: bytes | memoryview, rules: ReductionRules) -> FaultProof:
 
 
 def cover(offers: Iterable[Offer], plan: SlicePlan) -> tuple[bytes, tuple[Digest, ...], Digest]:
-    """`covered`, `more` and `members` of a Reduction of these contributions, one per author."""
+    """Values of `covered`, `more` and `members` in a Reduction of these contributions, one per author."""
     bits, more, entries = 0, [], []
     places = {author: place for place, author in enumerate(plan.authors)}
     for offer in offers:

@@ -1,7 +1,7 @@
-"""Ephemeral signed state: last writer wins per (author, key), with a time to live.
+"""Registers: ephemeral signed state; per author and type the newest value counts, until its time to live ends.
 
-Ordered by (epoch, seq), never by wall clock: `epoch` rises by one each time a node starts, `seq` with
-each write. The hearer counts the time to live from when it heard the register, on its own clock.
+Registers are ordered by (epoch, seq), never by wall clock: `epoch` rises by one each time a node starts, `seq`
+with each write. A receiver counts the time to live from the arrival of the register, on its own clock.
 """
 
 from typing import Literal
@@ -11,54 +11,58 @@ import msgspec
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId
+from atoll.protocols.ids import DIGEST_BYTES, PeerId, Round, RunId
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 from atoll.protocols.run.moments import MAX_OFFERED
 
 REGISTER_VERSION = 1
 REGISTER_MAX_BYTES = 4096
 MAX_TTL_S = 3600.0
+"""Longest legal time to live, in seconds."""
 _DOMAIN = "register/1"
 
 Activity = Literal["syncing", "training", "paused", "observing", "done"]
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, tag="lease", forbid_unknown_fields=True):
-    """`author` is a member: what it does and how far it is."""
+    """`author` is a member of the run: its activity and progress."""
 
     activity: Activity
     round: Round
-    """The round it trains or would train next."""
+    """Round that it trains, or would train next."""
     final: int
-    """Newest round it knows to be final; -1 for none."""
+    """Newest round that it knows to be final; -1: none."""
     snapshot: bytes
     """BLAKE3 of its newest snapshot blob; empty if it has none."""
     snapshot_round: int
-    """Round whose final state the snapshot holds; -1 for none."""
+    """Round whose final state the snapshot holds; -1: none."""
     tokens_per_s: float
+    """Training throughput of the member."""
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding", forbid_unknown_fields=True):
-    """Which experts `author` trains, and how many it has room for; in runs with `outer.holders` only."""
+    """Experts that `author` trains and could train; published in runs with `outer.holders` only."""
 
     experts: bytes
-    """Bitmap (protocols/run/experts.py); empty: all."""
+    """Bitmap of the experts that it trains (protocols/run/experts.py); empty: all."""
     room: int
+    """Number of experts of each layer that it could train."""
     moments: tuple[tuple[int, bytes], ...] = ()
-    """Experts that it does not train any more, with blobs of their moments (protocols/run/moments.py)."""
+    """Experts that it gave up, each with the blob id of its optimizer moments (protocols/run/moments.py)."""
 
 
 class Addresses(msgspec.Struct, frozen=True, array_like=True, tag="addresses", forbid_unknown_fields=True):
-    """Where `author` may be dialled: multiaddrs without the /p2p part."""
+    """Addresses at which `author` may be dialled."""
 
     maddrs: tuple[str, ...]
+    """Multiaddrs without the `/p2p/…` part, at most 16."""
 
 
 Value = Lease | Addresses | Holding
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One signed register. The key is the tag of its value."""
+    """One signed register. Its key is (author, tag of the value)."""
 
     version: int
     run: RunId
@@ -66,6 +70,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     epoch: int
     seq: int
     ttl_s: float
+    """Time to live, in seconds."""
     value: Value
     signature: bytes
 
@@ -76,7 +81,7 @@ def unsigned(reg: Register) -> bytes:
 
 
 def sign_register(run: RunId, author: Identity, epoch: int, seq: int, ttl_s: float, value: Value) -> Register:
-    """A register that its author may publish."""
+    """A register, signed by its author."""
     draft = Register(REGISTER_VERSION, run, author.peer_id, epoch, seq, ttl_s, value, b"")
     return msgspec.structs.replace(draft, signature=author.sign(_DOMAIN, unsigned(draft)))
 
@@ -118,16 +123,3 @@ def _check_value(value: Value) -> None:
 def _is_plain(maddr: str) -> bool:
     """Addresses are shown on terminals: no control characters."""
     return 1 <= len(maddr) <= 256 and maddr.isascii() and maddr.isprintable()
-
-
-__all__ = [
-    "Activity",
-    "Addresses",
-    "Digest",
-    "Holding",
-    "Lease",
-    "Register",
-    "Value",
-    "decode_register",
-    "sign_register",
-]

@@ -1,8 +1,7 @@
-"""Rows of a payload: what it says about one chunk, cut out, committed to, and put together again.
+"""Rows of a payload: the bytes of one chunk each, cut out, committed to by a Merkle root, and joined again.
 
-A row is the chunk's word, lows, highs and codes, one after the other (`protocols/run/payload.py`): its size
-follows
-from k. A row that is no legal one is silent: it commits its author to nothing, and everybody sees the same.
+A row is the chunk's word, lows, highs and codes, one after the other (`protocols/run/payload.py`); its size
+follows from k. An illegal row counts as silent: all zeros, on every node alike.
 """
 
 from collections.abc import Sequence
@@ -16,20 +15,20 @@ from atoll.protocols.run.payload import Layout, check_frame
 
 
 class RowTree:
-    """The Merkle tree over all rows of a payload; what its author needs to serve parts of it."""
+    """The Merkle tree over all rows of a payload, from which its author serves parts."""
 
     def __init__(self, payload: bytes | memoryview, layout: Layout) -> None:
-        """Raises DecodeError for another length or header."""
+        """Cut the payload. Raises DecodeError for a wrong length or header."""
         self._rows = cut_rows(payload, layout)
         self._levels = levels_of(map(leaf_of, self._rows))
 
     @property
     def root(self) -> Digest:
-        """`rows` of the record that offers the payload."""
+        """Merkle root: the field `rows` of the record that offers the payload."""
         return self._levels[-1][0]
 
     def part(self, span: Span) -> tuple[bytes, bytes]:
-        """Rows of some chunks, end to end, and their path."""
+        """Rows of the chunks in `span`, end to end, and their Merkle path."""
         return b"".join(self._rows[span.start : span.stop]), path_of(self._levels, span.start, span.chunks)
 
 
@@ -40,12 +39,12 @@ def check_root(payload: bytes | memoryview, layout: Layout, root: bytes) -> None
 
 
 def row_bytes(k: int) -> int:
-    """Size of one row."""
+    """Size in bytes of one row with `k` values."""
     return sum(Layout("sparse2", 1, k).row_bytes)
 
 
 def cut_rows(payload: bytes | memoryview, layout: Layout) -> list[bytes]:
-    """All rows of a payload. Raises DecodeError for another length or header."""
+    """All rows of a payload. Raises DecodeError for a wrong length or header."""
     check_frame(payload, layout)
     view = memoryview(payload)
     places = list(zip(layout.offsets, layout.row_bytes, strict=True))
@@ -56,7 +55,7 @@ def cut_rows(payload: bytes | memoryview, layout: Layout) -> list[bytes]:
 
 
 def join_rows(rows: bytes | memoryview, k: int) -> bytes:
-    """The payload of rows that lie end to end. Raises DecodeError for a broken row."""
+    """The payload made of rows that lie end to end. Raises DecodeError if the last row is incomplete."""
     size = row_bytes(k)
     if len(rows) % size:
         raise DecodeError("rows: a row is cut")
@@ -70,7 +69,7 @@ def join_rows(rows: bytes | memoryview, k: int) -> bytes:
 
 
 def silent_row(k: int) -> bytes:
-    """The row that says nothing: scale 0, indices 0 … k - 1."""
+    """The row whose values are all zero: scale 0, indices 0 … k - 1."""
     layout = Layout("sparse2", 1, k)
     lows = sum((index & (1 << layout.low_bits) - 1) << index * layout.low_bits for index in range(k))
     highs = sum(1 << (index >> layout.low_bits) + index for index in range(k))
@@ -79,20 +78,20 @@ def silent_row(k: int) -> bytes:
 
 
 class RowPart(NamedTuple):
-    """Verified rows of some chunks of somebody's payload."""
+    """Verified rows of neighbouring chunks of a peer's payload."""
 
     span: Span
     rows: bytes
     tree: MerklePart
 
     def one(self, chunk: int, k: int) -> tuple[bytes, bytes]:
-        """The row of one chunk and its own path."""
+        """The row of one chunk and its own Merkle path."""
         at = (chunk - self.span.start) * row_bytes(k)
         return self.rows[at : at + row_bytes(k)], self.tree.path(chunk)
 
 
 def checked_rows(root: Digest, chunks: int, k: int, span: Span, rows: bytes, path: bytes) -> RowPart:
-    """Rows of `span` of the payload of `chunks` chunks that `root` names. Raises DecodeError for others."""
+    """Rows of `span`, verified against the root of a payload of `chunks` chunks. Raises DecodeError."""
     if len(rows) != span.chunks * row_bytes(k):
         raise DecodeError("rows: not as many bytes as the chunks have")
     part = MerklePart(chunks, span.start, [leaf_of(row) for row in split_rows(rows, k)], path)
@@ -102,6 +101,6 @@ def checked_rows(root: Digest, chunks: int, k: int, span: Span, rows: bytes, pat
 
 
 def split_rows(rows: bytes, k: int) -> Sequence[bytes]:
-    """Rows that lie end to end, one by one."""
+    """The single rows of bytes in which rows lie end to end."""
     size = row_bytes(k)
     return [rows[at : at + size] for at in range(0, len(rows), size)]

@@ -1,4 +1,4 @@
-"""Control messages as lines of JSON, and back. A decoder returns a legal value or raises DecodeError."""
+"""Encodes and decodes control messages, one line of JSON each. A decoder raises nothing but DecodeError."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from atoll.protocols.wires import CONTROL
 
 REQUEST_MAX_BYTES = 64 * 1024
 REPLY_MAX_BYTES = 32 * 1024 * 1024
-"""`rounds` of a long run; both ends are the same user."""
+"""Largest reply: the rounds of a long run. Both ends belong to the same user."""
 
 
 class _Version(msgspec.Struct, frozen=True):

@@ -14,58 +14,64 @@ from typing import TypeAlias
 import msgspec
 
 MAX_LINES = 10_000
-"""Log lines that one request may ask for."""
+"""Most log lines that one request may ask for."""
 MAX_ROUNDS = 10_000
+"""Most rounds that one request may ask for."""
 
 
 # --- asks -----------------------------------------------------------------------------------------
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="status"):
-    """What does the node do now?"""
+    """Ask for the node's Status once."""
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):
-    """A Status every `interval_s`, until the operator hangs up."""
+    """Ask for a Status again and again, until the operator hangs up."""
 
     interval_s: float = 1.0
+    """Seconds between two answers."""
 
 
 class GetPeers(msgspec.Struct, frozen=True, tag="peers"):
-    """Whom does the node know, and over which path?"""
+    """Ask for all peers that the node knows."""
 
 
 class GetRounds(msgspec.Struct, frozen=True, tag="rounds"):
-    """The newest `last` rounds, oldest first."""
+    """Ask for the newest rounds."""
 
     last: int = MAX_ROUNDS
+    """Number of rounds."""
 
 
 class GetLogs(msgspec.Struct, frozen=True, tag="logs"):
-    """The newest `tail` lines of the log, then new ones for as long as `follow` holds."""
+    """Ask for lines of the log."""
 
     tail: int = 50
+    """Number of newest lines to begin with."""
     follow: bool = False
+    """Whether new lines follow until the operator hangs up."""
 
 
 class StopNode(msgspec.Struct, frozen=True, tag="stop"):
-    """End the daemon; with `finish`, after the round at hand is announced."""
+    """Stop the daemon."""
 
     finish: bool = False
+    """Whether it first finishes and publishes the current round."""
 
 
 class PauseNode(msgspec.Struct, frozen=True, tag="pause"):
-    """Finish the round at hand and start no other. Rounds of others are still folded."""
+    """Finish the current round and start no other. Contributions of other members are still folded."""
 
     reason: str = "paused by the operator"
 
 
 class ResumeNode(msgspec.Struct, frozen=True, tag="resume"):
-    """Go on after a pause."""
+    """End a pause."""
 
 
 class EvaluateModel(msgspec.Struct, frozen=True, tag="eval"):
-    """Validation loss of the weights as they are now."""
+    """Compute the validation loss of the current weights."""
 
 
 Ask: TypeAlias = (
@@ -77,103 +83,123 @@ Ask: TypeAlias = (
 
 
 class RelayUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What this node relays for others."""
+    """Traffic that this node relays for other peers. Totals count from the start of the daemon."""
 
     circuits: int
-    """Open now."""
+    """Number of circuits that are open now."""
     circuits_served: int
+    """Number of circuits opened in total."""
     bytes_relayed: int
-    """Since the start of the daemon."""
+    """Bytes relayed in total."""
     bytes_today: int
+    """Bytes relayed in the current period of 24 hours."""
     bytes_per_day: int
-    """The cap of `bytes_today`."""
+    """Cap of `bytes_today`."""
     refused: int
-    """Circuits that a cap or an absent target refused."""
+    """Number of circuits refused because of a cap or an absent target."""
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How many experts of each layer a node offers to train."""
+    """Number of experts of each layer that a node offers to train."""
 
     experts: int
+    """Experts of each layer that fit."""
     of: int
+    """Experts of each layer in the model."""
     free_bytes: int | None = None
-    """Of the memory that it was counted from, once, when the node started; null: the user said it."""
+    """Free memory that `experts` was computed from when the node started; null: the user chose the number."""
     place: str = ""
-    """Which memory that is: `memory`, `cuda:0`, …; empty: the user said it."""
+    """Memory that was measured: `memory`, `cuda:0`, …; empty: the user chose the number."""
 
 
 class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user's `[limits]` say now, and what the month has used. Null: no limit."""
+    """The `[limits]` in force now, and this month's traffic. Null: no limit."""
 
     up_bytes_s: float | None
+    """Upload limit, bytes per second."""
     down_bytes_s: float | None
+    """Download limit, bytes per second."""
     month_up_bytes: int
+    """Bytes sent this month."""
     month_down_bytes: int
+    """Bytes received this month."""
     month_quota_bytes: int | None
+    """Most bytes, sent and received, in one month."""
     month_ends: str
     """ISO date on which the next month begins."""
     stopped: str
-    """Why large transfers stand still; empty: they do not."""
+    """Reason why large transfers are suspended; empty while they are not."""
 
 
 class TimeShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds by what the worker did. They add up to the time that they cover."""
+    """Seconds of the worker by activity. They add up to the time that they cover."""
 
     steps_s: float
-    """Inner steps that count."""
+    """Seconds in inner steps whose result was used."""
     wait_s: float
-    """Idle: for members who still train, for a quorum, for finality, in a pause."""
+    """Seconds idle: waiting for other members, a quorum or finality, or paused."""
     transfer_s: float
-    """Idle while payloads were on their way, ours to the first of the others or theirs to us."""
+    """Seconds idle while payloads were in transfer: ours to the first peer, or those of peers to us."""
     encode_s: float
+    """Seconds encoding contributions."""
     fold_s: float
-    """Folding, and checking payloads and other members' states."""
+    """Seconds folding, and checking payloads and the states of other members."""
     checkpoint_s: float
+    """Seconds saving checkpoints."""
     evaluate_s: float
+    """Seconds computing the validation loss."""
     recompute_s: float
-    """Inner steps that were thrown away: by a newer round, or by the end of the worker."""
+    """Seconds in inner steps that were thrown away, by a newer round or by the end of the worker."""
     start_s: float
-    """Loading the worker: its program, model, data and checkpoint."""
+    """Seconds loading the worker: program, model, data and checkpoint."""
     down_s: float
-    """There was no worker."""
+    """Seconds without a worker."""
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time goes."""
+    """The worker's time by activity, lately and in total."""
 
     window_s: float
-    """What `window` covers: about the last 10 minutes, or less after the start."""
+    """Seconds that `window` covers: about the last 10 minutes, or less after the start."""
     window: TimeShares
+    """Time shares of the last `window_s` seconds."""
     total: TimeShares
-    """Since the start of the daemon."""
+    """Time shares since the start of the daemon."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
-    """One node now. Unknown numbers are null, never zero."""
+    """State of one node now. Unknown numbers are null, never zero."""
 
     version: str
-    """Of the atoll package."""
+    """Version of the atoll package."""
     pid: int
+    """Process id of the daemon."""
     uptime_s: float
+    """Seconds since the start of the daemon."""
     peer: str
+    """PeerID of this node."""
     name: str
+    """Name of the node in its configuration."""
     addresses: tuple[str, ...]
     """Listen multiaddrs without `/p2p/…`; empty until the network is up."""
     run: str
     """Run id, hex."""
     run_name: str
+    """Name in the RunSpec."""
     activity: str
-    """`starting`, `syncing`, `training`, `collecting`, … one word for what it does."""
+    """One word: `starting`, `syncing`, `training`, `collecting`, …"""
     reason: str
-    """Why it does not train; empty while it does."""
+    """Why the node does not train; empty while it trains."""
     eta_s: float | None
     """Seconds until the activity is expected to end."""
     round: int
+    """Number of the current round."""
     rounds: int
-    """Rounds of the whole run."""
+    """Number of rounds of the whole run."""
     step: int
-    """Inner step of the round at hand, of `steps`."""
+    """Inner steps of the current round that are done, of `steps`."""
     steps: int
+    """Inner steps of the current round."""
     final: int
     """Newest final round; -1 before the first."""
     digest: str
@@ -181,90 +207,108 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     contributors: tuple[str, ...]
     """Authors of the newest closed round's set."""
     experts: tuple[int, ...] | None
-    """Those that this node trains; null in runs whose members train all."""
+    """Experts that this node trains; null in runs whose members train all."""
     members: int
-    """Live leases, our own included."""
+    """Number of live leases, our own included."""
     peers: int
-    """Live connections."""
+    """Number of connected peers."""
     paths: dict[str, int]
-    """Connections by path: direct, punched, relayed."""
+    """Number of connections by path: direct, punched, relayed."""
     train_loss: float | None
-    """Nats per token."""
+    """Training loss, nats per token."""
     val_bpb: float | None
     """Validation bits per byte."""
     tokens_per_s: float | None
+    """Training throughput of this node."""
     payload_bytes: int | None
-    """Of our newest contribution."""
+    """Size of our newest contribution's payload."""
     bytes_up: int
+    """Bytes sent since the start of the daemon."""
     bytes_down: int
-    """Totals since the start of the daemon."""
+    """Bytes received since the start of the daemon."""
     train_s: float | None
-    """From the first inner step to the last."""
+    """Seconds from the first inner step to the last in our newest round."""
     wait_s: float | None
-    """Of the newest round of ours."""
+    """Seconds idle in our newest round."""
     overlap_allowed: int = 0
-    """Inner steps that may be taken now before the fold of the round before is in; 0: rounds do not overlap."""
+    """Inner steps that may be taken now before the previous round is folded; 0: rounds do not overlap."""
     overlapped: int | None = None
-    """Steps that were, and how long the worker then waited for that fold: in the newest round of ours."""
+    """Inner steps of our newest round that were taken before the previous round was folded."""
     held_s: float | None = None
+    """Seconds that the worker then waited for that fold."""
     device: str
+    """Device that the worker trains on."""
     worker_pid: int
+    """Process id of the worker."""
     worker_restarts: int
+    """Number of worker restarts since the start of the daemon."""
     host_restarts: int
-    """Times that the network's own process died and came back."""
+    """Number of restarts of the network's own process (p2pd)."""
     trouble: str = ""
-    """A fault that waits for the operator, with what to do; empty when all is well."""
+    """A fault that needs the operator, with what to do; empty when there is none."""
     reachability: str = "unknown"
-    """`public`, `punchable`, `relay-only`, `unknown`."""
+    """How others may reach this node: `public`, `punchable`, `relay-only`, `unknown`."""
     reachability_why: str = ""
+    """Reason of that verdict."""
     observed: tuple[str, ...] = ()
-    """Where peers see our connections come from."""
+    """Multiaddrs from which peers see our connections come."""
     relaying: bool = False
-    """This node relays for others."""
+    """Whether this node relays for other peers."""
     relay: RelayUse | None = None
+    """Relayed traffic; null while the node does not relay."""
     limits: LimitUse | None = None
+    """Traffic limits in force; null before they are known."""
     clock_ahead_s: float | None = None
-    """Median of how far peers' clocks are ahead of ours."""
+    """Median of peers' clocks minus our clock, in seconds."""
     seeds: dict[str, str] = {}
-    """Each seed, and the DHT, with its state."""
+    """State of each seed, and of the DHT, as one line."""
     goodput: Goodput | None = None
+    """The worker's time by activity."""
     room: Room | None = None
-    """How many experts this node could train; null in runs whose members train all."""
+    """Number of experts that this node could train; null in runs whose members train all."""
     shortage: str = ""
-    """Why the members together cannot train all experts; empty where they can."""
+    """Why the members together cannot train all experts; empty if they can."""
     tokens: int = 0
-    """That this node trained on since the start of the daemon."""
+    """Tokens that this node trained on since the start of the daemon."""
     blob_bytes_up: int = 0
-    """Contents of payloads and other files, since the start of the daemon; part of `bytes_up`."""
+    """Bytes of blob contents sent since the start of the daemon; a part of `bytes_up`."""
     blob_bytes_down: int = 0
+    """Bytes of blob contents received since the start of the daemon; a part of `bytes_down`."""
     web: str = ""
     """Address of the node's web page; empty while there is none."""
     web_trouble: str = ""
-    """Why there is none although there should be."""
+    """Why the configured web page is not served; empty otherwise."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One peer as this node sees it."""
 
     peer: str
+    """PeerID."""
     path: str
-    """`direct`, `punched`, `relayed`; empty while it is not connected."""
+    """How it is connected: `direct`, `punched`, `relayed`; empty while it is not."""
     maddr: str
+    """Multiaddr of the connection, else the best known address."""
     rtt_s: float | None
+    """Round-trip time in seconds."""
     member: bool
-    """Holds a live lease on the run."""
+    """Whether it holds a live lease on the run."""
     activity: str
+    """Activity in its lease; empty without a lease."""
     round: int | None
+    """Current round in its lease."""
     final: int | None
+    """Newest final round in its lease."""
     tokens_per_s: float | None
+    """Training throughput in its lease."""
     heard_s: float | None
-    """Seconds since its lease was last heard."""
+    """Seconds since its lease was last received."""
     faults: int
-    """Times that it broke the protocol."""
+    """Number of protocol violations that this node has seen."""
 
 
 class PeerList(msgspec.Struct, frozen=True, tag="peers"):
-    """All known peers."""
+    """Answer to GetPeers: all known peers."""
 
     peers: tuple[PeerStatus, ...]
 
@@ -274,25 +318,36 @@ class RoundStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     peer: str
+    """PeerID of the node that saw it."""
     digest: str
-    """State digest, hex: of Θ_final once final, of the view at closing before."""
+    """State digest, hex: of Θ_final once the round is final, before that of the view when the round closed."""
     set: str
     """Digest of the set of contributions, hex."""
     final: bool
     contributors: tuple[str, ...]
+    """Authors of the set."""
     train_loss: float | None
+    """Training loss of our steps."""
     val_bpb: float | None
+    """Validation bits per byte."""
     steps: int
+    """Inner steps that this node took."""
     tokens: int
+    """Tokens that this node trained on."""
     payload_bytes: int
+    """Size of our payload."""
     bytes_up: int
+    """Bytes sent during the round."""
     bytes_down: int
+    """Bytes received during the round."""
     blob_bytes_up: int
+    """Bytes sent by the blob protocol during the round, frames included."""
     blob_payload_up: int
+    """Bytes of blob contents sent during the round."""
     train_s: float
-    """From the first of our inner steps to the last, folds between them included."""
+    """Seconds from the first of our inner steps to the last, folds between them included."""
     encode_s: float
-    """This and all that follow: shares of the time from the start of this round's training to the next one's."""
+    """Fields from here to `down_s` are TimeShares from the start of this round's training to the next one's."""
     wait_s: float
     transfer_s: float = 0.0
     steps_s: float = 0.0
@@ -303,15 +358,15 @@ class RoundStatus(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 0.0
     down_s: float = 0.0
     overlap_allowed: int = 0
-    """Inner steps that might be taken before the fold of the round before was in (τ of this node)."""
+    """Inner steps that could be taken before the previous round was folded (τ of this node)."""
     overlapped: int = 0
-    """Those that were."""
+    """Inner steps that were taken before the previous round was folded."""
     held_s: float = 0.0
-    """How long the worker then waited for that fold; a part of `wait_s` and `transfer_s`."""
+    """Seconds that the worker then waited for that fold; a part of `wait_s` and `transfer_s`."""
 
 
 class RoundList(msgspec.Struct, frozen=True, tag="rounds"):
-    """Rows by round, oldest first."""
+    """Answer to GetRounds: one row per round, oldest first."""
 
     rounds: tuple[RoundStatus, ...]
 
@@ -320,54 +375,60 @@ class LogLine(msgspec.Struct, frozen=True):
     """One line of the node's log."""
 
     time: str
-    """UTC, ISO 8601 with milliseconds."""
+    """UTC time, ISO 8601 with milliseconds."""
     level: str
     logger: str
     message: str
 
 
 class LogLines(msgspec.Struct, frozen=True, tag="logs"):
-    """Lines, oldest first."""
+    """Answer to GetLogs: lines of the log, oldest first."""
 
     lines: tuple[LogLine, ...]
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="done"):
-    """The order was taken; `message` says what happens next."""
+    """The command was accepted."""
 
     message: str
+    """What happens next."""
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, tag="eval"):
-    """Validation loss of the view."""
+    """Answer to EvaluateModel: validation loss of the current weights."""
 
     round: int
-    """Newest closed round in the view; -1 for the genesis weights."""
+    """Newest closed round in the weights; -1 for the genesis weights."""
     val_bpb: float
+    """Validation bits per byte."""
     val_loss: float
-    """Nats per token."""
+    """Validation loss, nats per token."""
 
 
 class CommandRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The request could not be done. `fault` is the error's class name in protocols.errors."""
+    """The request failed."""
 
     fault: str
+    """Class name of the error in protocols/errors.py."""
     message: str
     hint: str
+    """What the user does next; may be empty."""
 
 
 Answer: TypeAlias = Status | PeerList | RoundList | LogLines | CommandDone | EvaluationResult | CommandRefused
 
 
 class ControlRequest(msgspec.Struct, frozen=True):
-    """Operator to daemon."""
+    """One line from the operator to the daemon."""
 
     v: int
+    """Version of the control protocol."""
     ask: Ask
 
 
 class ControlReply(msgspec.Struct, frozen=True):
-    """Daemon to operator."""
+    """One line from the daemon to the operator."""
 
     v: int
+    """Version of the control protocol."""
     answer: Answer

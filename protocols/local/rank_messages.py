@@ -1,24 +1,25 @@
-"""Worker <-> local ranks: typed messages on a pipe, and what both sides then do at once over the process group.
+"""Worker <-> local ranks: typed messages on a pipe; each is followed by collective operations of the process
+group.
 
-A node with several devices has one process for each. Rank 0 is the worker; it starts the others, which do nothing
-by themselves. Frames are those of the worker's own pipe (`protocols/local/worker_messages.py`). Values never
-travel on it: what
-follows an ask is a fixed series of collective operations; both sides know their sizes from RunSpec and asks.
+A node with several devices has one process for each. Rank 0 is the worker; it starts the others, which act only on
+its requests. Frames are those of the worker's own pipe (`protocols/local/worker_messages.py`). Tensors never
+travel on the pipe: a request is followed by a fixed series of collective operations, whose sizes both sides know
+from the RunSpec and the request.
 
     worker                        rank
     Begin(spec, rank, …)   ->     Ready(), or Refused(why); then both join the group
     Build(experts)         ->     a module and an optimiser that train these
     Weights()              ->     all values of the module are broadcast
-    Moments(atoms)         ->     Adam's state of these atoms is broadcast; of all others it is dropped
-    Step(at)               ->     the windows are broadcast; each takes its part of one inner step
-    Agree()                ->     all compare the bits of what they hold
+    Moments(atoms)         ->     Adam's state of these atoms is broadcast; that of all others is dropped
+    Step(at)               ->     the windows are broadcast; each rank takes its part of one inner step
+    Agree()                ->     all compare checksums of their state
 
-Where each holds a part (`shard`), what is broadcast is taken by parts, and there is more to say:
+With `shard`, each rank takes its shard of what is broadcast, and there are four more requests:
 
-    GatherWeights()        ->     the parts of all that is trained are gathered
-    GatherMoments(atoms)   ->     those of Adam's state of these atoms are
-    Loss(windows)          ->     windows are broadcast; all compute their loss with what they have
-    Save(path, atoms)      ->     each writes its part of Adam's moments of these atoms below a folder
+    GatherWeights()        ->     the shards of all trained weights are gathered
+    GatherMoments(atoms)   ->     the shards of Adam's state of these atoms are gathered
+    Loss(windows)          ->     the windows are broadcast; all ranks compute their loss
+    Save(path, atoms)      ->     each rank writes its shard of Adam's moments of these atoms below a folder
 
 The end of the pipe ends a rank.
 """
@@ -29,73 +30,78 @@ import msgspec
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """First message."""
+    """First message: who the rank is, and what it works on."""
 
     spec: bytes
-    """Canonical RunSpec."""
+    """Canonical bytes of the RunSpec."""
     rank: int
-    """1 … ranks − 1."""
+    """Number of the rank: 1 … ranks − 1."""
     ranks: int
+    """Number of ranks, the worker included."""
     device: str
-    """`cpu`, `cuda:1`."""
+    """Device of this rank, `cpu` or `cuda:1`."""
     threads: int
+    """Number of CPU threads for torch."""
     frozen: str
-    """How experts are stored that are not trained here: `float32`, `bfloat16`, `int8`."""
+    """Storage type of experts that are not trained here: `float32`, `bfloat16`, `int8`."""
     frozen_on_host: bool
+    """Whether experts that are not trained here stay in the host's memory."""
     shard: bool
-    """Each rank holds a part of what is trained, not a copy."""
+    """Whether each rank holds a shard of what is trained, instead of a copy."""
     meeting: str
-    """Path of the file by which the ranks find each other; below the node's home."""
+    """Path of the rendezvous file of the process group, below the node's home."""
 
 
 class Build(msgspec.Struct, frozen=True, array_like=True, tag="build"):
-    """Drop what there is. Values are undefined until Weights; there are no moments."""
+    """Build a new module and optimiser. Weights are undefined until Weights; there are no moments."""
 
     experts: bytes
-    """Bitmap of those that are trained; empty: all."""
+    """Bitmap of the experts that are trained; empty: all."""
 
 
 class Weights(msgspec.Struct, frozen=True, array_like=True, tag="weights"):
-    """Rank 0's values come."""
+    """Receive rank 0's weights, by broadcast."""
 
 
 class Moments(msgspec.Struct, frozen=True, array_like=True, tag="moments"):
-    """Rank 0's Adam state comes: step count and both moments of each of these atoms."""
+    """Receive rank 0's Adam state, by broadcast: step count and both moments of each of these atoms."""
 
     atoms: tuple[str, ...]
 
 
 class StepRequest(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """One inner step; the windows `[batch, context + 1]` come."""
+    """Take part in one inner step; token windows `[batch, context + 1]` are broadcast."""
 
     at: int
-    """Global number of the step."""
+    """Number of the step in the learning-rate schedule."""
 
 
 class Agree(msgspec.Struct, frozen=True, array_like=True, tag="agree"):
-    """Every rank says what it holds, as a sum of bits."""
+    """Compare a checksum of the state with all ranks."""
 
 
 class GatherWeights(msgspec.Struct, frozen=True, array_like=True, tag="gather-weights"):
-    """Rank 0 wants what is trained."""
+    """Gather all trained weights on rank 0."""
 
 
 class GatherMoments(msgspec.Struct, frozen=True, array_like=True, tag="gather-moments"):
-    """Rank 0 wants Adam's state of these atoms."""
+    """Gather Adam's state of these atoms on rank 0."""
 
     atoms: tuple[str, ...]
 
 
 class LossRequest(msgspec.Struct, frozen=True, array_like=True, tag="loss"):
-    """Rank 0 wants the loss of windows `[windows, context + 1]`, which come."""
+    """Compute the loss of token windows `[windows, context + 1]`, which are broadcast."""
 
     windows: int
+    """Number of windows."""
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True, tag="save"):
-    """Every rank writes its part of Adam's moments of these atoms below this folder."""
+    """Write this rank's shard of Adam's moments of these atoms."""
 
     path: str
+    """Folder to write below."""
     atoms: tuple[str, ...]
 
 
@@ -105,7 +111,7 @@ RankAsk: TypeAlias = (
 
 
 class RankReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The device is there; the rank joins the group now."""
+    """The device works; the rank joins the process group now."""
 
 
 class RankRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -113,6 +119,7 @@ class RankRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
     message: str
     hint: str
+    """What the user does next; may be empty."""
 
 
 RankAnswer: TypeAlias = RankReady | RankRefused

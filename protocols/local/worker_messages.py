@@ -1,27 +1,29 @@
 """Daemon <-> worker: typed messages on a pipe. Tensors travel as files, never as messages.
 
-Each frame is `u32 length (little endian)` + canonical msgpack of Request or Reply. The worker answers
-requests in any order, by id; while it trains it serves requests between two inner steps.
+A frame is `u32 length (little endian)` + canonical msgpack of RequestEnvelope or ReplyEnvelope. The worker answers
+requests in any order, by id; while it trains it serves requests between two inner steps. The words below are the
+tags on the wire; the classes are named StartRequest, StartReply and so on.
 
     daemon                                   worker (torch, no sockets)
-    Start(spec, home, …)             ->      Started(what it has on disk)
-    Train(round, …)                  ->      Progress* … Trained(payload, moments of experts given up)
-    Keep(round)                      ->      Kept()               the trained round is safe on the disk
-    Verify(path, round)              ->      Verified()           the payload decodes
-    Reduce(round, slice, rows)       ->      Reduced(payload)     our slice of a reduced round
-    Open(round, chunk)               ->      Opened(opening)      how we reduced one chunk
-    Judge(proof)                     ->      Judged(wrong)        is somebody's Reduction proven wrong?
-    Fold(round, set)                 ->      Folded(state)        replaces S_round in the view
-    Check(round, set)                ->      Checked(state)       Θ_final(round), nothing kept
-    Finalize(round, set)             ->      Finalized(state)     view and final state move on
-    Adopt(path, round)               ->      Adopted(state)       a verified snapshot of somebody else's
-    Snapshot()                       ->      Snapshotted(path)    Θ_final as a safetensors file
-    Inherit(expert, path)            ->      Inherited()          moments of who trained it before
-    Evaluate()                       ->      Evaluated(val_bpb)
-    Report()                         ->      Reported()
-    Stop()                           ->      Stopped()
+    start(spec, home, …)             ->      started(what it has on disk)
+    train(round, …)                  ->      progress* … trained(payload, moments of experts given up)
+    keep(round)                      ->      kept()               the trained round is safe on the disk
+    verify(path, round)              ->      verified()           the payload decodes
+    reduce(round, slice, rows)       ->      reduced(payload)     our slice of a reduced round
+    open(round, chunk)               ->      opened(opening)      how we reduced one chunk
+    judge(proof)                     ->      judged(wrong)        does the proof show a wrong Reduction?
+    fold(round, set)                 ->      folded(state)        replaces S_round in the view
+    check(round, set)                ->      checked(state)       digest of Θ_final(round), nothing kept
+    finalize(round, set)             ->      finalized(state)     view and final state move on
+    adopt(path, round)               ->      adopted(state)       a verified snapshot of another member
+    snapshot()                       ->      snapshotted(path)    Θ_final as a safetensors file
+    inherit(expert, path)            ->      inherited()          optimizer moments from the previous holder
+    evaluate()                       ->      evaluated(val_bpb)
+    report()                         ->      reported()
+    stop()                           ->      stopped()
 
-Any request may be answered by Failed; the worker goes on. Every reply carries the worker's books of time.
+Any request may be answered by `failed`; the worker goes on. Every reply carries the worker's time account. "The
+view" is Θ_final plus all open rounds.
 """
 
 from typing import TypeAlias
@@ -32,41 +34,47 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.run.arena import Span
 
 FRAME_MAX_BYTES = 4 * 1024 * 1024
+"""Largest frame, in bytes, without its length."""
 NOTHING_YET = -2
-"""In the place of a round: Θ₀ is given by the run and is not here. Round −1 is Θ₀."""
+"""In the place of a round: Θ₀ is given by the run and is not on this disk yet. Round −1 is Θ₀."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """One contribution of a round's set, with its payload on disk."""
 
     entry: Digest
+    """Entry id of the Contribution or Reduction."""
     author: PeerId
     weight: int
+    """Weight of the contribution in the mean, in 64ths of the round's nominal tokens."""
     payload: Digest
+    """BLAKE3 of the payload."""
     path: str
+    """File that holds the payload."""
     experts: bytes = b""
-    """Bitmap of the experts that it covers; empty: all."""
+    """Bitmap of the experts that the contribution covers; empty: all."""
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
-    """What counts in one slice of a reduced round."""
+    """The contributions that count in one slice of a reduced round."""
 
     span: Span
+    """Chunks of the slice."""
     reduced: tuple[Member, ...]
-    """The Reduction, if there is one: its weight is that of all that it covers; its payload is the slice's."""
+    """The slice's Reduction, if there is one: its weight is the sum over the contributions that it covers."""
     raw: tuple[Member, ...]
-    """Contributions that it does not cover; the paths are of RowsAnswers of this span."""
+    """Contributions that the Reduction does not cover; each path holds a RowsAnswer for this span."""
     ours: bool
-    """Our own contribution counts here, raw or covered."""
+    """Whether our own contribution counts in this slice, raw or covered."""
 
 
 class Counted(msgspec.Struct, frozen=True, array_like=True):
-    """Where a payload of ours counts in a final set."""
+    """One of our own payloads that a final set holds, with the chunks in which it counts."""
 
     payload: Digest
-    """Of a contribution, or of a Reduction."""
+    """BLAKE3 of the payload of our Contribution or Reduction."""
     spans: tuple[Span, ...]
-    """Chunks of the round's cover; of a Reduction none are named."""
+    """Chunks of the round's cover in which a Contribution counts; empty for a Reduction."""
     round: Round
 
 
@@ -74,406 +82,415 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """First message. Paths are the daemon's; the worker writes below `home` only."""
 
     spec: bytes
-    """Canonical RunSpec."""
+    """Canonical bytes of the RunSpec."""
     peer: PeerId
+    """This node's PeerID."""
     home: str
+    """Folder of the run; the worker writes nowhere else."""
     data: str
     """Path of the run's text for `file:` sources; empty otherwise."""
     threads: int
+    """Number of CPU threads for torch."""
     device: str
-    """`cpu`, `cuda`, `cuda:1`; several that take each step together: `cuda:0,cuda:1`."""
+    """`cpu`, `cuda` or `cuda:1`; a list such as `cuda:0,cuda:1` takes each step on several devices together."""
     frozen: str = "float32"
-    """How experts are stored that are not trained here: `float32`, `bfloat16`, `int8`."""
+    """Storage type of experts that are not trained here: `float32`, `bfloat16`, `int8`."""
     frozen_on_host: bool = False
-    """They stay in the host's memory."""
+    """Whether experts that are not trained here stay in the host's memory."""
     tokenizer: str = ""
-    """Path of the run's `tokenizer.json`; empty where it has none."""
+    """Path of the run's `tokenizer.json`; empty if the run has none."""
     moments: tuple[str, ...] = ()
-    """Paths of the moments files that the run begins with, in their order; each may be absent."""
+    """Paths of the moments files that the run begins with, in their order; each file may be absent."""
     shard: bool = False
-    """Each of several devices holds a part of what is trained, not a copy."""
+    """Whether each of several devices holds a shard of what is trained, instead of a copy."""
     exchange_on: str = "auto"
-    """Where contributions are encoded, and error feedback and anchor lie: `auto`, `host`, `device`."""
+    """Memory that holds encoder, error feedback and anchor: `auto`, `host`, `device`."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Take the round's inner steps from the local weights, then encode what the round covers.
 
-    Without overlap and fragments the local weights are the view when a round begins. While `after` is not folded
-    in this worker, at most `ahead` are taken; then the worker waits for its Fold or Finalize, and the
-    round does not end before it. A Train that names another `after` than the round sent last gives that one up.
-    A Train that is still at work is given up for the next one, and answered with Failed(Superseded).
+    Without overlap and fragments, the local weights equal the view when a round begins. Until `after` is folded in
+    this worker, at most `ahead` steps are taken; then the worker waits for that round's fold or finalize request,
+    and the round does not end before it. A request whose `after` is not the round sent last gives that round up.
+    The next train request supersedes one that is still at work, which is answered with failed(Superseded).
     """
 
     round: Round
     slot: int
-    """Our place among the members of this round: data is disjoint between slots."""
+    """Our place among the members of this round, from 0: data is disjoint between slots."""
     slots: int
+    """Number of members that share the round's data."""
     steps: int
-    """Inner steps to take: what the RunSpec names for the round, or our share of it."""
+    """Inner steps to take: those that the RunSpec names for the round, or our share of them."""
     after: int
-    """Round whose Fold may come while this one is trained, up to `ahead` steps later; -1: none is due."""
+    """Round that is not folded yet while this one begins (overlap); -1: none."""
     experts: bytes = b""
     """Bitmap of the experts to train; empty: all."""
     said: tuple[Round, ...] = ()
-    """Rounds above the worker's final one that our own feed has a contribution to."""
+    """Rounds after the worker's final one to which our own feed has published a contribution."""
     ahead: int = 0
-    """Steps that may be taken before that Fold is in."""
+    """Most inner steps that may be taken before the round `after` is folded."""
 
 
 class SaveRequest(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
-    """Say when this trained round is safe on the disk: then it may be announced. Other asks are served meanwhile.
+    """Answer once this trained round is safe on the disk, so that it may be published. Other requests go on.
 
-    Failed with DiskFault when the disk refused it; the next Keep tries again.
+    Answered with failed(DiskFault) if the disk refused it; the next request of this kind tries again.
     """
 
     round: Round
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
-    """Is the file a legal payload of this round? Failed with DecodeError if not."""
+    """Check that a file is a legal payload of this round. Answered with failed(DecodeError) if it is not."""
 
     path: str
+    """File to check."""
     round: Round
     experts: bytes = b""
-    """Bitmap of the experts that its contribution names."""
+    """Bitmap of the experts that the payload's contribution names; empty: all."""
     rows: bytes = b""
-    """Merkle root that its rows must have, where the record that names it has one."""
+    """Merkle root that the payload's rows must have; empty if its record names none."""
     reduced: tuple[Span, ...] = ()
-    """The slice, where the file is the payload of a Reduction."""
+    """The reduced slice, if the file is the payload of a Reduction; else empty."""
 
 
 class ReduceRequest(msgspec.Struct, frozen=True, array_like=True, tag="reduce"):
-    """Reduce our slice of the round; the raw rows are as in a Slice, by rising entry id."""
+    """Reduce our slice of the round to one payload."""
 
     round: Round
     span: Span
+    """Chunks of our slice."""
     raw: tuple[Member, ...]
+    """Contributions to reduce, by rising entry id; each path holds a RowsAnswer for the slice."""
     roots: tuple[Digest, ...]
-    """Merkle root of each contribution's rows."""
+    """Merkle root of each contribution's rows, in the order of `raw`."""
     previous: int
     """Round of our newest published Reduction; -1: none."""
 
 
 class OpenRequest(msgspec.Struct, frozen=True, array_like=True, tag="open"):
-    """How did we reduce this chunk of the arena?"""
+    """Return the Opening of one chunk: how our Reduction of this round computed it."""
 
     round: Round
     chunk: int
+    """Index of the chunk in the arena."""
 
 
 class JudgeRequest(msgspec.Struct, frozen=True, array_like=True, tag="judge"):
-    """Does the FaultProof in this file show that this Reduction is wrong? Failed if it does not fit at all."""
+    """Judge whether a FaultProof shows that a Reduction is wrong. Answered with failed if it is not legal."""
 
     path: str
+    """File that holds the FaultProof."""
     reduction: Digest
+    """Entry id of the Reduction."""
 
 
-class FoldRequest(msgspec.Struct, frozen=True, array_like=True, tag="fold"):
-    """The set S_round is now exactly `members`; or, where slices are given, what counts in them."""
-
-    round: Round
-    members: tuple[Member, ...]
-    slices: tuple[Slice, ...] = ()
-
-
-class CheckRequest(msgspec.Struct, frozen=True, array_like=True, tag="check"):
-    """What would Θ_final(round) be, if S_round were exactly this (see Fold)? `round` = last final + 1."""
+class _RoundSet(msgspec.Struct, frozen=True, array_like=True):
+    """The set S_round of contributions."""
 
     round: Round
     members: tuple[Member, ...]
+    """All contributions of the round's set; empty if slices are given."""
     slices: tuple[Slice, ...] = ()
+    """In a reduced round, the contributions that count, slice by slice; else empty."""
 
 
-class FinalizeRequest(msgspec.Struct, frozen=True, array_like=True, tag="finalize"):
-    """S_round is final. Of our own payloads up to it, what does not count goes back into the error feedback."""
+class FoldRequest(_RoundSet, frozen=True, array_like=True, tag="fold"):
+    """Replace S_round in the view by exactly this set."""
 
-    round: Round
-    members: tuple[Member, ...]
-    slices: tuple[Slice, ...] = ()
+
+class CheckRequest(_RoundSet, frozen=True, array_like=True, tag="check"):
+    """Compute the state digest of Θ_final(round) for this set, and keep nothing. `round` is the last final + 1."""
+
+
+class FinalizeRequest(_RoundSet, frozen=True, array_like=True, tag="finalize"):
+    """Make this set final. The part of our own payloads that it does not hold returns to the error feedback."""
 
 
 class AdoptRequest(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):
-    """Replace everything by a snapshot: Θ_final(round) with this state digest."""
+    """Replace final state and view by a snapshot of Θ_final(round)."""
 
     round: Round
     path: str
+    """File that holds the snapshot."""
     state: Digest
+    """State digest that the snapshot must have."""
     included: tuple[Counted, ...]
-    """What of ours the final sets up to `round` hold; the rest goes back into the error feedback."""
+    """Our payloads that final sets up to `round` hold; all others return to the error feedback."""
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
-    """Write Θ_final to `path`."""
+    """Write Θ_final as a safetensors file."""
 
     path: str
+    """File to write."""
 
 
 class InheritRequest(msgspec.Struct, frozen=True, array_like=True, tag="inherit"):
-    """The moments that an expert had where it was trained before. DecodeError if the file holds none."""
+    """Take an expert's optimizer moments over from its previous holder. DecodeError if the file holds none."""
 
     expert: int
     path: str
+    """File that holds the moments."""
 
 
 class EvaluateRequest(msgspec.Struct, frozen=True, array_like=True, tag="evaluate"):
-    """Validation loss of the current view."""
+    """Compute the validation loss of the current view."""
 
 
 class ReportRequest(msgspec.Struct, frozen=True, array_like=True, tag="report"):
-    """Nothing but the books of time, which every reply carries."""
+    """Return nothing but the time account, which every reply carries."""
 
 
 class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """Save and exit."""
+    """Save everything and exit."""
 
 
 FoldAsk: TypeAlias = VerifyRequest | FoldRequest | CheckRequest | FinalizeRequest
-"""What needs the fold, and may be worked on beside the inner steps."""
-
-Ask: TypeAlias = (
-    StartRequest
-    | TrainRequest
-    | SaveRequest
-    | VerifyRequest
-    | ReduceRequest
-    | OpenRequest
-    | JudgeRequest
-    | FoldRequest
-    | CheckRequest
-    | FinalizeRequest
-    | AdoptRequest
-    | SnapshotRequest
-    | InheritRequest
-    | EvaluateRequest
-    | ReportRequest
-    | StopRequest
-)
+"""Requests that need the fold; the worker may serve them beside the inner steps."""
+RoundAsk: TypeAlias = TrainRequest | SaveRequest | EvaluateRequest
+ReductionAsk: TypeAlias = ReduceRequest | OpenRequest | JudgeRequest
+StateAsk: TypeAlias = StartRequest | AdoptRequest | SnapshotRequest | InheritRequest | ReportRequest | StopRequest
+Ask: TypeAlias = FoldAsk | RoundAsk | ReductionAsk | StateAsk
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):
-    """A payload that was encoded and saved; its contribution may or may not have been announced."""
+    """A payload that was encoded and saved; its contribution may or may not have been published."""
 
     round: Round
     base: Digest
+    """State digest of the weights that the steps started from."""
     payload: Digest
+    """BLAKE3 of the payload."""
     path: str
+    """File that holds the payload."""
     steps: int
+    """Inner steps that were taken."""
     tokens: int
+    """Tokens that the steps trained on."""
     weight: int
+    """Weight in the mean, in 64ths of the round's nominal tokens."""
     loss: float
+    """Mean training loss of the steps, nats per token."""
     experts: bytes = b""
-    """Bitmap of the experts that it covers."""
+    """Bitmap of the experts that the payload covers; empty: all."""
     rows: bytes = b""
-    """Merkle root over the payload's rows, in runs whose rounds may be reduced."""
+    """Merkle root over the payload's rows; empty in runs whose rounds are never reduced."""
 
 
 class StartReply(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """What the worker found on disk. `final` = -1: genesis; NOTHING_YET: no weights.
+    """The state that the worker found on disk.
 
-    Then it does nothing but Verify and Judge until it is given Θ₀, or a later state, to Adopt.
+    Without weights (`final` is NOTHING_YET) it serves only verify and judge requests until an adopt request brings
+    Θ₀ or a later state.
     """
 
     final: int
+    """Newest final round on disk; -1: Θ₀; NOTHING_YET: no weights."""
     state: Digest
     """State digest of Θ_final."""
     pending: tuple[Pending, ...]
+    """Saved payloads of rounds that are not final yet."""
     parameters: int
+    """Number of parameters of the model."""
     device: str
+    """Device in use, by its full name."""
     experts: bytes = b""
-    """Bitmap of the experts that it trained last; empty: all."""
+    """Bitmap of the experts that the worker trained last; empty: all."""
 
 
 class TrainProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """After an inner step; at most a few per second."""
+    """Progress after an inner step; sent at most a few times per second."""
 
     round: Round
     step: int
+    """Inner steps taken so far, of `steps`."""
     steps: int
     loss: float
+    """Training loss of this step, nats per token."""
     tokens_per_s: float
 
 
 class ReleasedMoments(msgspec.Struct, frozen=True, array_like=True):
-    """Moments of an expert that is not trained here any more: a file that lies until the next round ends."""
+    """Optimizer moments of an expert that is not trained here any more; the file lasts one round."""
 
     expert: int
     path: str
 
 
 class TrainReply(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
-    """The round's work, encoded and written; `SaveRequest` says when it is safe."""
+    """The round's payload, encoded and written; a keep request tells when it is safe on the disk."""
 
     pending: Pending
     payload_bytes: int
     train_s: float
-    """Without `held_s`."""
+    """Seconds from the first inner step to the last, without `held_s`."""
     overlapped: int = 0
-    """Steps that were taken before the fold of `after` was in the local weights."""
+    """Steps that were taken before the round `after` was folded into the local weights."""
     held_s: float = 0.0
-    """Time spent waiting for that fold, because no more steps may be taken before it."""
+    """Seconds spent waiting for the fold of `after`, because no more steps were allowed before it."""
     parted: tuple[ReleasedMoments, ...] = ()
+    """Moments of the experts that are not trained here any more."""
 
 
 class SaveReply(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
-    """The round's payload and the state after it are fsynced, or a later state is."""
+    """The round's payload and the state after it, or a later state, are fsynced."""
 
 
 class VerifyReply(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
-    """The payload decodes."""
+    """The payload is legal."""
 
 
 class ReduceReply(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
-    """What the record of the Reduction says; the payload is on disk."""
+    """Our reduced slice: the payload on disk, and the fields of its Reduction record."""
 
     round: Round
     payload: Digest
+    """BLAKE3 of the reduced payload."""
     path: str
+    """File that holds the payload."""
     rows: Digest
+    """Merkle root over the payload's rows."""
     kept: Digest
+    """Merkle root over the error feedback that remains, chunk by chunk."""
     previous: int
-    """Round of our Reduction that this one goes on from; -1: it began with zeros."""
+    """Round of our Reduction whose error feedback this one began with; -1: it began with zeros."""
 
 
 class OpenReply(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
-    """An encoded Opening (protocols/ledger/reduction.py)."""
+    """How one chunk of our Reduction was computed."""
 
     opening: bytes
+    """An encoded Opening (protocols/ledger/reduction.py)."""
 
 
 class JudgeReply(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
-    """Whether the Reduction is proven wrong."""
+    """Verdict on a FaultProof."""
 
     wrong: bool
+    """Whether the proof shows that the Reduction is wrong."""
 
 
-class FoldReply(msgspec.Struct, frozen=True, array_like=True, tag="folded"):
-    """State digest of the view: Θ_final + all open rounds."""
+class _RoundState(msgspec.Struct, frozen=True, array_like=True):
+    """A round and the state digest that results from its set."""
 
     round: Round
     state: Digest
 
 
-class CheckReply(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
+class FoldReply(_RoundState, frozen=True, array_like=True, tag="folded"):
+    """State digest of the view after the fold."""
+
+
+class CheckReply(_RoundState, frozen=True, array_like=True, tag="checked"):
     """State digest that Θ_final(round) would have."""
 
-    round: Round
-    state: Digest
+
+class FinalizeReply(_RoundState, frozen=True, array_like=True, tag="finalized"):
+    """State digest of Θ_final(round), which is saved."""
 
 
-class FinalizeReply(msgspec.Struct, frozen=True, array_like=True, tag="finalized"):
-    """State digest of Θ_final(round); saved."""
-
-    round: Round
-    state: Digest
-
-
-class AdoptReply(msgspec.Struct, frozen=True, array_like=True, tag="adopted"):
-    """The snapshot verified and is now Θ_final."""
-
-    round: Round
-    state: Digest
+class AdoptReply(_RoundState, frozen=True, array_like=True, tag="adopted"):
+    """State digest of the snapshot, which was verified and is now Θ_final."""
 
 
 class SnapshotReply(msgspec.Struct, frozen=True, array_like=True, tag="snapshotted"):
-    """The file is complete and fsynced. Equal states give equal bytes."""
+    """A snapshot file, complete and fsynced. Equal states give equal bytes."""
 
     round: Round
+    """Newest final round in the snapshot."""
     state: Digest
+    """State digest of the snapshot."""
     path: str
     size_bytes: int
 
 
 class EvaluateReply(msgspec.Struct, frozen=True, array_like=True, tag="evaluated"):
-    """Validation bits per byte of the view."""
+    """Validation loss of the view."""
 
     state: Digest
-    """State digest of the view that was evaluated: folds may have happened since it was asked for."""
+    """State digest of the view that was evaluated: folds may have happened since the request."""
     val_bpb: float
+    """Validation bits per byte."""
     val_loss: float
-    """Nats per token."""
+    """Validation loss, nats per token."""
     took_s: float
+    """Seconds that the evaluation took."""
 
 
 class InheritReply(msgspec.Struct, frozen=True, array_like=True, tag="inherited"):
-    """`used` is false where the expert is not trained here, or not yet."""
+    """Whether the moments were taken over."""
 
     used: bool
+    """False if the expert is not trained here, or not yet."""
 
 
 class ReportReply(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
-    """The worker is there."""
+    """Answer to report: the worker is alive."""
 
 
 class StopReply(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
-    """Last message."""
+    """Answer to stop: the worker's last message."""
 
 
 class FailureReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The request could not be done. `fault` is the error's class name in protocols.errors."""
+    """The request failed."""
 
     fault: str
+    """Class name of the error in protocols/errors.py."""
     message: str
     hint: str
+    """What the user does next; may be empty."""
 
 
-Answer: TypeAlias = (
-    StartReply
-    | TrainReply
-    | SaveReply
-    | VerifyReply
-    | ReduceReply
-    | OpenReply
-    | JudgeReply
-    | FoldReply
-    | CheckReply
-    | FinalizeReply
-    | AdoptReply
-    | SnapshotReply
-    | InheritReply
-    | EvaluateReply
-    | ReportReply
-    | StopReply
-    | FailureReply
-)
+FoldAnswer: TypeAlias = VerifyReply | FoldReply | CheckReply | FinalizeReply
+RoundAnswer: TypeAlias = TrainReply | SaveReply | EvaluateReply
+ReductionAnswer: TypeAlias = ReduceReply | OpenReply | JudgeReply
+StateAnswer: TypeAlias = StartReply | AdoptReply | SnapshotReply | InheritReply | ReportReply | StopReply
+Answer: TypeAlias = FoldAnswer | RoundAnswer | ReductionAnswer | StateAnswer | FailureReply
 
 
 class RequestEnvelope(msgspec.Struct, frozen=True, array_like=True):
-    """Daemon to worker."""
+    """One frame from the daemon to the worker."""
 
     id: int
+    """Number of the request, which its answer repeats."""
     ask: Ask
 
 
 class TimeSpent(msgspec.Struct, frozen=True, array_like=True):
-    """The worker's life so far by what it did, each moment once. All entries but the last add up to its age."""
+    """Nanoseconds of the worker's life by activity. All fields but the last add up to its age."""
 
     start_ns: int = 0
-    """Loading."""
+    """Loading program, model, data and checkpoint."""
     steps_ns: int = 0
     """Inner steps."""
     encode_ns: int = 0
+    """Encoding contributions."""
     fold_ns: int = 0
-    """Fold, Check, Verify, Finalize, Adopt."""
+    """Serving fold, check, verify, finalize and adopt requests."""
     checkpoint_ns: int = 0
-    """Saving: generations and snapshots; without what a thread waits for the disk beside the steps."""
+    """Saving generations and snapshots, without the time a background thread waits for the disk."""
     evaluate_ns: int = 0
+    """Evaluating the view."""
     recompute_ns: int = 0
     """Inner steps that were thrown away."""
     wait_ns: int = 0
-    """Nothing was asked."""
+    """Idle: no request to serve."""
     unsaved_ns: int = 0
-    """Of `steps_ns`: not saved yet."""
+    """The part of `steps_ns` whose result is not saved yet."""
 
     @property
     def age_ns(self) -> int:
-        """Time since the books were opened."""
+        """Nanoseconds since the account was opened."""
         entries_ns: tuple[int, ...] = msgspec.structs.astuple(self)
         return sum(entries_ns) - self.unsaved_ns
 
 
 class ReplyEnvelope(msgspec.Struct, frozen=True, array_like=True):
-    """Worker to daemon. Progress carries the id of its Train request and is not the answer."""
+    """One frame from the worker to the daemon. TrainProgress carries its request's id and is not the answer."""
 
     id: int
     answer: Answer | TrainProgress

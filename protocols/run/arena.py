@@ -1,7 +1,7 @@
-"""The arena: every atom cut into chunks of 4096 values, laid end to end.
+"""The arena: the values of every atom in chunks of 4096, laid end to end.
 
-The master weights, pseudo-gradients and error feedback are all `[chunks, 4096]` arrays in this one
-order, so that compression and the fold never look at shapes.
+Master weights, pseudo-gradients and error feedback are all `[chunks, 4096]` arrays in this one order, so
+compression and the fold never look at shapes.
 
 - A matrix is cut into 64×64 blocks, row of blocks by row of blocks; its edges are padded with zeros
   (SparseLoCo, arXiv 2508.15706: 2-D tensors in 64×64 blocks).
@@ -38,25 +38,24 @@ class Span(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where one atom lies."""
+    """Place of one atom in the arena."""
 
     name: str
     shape: tuple[int, ...]
     first_chunk: int
     """First chunk of a matrix; for a vector, the first chunk of the vector region."""
     offset: int
-    """Values before a vector inside the vector region; 0 for a matrix."""
+    """Number of values before a vector inside the vector region; 0 for a matrix."""
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Rows and columns of 64×64 blocks of a matrix."""
+        """Number of rows and of columns of 64×64 blocks in a matrix."""
         rows, cols = self.shape
         return -(-rows // SIDE), -(-cols // SIDE)
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """A chunk that holds padding: value i is real if its row i // 64 < `rows`, its column i % 64 < `cols`
-    and i < `values`."""
+    """A chunk with padding: value i is real if i // 64 < `rows` and i % 64 < `cols` and i < `values`."""
 
     chunk: int
     rows: int
@@ -65,16 +64,17 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class Arena(msgspec.Struct, frozen=True):
-    """The whole layout. `values` counts real parameters, `chunks * 4096` includes padding."""
+    """Layout of all atoms of a model."""
 
     placements: tuple[Placement, ...]
     chunks: int
     values: int
+    """Number of parameters; `chunks * 4096` includes the padding."""
 
 
 @lru_cache(maxsize=32)
 def arena_of(model: ModelSpec) -> Arena:
-    """Layout of a model's atoms; a pure function of the RunSpec."""
+    """Layout of a model's atoms, a pure function of the RunSpec."""
     table = atoms(model)
     placed: list[Placement] = []
     chunk = 0
@@ -92,7 +92,7 @@ def arena_of(model: ModelSpec) -> Arena:
 
 
 def edges(arena: Arena) -> tuple[Edge, ...]:
-    """All chunks with padding, rising. Padding is zero in every state: no contribution may move it."""
+    """All chunks with padding, in rising order. Padding is zero in every state: no contribution may change it."""
     found: list[Edge] = []
     tail = 0
     for place in arena.placements:

@@ -1,10 +1,10 @@
-"""Invites: a signed link that says which run to join, through whom, until when, and with which permit.
+"""Invites: a signed link with the run to join, seeds to dial, a time of expiry and, if needed, a permit.
 
     atoll:<base32>      version u8 | length u16 | check 4 bytes | body
 
 Lower-case base32 (RFC 4648, no padding) survives line breaks, double clicks and changes of case; in capitals a QR
-code packs it tighter than base64. Length and check tell a link that was cut off from one that was mistyped and
-from a forged one; their places stay the same in every version.
+code packs it tighter than base64. Length and check distinguish links that are cut off, mistyped or forged; their
+places are the same in every version.
 """
 
 import base64
@@ -20,7 +20,7 @@ from atoll.protocols.run.admission import MAX_UNIX_S, Token, check_token
 INVITE_VERSION = 1
 SCHEME = "atoll:"
 EMBED_MAX_BYTES = 1536
-"""A signed run up to this size may travel inside the link; others are fetched from a seed."""
+"""Largest signed run, in bytes, that travels inside the link; larger ones are fetched from a seed."""
 MAX_SEEDS = 16
 MAX_MADDRS = 8
 _MADDR_MAX_CHARACTERS = 256
@@ -32,43 +32,44 @@ _DOMAIN = "invite/1"
 
 
 class Seed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One node to dial first."""
+    """A node that a newcomer dials first."""
 
     key: bytes
-    """Its public key, 32 bytes; empty for a name (`/dnsaddr/…`) that stands for several nodes."""
+    """Public key of the node, 32 bytes; empty for a name (`/dnsaddr/…`) of several nodes."""
     maddrs: tuple[str, ...]
-    """Without the node's own /p2p part."""
+    """Multiaddrs of the node, without its own `/p2p/…` part."""
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The body of a link. The run id names the RunSpec: no other spec has it."""
+    """The body of a link."""
 
     run: RunId
+    """Run id; it is the hash of the RunSpec, so no other spec has it."""
     expires: int
-    """Unix seconds."""
+    """Time of expiry, Unix seconds."""
     seeds: tuple[Seed, ...]
     token: tuple[Token, ...]
-    """At most one; none where the run admits without permits."""
+    """At most one token; none if the run needs no permit."""
     run_file: bytes
-    """The signed RunSpec, or empty: ask a seed for it."""
+    """The signed RunSpec; empty: fetch it from a seed."""
     key: bytes
     """The signer's public key."""
     signature: bytes
 
     @property
     def signer(self) -> PeerId:
-        """Who made the invite: the owner or another member."""
+        """PeerID of the signer: the owner or another member."""
         return peer_id_of(self.key)
 
     @property
     def seed_texts(self) -> tuple[str, ...]:
-        """The seeds as a configuration writes them: `…/p2p/PEERID`, or a name alone."""
+        """The seeds as configuration texts: `…/p2p/PEERID`, or a `/dnsaddr/…` name alone."""
         tails = [(seed, f"/p2p/{peer_id_of(seed.key)}" if seed.key else "") for seed in self.seeds]
         return tuple(maddr + tail for seed, tail in tails for maddr in seed.maddrs)
 
 
 def seeds_of(texts: list[str]) -> tuple[Seed, ...]:
-    """`…/p2p/PEERID` multiaddrs (or `/dnsaddr/…` alone), grouped by peer. Raises ConfigError."""
+    """Seeds of configuration texts (`…/p2p/PEERID` or `/dnsaddr/…`), grouped by peer. Raises ConfigError."""
     grouped: dict[bytes, list[str]] = {}
     for text in texts:
         maddr, separator, peer = text.strip().rpartition("/p2p/")
@@ -85,7 +86,7 @@ def seeds_of(texts: list[str]) -> tuple[Seed, ...]:
 
 
 def sign_invite(signer: Identity, draft: Invite) -> str:
-    """The link. `draft` comes without key and signature. Raises DecodeError for an illegal value."""
+    """The signed link of `draft`, which has no key and signature yet. Raises DecodeError for an illegal value."""
     keyed = msgspec.structs.replace(draft, key=signer.public_key, signature=b"")
     invite = msgspec.structs.replace(keyed, signature=signer.sign(_DOMAIN, _unsigned(keyed)))
     _check(invite)
@@ -100,13 +101,13 @@ def make_invite(
     token: Token | None = None,
     run_file: bytes = b"",
 ) -> str:
-    """A signed link. `expires`: unix seconds. Raises DecodeError for an illegal value."""
+    """A signed link. `expires`: Unix seconds. Raises DecodeError for an illegal value."""
     tokens = (token,) if token is not None else ()
     return sign_invite(signer, Invite(run, expires, seeds, tokens, run_file, b"", b""))
 
 
 def read_invite(text: str) -> Invite:
-    """The verified invite of a link, expired or not. Raises DecodeError that says what is wrong with it."""
+    """The verified invite of a link, expired or not. Raises DecodeError with the reason."""
     version, body = _unpack(text)
     if version > INVITE_VERSION:
         raise DecodeError(
@@ -127,7 +128,7 @@ def read_invite(text: str) -> Invite:
 
 
 def decode_invite(text: str, unix_s: float) -> Invite:
-    """`read_invite`, refused when it has expired at `unix_s`. Raises DecodeError."""
+    """The verified invite of a link. Raises DecodeError, also if it has expired at `unix_s`."""
     invite = read_invite(text)
     if unix_s >= invite.expires:
         raise DecodeError(
@@ -138,19 +139,19 @@ def decode_invite(text: str, unix_s: float) -> Invite:
 
 
 def is_invite(text: str) -> bool:
-    """Does it look like a link of ours, right or wrong?"""
+    """Whether `text` looks like an atoll link, legal or not."""
     return text.strip().lower().startswith(SCHEME)
 
 
 def link_of(body: bytes, version: int = INVITE_VERSION) -> str:
-    """The text form of a body."""
+    """The link with this body."""
     head = bytes([version]) + len(body).to_bytes(2, "big")
     blob = head + _check_of(head, body) + body
     return SCHEME + base64.b32encode(blob).decode().rstrip("=").lower()
 
 
 def _unpack(text: str) -> tuple[int, bytes]:
-    """(version, body), with cut and mistyped links told apart."""
+    """Version and body of a link. Raises DecodeError that distinguishes cut and mistyped links."""
     if not is_invite(text):
         raise DecodeError(f"this is not an invite: an invite begins with {SCHEME}")
     if len(text) > 4 * _BODY_MAX_BYTES:

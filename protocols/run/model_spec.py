@@ -1,42 +1,42 @@
-"""What a run trains: the decoder's dimensions and the atoms (named parameter tensors) they give.
+"""ModelSpec: the dimensions of the decoder that a run trains, and the atoms (named parameter tensors) they give.
 
 Atoms carry the names that Hugging Face checkpoints of Llama, Qwen3, Qwen3-MoE and OLMoE have on disk: one tensor
 per expert and projection, however a node stacks them in memory. Shapes follow `nn.Linear`: `[out, in]`.
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
-from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.rope import RopeStretch
+from atoll.protocols.errors import ConfigError, check_range
 
 MAX_PARAMETERS = 1 << 37
 MAX_EXPERTS = 4096
 MAX_EXPERT_LAYERS = 1 << 16
-"""Experts times layers: each pair is three atoms, and a table of atoms is made from what a peer sent."""
+"""Most experts times layers: each pair has three atoms, and a peer's RunSpec decides the length of their table."""
 _EXPERTS = ".mlp.experts."
 BIAS = "mlp.gate.e_score_correction_bias"
-"""The one atom that no gradient moves: a controller does (`node.model.balance`)."""
+"""Name of the one atom that a controller changes, not a gradient (node/learning/model/balance.py)."""
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Every layer's feed-forward is a mixture of experts, routed token by token, none dropped."""
+    """A mixture of experts as every layer's feed-forward, routed token by token; no token is dropped."""
 
     count: int
-    """E: experts with parameters."""
+    """Number of experts with parameters (E)."""
     per_token: int
-    """k: slots that each token chooses."""
+    """Number of slots that each token chooses (k)."""
     ffn: int
     """Width of one expert."""
     normalise: bool = True
-    """The k weights of a token are divided by their sum (`norm_topk_prob`)."""
+    """Whether the k weights of a token are divided by their sum (`norm_topk_prob`)."""
     zero: int = 0
-    """Z: slots that give the token back as it is (zero-computation experts, LongCat-Flash, arXiv 2509.01322)."""
+    """Number of slots that return the token unchanged (zero-computation experts, arXiv 2509.01322)."""
     computed: float | None = None
-    """How many experts with parameters a token should meet on average; None: `per_token`."""
+    """Target for the mean number of experts with parameters per token; None: `per_token`."""
     bias_rate: float = 0.0
-    """Step of the controller of the choice bias; 0: there is no bias."""
+    """Step size of the controller of the choice bias; 0: there is no bias."""
     load_balance: float = 0.01
     """Weight of the load-balance loss, mean over layers."""
     router_z: float = 0.001
@@ -44,24 +44,54 @@ class ExpertsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def slots(self) -> int:
-        """What the router chooses from: experts 0 … E − 1, then the zero experts."""
+        """Number of slots that the router chooses from: experts 0 … E − 1, then the zero experts."""
         return self.count + self.zero
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no mixture can have."""
-        _within("model.experts.count", self.count, 1, MAX_EXPERTS)
-        _within("model.experts.zero", self.zero, 0, MAX_EXPERTS)
-        _within("model.experts.per_token", self.per_token, 1, self.slots)
-        _within("model.experts.ffn", self.ffn, 1, 1 << 22)
-        _within("model.experts.bias_rate", self.bias_rate, 0, 1)
-        _within("model.experts.load_balance", self.load_balance, 0, 1)
-        _within("model.experts.router_z", self.router_z, 0, 1)
+        check_range("model.experts.count", self.count, 1, MAX_EXPERTS)
+        check_range("model.experts.zero", self.zero, 0, MAX_EXPERTS)
+        check_range("model.experts.per_token", self.per_token, 1, self.slots)
+        check_range("model.experts.ffn", self.ffn, 1, 1 << 22)
+        check_range("model.experts.bias_rate", self.bias_rate, 0, 1)
+        check_range("model.experts.load_balance", self.load_balance, 0, 1)
+        check_range("model.experts.router_z", self.router_z, 0, 1)
         if self.computed is not None:
-            _within("model.experts.computed", self.computed, 0, min(self.per_token, self.count))
+            check_range("model.experts.computed", self.computed, 0, min(self.per_token, self.count))
         if self.zero and (self.computed is None or not self.bias_rate):
             raise ConfigError("model.experts.zero needs model.experts.computed and model.experts.bias_rate")
         if not self.zero and self.computed is not None:
             raise ConfigError("model.experts.computed is for runs with model.experts.zero")
+
+
+class RopeStretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Rotary positions for a longer context: the scaling of Llama 3.1 and later (arXiv 2407.21783).
+
+    Pairs with fewer than `low` rotations in `original` tokens are slowed by `factor`, pairs with more than `high`
+    are unchanged, and those between are slowed in part. transformers calls it `llama3`.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original: int
+    """Context length, in tokens, before the stretch."""
+
+    def check(self) -> None:
+        """Raise ConfigError for values that define no rotations."""
+        if not (1 <= self.factor <= 1 << 16 and 0 < self.low < self.high <= 1 << 16):
+            raise ConfigError("model.rope_stretch needs a factor within 1 … 65536, and 0 < low < high ≤ 65536")
+        if not 1 <= self.original <= 1 << 22:
+            raise ConfigError(f"model.rope_stretch.original = {self.original} is outside 1 … {1 << 22}")
+
+    def stretched(self, turns: Sequence[float]) -> list[float]:
+        """Radians per token of each pair, from those without the stretch. Pure."""
+        return [turn * self._share(turn * self.original / (2 * math.pi)) for turn in turns]
+
+    def _share(self, rounds: float) -> float:
+        """The share of the speed that remains for a pair with `rounds` rotations in `original` tokens."""
+        kept = min(1.0, max(0.0, (rounds - self.low) / (self.high - self.low)))
+        return kept + (1 - kept) / self.factor
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -75,28 +105,28 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     heads: int
     kv_heads: int
     ffn: int
-    """Width that one token passes: with experts, `per_token` times the width of one."""
+    """Feed-forward width per token; with experts, `per_token` times the width of one expert."""
     vocab: int
     context: int
     """Tokens of one training sequence."""
     tied: bool
-    """The output head is the embedding."""
+    """Whether the output head shares the embedding's weights."""
     rope_theta: float
     norm_eps: float
     qk_norm: bool = False
-    """RMSNorm of each head's query and key before the rotation (Qwen3)."""
+    """Whether each head's query and key pass an RMSNorm before the rotation (Qwen3)."""
     qk_norm_across: bool = False
-    """That norm is one over all heads together instead (OLMoE). Needs `qk_norm`."""
+    """Whether that norm is one over all heads together instead (OLMoE). Needs `qk_norm`."""
     head_size: int | None = None
     """Width of one attention head; None: `dim / heads`."""
     experts: ExpertsSpec | None = None
     rope_stretch: RopeStretch | None = None
-    """None: all pairs turn as `rope_theta` says."""
+    """Stretch of the rotary positions; None: `rope_theta` alone decides."""
 
     def check(self) -> None:
         """Raise ConfigError for dimensions that no decoder can have."""
         for name in ("dim", "layers", "heads", "kv_heads", "ffn", "vocab", "context"):
-            _within(f"model.{name}", getattr(self, name), 1, 1 << 22)
+            check_range(f"model.{name}", getattr(self, name), 1, 1 << 22)
         if self.layers > 1024 or self.heads > 1024:
             raise ConfigError("model: more than 1024 layers or heads")
         self._check_heads()
@@ -113,7 +143,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if self.head_size is None and (self.dim % self.heads or self.head_dim % 2):
             raise ConfigError("model.dim must be heads × an even head size")
         if self.head_size is not None:
-            _within("model.head_size", self.head_size, 2, 1 << 14)
+            check_range("model.head_size", self.head_size, 2, 1 << 14)
         if self.head_dim % 2 or self.head_size == self.dim / self.heads:
             raise ConfigError("model.head_size must be even, and absent where it is dim / heads")
         if self.heads % self.kv_heads:
@@ -137,13 +167,13 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def qk_widths(self) -> tuple[int, int]:
-        """Values of the norms of queries and of keys."""
+        """Widths of the norms of queries and of keys."""
         across = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return across if self.qk_norm_across else (self.head_dim, self.head_dim)
 
     @property
     def expert_count(self) -> int:
-        """Experts of each layer; 0 in a dense model."""
+        """Number of experts of each layer; 0 in a dense model."""
         return self.experts.count if self.experts is not None else 0
 
     @property
@@ -170,7 +200,7 @@ class Atom(msgspec.Struct, frozen=True):
 
 
 def atoms(model: ModelSpec) -> tuple[Atom, ...]:
-    """All atoms of a model in their one agreed order."""
+    """All atoms of a model, in the order that all members share."""
     wide = model.dim
     found = [Atom("model.embed_tokens.weight", (model.vocab, wide))]
     for layer in range(model.layers):
@@ -188,12 +218,12 @@ def atoms(model: ModelSpec) -> tuple[Atom, ...]:
 
 
 def is_experts(name: str) -> bool:
-    """Whether these are weights of an expert, or of experts that are stacked in memory."""
+    """Whether a tensor of this name belongs to one expert, or to experts that are stacked in memory."""
     return _EXPERTS in name
 
 
 def expert_of(name: str) -> int | None:
-    """The expert that an atom belongs to; None for atoms that every member trains."""
+    """Number of the expert that an atom belongs to; None for atoms that every member trains."""
     _, found, rest = name.partition(_EXPERTS)
     return int(rest.split(".", 1)[0]) if found else None
 
@@ -228,8 +258,3 @@ def _swiglu(at: str, wide: int, ffn: int) -> list[Atom]:
         Atom(at + "up_proj.weight", (ffn, wide)),
         Atom(at + "down_proj.weight", (wide, ffn)),
     ]
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # false for NaN, and safe for any int
-        raise ConfigError(f"{name} = {value} is outside {low} … {high}")

@@ -29,22 +29,22 @@ from atoll.protocols.run.arena import CHUNK
 MAGIC = b"atlp"
 VERSION = 1
 NUMBERS = {"sparse2": 1, "sparse1": 2, "int8": 3, "e3m0": 4}
-"""Codec by name: its number in the header."""
+"""Number of each codec in the header, by name."""
 DENSE_BLOCK = {"int8": 4096, "e3m0": 256}
-"""Dense codecs: values that share a scale."""
+"""Number of values that share a scale, by dense codec."""
 LOW_LEVEL = 4
 HIGH_LEVELS = (5, 6, 8, 12)
-"""Large level by shape: Gaussian tails choose 5, Laplace 6, heavier ones 8 and 12 (docs/wires/payload.md)."""
+"""Large level by shape: 5 fits Gaussian tails, 6 Laplace, 8 and 12 heavier ones (docs/wires/payload.md)."""
 TOP_LEVEL = {"int8": 127, "e3m0": 64}
-"""Dense codecs: the largest level, which each block that speaks has at least once."""
+"""Largest level, by dense codec; each block that is not silent has it at least once."""
 MOST_SCALE = {"sparse2": 0x3C00, "sparse1": 0x3C00, "int8": 0x2E00, "e3m0": 0x3200}
-"""Bits of the largest legal fp16 scale: 1, 1, 3/32 and 3/16."""
+"""Bits of the largest legal fp16 scale, by codec: 1, 1, 3/32 and 3/16."""
 VALUE_BITS = 26
-"""A decoded `q` counts units of 2⁻²⁶."""
+"""A decoded integer `q` is in units of 2⁻²⁶."""
 MAX_Q = 12 << 24
 """Bound of |q| for every codec."""
 ONE_FP16 = 0x3C00
-"""Bits of 1.0."""
+"""Bits of 1.0 as an fp16."""
 SCALE_MASK = 0x3FFF
 SHAPE_SHIFT = 14
 _HEADER = struct.Struct("<4sBBHI")
@@ -70,27 +70,27 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def is_dense(self) -> bool:
-        """Whether all values are sent."""
+        """Whether the codec sends all values of a chunk."""
         return self.codec in DENSE_BLOCK
 
     @property
     def low_bits(self) -> int:
-        """Sparse: low bits of an index, floor(log2(4096 / k))."""
+        """Number of low bits of an index in a sparse codec, floor(log2(4096 / k))."""
         return (CHUNK // self.k).bit_length() - 1
 
     @property
     def high_bits(self) -> int:
-        """Sparse: bits of a chunk's unary part."""
+        """Number of bits of a chunk's unary part in a sparse codec."""
         return self.k + (CHUNK >> self.low_bits)
 
     @property
     def code_bits(self) -> int:
-        """Bits of one value's code."""
+        """Number of bits of one value's code."""
         return {"sparse2": 2, "sparse1": 1, "int8": 8, "e3m0": 4}[self.codec]
 
     @property
     def row_bytes(self) -> tuple[int, ...]:
-        """Bytes of one chunk in each section; each is filled up with zero bits."""
+        """Bytes of one chunk in each section; each section is padded with zero bits."""
         codes = _bytes(self.code_bits * self.k)
         if self.is_dense:
             return 2 * CHUNK // DENSE_BLOCK[self.codec], codes
@@ -98,30 +98,30 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each section begins."""
+        """Offset in bytes at which each section begins."""
         rows = self.row_bytes
         return tuple(HEADER_BYTES + self.chunks * sum(rows[:at]) for at in range(len(rows)))
 
     @property
     def size_bytes(self) -> int:
-        """The only legal length."""
+        """The only legal length of the payload, in bytes."""
         return HEADER_BYTES + self.chunks * sum(self.row_bytes)
 
     @property
     def header(self) -> bytes:
-        """The only legal header."""
+        """The only legal header of the payload."""
         return _HEADER.pack(MAGIC, VERSION, NUMBERS[self.codec], self.k, self.chunks)
 
 
 def payload_bytes(codec: str, chunks: int, k: int) -> int:
-    """Exact length of a payload: what a node may ask for before it saw a byte."""
+    """Exact length of a payload in bytes, known before a byte arrives."""
     return Layout(codec, chunks, k).size_bytes
 
 
 def check_frame(payload: bytes | memoryview, layout: Layout) -> None:
-    """Raise DecodeError unless header and length are the ones that the run prescribes.
+    """Raise DecodeError unless header and length are those that the run prescribes.
 
-    The header is looked at first: what another version says is likely to have another length, too.
+    The header is checked first: a payload of another version is likely to have another length, too.
     """
     said = bytes(payload[:HEADER_BYTES])
     if len(said) == HEADER_BYTES and said != layout.header:

@@ -1,12 +1,13 @@
-"""RunSpec: everything that peers must agree on. Hashed, signed by the owner, in every handshake.
+"""RunSpec: everything that the members of a run must agree on, signed by the run's owner.
 
-The run id is the BLAKE3 of the canonical bytes. Unknown and missing keys are errors.
+The run id is the BLAKE3 of the canonical bytes and is part of every handshake. Unknown and missing keys are
+errors.
 """
 
 import msgspec
 
 from atoll.protocols import codec
-from atoll.protocols.errors import ConfigError, DecodeError
+from atoll.protocols.errors import ConfigError, DecodeError, check_range
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId, digest, public_key_of
 from atoll.protocols.run.admission import AdmissionSpec
@@ -19,51 +20,53 @@ from atoll.protocols.run.slices import ReduceSpec
 
 SPEC_VERSION = 4
 WHOLE_VERSION = 3
-"""Still read: it differs from the newest in how several fragments are cut, and so only where there are several."""
+"""Older version that is still read for runs with one fragment: it cuts several fragments differently."""
 _DOMAIN = "run/1"
 _UNREDUCED = "set reduce to null: then every node gets every payload"
 _MAX_ROUNDS = 1 << 24
 TOKENIZER_MAX_BYTES = 32 << 20
-"""Of a tokenizer given as a file. Those of published models have up to 20 MB."""
+"""Largest tokenizer file, in bytes. Those of published models have up to 20 MB."""
 
 
 class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What is read: `builtin:shakespeare`, `synthetic:markov`, `file:NAME` (each node has its own path)."""
+    """The training text and its tokenizer."""
 
     source: str
+    """`builtin:shakespeare`, `synthetic:markov`, or `file:NAME`, for which each node has its own path."""
     tokenizer: str
     """`bytes` (256 tokens), `bpe8k` (8192 tokens) or `file`: the blob `tokenizer_blob`, a `tokenizer.json`."""
     digest: bytes
-    """BLAKE3 of the source's text, so that all members read the same; empty where it is not checked."""
+    """BLAKE3 of the source's text, so that all members read the same; empty: not checked."""
     tokenizer_blob: bytes = b""
-    """Blob id of the tokenizer `file`, which travels with the run; empty for the others."""
+    """Blob id of the tokenizer file, which travels with the run; empty unless `tokenizer` is `file`."""
 
 
 class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Θ₀ is given, not drawn from the seed: a snapshot file of round −1, which travels with the run."""
+    """Imported initial weights: Θ₀ is a snapshot file of round −1, which travels with the run."""
 
     weights: bytes
-    """Blob id of that file. Its size follows from the model."""
+    """Blob id of the snapshot file. Its size follows from the model."""
     state: bytes
     """State digest of Θ₀."""
     moments: bytes = b""
-    """Blob ids of a checkpoint's moments files (protocols/run/moments.py), end to end; empty: they start at
-    zero."""
+    """Blob ids, end to end, of a checkpoint's moments files (protocols/run/moments.py); empty: zero moments."""
 
     @property
     def moment_blobs(self) -> tuple[Digest, ...]:
-        """The files in their order."""
+        """Blob ids of the moments files, in their order."""
         ends = range(DIGEST_BYTES, len(self.moments) + 1, DIGEST_BYTES)
         return tuple(Digest(self.moments[end - DIGEST_BYTES : end]) for end in ends)
 
 
 class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """AdamW between two outer steps."""
+    """AdamW and the learning-rate schedule of the inner steps."""
 
     lr: float
+    """Peak learning rate."""
     lr_min: float
-    """Fraction of `lr` at the end of the cosine."""
+    """Learning rate at the end of the cosine, as a fraction of `lr`."""
     warmup_steps: int
+    """Inner steps over which the learning rate rises."""
     total_steps: int
     """Inner steps over which the cosine falls."""
     beta1: float
@@ -71,87 +74,87 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     eps: float
     weight_decay: float
     clip: float
-    """Gradient norm bound."""
+    """Bound of the gradient norm."""
     batch: int
-    """Sequences of one inner step of one member."""
+    """Sequences per inner step of one member."""
     expert_lr: float = 1.0
-    """Rate of the experts' weights, in units of `lr`: above 1 where each has few holders (docs/experts.md)."""
+    """Learning rate of experts, in units of `lr`; above 1 if each has few holders (docs/experts.md)."""
     first_step: int = 0
-    """Where in the learning rate's schedule round 0 begins: not at 0 where a run goes on from a checkpoint."""
+    """Position of round 0 in the learning-rate schedule; above 0 if the run continues a checkpoint."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """From round `first`, members take `steps` inner steps a round."""
+    """From round `first` on, members take `steps` inner steps per round."""
 
     first: int
     steps: int
 
 
 class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """θ ← θ − α · mean, in exact integers. Rationals have the denominator 256."""
+    """The outer step, θ ← θ − α · mean, in exact integers. Names ending in _256 are numerators over 256."""
 
     rounds: int
-    """Outer steps of the whole run."""
+    """Number of outer steps of the whole run."""
     stages: tuple[Stage, ...]
-    """Inner steps per round (H); first stage starts at round 0."""
+    """Inner steps per round (H), by stage; the first stage starts at round 0."""
     alpha_256: int
+    """Outer learning rate α."""
     floor_256: int
-    """A coordinate is divided by the weight of its senders, but at least by this share of all weight.
+    """Least divisor of a coordinate, as a share of all weight; above it, the weight of the coordinate's senders.
 
     0: mean over senders (SparseLoCo as coded). 256: mean over members (as published).
     """
     fragments: int = 1
-    """Round r exchanges fragment r mod `fragments` of the model (protocols/ledger/coverage.py); 1: all of it."""
+    """Number of fragments; round r exchanges fragment r mod `fragments` (protocols/ledger/coverage.py)."""
     overlap_steps: int = 0
-    """Inner steps of the next round that every member may take before the fold of this round is in; 0: none."""
+    """Inner steps of the next round that a member may take before this round is folded; 0: no overlap."""
     keep_256: int = 128
-    """Share of the progress made during the overlap that stays in the local weights when the fold is in."""
+    """Share of the progress made during the overlap that stays in the local weights after the fold."""
     holders: int = 0
-    """Members that train each expert (protocols/ledger/ownership.py); 0: all members train all. 1 is SPES."""
+    """Number of members that train each expert (protocols/ledger/ownership.py); 0: all train all; 1: SPES."""
     merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
-    """Unset: experts are not merged."""
+    """Expert merging; unset: experts are not merged."""
     overlap_most: int | msgspec.UnsetType = msgspec.UNSET
-    """Up to so many a member may take whose link needs them (node/daemon/rounds/overlap_depth.py); unset:
+    """Most overlap steps of a member with a slow link (node/daemon/rounds/overlap_depth.py); unset:
     `overlap_steps`."""
 
     @property
     def overlap_bounds(self) -> tuple[int, int]:
-        """Least and most steps that a member may be ahead of a fold; nobody is where `overlap_steps` is 0."""
+        """Least and most inner steps that a member may be ahead of a fold; both 0 without overlap."""
         most = self.overlap_steps if self.overlap_most is msgspec.UNSET else self.overlap_most
         return self.overlap_steps, most if self.overlap_steps else 0
 
 
 class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a pseudo-gradient becomes a payload."""
+    """Compression of a pseudo-gradient into a payload."""
 
     codec: str
-    """`sparse2`, `sparse1`: top-k with 2 bits or the sign alone; `int8`, `e3m0`: all
-    (protocols/run/payload.py)."""
+    """`sparse2`, `sparse1`: top-k with 2 bits or the sign only; `int8`, `e3m0`: all values (see payload.py)."""
     k: int
-    """Values kept of each chunk of 4096; all of them with a dense codec."""
+    """Values kept of each chunk of 4096; 4096 with a dense codec."""
     feedback: float
-    """β of the error feedback."""
+    """Decay β of the error feedback."""
 
 
 class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When a round closes. Times are measured in round times, never guessed in seconds."""
 
     quorum_256: int
-    """Share of the expected members whose contribution starts the grace."""
+    """Share of the expected members whose contributions start the grace period."""
     grace_256: int
-    """Grace for the others, as a share of the member's own time of this round."""
+    """Grace period for the others, as a share of the member's own time of this round."""
     lease_s: float
-    """A member unheard for this long is no longer waited for."""
+    """Life of a lease, in seconds: a member that is silent for longer is not waited for."""
     min_members: int
-    """Round 0 begins when so many members hold leases."""
+    """Number of leases that round 0 waits for."""
     least_256: int = 256
-    """A slow member may end its round after this share of the round's steps, to finish with the others."""
+    """Share of the round's steps after which a slow member may end its round, to finish with the others."""
     most_256: int = 256
-    """A fast member may go on to this share of the round's steps while the others finish."""
+    """Share of the round's steps up to which a fast member may train while the others finish."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One model being trained."""
+    """One model being trained, with all settings that its members share."""
 
     version: int
     name: str
@@ -165,15 +168,15 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     pace: PaceSpec
     admission: AdmissionSpec = AdmissionSpec()
     reduce: ReduceSpec | None = None
-    """How large rounds are reduced (docs/wires/reduction.md); none: every node always gets every payload."""
+    """Reduction of large rounds (docs/wires/reduction.md); None: every node always gets every payload."""
     start: StartSpec | msgspec.UnsetType = msgspec.UNSET
-    """Unset: Θ₀ is drawn from the seed (node/learning/model/genesis.py)."""
+    """Imported initial weights; unset: Θ₀ is drawn from the seed (node/learning/model/genesis.py)."""
     serving: ServingSpec | msgspec.UnsetType = msgspec.UNSET
-    """Unset: nobody said how the model is to be used (docs/huggingface.md)."""
+    """Use of the trained model (docs/huggingface.md); unset: not specified."""
 
     @property
     def given(self) -> tuple[Digest, ...]:
-        """Blobs that travel with the run."""
+        """Blob ids of the files that travel with the run."""
         start = (self.start.weights, *self.start.moment_blobs) if self.start else ()
         found = (*start, self.data.tokenizer_blob)
         return tuple(Digest(blob) for blob in found if blob)
@@ -184,11 +187,11 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return RunId(digest(codec.encode(self)))
 
     def steps(self, number: int) -> int:
-        """Inner steps (H) of round `number`."""
+        """Number of inner steps (H) of round `number`."""
         return next(s.steps for s in reversed(self.outer.stages) if s.first <= number)
 
     def steps_before(self, number: int) -> int:
-        """Inner steps of all rounds before `number`: the position in the learning-rate schedule."""
+        """Number of inner steps of all rounds before `number`: the position in the learning-rate schedule."""
         total = 0
         for at, stage in enumerate(self.outer.stages):
             last = self.outer.stages[at + 1].first if at + 1 < len(self.outer.stages) else number
@@ -206,13 +209,13 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_names(self)
         _check_inner(self.inner, self.model)
         _check_outer(self.outer, self.model)
-        _within("compress.feedback", self.compress.feedback, 0, 1)
-        _within("pace.quorum_256", self.pace.quorum_256, 1, 256)
-        _within("pace.grace_256", self.pace.grace_256, 0, 1 << 16)
-        _within("pace.lease_s", self.pace.lease_s, 1, 3600)
-        _within("pace.min_members", self.pace.min_members, 1, 1024)
-        _within("pace.least_256", self.pace.least_256, 1, 256)
-        _within("pace.most_256", self.pace.most_256, 256, 1024)
+        check_range("compress.feedback", self.compress.feedback, 0, 1)
+        check_range("pace.quorum_256", self.pace.quorum_256, 1, 256)
+        check_range("pace.grace_256", self.pace.grace_256, 0, 1 << 16)
+        check_range("pace.lease_s", self.pace.lease_s, 1, 3600)
+        check_range("pace.min_members", self.pace.min_members, 1, 1024)
+        check_range("pace.least_256", self.pace.least_256, 1, 256)
+        check_range("pace.most_256", self.pace.most_256, 256, 1024)
         self.admission.check()
         if self.serving:
             self.serving.check(self.model.vocab)
@@ -251,24 +254,19 @@ def open_run(data: bytes) -> RunSpec:
 
 
 class _Versioned(msgspec.Struct, frozen=True):
-    """What every version of a RunSpec has."""
+    """The part of a RunSpec that every version has."""
 
     version: int
 
 
 def _check_version(spec: bytes) -> None:
-    """Say which version it is before its keys are looked at: another version has other keys."""
+    """Raise DecodeError for another version, before the keys are read: another version has other keys."""
     try:
         found = msgspec.msgpack.decode(spec, type=_Versioned).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise DecodeError(f"not a legal RunSpec: {error}") from error
     if found not in (WHOLE_VERSION, SPEC_VERSION):
         raise DecodeError(f"RunSpec version {found}; this node speaks {WHOLE_VERSION} and {SPEC_VERSION}")
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # false for NaN and infinity too, and safe for any int
-        raise ConfigError(f"{name} = {value} is outside {low} … {high}")
 
 
 def _check_names(spec: RunSpec) -> None:
@@ -280,7 +278,7 @@ def _check_names(spec: RunSpec) -> None:
     if len(spec.data.digest) not in (0, 32):
         raise ConfigError("data.digest must have 0 or 32 bytes")
     check_codec(spec.compress.codec, spec.compress.k)
-    _within("seed", spec.seed, 0, 2**63 - 1)
+    check_range("seed", spec.seed, 0, 2**63 - 1)
 
 
 def _check_reduce(spec: RunSpec) -> None:
@@ -308,37 +306,37 @@ def _check_given(spec: RunSpec) -> None:
 
 
 def _check_inner(inner: InnerSpec, model: ModelSpec) -> None:
-    _within("inner.lr", inner.lr, 1e-9, 1)
-    _within("inner.lr_min", inner.lr_min, 0, 1)
-    _within("inner.warmup_steps", inner.warmup_steps, 0, 1 << 31)
-    _within("inner.total_steps", inner.total_steps, 1, 1 << 31)
-    _within("inner.beta1", inner.beta1, 0, 0.9999)
-    _within("inner.beta2", inner.beta2, 0, 0.99999)
-    _within("inner.eps", inner.eps, 1e-16, 1)
-    _within("inner.weight_decay", inner.weight_decay, 0, 1)
-    _within("inner.clip", inner.clip, 1e-6, 1e6)
-    _within("inner.batch", inner.batch, 1, 1 << 20)
-    _within("inner.expert_lr", inner.expert_lr, 1 / 64, 64)
-    _within("inner.first_step", inner.first_step, 0, 1 << 31)
+    check_range("inner.lr", inner.lr, 1e-9, 1)
+    check_range("inner.lr_min", inner.lr_min, 0, 1)
+    check_range("inner.warmup_steps", inner.warmup_steps, 0, 1 << 31)
+    check_range("inner.total_steps", inner.total_steps, 1, 1 << 31)
+    check_range("inner.beta1", inner.beta1, 0, 0.9999)
+    check_range("inner.beta2", inner.beta2, 0, 0.99999)
+    check_range("inner.eps", inner.eps, 1e-16, 1)
+    check_range("inner.weight_decay", inner.weight_decay, 0, 1)
+    check_range("inner.clip", inner.clip, 1e-6, 1e6)
+    check_range("inner.batch", inner.batch, 1, 1 << 20)
+    check_range("inner.expert_lr", inner.expert_lr, 1 / 64, 64)
+    check_range("inner.first_step", inner.first_step, 0, 1 << 31)
     if inner.expert_lr != 1 and model.experts is None:
         raise ConfigError("inner.expert_lr is for runs whose model has experts")
 
 
 def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
-    _within("outer.rounds", outer.rounds, 1, _MAX_ROUNDS)
-    _within("outer.alpha_256", outer.alpha_256, 1, 1024)
-    _within("outer.floor_256", outer.floor_256, 0, 256)
-    _within("outer.fragments", outer.fragments, 1, model.layers + 1)  # the embeddings are one
-    _within("outer.overlap_steps", outer.overlap_steps, 0, 1 << 16)
+    check_range("outer.rounds", outer.rounds, 1, _MAX_ROUNDS)
+    check_range("outer.alpha_256", outer.alpha_256, 1, 1024)
+    check_range("outer.floor_256", outer.floor_256, 0, 256)
+    check_range("outer.fragments", outer.fragments, 1, model.layers + 1)  # the embeddings are one
+    check_range("outer.overlap_steps", outer.overlap_steps, 0, 1 << 16)
     if outer.overlap_most is not msgspec.UNSET:
-        _within("outer.overlap_most", outer.overlap_most, 1, 1 << 16)
+        check_range("outer.overlap_most", outer.overlap_most, 1, 1 << 16)
         if outer.overlap_most < outer.overlap_steps:
             raise ConfigError(
                 f"outer.overlap_steps = {outer.overlap_steps} is above outer.overlap_most = {outer.overlap_most}",
                 hint="set outer.overlap_most too",
             )
-    _within("outer.keep_256", outer.keep_256, 0, 256)
-    _within("outer.holders", outer.holders, 0, 1024)
+    check_range("outer.keep_256", outer.keep_256, 0, 256)
+    check_range("outer.holders", outer.holders, 0, 1024)
     if outer.holders and model.experts is None:
         raise ConfigError("outer.holders is for runs whose model has experts")
     if outer.merge:
@@ -349,4 +347,4 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
     if not 1 <= len(firsts) <= 64 or firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ConfigError("outer.stages must start at round 0 and rise")
     for stage in outer.stages:
-        _within("outer.stages.steps", stage.steps, 1, 1 << 16)
+        check_range("outer.stages.steps", stage.steps, 1, 1 << 16)

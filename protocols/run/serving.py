@@ -1,4 +1,4 @@
-"""ServingSpec: what programs that run the trained model must know of it, and training never uses."""
+"""ServingSpec: facts for programs that run the trained model; training never uses them."""
 
 import math
 
@@ -7,12 +7,13 @@ import msgspec
 from atoll.protocols.errors import ConfigError
 
 TEMPLATE_MAX_BYTES = 16 << 10
-"""The run's file has 64 KiB at most: the template fits beside all members that may be listed."""
+"""Largest chat template, in bytes: the run's file has 64 KiB at most and may list members, too."""
 MAX_ENDS = 64
+"""Most end tokens."""
 
 
 class TokensSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Ids of the tokens that the tokenizer calls by these names."""
+    """Ids of the tokenizer's special tokens."""
 
     bos: int | None = None
     eos: int | None = None
@@ -21,7 +22,7 @@ class TokensSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """How its publisher draws from the model; None: not said. Names are those of transformers."""
+    """Sampling settings of the model's publisher, named as in transformers; None: not specified."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -30,7 +31,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     repetition_penalty: float | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for what is no way to draw."""
+        """Raise ConfigError for values with which no token can be sampled."""
         reals = (self.temperature, self.top_p, self.repetition_penalty)
         if not all(value is None or (math.isfinite(value) and 0 <= value <= 1000) for value in reals):
             raise ConfigError(
@@ -41,18 +42,18 @@ class SamplingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class ServingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Where a generation begins and ends, and how a conversation is written. Data: no node runs the template."""
+    """Special tokens, chat template and sampling of the trained model. No node runs the template."""
 
     bos: int | None = None
     eos: tuple[int, ...] = ()
-    """A generation stops at any of them."""
+    """Tokens at each of which a generation stops."""
     pad: int | None = None
     tokens: TokensSpec = TokensSpec()
     chat_template: str = ""
     sampling: SamplingSpec = SamplingSpec()
 
     def check(self, vocab: int) -> None:
-        """Raise ConfigError for ids that are no tokens of the model, and for what is too large."""
+        """Raise ConfigError for ids outside the model's vocabulary, and for values that are too large."""
         if len(self.eos) > MAX_ENDS or len(set(self.eos)) < len(self.eos):
             raise ConfigError(f"serving.eos: at most {MAX_ENDS} ids, each once")
         named = (self.tokens.bos, self.tokens.eos, self.tokens.pad, self.tokens.unk)

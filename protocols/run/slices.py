@@ -1,9 +1,9 @@
-"""Who reduces which part of the arena in a round: a pure function of a final set, so nobody has to be asked.
+"""Which member reduces which slice of the arena in a round: a pure function of a final set, the same everywhere.
 
-The arena is cut into as many even slices as there are reducers. A slice goes to the author whose
-BLAKE3(run, slice, peer) is highest among those who have none yet (rendezvous hashing: D. Thaler, C. Ravishankar,
-1998; one slice each keeps the load even: V. Mirrokni et al., 2018). The round is not part of the hash: a reducer
-keeps its slice, and with it its error feedback, for as long as it takes part.
+The arena is cut into as many even slices as there are reducers. A slice goes to the author whose BLAKE3(run,
+slice, peer) is highest among the authors without a slice (rendezvous hashing: D. Thaler, C. Ravishankar, 1998; one
+slice each keeps the load even: V. Mirrokni et al., 2018). The round is not part of the hash: a reducer keeps its
+slice, and with it its error feedback, for as long as it takes part.
 """
 
 from collections.abc import Collection
@@ -11,66 +11,61 @@ from functools import lru_cache
 
 import msgspec
 
-from atoll.protocols.errors import ConfigError
-from atoll.protocols.ids import PeerId, Round, RunId, digest, peer_bytes
+from atoll.protocols.errors import check_range
+from atoll.protocols.ids import PeerId, RunId, digest, peer_bytes
 from atoll.protocols.run.arena import Span
 
 _KEPT_BITS = 5
-# a final set of a reduced round is known one round later at the earliest: a gap of 1 would never reduce
-_BOUNDS = (("above", 1, 1 << 16), ("gap", 2, 64), ("k", 1, 4096), ("sample_256", 0, 1 << 16))
 
 
 class ReduceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When and how coarsely slices are reduced; agreed by all members of a run."""
 
     above: int = 16
-    """With more contributors than this a round is reduced; up to it every node gets every payload."""
+    """A round with more contributors than this is reduced; in smaller rounds every node gets every payload."""
     gap: int = 4
     """The reducers of round r are authors of the final set of round r - gap."""
     k: int = 128
-    """Values that a reduction keeps of each chunk of 4096."""
+    """Values that a Reduction keeps of each chunk of 4096."""
     sample_256: int = 13
-    """Openings may cost a member this share of the payload bytes of a reduced round, on average; 0: none."""
+    """Share, in 256ths, of a reduced round's payload bytes that a member spends on auditing openings; 0: none."""
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
-        for name, low, high in _BOUNDS:
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"reduce.{name} = {getattr(self, name)} is outside {low} … {high}")
+        check_range("reduce.above", self.above, 1, 1 << 16)
+        # A final set is known one round later at the earliest, so a gap of 1 would never reduce.
+        check_range("reduce.gap", self.gap, 2, 64)
+        check_range("reduce.k", self.k, 1, 4096)
+        check_range("reduce.sample_256", self.sample_256, 0, 1 << 16)
 
 
 class SlicePlan(msgspec.Struct, frozen=True):
-    """Slices of one round and who reduces them."""
+    """The slices of one round and their reducers."""
 
     authors: tuple[PeerId, ...]
     """Authors of the final set that decided, sorted: the bits of `Reduction.covered`."""
     reducers: tuple[PeerId, ...]
-    """Reducer of each span. Empty: nobody reduces, there is one span, and everybody gets every payload."""
+    """Reducer of each span; empty: the round is not reduced, and one span covers the arena."""
     spans: tuple[Span, ...]
+    """The slices, in the order of the arena."""
 
     def span_of(self, peer: PeerId) -> Span | None:
-        """What `peer` reduces."""
+        """The slice that `peer` reduces; None if it reduces none."""
         return self.spans[self.reducers.index(peer)] if peer in self.reducers else None
 
 
 def all_gather(chunks: int) -> SlicePlan:
-    """Nobody reduces: small rounds, and rounds whose deciding set is not known here yet."""
+    """The plan without reducers: for small rounds, and while the deciding set is not known here."""
     return SlicePlan((), (), (Span(0, chunks),))
-
-
-def decided_by(number: Round, spec: ReduceSpec) -> Round | None:
-    """The round whose final set names the reducers of round `number`; None: nobody reduces."""
-    return Round(number - spec.gap) if number >= spec.gap else None
 
 
 @lru_cache(maxsize=256)
 def plan_of(
     run: RunId, authors: frozenset[PeerId], absent: frozenset[PeerId], chunks: int, spec: ReduceSpec
 ) -> SlicePlan:
-    """Slices and reducers, of the authors of the deciding final set.
+    """The plan that follows from the authors of the deciding final set.
 
-    `absent`: reducers of that round whose reduction is not in its final set. They were gone, late or wrong, and
-    reduce nothing this time.
+    `absent`: reducers of that round whose Reduction is not in its final set; they reduce nothing this time.
     """
     able = authors - absent
     count = min(even_count(len(able)), chunks)
@@ -81,7 +76,7 @@ def plan_of(
 
 
 def even_count(members: int) -> int:
-    """`members` with all but its upper five bits cleared: slices move only when a swarm grows by a sixteenth."""
+    """`members` with all but its upper five bits cleared, so that slices move only after growth by a sixteenth."""
     drop = max(0, members.bit_length() - _KEPT_BITS)
     return members >> drop << drop
 

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from atoll.node.import_export.huggingface.fields import read_float, read_int
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.rope import RopeStretch
+from atoll.protocols.run.model_spec import ModelSpec, RopeStretch
 
 OBJECT, SCALING, BASE = "rope_parameters", "rope_scaling", "rope_theta"
 KEYS = {OBJECT, SCALING, BASE}

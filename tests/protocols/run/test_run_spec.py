@@ -12,8 +12,7 @@ from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, Signatur
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.admission import AdmissionSpec
-from atoll.protocols.run.model_spec import ExpertsSpec
-from atoll.protocols.run.rope import RopeStretch
+from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
 from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
 from atoll.protocols.run.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec

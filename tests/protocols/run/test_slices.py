@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Round, RunId, digest
-from atoll.protocols.run.slices import ReduceSpec, all_gather, decided_by, even_count, plan_of
+from atoll.protocols.ids import RunId, digest
+from atoll.protocols.run.slices import ReduceSpec, all_gather, even_count, plan_of
 
 RUN = RunId(digest(b"run"))
 PEERS = [Identity(digest(number.to_bytes(2, "little"))).peer_id for number in range(130)]
@@ -92,10 +92,6 @@ def test_golden_plan():
         14,
         6,
     ]
-
-
-def test_the_first_rounds_have_nobody_who_could_decide():
-    assert [decided_by(Round(number), SPEC) for number in (0, 3, 4, 9)] == [None, None, 0, 5]
 
 
 @pytest.mark.parametrize("change", [{"above": 0}, {"gap": 0}, {"gap": 65}, {"k": 0}, {"k": 4097}])

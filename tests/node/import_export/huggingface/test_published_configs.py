@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from atoll.node.import_export.huggingface.config import config_from_model, model_from_config
 from atoll.node.import_export.huggingface.folder import load_folder
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.rope import RopeStretch
+from atoll.protocols.run.model_spec import RopeStretch
 from tests.node.import_export.huggingface.test_transformers import DENSE, MIXED, TOKENS, logits_of, saved, theta_of
 
 GONE = object()

@@ -13,8 +13,7 @@ from atoll.node.import_export.huggingface.upcycle import upcycle
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.named import write_atoms
-from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
-from atoll.protocols.run.rope import RopeStretch
+from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch
 
 torch.set_num_threads(1)
 DENSE = ModelSpec(
