@@ -1,4 +1,4 @@
-"""MergeSpec: when, and how far, the experts of a mixture move towards their nearest others (docs/models.md)."""
+"""MergeSpec: when, and how far, the experts of a mixture move towards their nearest others (docs/experts.md)."""
 
 import msgspec
 
