@@ -1,4 +1,4 @@
-"""The `[limits]` table: what the user writes, and what holds at a moment of local time. Pure."""
+"""The `[limits]` table of a node's configuration, and the caps that apply at a moment of local time. Pure."""
 
 import re
 from datetime import datetime, time, timedelta
@@ -20,7 +20,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(bit|b)(/s|ps)?", re.IGNOR
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Other rates from one time of day to another; the first window that fits holds."""
+    """Rates that replace the normal ones from one time of day to another; the first window that fits applies."""
 
     days: list[str] = []
     """`mon` … `sun`, the days on which it begins; none: every day."""
@@ -43,7 +43,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Caps(msgspec.Struct, frozen=True):
-    """What holds now."""
+    """The caps that apply at one moment."""
 
     up_bytes_s: float | None = None
     """None: no limit."""
@@ -53,7 +53,7 @@ class Caps(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """A LimitsConfig that was read."""
+    """A parsed LimitsConfig."""
 
     always: Caps
     windows: tuple[tuple[frozenset[int], time, time, Caps], ...]
@@ -66,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True):
         return self.always != Caps() or bool(self.windows)
 
     def caps(self, now: datetime) -> Caps:
-        """What holds at `now`, local time."""
+        """Return the caps at `now`, local time."""
         for days, begin, end, caps in self.windows:
             if _covers(days, begin, end, now):
                 return caps
@@ -74,7 +74,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def read_limits(config: LimitsConfig) -> Limits:
-    """Raises ConfigError with the line to write instead."""
+    """Parse the table. Raises ConfigError with the line to write instead."""
     return Limits(
         always=_caps(config.up, config.down, "limits.up or limits.down is off"),
         windows=tuple(_window(window) for window in config.schedule),
@@ -84,7 +84,7 @@ def read_limits(config: LimitsConfig) -> Limits:
 
 
 def parse_rate(text: str) -> float | None:
-    """Bytes per second; None for no limit. Raises ConfigError."""
+    """Parse a rate into bytes per second; None for no limit. Raises ConfigError."""
     if not text.strip():
         return None
     rate = _amount(text, "20mbit or 2.5MB/s")
@@ -94,7 +94,7 @@ def parse_rate(text: str) -> float | None:
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes; None for no quota. Raises ConfigError."""
+    """Parse a size into bytes; None for no quota. Raises ConfigError."""
     if not text.strip():
         return None
     size = int(_amount(text, "500GB"))

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 
-from atoll.p2p.host.interface import Connection, Handler, Host, HostEvent, HostStatistics, PeerAddress, Stream
+from atoll.p2p.host.interface import Handler, Host, Stream
 from atoll.p2p.limits.config import Limits
-from atoll.p2p.limits.limited_stream import LimitedStream
 from atoll.p2p.limits.monthly_quota import load_month, month_end, quota_reason, save_month
 from atoll.p2p.limits.pacer import WIRE_OVERHEAD, Pacer
 from atoll.p2p.limits.token_bucket import TrafficClass
@@ -20,15 +19,56 @@ log = logging.getLogger(__name__)
 
 BULK = ("/atoll/blob/",)
 """Prefixes of the protocols that wait for all others."""
-LOOK_S = 1.0
-"""How often the schedule and the quota are looked at."""
+UPDATE_S = 1.0
+"""How often the schedule and the quota are applied."""
 SAVE_S = 60.0
 """A kill costs at most so much of the month's count."""
 
 
+class LimitedStream:
+    """A stream whose bytes wait for their turn. See `atoll.p2p.host.interface.Stream`; `inner` does the work."""
+
+    def __init__(self, inner: Stream, traffic: TrafficClass, up: Pacer, down: Pacer) -> None:
+        self.peer = inner.peer
+        self.protocol = inner.protocol
+        self.close = inner.close
+        self.reset = inner.reset
+        self._inner = inner
+        self._traffic = traffic
+        self._up = up
+        self._down = down
+        self._unread = bytearray()
+        """Read and not handed out: a reader may be cancelled while it waits for its turn."""
+
+    async def read_exactly(self, size: int) -> bytes:
+        """Read `size` bytes. Raises Unreachable when the stream ends before, or bulk traffic stands still."""
+        self._down.require(self._traffic)
+        if not self._unread and self._down.piece_bytes is None:
+            return await self._inner.read_exactly(size)
+        while (lacking := size - len(self._unread)) > 0:
+            part = await self._inner.read_exactly(min(lacking, self._down.piece_bytes or lacking))
+            self._unread += part
+            await self._down.take(self.peer, self._traffic, len(part))
+        data = bytes(self._unread[:size])
+        del self._unread[:size]
+        return data
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Hand over all of `data` at the rate of the host. Raises Unreachable."""
+        self._up.require(self._traffic)
+        if self._up.piece_bytes is None:
+            return await self._inner.write(data)
+        view, start = memoryview(data).cast("B"), 0
+        while start < len(view):
+            part = view[start : start + (self._up.piece_bytes or len(view))]
+            await self._up.take(self.peer, self._traffic, len(part))
+            await self._inner.write(part)
+            start += len(part)
+
+
 @dataclass(frozen=True, slots=True)
 class LimitsStatistics:
-    """For the status page. Bytes of the month are bytes on the wire, estimated."""
+    """A snapshot for the status page. Bytes of the month are bytes on the wire, estimated."""
 
     up_bytes_s: float | None
     down_bytes_s: float | None
@@ -42,8 +82,7 @@ class LimitsStatistics:
 
 
 class LimitedHost:
-    """See `atoll.p2p.host.interface.Host`; `inner` does the work. Call nothing of `inner` that opens or
-    serves streams."""
+    """See `atoll.p2p.host.interface.Host`. Nothing else may open or serve streams on `inner`."""
 
     def __init__(
         self,
@@ -64,58 +103,42 @@ class LimitedHost:
         self._file = month_file
         self._local_now = local_now
         self._up, self._down = Pacer(), Pacer()
+        # Limits concern streams; the rest passes through.
+        self.peer_id = inner.peer_id
+        self.addresses = inner.addresses
+        self.connect = inner.connect
+        self.disconnect = inner.disconnect
+        self.connections = inner.connections
+        self.forget_failures = inner.forget_failures
+        self.events = inner.events
+        self.statistics = inner.statistics
         self._month = load_month(month_file, local_now().date(), limits.month_start_day)
         self._saved = self._month
         self._counted = 0, 0
 
-    @property
-    def peer_id(self) -> PeerId:
-        """Our PeerID."""
-        return self.inner.peer_id
-
     async def serve(self, ready: Callable[[], None]) -> None:
         """See Host.serve. The rates hold before the first stream."""
-        self._look()
+        self._update()
         try:
             if self._is_started:
                 ready()
                 await self._keep_books()
             async with asyncio.TaskGroup() as group:
-                books = group.create_task(self._keep_books())
+                accounting = group.create_task(self._account())
                 try:
                     await self.inner.serve(ready)
                 finally:
-                    books.cancel()
+                    accounting.cancel()
         except ExceptionGroup as faults:
             raise faults.exceptions[0] from None
         finally:
-            self._look()
+            self._update()
             self._save()
-
-    async def addresses(self) -> tuple[str, ...]:
-        """See Host."""
-        return await self.inner.addresses()
-
-    async def connect(self, address: PeerAddress) -> None:
-        """See Host."""
-        await self.inner.connect(address)
-
-    async def disconnect(self, peer: PeerId) -> None:
-        """See Host."""
-        await self.inner.disconnect(peer)
-
-    async def connections(self) -> tuple[Connection, ...]:
-        """See Host."""
-        return await self.inner.connections()
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """See Host. Raises Unreachable for bulk traffic that stands still."""
         self._up.require(traffic_of(protocol))
         return self._limited(await self.inner.open_stream(peer, protocol))
-
-    async def forget_failures(self) -> None:
-        """See Host."""
-        await self.inner.forget_failures()
 
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """See Host."""
@@ -124,18 +147,10 @@ class LimitedHost:
             self._up.require(traffic_of(protocol))
             await handler(self._limited(stream))
 
-        self.inner.set_handler(protocol, limited if self._is_any(protocol) else handler)
-
-    def events(self) -> AsyncIterator[HostEvent]:
-        """See Host."""
-        return self.inner.events()
-
-    def statistics(self) -> HostStatistics:
-        """See Host."""
-        return self.inner.statistics()
+        self.inner.set_handler(protocol, limited if self._can_limit(protocol) else handler)
 
     def limits(self) -> LimitsStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return LimitsStatistics(
             up_bytes_s=self._up.rate_bytes_s,
             down_bytes_s=self._down.rate_bytes_s,
@@ -146,28 +161,28 @@ class LimitedHost:
             stopped=self._up.bulk_off,
         )
 
-    def _is_any(self, protocol: str) -> bool:
-        """Whether anything can ever limit this protocol; what is unlimited is not wrapped and costs nothing."""
+    def _can_limit(self, protocol: str) -> bool:
+        """Whether anything can ever limit this protocol; an unlimited one is not wrapped and costs nothing."""
         is_bulk = traffic_of(protocol) is TrafficClass.BULK
         return self._limits.has_rates or (is_bulk and self._limits.month_bytes is not None)
 
     def _limited(self, stream: Stream) -> Stream:
-        if not self._is_any(stream.protocol):
+        if not self._can_limit(stream.protocol):
             return stream
         return LimitedStream(stream, traffic_of(stream.protocol), self._up, self._down)
 
-    async def _keep_books(self) -> None:
+    async def _account(self) -> None:
         loop = asyncio.get_running_loop()
         saved_s = loop.time()
         while True:
-            await asyncio.sleep(LOOK_S)
-            self._look()
+            await asyncio.sleep(UPDATE_S)
+            self._update()
             if loop.time() - saved_s >= SAVE_S:
                 saved_s = loop.time()
                 await asyncio.to_thread(self._save)
 
-    def _look(self) -> None:
-        """Count what moved, and let hold what the schedule and the quota say now."""
+    def _update(self) -> None:
+        """Count the bytes that moved, and apply the rates of the schedule and the quota."""
         now, total = self._local_now(), self.inner.statistics()
         up, down = total.bytes_up - self._counted[0], total.bytes_down - self._counted[1]
         self._counted = total.bytes_up, total.bytes_down
@@ -182,7 +197,7 @@ class LimitedHost:
         self._down.set(caps.down_bytes_s, bulk_off)
 
     def _save(self) -> None:
-        """A disk that fails costs the count, not the network."""
+        """Save the month's count; a disk that fails costs the count, not the network."""
         month = self._month
         if month == self._saved:
             return
@@ -194,5 +209,5 @@ class LimitedHost:
 
 
 def traffic_of(protocol: str) -> TrafficClass:
-    """The class of a protocol."""
+    """Return the class of a protocol's traffic."""
     return TrafficClass.BULK if protocol.startswith(BULK) else TrafficClass.CONTROL

@@ -16,14 +16,14 @@ _FILE_MAX_BYTES = 256
 
 
 class Month(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was used since `begin` (ISO date)."""
+    """Bytes that were used since `begin` (ISO date)."""
 
     begin: str
     up_bytes: int
     down_bytes: int
 
     def add(self, up_bytes: int, down_bytes: int, today: date, start_day: int) -> "Month":
-        """More was used. A new month begins at 0; a clock that is set back begins none."""
+        """Add used bytes. A new month begins at 0; a clock that is set back begins none."""
         begin = month_begin(today, start_day).isoformat()
         if begin > self.begin:
             return Month(begin, up_bytes, down_bytes)
@@ -31,19 +31,19 @@ class Month(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 def month_begin(today: date, start_day: int) -> date:
-    """The last `start_day` (1 to 28) that is not after `today`."""
+    """Return the last `start_day` (1 to 28) that is not after `today`."""
     if today.day >= start_day:
         return today.replace(day=start_day)
     return (today.replace(day=1) - timedelta(days=1)).replace(day=start_day)
 
 
 def month_end(begin: date) -> date:
-    """The day on which the next month begins."""
+    """Return the day on which the next month begins."""
     return (begin.replace(day=1) + timedelta(days=32)).replace(day=begin.day)
 
 
 def quota_reason(month: Month, quota_bytes: int | None) -> str:
-    """Why bulk traffic stands still; empty while there is some quota left."""
+    """Return why bulk traffic stands still; empty while some quota is left."""
     if quota_bytes is None or month.up_bytes + month.down_bytes < quota_bytes:
         return ""
     end = month_end(date.fromisoformat(month.begin))
@@ -51,7 +51,7 @@ def quota_reason(month: Month, quota_bytes: int | None) -> str:
 
 
 def load_month(path: Path, today: date, start_day: int) -> Month:
-    """What was saved; a damaged file counts from 0 and is logged. Raises DiskFault."""
+    """Read the saved month; a damaged file counts from 0 and is logged. Raises DiskFault."""
     fresh = Month(month_begin(today, start_day).isoformat(), 0, 0)
     try:
         data = read_whole(path, max_bytes=_FILE_MAX_BYTES)
@@ -66,5 +66,5 @@ def load_month(path: Path, today: date, start_day: int) -> Month:
 
 
 def save_month(path: Path, month: Month) -> None:
-    """Whole or not at all. Raises DiskFault."""
+    """Save the month, whole or not at all. Raises DiskFault."""
     write_whole(path, codec.encode(month))

@@ -1,4 +1,4 @@
-"""Wait for tokens: one direction of one host on the event loop."""
+"""The wait for tokens on the event loop, for one direction of one host."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ _SOONEST_S = 0.001
 
 
 class Pacer:
-    """Everything that goes one way asks here first. Without a rate it costs one comparison."""
+    """Paces all bytes of one direction. Without a rate it costs one comparison."""
 
     def __init__(self) -> None:
         self.bulk_off = ""
@@ -23,7 +23,7 @@ class Pacer:
 
     @property
     def rate_bytes_s(self) -> float | None:
-        """None: no limit."""
+        """Bytes per second; None: no limit."""
         return None if self._bucket is None else self._bucket.rate_bytes_s
 
     @property
@@ -32,7 +32,7 @@ class Pacer:
         return None if self._bucket is None else int(self._bucket.piece_bytes / WIRE_OVERHEAD)
 
     def set(self, rate_bytes_s: float | None, bulk_off: str) -> None:
-        """What holds from now on; who waits is let through or told why not."""
+        """Change the rate and the reason why bulk is off; waiting traffic passes or fails with that reason."""
         if (rate_bytes_s, bulk_off) == (self.rate_bytes_s, self.bulk_off):
             return
         self.bulk_off = bulk_off
@@ -70,7 +70,7 @@ class Pacer:
             raise Unreachable(self.bulk_off)
 
     def _grant(self) -> None:
-        """Let through whoever can go, and come back for the next."""
+        """Grant every ticket that has its tokens, and schedule the next grant."""
         if self._bucket is None:
             return
         loop = asyncio.get_running_loop()

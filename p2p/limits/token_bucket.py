@@ -1,4 +1,4 @@
-"""Token buckets, and who gets the tokens: control before bulk, peers in equal shares. Pure; time is given.
+"""Token buckets, and the order of grants: control before bulk, peers in equal shares. Pure; time is an argument.
 
 The law, held by property tests: in any window of T seconds at most `rate * T + burst` bytes are granted.
 """
@@ -24,7 +24,7 @@ class TrafficClass(IntEnum):
 
 
 class Bucket:
-    """`rate_bytes_s` flow in, at most `burst_bytes` stay. It starts full. Tokens need not be bytes."""
+    """A token bucket: `rate_bytes_s` flow in, `burst_bytes` fit. It starts full. Tokens need not be bytes."""
 
     def __init__(self, rate_bytes_s: float, burst_bytes: float, now_s: float) -> None:
         self.rate_bytes_s = rate_bytes_s
@@ -33,7 +33,7 @@ class Bucket:
         self._at_s = now_s
 
     def level(self, now_s: float) -> float:
-        """Tokens that are there; time never goes back."""
+        """Return the tokens in the bucket; time never goes back."""
         if now_s > self._at_s:
             self._level = min(self.burst_bytes, self._level + (now_s - self._at_s) * self.rate_bytes_s)
             self._at_s = now_s
@@ -47,7 +47,7 @@ class Bucket:
         return True
 
     def ready_s(self, size_bytes: float, now_s: float) -> float:
-        """When `size_bytes` will be there, if nobody else takes them. Never earlier than `now_s`."""
+        """Return when `size_bytes` will be there if nothing else uses them. Never earlier than `now_s`."""
         lacking = min(size_bytes, self.burst_bytes) - self.level(now_s)
         return now_s + max(0.0, lacking / self.rate_bytes_s)
 
@@ -72,7 +72,7 @@ class PeerRateLimit:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A wish for tokens."""
+    """A request for tokens."""
 
     peer: Hashable
     traffic: TrafficClass
@@ -81,7 +81,7 @@ class Ticket:
 
 
 class Turns:
-    """Those who wait in one class: the peer that got the fewest bytes is next (start-time fair queueing)."""
+    """Waiting tickets of one class: the peer that got the fewest bytes is next (start-time fair queueing)."""
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[Ticket]] = {}
@@ -89,17 +89,17 @@ class Turns:
         self._clock = 0.0
 
     def add(self, ticket: Ticket) -> None:
-        """At the end of its peer's queue. A peer that was away does not save up turns."""
+        """Append to the queue of the ticket's peer. A peer that was away does not save up turns."""
         self._queues.setdefault(ticket.peer, deque()).append(ticket)
         self._tags[ticket.peer] = max(self._tags.get(ticket.peer, 0.0), self._clock)
 
     def first(self) -> Ticket | None:
-        """Who is next."""
+        """Return the ticket that is next."""
         peer = min(self._queues, key=self._tags.__getitem__, default=None)
         return None if peer is None else self._queues[peer][0]
 
     def pop(self, ticket: Ticket) -> None:
-        """It was granted."""
+        """Remove a granted ticket and charge its peer."""
         self._clock = self._tags[ticket.peer]
         self._tags[ticket.peer] += ticket.size_bytes
         self.drop(ticket)
@@ -107,7 +107,7 @@ class Turns:
             del self._tags[peer]
 
     def drop(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more."""
+        """Remove a ticket that is not waited for any more."""
         queue = self._queues.get(ticket.peer, deque())
         if ticket in queue:
             queue.remove(ticket)
@@ -122,23 +122,23 @@ class FairBucket:
         burst = max(_BURST_LOWEST_BYTES, rate_bytes_s * BURST_S)
         self.rate_bytes_s = rate_bytes_s
         self.piece_bytes = int(min(_PIECE_LARGEST_BYTES, burst / 4))
-        """The largest wish; small enough that a wish of control waits for at most one of bulk."""
+        """Largest request; small enough that a request of control waits for at most one of bulk."""
         self._all = Bucket(rate_bytes_s, burst, now_s)
         self._bulk = Bucket(rate_bytes_s * BULK_SHARE, burst / 2, now_s)
         self._turns = {traffic: Turns() for traffic in TrafficClass}
 
     def ask(self, peer: Hashable, traffic: TrafficClass, size_bytes: float) -> Ticket:
-        """Queue a wish of at most `piece_bytes` (more is granted like that much)."""
+        """Queue a request of at most `piece_bytes` (more is granted like that much)."""
         ticket = Ticket(peer, traffic, min(size_bytes, self._bulk.burst_bytes))
         self._turns[traffic].add(ticket)
         return ticket
 
     def drop(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more."""
+        """Remove a ticket that is not waited for any more."""
         self._turns[ticket.traffic].drop(ticket)
 
     def grant(self, now_s: float) -> list[Ticket]:
-        """All wishes that can be met now."""
+        """Grant and return all tickets whose tokens are there."""
         granted: list[Ticket] = []
         for traffic in TrafficClass:
             while (ticket := self._turns[traffic].first()) is not None:
@@ -150,7 +150,7 @@ class FairBucket:
         return granted
 
     def next_s(self, now_s: float) -> float | None:
-        """When `grant` is worth a call; None: nobody waits."""
+        """Return when `grant` is worth a call; None: no ticket waits."""
         for traffic in TrafficClass:
             ticket = self._turns[traffic].first()
             if ticket is not None:

@@ -38,14 +38,13 @@ class SecureStream:
         """The other end, proved by its certificate; not the relay."""
         self.protocol = protocol
         """Protocol of the stream inside the circuit; the accepting end sets it when the initiator named it."""
+        self.relay = inner.peer
+        """The peer that passes the frames on."""
+        self.close = inner.close
+        self.reset = inner.reset
         self._inner = inner
         self._tls = tls
         self._plaintext = bytearray(received)
-
-    @property
-    def relay(self) -> PeerId:
-        """The peer that passes the frames on."""
-        return self._inner.peer
 
     async def read_exactly(self, size: int) -> bytes:
         """Read `size` bytes. Raises Unreachable when the stream ends before."""
@@ -61,14 +60,6 @@ class SecureStream:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), RECORDS_BYTES):
             await write_frame(self._inner, self._tls.seal(view[start : start + RECORDS_BYTES]))
-
-    async def close(self) -> None:
-        """End our side in good order."""
-        await self._inner.close()
-
-    def reset(self) -> None:
-        """Drop the stream now."""
-        self._inner.reset()
 
 
 async def handshake(inner: Stream, credentials: Credentials, protocol: str, *, client: bool) -> SecureStream:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from atoll.p2p.nat.candidates import CandidateAddresses, race
 from atoll.p2p.nat.held_circuits import HeldCircuits
@@ -55,56 +56,47 @@ class UpgradeSchedule:
         self._due[peer] = (now + pause_s * self._rng.uniform(0.8, 1.2), pause_s)
 
 
+@dataclass(frozen=True, slots=True)
 class CircuitUpgrades:
     """Replaces held circuits by direct connections where it can."""
 
-    def __init__(
-        self,
-        dialer: RouteDialer,
-        direct: DirectPeers,
-        held: HeldCircuits,
-        schedule: UpgradeSchedule,
-        *,
-        now: Callable[[], float],
-        end_circuits: Callable[[PeerId], None],
-    ) -> None:
-        """`end_circuits`: ends all circuits and the streams in them."""
-        self._dialer = dialer
-        self._direct = direct
-        self._held = held
-        self._schedule = schedule
-        self._now = now
-        self._end_circuits = end_circuits
-        self._in_progress: set[PeerId] = set()
+    dialer: RouteDialer
+    direct: DirectPeers
+    held: HeldCircuits
+    schedule: UpgradeSchedule
+    now: Callable[[], float]
+    end_circuits: Callable[[PeerId], None]
+    """Ends all circuits to a peer and the streams in them."""
+    _in_progress: set[PeerId] = field(default_factory=set, init=False)
 
     async def serve(self) -> None:
         """Begin what is due, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await asyncio.sleep(_TICK_S)
-                now = self._now()
-                for peer in self._held.peers():
-                    if not self._schedule.is_due(peer, now):
+                now = self.now()
+                for peer in self.held.peers():
+                    if not self.schedule.is_due(peer, now):
                         continue
-                    if peer in self._direct:
+                    if peer in self.direct:
                         # The grace is over: a stream that still uses the relay would cost its bytes for ever.
-                        self._end_circuits(peer)
+                        self.end_circuits(peer)
                     elif self._is_ours(peer) and len(self._in_progress) < UPGRADES_AT_ONCE:
-                        self._schedule.postpone(peer, now)
+                        self.schedule.postpone(peer, now)
                         if peer not in self._in_progress:
                             self._in_progress.add(peer)
                             group.create_task(self._upgrade(peer))
 
     def _is_ours(self, peer: PeerId) -> bool:
-        return any(held.is_ours for held in self._held.circuits_to(peer))
+        return any(held.is_ours for held in self.held.circuits_to(peer))
 
     async def _upgrade(self, peer: PeerId) -> None:
-        candidates = self._dialer.known_candidates(peer)
+        candidates = self.dialer.known_candidates(peer)
         try:
             # First a second relay, so that the end of the first one does not end the connection.
             if len(candidates.through) < CIRCUITS_PER_PEER:
                 await self._hold_second(peer, candidates)
-            if attempts := self._dialer.direct_attempts(peer, candidates):
+            if attempts := self.dialer.direct_attempts(peer, candidates):
                 await race(attempts)
                 log.info("the relayed connection to %s is direct now", short(peer))
         except Unreachable as error:
@@ -114,6 +106,6 @@ class CircuitUpgrades:
 
     async def _hold_second(self, peer: PeerId, candidates: CandidateAddresses) -> None:
         try:
-            await self._dialer.hold_circuit(peer, candidates)
+            await self.dialer.hold_circuit(peer, candidates)
         except Unreachable as error:
             log.debug("no second relay: %s", error)

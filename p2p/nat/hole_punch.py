@@ -7,6 +7,7 @@ libp2p DCUtR; ours needs one public peer, not four observers, and no relayed con
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -33,23 +34,16 @@ class PunchFailed(Unreachable):
     """The rendezvous worked, the hole did not open: worth another try after the back-off."""
 
 
+@dataclass(frozen=True, slots=True)
 class HolePuncher:
     """Asks helpers for punches, and dials when a punch begins."""
 
-    def __init__(
-        self,
-        host: Host,
-        run: RunId,
-        identity: Identity,
-        public_addresses: Callable[[], tuple[str, ...]],
-        rng: random.Random,
-    ) -> None:
-        """`public_addresses`: where anybody may dial us; empty behind a NAT."""
-        self._host = host
-        self._run = run
-        self._identity = identity
-        self._public_addresses = public_addresses
-        self._rng = rng
+    host: Host
+    run: RunId
+    identity: Identity
+    public_addresses: Callable[[], tuple[str, ...]]
+    """Where anybody may dial us; empty behind a NAT."""
+    rng: random.Random
 
     async def punch(self, target: PeerId, helpers: Sequence[PeerId]) -> bool:
         """Connect to `target` with the help of one of `helpers`. Raises PunchFailed, Unreachable.
@@ -66,14 +60,14 @@ class HolePuncher:
                 if attempt + 1 == TRIES:
                     raise PunchFailed(str(error)) from error
             # The random part keeps two nodes that failed together from colliding at every later try.
-            await asyncio.sleep(BACKOFF_S + self._rng.uniform(0.0, 0.5))
+            await asyncio.sleep(BACKOFF_S + self.rng.uniform(0.0, 0.5))
         raise Unreachable("no rendezvous")
 
     async def _attempt(self, target: PeerId, helper: PeerId) -> bool:
-        ours = self._public_addresses()
+        ours = self.public_addresses()
         # The nonce lets the target refuse a helper that replays this punch later.
-        punch = sign_punch(self._run, self._identity, target, self._rng.randbytes(16), ours)
-        coming = await request(self._host, helper, punch, Coming)
+        punch = sign_punch(self.run, self.identity, target, self.rng.randbytes(16), ours)
+        coming = await request(self.host, helper, punch, Coming)
         maddrs = punch_addresses(coming.claims, coming.seen, bool(ours))
         if not maddrs:
             raise Unreachable(f"{short(target)} cannot be punched: its network lets no UDP out")
@@ -86,7 +80,7 @@ class HolePuncher:
         """Dial our half of the punch. Raises Unreachable."""
         try:
             async with asyncio.timeout(DIAL_S):
-                await self._host.connect(PeerAddress(target, tuple(maddrs)))
+                await self.host.connect(PeerAddress(target, tuple(maddrs)))
         except (Unreachable, TimeoutError) as error:
             raise Unreachable(f"{_DIAL_FAILED} of {short(target)}: {error or 'no answer'}") from error
 

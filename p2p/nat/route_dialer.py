@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.p2p.host.endpoint import is_global
 from atoll.p2p.host.interface import Host, PeerAddress
@@ -73,51 +73,42 @@ class DirectPeers:
         self._on_change(peer)
 
 
+@dataclass(slots=True)
 class RouteDialer:
     """Tries the ways to a peer. Also the NatNode: it knows where we are reached and dials when summoned."""
 
-    def __init__(
-        self,
-        base: Host,
-        options: RouteOptions,
-        *,
-        direct: DirectPeers,
-        held: HeldCircuits,
-        puncher: HolePuncher,
-        survey: ReachabilitySurvey,
-    ) -> None:
-        self._base = base
-        self._options = options
-        self._direct = direct
-        self._held = held
-        self._puncher = puncher
-        self._survey = survey
-        self._summoned: set[PeerId] = set()
-        self._local_addresses: dict[PeerId, tuple[str, ...]] = {}
-        self.group: asyncio.TaskGroup | None = None
-        """Owner of the tasks that begin here; None unless the host is served."""
+    base: Host
+    options: RouteOptions
+    direct: DirectPeers
+    held: HeldCircuits
+    puncher: HolePuncher
+    survey: ReachabilitySurvey
+    group: asyncio.TaskGroup | None = field(default=None, init=False)
+    """Owner of the tasks that begin here; None unless the host is served."""
+    _summoned: set[PeerId] = field(default_factory=set, init=False)
+    _local_addresses: dict[PeerId, tuple[str, ...]] = field(default_factory=dict, init=False)
 
     def reach(self) -> Reach:
         """See NatNode."""
-        return self._survey.verdict.reach
+        return self.survey.verdict.reach
 
     def is_relay(self) -> bool:
         """See NatNode."""
-        return self._options.relay is not None
+        return self.options.relay is not None
 
     def public_addresses(self) -> tuple[str, ...]:
         """See NatNode."""
-        return self._survey.public_addresses()
+        return self.survey.public_addresses()
 
     def schedule_dial(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
         """See NatNode: our half of a punch that `peer` asked for."""
-        if self._options.relay_only:
+        if self.options.relay_only:
             raise Unreachable("this node is reached through relays only")
         if not maddrs:
             raise Unreachable("no address that can be punched")
         if self.group is None:
             raise Unreachable("this node is stopping")
-        if peer in self._direct or peer in self._summoned:
+        if peer in self.direct or peer in self._summoned:
             return
         if len(self._summoned) >= SUMMONS_AT_ONCE:
             raise Unreachable("too many punches at once")
@@ -130,31 +121,31 @@ class RouteDialer:
         if candidates.direct and self._may_dial(peer):
             attempts["direct"] = Attempt(0.0, lambda: self._dial(peer, candidates.direct))
         # Not after the dial has failed: most peers are behind NATs, and a dial to them takes long to fail.
-        if self.helpers(candidates) and not self._options.relay_only:
+        if self.helpers(candidates) and not self.options.relay_only:
             attempts["punched"] = Attempt(0.0, lambda: self._punch(peer, candidates))
         return attempts
 
     def helpers(self, candidates: CandidateAddresses) -> list[PeerId]:
         """Peers that may bring us together: those that the peer names, then public peers of ours, relays first."""
         relays = self.known_relays()
-        named = [peer for peer in candidates.through if peer != self._base.peer_id]
-        ours = [peer for peer in self._direct.dialled if peer in self._direct]
+        named = [peer for peer in candidates.through if peer != self.base.peer_id]
+        ours = [peer for peer in self.direct.dialled if peer in self.direct]
         ours.sort(key=lambda peer: peer not in relays)
         return list(dict.fromkeys((*named, *ours)))[: 2 * RENDEZVOUS]
 
     def known_relays(self) -> set[PeerId]:
         """Connected peers that said that they relay."""
-        return {peer for peer, seen in self._survey.observations.items() if seen.relays}
+        return {peer for peer, seen in self.survey.observations.items() if seen.relays}
 
     async def hold_circuit(self, peer: PeerId, candidates: CandidateAddresses) -> None:
         """Hold a circuit through the first relay that gives one. Raises Unreachable with each relay's failure."""
-        used = {held.relay for held in self._held.circuits_to(peer)}
+        used = {held.relay for held in self.held.circuits_to(peer)}
         relays = [helper for helper in self.helpers(candidates) if helper not in used]
         await race(staggered(relays, lambda relay: self._hold_through(relay, peer, candidates)))
 
     def known_candidates(self, peer: PeerId) -> CandidateAddresses:
         """Where a relayed peer might be reached directly: its relays, and its addresses in a network of ours."""
-        relays: dict[PeerId, tuple[str, ...]] = {held.relay: () for held in self._held.circuits_to(peer)}
+        relays: dict[PeerId, tuple[str, ...]] = {held.relay: () for held in self.held.circuits_to(peer)}
         return CandidateAddresses(self._local_addresses.get(peer, ()), relays)
 
     def forget(self, peer: PeerId) -> None:
@@ -162,34 +153,34 @@ class RouteDialer:
         self._local_addresses.pop(peer, None)
 
     def _may_dial(self, peer: PeerId) -> bool:
-        return not self._options.relay_only or peer in self._options.trusted
+        return not self.options.relay_only or peer in self.options.trusted
 
     async def _dial(self, peer: PeerId, maddrs: Sequence[str]) -> None:
-        await self._base.connect(PeerAddress(peer, tuple(maddrs)))
-        self._direct.set_connected(peer, True)
+        await self.base.connect(PeerAddress(peer, tuple(maddrs)))
+        self.direct.set_connected(peer, True)
         # The address of the live connection, not one that we tried: only that one certainly leads there.
-        for connection in await self._base.connections():
-            is_outside = connection.peer == peer and self._options.is_outside(connection.maddr)
+        for connection in await self.base.connections():
+            is_outside = connection.peer == peer and self.options.is_outside(connection.maddr)
             # A punched peer answered only because its router had a hole for us; others could not dial it.
-            if is_outside and peer not in self._direct.punched:
-                self._direct.dialled[peer] = connection.maddr
+            if is_outside and peer not in self.direct.punched:
+                self.direct.dialled[peer] = connection.maddr
 
     async def _punch(self, peer: PeerId, candidates: CandidateAddresses) -> None:
         try:
-            is_punched = await self._puncher.punch(peer, await self._connected_helpers(candidates))
+            is_punched = await self.puncher.punch(peer, await self._connected_helpers(candidates))
         except PunchFailed:
-            self._survey.on_punch(peer, worked=False)
+            self.survey.on_punch(peer, worked=False)
             raise
         if is_punched:
             # Before the peer counts as connected: its first event must show the right path.
-            self._direct.punched.add(peer)
-            self._survey.on_punch(peer, worked=True)
-        self._direct.set_connected(peer, True)
+            self.direct.punched.add(peer)
+            self.survey.on_punch(peer, worked=True)
+        self.direct.set_connected(peer, True)
 
     async def _connected_helpers(self, candidates: CandidateAddresses) -> list[PeerId]:
         """Helpers that we are connected to; only if there is none, those that can be dialled."""
         helpers = self.helpers(candidates)
-        connected = [helper for helper in helpers if helper in self._direct]
+        connected = [helper for helper in helpers if helper in self.direct]
         if not connected:
             async with asyncio.TaskGroup() as group:
                 dials = {helper: group.create_task(self._reach_helper(helper, candidates)) for helper in helpers}
@@ -199,37 +190,37 @@ class RouteDialer:
     async def _dial_summoner(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
         if is_hole:
             # Before the dial: the other side's packets may get in before ours are answered.
-            self._direct.punched.add(peer)
+            self.direct.punched.add(peer)
         try:
-            await self._puncher.dial(peer, maddrs)
+            await self.puncher.dial(peer, maddrs)
         except Unreachable as error:
             log.debug("%s", error)
-            if peer not in self._direct:
-                self._direct.punched.discard(peer)
+            if peer not in self.direct:
+                self.direct.punched.discard(peer)
             return
         finally:
             self._summoned.discard(peer)
         if is_hole:
-            self._survey.on_punch(peer, worked=True)
-        self._direct.set_connected(peer, True)
+            self.survey.on_punch(peer, worked=True)
+        self.direct.set_connected(peer, True)
 
     async def _hold_through(self, relay: PeerId, peer: PeerId, candidates: CandidateAddresses) -> None:
         async with asyncio.timeout(RELAY_S):
             if not await self._reach_helper(relay, candidates):
                 raise Unreachable(f"relay {short(relay)} is out of reach")
-            stream: SecureStream = await self._held.open(peer, relay)
+            stream: SecureStream = await self.held.open(peer, relay)
         if self.group is None:
             stream.reset()
             raise Unreachable("this node is stopping")
         # Kept for later tries: two laptops that meet in one network connect directly there.
-        local = tuple(maddr for maddr in candidates.direct if not self._options.is_outside(maddr))
+        local = tuple(maddr for maddr in candidates.direct if not self.options.is_outside(maddr))
         self._local_addresses[peer] = local
-        self._held.hold(stream)
-        self.group.create_task(self._held.keep_alive(stream), name="held circuit")
+        self.held.hold(stream)
+        self.group.create_task(self.held.keep_alive(stream), name="held circuit")
 
     async def _reach_helper(self, helper: PeerId, candidates: CandidateAddresses) -> bool:
         """Whether we are connected to a helper, after a dial to where the peer says that the helper is."""
-        if helper in self._direct:
+        if helper in self.direct:
             return True
         maddrs = candidates.through.get(helper, ())
         # A node that hides dials only peers that it trusts: any peer may name itself as the relay of another.

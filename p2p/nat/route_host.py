@@ -16,7 +16,6 @@ from atoll.p2p.host.interface import (
     Host,
     HostEvent,
     HostRestarted,
-    HostStatistics,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
@@ -75,6 +74,9 @@ class RouteHost:
     ) -> None:
         """`base`: the transport; this wrapper owns its `serve`."""
         self._base = base
+        self.peer_id = base.peer_id
+        self.forget_failures = base.forget_failures
+        self.statistics = base.statistics  # circuits are streams of the base too
         self._options = options or RouteOptions()
         self._clocks = clocks or Clocks()
         rng = rng or random.SystemRandom()
@@ -95,8 +97,8 @@ class RouteHost:
             is_outside=self._options.is_outside,
         )
         self._dialer = RouteDialer(
-            base,
-            self._options,
+            base=base,
+            options=self._options,
             direct=self._direct,
             held=self._held,
             puncher=HolePuncher(base, run, identity, self.survey.public_addresses, rng),
@@ -104,21 +106,16 @@ class RouteHost:
         )
         self._schedule = UpgradeSchedule(rng)
         self._upgrades = CircuitUpgrades(
-            self._dialer,
-            self._direct,
-            self._held,
-            self._schedule,
+            dialer=self._dialer,
+            direct=self._direct,
+            held=self._held,
+            schedule=self._schedule,
             now=self._clocks.now,
             end_circuits=self._end_circuits,
         )
         self._relay = Relay(base, run, self._options.relay, self._clocks.now) if self._options.relay else None
         NatServer(base, run, self._dialer, self._options.probe, self._options.is_outside, self._clocks)
         self._acceptor = CircuitAcceptor(base, run, credentials, self._handlers, self._is_welcome, on_fault)
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Our PeerID."""
-        return self._base.peer_id
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Serve the base, and everything that keeps routes good, until cancelled."""
@@ -192,10 +189,6 @@ class RouteHost:
             return await self._base.open_stream(peer, protocol)
         return await self._held.open_stream(peer, protocol)
 
-    async def forget_failures(self) -> None:
-        """See Host."""
-        await self._base.forget_failures()
-
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`, on direct streams and in circuits."""
         self._handlers[protocol] = handler
@@ -204,10 +197,6 @@ class RouteHost:
     def events(self) -> Subscription:
         """All events from now on."""
         return self._announcer.subscribe()
-
-    def statistics(self) -> HostStatistics:
-        """Statistics of the base: circuits are streams of the base too."""
-        return self._base.statistics()
 
     def routes(self) -> RouteStatistics:
         """Return a snapshot for the status page."""

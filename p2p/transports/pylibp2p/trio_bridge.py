@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _End(Generic[T]):
-    """How a piece of work ended. A future with an error in it would complain when nobody waits any more."""
+    """Result or error of a piece of work. A future with an error would complain when nothing waits for it."""
 
     value: T
     error: Exception | None = None
@@ -78,7 +78,7 @@ _guests: dict[asyncio.AbstractEventLoop, Guest] = {}
 
 @contextlib.asynccontextmanager
 async def trio_guest() -> AsyncIterator[Guest]:
-    """The event loop's trio run, started by the first who enters and ended by the last who leaves."""
+    """Use the event loop's trio run: the first user starts it and the last one ends it."""
     guest = await _enter()
     try:
         await asyncio.wait((guest.up, guest.done), return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +92,7 @@ async def trio_guest() -> AsyncIterator[Guest]:
 
 
 async def wait_out(future: "asyncio.Future[Any]") -> None:
-    """Wait until `future` is done, whatever it is; a cancellation is raised only after that."""
+    """Wait until `future` is done; a cancellation is raised only after that."""
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
@@ -161,15 +161,15 @@ def _start(
     result: "asyncio.Future[_End[T]]",
 ) -> None:
     try:
-        nursery.start_soon(_settle, work, scope, result)
+        nursery.start_soon(_run_work, work, scope, result)
     except RuntimeError:  # the nursery has ended since
         result.set_result(_failed(Unreachable("the network stopped")))
 
 
-async def _settle(
+async def _run_work(
     work: Callable[[], Awaitable[T]], scope: trio.CancelScope, result: "asyncio.Future[_End[T]]"
 ) -> None:
-    """Run `work` and hand over its outcome, also when trio ends us."""
+    """Run `work` and set its outcome, also when trio cancels this task."""
     end: _End[T] = _failed(Unreachable("the network stopped"))
     try:
         with scope:

@@ -11,8 +11,7 @@ from atoll.p2p.blobs.blob_exchange import Blobs
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, Window, read_limits
-from atoll.p2p.limits.limited_host import LimitedHost, traffic_of
-from atoll.p2p.limits.limited_stream import LimitedStream
+from atoll.p2p.limits.limited_host import LimitedHost, LimitedStream, traffic_of
 from atoll.p2p.limits.monthly_quota import load_month
 from atoll.p2p.limits.pacer import WIRE_OVERHEAD
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
@@ -314,15 +313,13 @@ def test_a_disk_that_fails_costs_the_count_not_the_network(tmp_path: Path, caplo
 
 
 def test_a_host_that_cannot_start_says_so_itself(tmp_path: Path) -> None:
-    class Broken:
-        def statistics(self):
-            return MemoryNetwork().host(Identity(b"\x05" * 32).peer_id).statistics()
-
-        async def serve(self, ready) -> None:
-            raise LocalFault("port in use")
+    async def broken(ready) -> None:
+        raise LocalFault("port in use")
 
     async def main() -> None:
-        host = LimitedHost(Broken(), read_limits(CAP), tmp_path / "month")
+        inner = MemoryNetwork().host(Identity(b"\x05" * 32).peer_id)
+        inner.serve = broken
+        host = LimitedHost(inner, read_limits(CAP), tmp_path / "month")
         with pytest.raises(LocalFault, match="port in use"):
             await host.serve(lambda: None)
 
