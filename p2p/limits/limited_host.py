@@ -122,7 +122,7 @@ class LimitedHost:
         try:
             if self._is_started:
                 ready()
-                await self._keep_books()
+                await self._account()
             async with asyncio.TaskGroup() as group:
                 accounting = group.create_task(self._account())
                 try:
