@@ -19,46 +19,29 @@ from atoll.cli.sim.swarm import measure_idle, play, prepare, set_up
 from atoll.node.runs.presets import NAMES
 from atoll.p2p.system.atomic_files import write_whole
 
+_PATH = click.Path(path_type=Path)
+
 
 @click.command("sim")
 @click.option(
-    "-n", "--nodes", default=4, show_default=True, type=click.IntRange(1, 16), help="Nodes from the start."
+    "-n", "--nodes", default=4, show_default=True, type=click.IntRange(1, 16), help="Nodes at the start."
 )
-@click.option(
-    "--rounds", default=None, type=click.IntRange(2, 10_000), help="Outer rounds; default: the preset's."
-)
-@click.option(
-    "--steps",
-    default=None,
-    type=click.IntRange(1, 1000),
-    help="Inner steps of every round; default: the preset's.",
-)
+@click.option("--rounds", type=click.IntRange(2, 10_000), help="Outer rounds; default: the preset's.")
+@click.option("--steps", type=click.IntRange(1, 1000), help="Inner steps of every round; default: the preset's.")
 @click.option("--seed", default=1, show_default=True, help="Decides data order, victims and times.")
 @click.option("--preset", "preset_name", default="tiny", show_default=True, type=click.Choice(NAMES))
-@click.option(
-    "--holders", default=0, show_default=True, help="Nodes that train each expert of a mixture; 0: all nodes."
-)
+@click.option("--holders", default=0, show_default=True, help="Nodes that train each expert; 0: all nodes.")
 @click.option("--fragments", default=1, type=click.IntRange(1), metavar="P", help=FRAGMENTS_HELP)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="As of `run new`; the last word.")
 @click.option("--data", default="builtin:shakespeare", show_default=True, help="Data source of the run.")
-@click.option(
-    "--from-hf",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Weights and tokenizer of a Hugging Face folder.",
-)
+@click.option("--from-hf", type=_PATH, metavar="DIR", help="Weights and tokenizer of a Hugging Face folder.")
 @click.option("--upcycle", metavar=UPCYCLE_FORM, help="Make experts of its feed-forward.")
 @click.option("--kill", is_flag=True, help="SIGKILL one node in the first half; it comes back.")
 @click.option("--late-join", is_flag=True, help="One more node joins half way.")
-@click.option(
-    "--reduce-above",
-    default=None,
-    type=click.IntRange(1, 16),
-    help="Rounds with more contributors than this are reduced; default: the preset's.",
-)
+@click.option("--reduce-above", type=click.IntRange(1, 16), help="Contributors above which rounds are reduced.")
 @click.option("--baselines", is_flag=True, help="Also train the reference arms at equal tokens.")
-@click.option("--dir", "folder", default=None, type=click.Path(path_type=Path), help="Keep homes and logs here.")
-@click.option("--json", "json_file", default=None, type=click.Path(path_type=Path), help="Write the report here.")
+@click.option("--dir", "folder", type=_PATH, help="Keep homes and logs here.")
+@click.option("--json", "json_file", type=_PATH, help="Write the report here.")
 @click.option("--timeout", "timeout_s", default=900.0, show_default=True, help="Give up after so many seconds.")
 def sim(folder: Path | None, json_file: Path | None, timeout_s: float, **options: Any) -> None:
     """Start a swarm of real nodes on loopback, watch it train, and check its promises.

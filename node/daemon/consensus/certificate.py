@@ -1,9 +1,9 @@
-"""Proof that a round is final with a state, from the RunSpec alone: the ledger's own entries, nothing more.
+"""Certificate that a round is final with a state: ledger entries that prove it from the RunSpec alone.
 
-Of every round up to it: the proposal that was decided, a quorum of votes for it, and the contributions that it
-names. The deciders of a round are the authors of the final set of the round before, so a proof goes back to round
-0, which the run's owner decides. So it is as good as the deciders: for a false one a quorum of those of some round
-must have signed it, and where a final set has a single author, that one decides the next (docs/threat-model.md).
+It holds, for every round up to that one, the decided proposal, a quorum of votes for it, and the contributions
+that it names. The voters of a round are the authors of the final set of the round before, so a certificate goes
+back to round 0, which the run's owner decides. It is as good as the voters: a false one needs the signatures of a
+quorum of some round's voters; a final set with a single author leaves them to that one (docs/threat-model.md).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +21,8 @@ from atoll.protocols.run.run_spec import RunSpec
 
 VERSION = 1
 MEMBER_ROUNDS = 16
-"""Who is in none of so many newest final sets is no member any more. One set would not do: a user pauses one node
-after the other, and the last round may be a single node's."""
+"""A member is an author in at least one of this many newest final sets. One set would not do: a user pauses one
+node after the other, and the last round may be a single node's."""
 PROOF_MAX_BYTES = 1 << 30
 
 EntriesOf = Callable[[int], Sequence[Entry]]
@@ -30,28 +30,28 @@ EntriesOf = Callable[[int], Sequence[Entry]]
 
 
 class FinalProof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Entries, round by round, from round 0."""
+    """The encoded certificate: signed entries, round by round, from round 0."""
 
     version: int
     rounds: tuple[tuple[bytes, ...], ...]
 
 
 class Proven(NamedTuple):
-    """What a proof proves."""
+    """The facts that a certificate proves."""
 
     round: Round
     state: Digest
-    """Of Θ after this round."""
+    """Digest of Θ_final after this round."""
     members: tuple[PeerId, ...]
-    """Authors of the newest MEMBER_ROUNDS final sets, rising."""
+    """Authors of the newest MEMBER_ROUNDS final sets, sorted."""
     known: frozenset[PeerId]
     """Authors of the final sets of all rounds up to it."""
     entries: Mapping[PeerId, int]
-    """So many entries an author's feed has at least."""
+    """The number of entries that each author's feed has at least."""
 
     @property
     def needed(self) -> int:
-        """A quorum of the members."""
+        """The size of a quorum of the members."""
         return quorum(len(self.members))
 
 
@@ -62,48 +62,49 @@ class _Decided(NamedTuple):
 
     @property
     def authors(self) -> set[PeerId]:
-        """Of the contributions of the set, as in `finality`."""
+        """Authors of the set's contributions: the voters of the next round."""
         return self.book.authors_of(self.proposal.contributions)
 
 
 def gather(spec: RunSpec, last: int, entries_of: EntriesOf) -> bytes:
-    """The proof of round `last`. Raises ConfigError where the ledger has none."""
-    deciders: tuple[PeerId, ...] = (spec.owner,)
+    """The encoded certificate of round `last`. Raises ConfigError where the ledger has none."""
+    voters: tuple[PeerId, ...] = (spec.owner,)
     rounds = []
     for number in range(last + 1):
         entries = [entry for entry in entries_of(number) if is_lawful(spec, entry)]
-        found = _decided(entries, number, deciders)
+        found = _decided(entries, number, voters)
         if found is None:
             raise ConfigError(
                 f"the ledger here does not prove that round {number} is final",
                 hint="start the node for a moment: it gets what is missing from the others",
             )
         by_name = {entry.id: entry for entry in entries}
-        rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, deciders))))
-        deciders = order(spec.id, number + 1, found.authors)
+        rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, voters))))
+        voters = order(spec.id, number + 1, found.authors)
     return codec.encode(FinalProof(VERSION, tuple(rounds)))
 
 
 def proven(spec: RunSpec, data: bytes) -> Proven:
-    """What it proves of this run. Raises DecodeError, SignatureFault."""
+    """The facts that an encoded certificate proves of this run. Raises DecodeError, SignatureFault."""
     proof = codec.decode(data, FinalProof, max_bytes=PROOF_MAX_BYTES)
     if proof.version != VERSION or not 1 <= len(proof.rounds) <= spec.outer.rounds:
         raise DecodeError(f"a proof of version {proof.version}, or not of the run's rounds")
-    deciders: tuple[PeerId, ...] = (spec.owner,)
+    voters: tuple[PeerId, ...] = (spec.owner,)
     found: _Decided | None = None
     sets: list[set[PeerId]] = []
     lengths: dict[PeerId, int] = {}
     for number, signed in enumerate(proof.rounds):
-        if len(signed) > 1 + quorum(len(deciders)) + 2 * MAX_SET:  # contributions and Reductions
+        # A proposal, its votes, at most MAX_SET contributions and as many Reductions: before any signature.
+        if len(signed) > 1 + quorum(len(voters)) + 2 * MAX_SET:
             raise DecodeError(f"more entries than round {number} has")
         entries = [decode_entry(entry, spec.id) for entry in signed]
         for entry in entries:
             lengths[entry.author] = max(lengths.get(entry.author, 0), entry.seq + 1)
-        found = _decided([entry for entry in entries if is_lawful(spec, entry)], number, deciders)
+        found = _decided([entry for entry in entries if is_lawful(spec, entry)], number, voters)
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
         sets.append(found.authors)
-        deciders = order(spec.id, number + 1, sets[-1])
+        voters = order(spec.id, number + 1, sets[-1])
     assert found is not None
     members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
     known = frozenset[PeerId]().union(*sets)
@@ -111,27 +112,27 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
 
 
 def read_proof(spec: RunSpec, data: bytes, where: object) -> Proven:
-    """The same of a file of ours. Raises ConfigError."""
+    """The facts that the certificate in a file of ours proves; `where` names the file. Raises ConfigError."""
     try:
         return proven(spec, data)
     except PeerFault as error:
         raise ConfigError(f"{where} is no proof of a final round of this run: {error}") from error
 
 
-def _decided(entries: Iterable[Entry], number: int, deciders: tuple[PeerId, ...]) -> _Decided | None:
-    """None too where something that the set names is not there."""
+def _decided(entries: Iterable[Entry], number: int, voters: tuple[PeerId, ...]) -> _Decided | None:
+    """The decided proposal with all that its set names, from the entries about a round; None without them."""
     book = Book()
     for entry in entries:
         if not isinstance(entry.body, Leave) and entry.body.round == number:
             book, _ = record(book, entry.id, entry.author, entry.body)
-    found = decided(book, deciders)
+    found = decided(book, voters)
     if found is None or book.unknown(found[1].contributions):
         return None
     return _Decided(*found, book)
 
 
-def _names(found: _Decided, deciders: tuple[PeerId, ...]) -> set[Digest]:
-    """Entry ids of what proves a round, with no more votes than are needed."""
-    votes = [found.book.votes.get((peer, found.proposal.ballot)) for peer in deciders]
+def _names(found: _Decided, voters: tuple[PeerId, ...]) -> set[Digest]:
+    """Ids of the entries that prove a round: proposal, set, and no more votes than a quorum."""
+    votes = [found.book.votes.get((peer, found.proposal.ballot)) for peer in voters]
     given = [vote[0] for vote in votes if vote is not None and vote[1].proposal == found.entry]
-    return {found.entry, *given[: quorum(len(deciders))], *found.proposal.contributions}
+    return {found.entry, *given[: quorum(len(voters))], *found.proposal.contributions}
