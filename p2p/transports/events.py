@@ -1,4 +1,4 @@
-"""Host events to any number of subscribers, each with a bounded queue."""
+"""The events of a host, delivered to any number of subscribers, each with a bounded queue."""
 
 import asyncio
 import weakref
@@ -10,7 +10,7 @@ _QUEUE_EVENTS = 1024
 
 
 class Subscription:
-    """Events since it was made. A reader that is slower than the queue loses the oldest."""
+    """Iterates over the events since its creation. A reader that is slower than the queue loses the oldest."""
 
     def __init__(self) -> None:
         self._events: deque[HostEvent] = deque()
@@ -25,7 +25,7 @@ class Subscription:
         self._wake.set()
 
     def end(self) -> None:
-        """No more events will come."""
+        """End the iteration after the queued events."""
         self._ended = True
         self._wake.set()
 
@@ -42,23 +42,23 @@ class Subscription:
 
 
 class Announcer:
-    """Hands every event to all live subscriptions; one that nobody holds any more is forgotten."""
+    """Hands every event to all live subscriptions; it does not keep a subscription alive."""
 
     def __init__(self) -> None:
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
 
     def subscribe(self) -> Subscription:
-        """A new subscription, from now on."""
+        """Return a subscription to all events from now on."""
         subscription = Subscription()
         self._subscriptions.add(subscription)
         return subscription
 
     def announce(self, event: HostEvent) -> None:
-        """Queue `event` everywhere."""
+        """Queue `event` at every subscription."""
         for subscription in tuple(self._subscriptions):
             subscription.push(event)
 
     def end(self) -> None:
-        """The host is gone."""
+        """End all subscriptions: the host has stopped."""
         for subscription in tuple(self._subscriptions):
             subscription.end()

@@ -1,9 +1,10 @@
-"""Run one handler on one inbound stream, so that nothing it does reaches the host.
+"""Inbound streams: how many of them are admitted, and a handler run so that its errors do not reach the host.
 
 Good return: the stream is closed in good order. Anything else: it is reset. PeerFault goes to `on_fault`.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from atoll.p2p.host.interface import Handler, Stream
@@ -21,16 +22,16 @@ STREAMS_IN_ALL = 2048
 LINGER_S = 10.0
 """A responder that closes waits this long for the initiator's end."""
 LINGER_BYTES = 4 * 1024 * 1024
-"""… and reads over at most so many bytes."""
+"""… and discards at most so many bytes."""
 
 
 def log_fault(peer: PeerId, fault: PeerFault) -> None:
-    """Where no reputation is kept."""
+    """Log a fault of a peer; for hosts that keep no reputation."""
     log.warning("peer %s: %s", short(peer), fault.line())
 
 
 async def run_handler(stream: Stream, handler: Handler, on_fault: OnFault) -> None:
-    """Serve `stream`. Raises nothing but a cancellation."""
+    """Run `handler` on `stream` and end the stream. Raises nothing but a cancellation."""
     try:
         await handler(stream)
         await stream.close()
@@ -45,23 +46,22 @@ async def run_handler(stream: Stream, handler: Handler, on_fault: OnFault) -> No
 
 
 class Admission:
-    """Counts inbound streams per peer, so that no peer takes all of them."""
+    """Counts inbound streams per peer, so that no peer uses up all of them."""
 
     def __init__(self) -> None:
-        self._streams: dict[PeerId, int] = {}
+        self._streams: Counter[PeerId] = Counter()
         self._total = 0
 
     def enter(self, peer: PeerId) -> bool:
         """Whether one more stream of `peer` may be served; if so it must `leave`."""
-        held = self._streams.get(peer, 0)
-        if held >= STREAMS_PER_PEER or self._total >= STREAMS_IN_ALL:
+        if self._streams[peer] >= STREAMS_PER_PEER or self._total >= STREAMS_IN_ALL:
             return False
-        self._streams[peer] = held + 1
+        self._streams[peer] += 1
         self._total += 1
         return True
 
     def leave(self, peer: PeerId) -> None:
-        """One stream of `peer` is over."""
+        """Release the place of one stream of `peer`."""
         self._total -= 1
         self._streams[peer] -= 1
         if not self._streams[peer]:

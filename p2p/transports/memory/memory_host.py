@@ -71,7 +71,7 @@ class MemoryHost(HostBase):
             self._announcer.end()
 
     async def addresses(self) -> tuple[str, ...]:
-        """Our address in this network. Raises Unreachable while dead."""
+        """Return our address in this network. Raises Unreachable while dead."""
         self._require_alive()
         return (self.maddr,)
 
@@ -92,7 +92,7 @@ class MemoryHost(HostBase):
             return target is not None
 
         try:
-            if not await self._ask(address.peer, greet):
+            if not await self._request(address.peer, greet):
                 raise Unreachable(f"nobody answers for {short(address.peer)}")
             self._require_alive()
             target = self._network.living(address.peer)
@@ -131,7 +131,7 @@ class MemoryHost(HostBase):
             raise Unreachable(f"not connected to {short(peer)}")
         stream = self._stream(peer, protocol, initiator=True)
         try:
-            if not await self._ask(peer, lambda: self._offer(stream)):
+            if not await self._request(peer, lambda: self._offer(stream)):
                 raise Unreachable(f"{short(peer)} does not speak {protocol}")
             if peer not in self._links:
                 raise Unreachable(f"lost {short(peer)}")
@@ -141,7 +141,7 @@ class MemoryHost(HostBase):
         return stream
 
     async def forget_failures(self) -> None:
-        """Nothing to do: this transport dials whenever it is asked to."""
+        """Do nothing: this transport has no back-off of its own."""
 
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a connection to `peer` exists on this side."""
@@ -208,8 +208,8 @@ class MemoryHost(HostBase):
         self._streams.add(stream)
         return stream
 
-    async def _ask(self, peer: PeerId, question: Callable[[], bool]) -> bool:
-        """Call `question` at `peer` and return its answer. Raises Unreachable on silence."""
+    async def _request(self, peer: PeerId, query: Callable[[], bool]) -> bool:
+        """Call `query` at `peer` and return its answer. Raises Unreachable on silence."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def receive(reply: bool) -> None:
@@ -217,7 +217,7 @@ class MemoryHost(HostBase):
                 answer.set_result(reply)
 
         def at_peer() -> None:
-            reply = question() if not answer.done() else False
+            reply = query() if not answer.done() else False
             self._network.send(peer, self.peer_id, 0, lambda: receive(reply))
 
         self._network.send(self.peer_id, peer, 0, at_peer)

@@ -85,7 +85,7 @@ class _Direction:
 
 
 class MemoryNetwork:
-    """All hosts of one simulated world."""
+    """A simulated network and all its hosts."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class MemoryNetwork:
         self._knocks: dict[tuple[PeerId, PeerId], float] = {}
 
     def host(self, peer: PeerId, *, on_fault: OnFault = log_fault) -> MemoryHost:
-        """A new host; one that served under the same PeerID before is replaced. Raises LocalFault if it lives."""
+        """Return a new host; a dead one of the same PeerID is replaced. Raises LocalFault if it lives."""
         old = self._hosts.get(peer)
         if old is not None and old.alive:
             raise LocalFault(f"a host {short(peer)} runs already")
@@ -125,10 +125,10 @@ class MemoryNetwork:
         self._routers[peer] = router
 
     def knock(self, source: PeerId, target: PeerId) -> bool:
-        """`source` sends a first packet to `target`; whether the routers let it in.
+        """Send a first packet from `source` to `target`; whether the routers let it in.
 
         A port-keeping router lets a stranger in while its host has sent something to that stranger; a symmetric
-        one shows each stranger another port, so that nobody can answer but those whom its host dialled.
+        one maps each stranger to another port, so that only hosts that its own host dialled can answer.
         """
         now = asyncio.get_running_loop().time()
         self._knocks[source, target] = now

@@ -49,7 +49,7 @@ class MemoryStream(StreamBase):
         self.partner: MemoryStream | None = None
 
     async def read_exactly(self, size: int) -> bytes:
-        """`size` bytes. Raises Unreachable when the stream ends before."""
+        """Read `size` bytes. Raises Unreachable when the stream ends before."""
         self._wanted = size
         self._partner_changed()  # a read beyond the window makes room for its writer
         try:

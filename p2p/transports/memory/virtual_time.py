@@ -17,7 +17,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Stuck(RuntimeError):
-    """No timer, no ready callback, and the program has not ended: everybody waits for everybody."""
+    """No timer, no ready callback, and the program has not ended: a deadlock."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
@@ -45,11 +45,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual_s
 
     def create_future(self) -> "asyncio.Future[Any]":
-        """A future with a stable hash."""
+        """Return a future with a stable hash."""
         return _NumberedFuture(next(self._numbers), self)
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
-        """Run `func` now, in this thread: another thread would make the order of events a matter of luck."""
+        """Run `func` now, in this thread: with another thread the order of events would vary."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -85,14 +85,14 @@ class _NumberedFuture(asyncio.Future[Any]):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never waits: where the real one would sleep, the clock moves."""
+    """A selector that advances the clock where the real one would sleep."""
 
     def __init__(self, jump: Callable[[float], None]) -> None:
         super().__init__()
         self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Events that are there already; otherwise jump over `timeout` seconds."""
+        """Return the events that are ready; if there are none, jump over `timeout` seconds."""
         events = super().select(0)
         if events or timeout == 0:
             return events

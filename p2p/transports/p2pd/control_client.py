@@ -47,7 +47,7 @@ class P2pdControl:
             raise Unreachable(f"p2pd has another kind of identity: {error}") from error
 
     async def connect(self, peer: PeerId, maddrs: Iterable[str]) -> None:
-        """Dial; returns when a connection exists."""
+        """Dial a peer; returns when a connection exists."""
         try:
             raw = [Multiaddr(text).to_bytes() for text in maddrs]
         except Exception as error:  # multiaddr raises a dozen kinds
@@ -61,7 +61,7 @@ class P2pdControl:
         await self._request(self._pb.Request(type=self._pb.Request.DISCONNECT, disconnect=body))
 
     async def list_peers(self) -> tuple[tuple[PeerId, str], ...]:
-        """(peer, remote multiaddr) of every live connection with an Ed25519 peer."""
+        """Return (peer, remote multiaddr) of every live connection with an Ed25519 peer."""
         response = await self._request(self._pb.Request(type=self._pb.Request.LIST_PEERS))
         found = []
         for info in response.peers:
@@ -72,7 +72,7 @@ class P2pdControl:
         return tuple(found)
 
     async def register(self, protocol: str, socket_path: str) -> None:
-        """Inbound streams of `protocol` become connections to our Unix socket."""
+        """Let p2pd connect to our Unix socket for each inbound stream of `protocol`."""
         body = self._pb.StreamHandlerRequest(addr=_unix_maddr(socket_path), proto=[protocol], balanced=False)
         await self._request(self._pb.Request(type=self._pb.Request.STREAM_HANDLER, streamHandler=body))
 

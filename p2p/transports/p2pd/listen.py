@@ -1,4 +1,4 @@
-"""Listen addresses: that a port is free before p2pd starts, and which port 0 became."""
+"""Listen addresses: a check that their ports are free, and the port that 0 became."""
 
 import errno
 import socket
@@ -10,7 +10,7 @@ from atoll.protocols.errors import LocalFault
 
 
 def with_port(maddr: str, actual: tuple[str, ...]) -> str:
-    """`maddr` with port 0 replaced by the port that p2pd listens on."""
+    """Return `maddr` with port 0 replaced by the port that p2pd listens on."""
     wanted = endpoint_of(maddr)
     if wanted is None or wanted.port:
         return maddr
@@ -21,7 +21,7 @@ def with_port(maddr: str, actual: tuple[str, ...]) -> str:
 
 
 def require_free(maddrs: tuple[str, ...]) -> None:
-    """Raise LocalFault when another program listens there.
+    """Raise LocalFault when another program listens at one of `maddrs`.
 
     go-libp2p sets SO_REUSEPORT: a second p2pd of the same user would start and steal connections.
     """

@@ -133,7 +133,7 @@ class P2pdHost(HostBase):
         return self._adopt(peer, protocol, socket, initiator=True)
 
     async def forget_failures(self) -> None:
-        """Start p2pd anew when it is connected to nobody: only that ends go-libp2p's dial back-off."""
+        """Restart p2pd if it has no connection: nothing else ends go-libp2p's dial back-off."""
         if self._process is not None and not self._peers:
             self._is_stopping = True
             await self._process.stop()

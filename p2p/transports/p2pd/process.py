@@ -32,12 +32,12 @@ _TAIL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class P2pdOptions:
-    """What we ask of p2pd. Punching, relaying and what is announced are ours (`p2p/nat`), not p2pd's."""
+    """Options of p2pd. Punching, relaying and announced addresses are ours (`p2p/nat`), not p2pd's."""
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     """Port 0 is chosen once and kept over restarts."""
     port_map: bool = False
-    """UPnP and NAT-PMP."""
+    """Ask the router for a port (UPnP, NAT-PMP)."""
     connections_low: int = 96
     connections_high: int = 192
     idle_exit_s: int = 20
@@ -85,7 +85,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def _sweep(root: Path) -> None:
-    """Remove our folders whose owner was killed: nobody holds their lock, and it is not just being taken."""
+    """Remove our folders whose owner was killed: nobody holds their lock, and no new owner is about to lock it."""
     for lock_file in root.glob(f"{_PREFIX}*/{_LOCK_FILE}"):
         with contextlib.suppress(OSError), lock_file.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +131,7 @@ class P2pdProcess(asyncio.SubprocessProtocol):
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of p2pd."""
         assert self._transport is not None
         return self._transport.get_pid()
 
@@ -140,7 +140,7 @@ class P2pdProcess(asyncio.SubprocessProtocol):
         await asyncio.shield(self._exited)
 
     async def stop(self) -> None:
-        """End p2pd: politely, then not. Returns when it is reaped."""
+        """End p2pd with SIGTERM, then with SIGKILL. Returns when it is reaped."""
         if self._transport is None:
             return
         try:
@@ -152,7 +152,7 @@ class P2pdProcess(asyncio.SubprocessProtocol):
             self._transport.close()
 
     def last_words(self) -> str:
-        """What p2pd printed last, on one line."""
+        """Return the last output of p2pd on one line."""
         lines = [line for line in self.tail.decode(errors="replace").splitlines() if line.strip()]
         return " / ".join(lines[-3:])[-400:] or "no output"
 

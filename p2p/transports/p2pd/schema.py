@@ -1,4 +1,4 @@
-"""Where hivemind keeps p2pd, and the messages of p2pd's control socket.
+"""The p2pd executable inside the hivemind package, and the messages of p2pd's control socket.
 
 hivemind itself is never imported: its package pulls in torch. Its generated messages are loaded by file
 location into a descriptor pool of their own, because hivemind and py-libp2p both claim `crypto.pb` in
@@ -30,7 +30,7 @@ _MESSAGES = (
 
 
 def binary() -> Path:
-    """The p2pd executable of the installed hivemind. Raises LocalFault when there is none."""
+    """Return the p2pd executable of the installed hivemind. Raises LocalFault when there is none."""
     path = _hivemind_folder() / "hivemind_cli" / "p2pd"
     if not path.is_file():
         raise LocalFault(f"hivemind has no p2pd at {path}", hint="reinstall the hivemind wheel for this platform")
@@ -39,7 +39,7 @@ def binary() -> Path:
 
 @lru_cache(maxsize=1)
 def messages() -> Any:
-    """Classes of the control messages by name. Raises LocalFault when hivemind is not installed."""
+    """Return the classes of the control messages by name. Raises LocalFault when hivemind is not installed."""
     pool = _private_pool(_hivemind_folder() / "proto" / "p2pd_pb2.py")
     classes = {
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
@@ -56,7 +56,7 @@ def _hivemind_folder() -> Path:
 
 
 def _private_pool(generated: Path) -> descriptor_pool.DescriptorPool:
-    """Run generated code with a fresh default pool, and keep that pool."""
+    """Run generated code with a fresh default pool, and return that pool."""
     spec = importlib.util.spec_from_file_location(_MODULE, generated)
     if spec is None or spec.loader is None or not generated.is_file():
         raise LocalFault(f"hivemind has no {generated}", hint="reinstall hivemind")

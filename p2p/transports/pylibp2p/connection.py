@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S: Final = 10.0
 """From the first byte to an authenticated, multiplexed connection; also the name of a stream's protocol."""
 _NEGOTIATING: Final = 64
-"""Streams of one peer that have not said their protocol."""
-_GOODBYE_S: Final = 0.5
+"""Streams of one peer whose protocol is not agreed yet."""
+_GO_AWAY_S: Final = 0.5
 
 OnStream = Callable[["PeerConnection", str, Lane], Awaitable[None]]
 
 
 class Upgrader:
-    """Makes a Link of a TCP connection: Noise and yamux, nothing else is offered or taken."""
+    """Turns a TCP connection into a PeerConnection: Noise and yamux, nothing else is offered or accepted."""
 
     def __init__(self, seed: bytes, keepalive_s: float) -> None:
         """py-libp2p's defaults would also offer plaintext and secio."""
@@ -57,7 +57,7 @@ class Upgrader:
                 return await self._shake_hands(wire, maddr, expected)
         except Exception as error:  # py-libp2p and what it uses raise dozens of kinds on what a peer sends
             wire.abort()
-            raise Unreachable(f"no handshake: {_words(error)}") from error
+            raise Unreachable(f"no handshake: {_reason(error)}") from error
         except BaseException:
             wire.abort()
             raise
@@ -77,7 +77,7 @@ class Upgrader:
 
 
 class PeerConnection:
-    """A live connection. `run` owns all its tasks."""
+    """A live connection to one peer. `run` owns all its tasks."""
 
     def __init__(self, peer: PeerId, maddr: str, wire: TcpConnection, muxer: Muxer) -> None:
         self.peer = peer
@@ -99,14 +99,14 @@ class PeerConnection:
                         self._negotiating += 1
                         self.nursery.start_soon(self._inbound, lane, protocols, on_stream)
         except* Exception as error:  # a broken connection shows in a dozen ways, also while we are cancelled
-            log.debug("connection to %s ended: %s", self.peer, _words(error))
+            log.debug("connection to %s ended: %s", self.peer, _reason(error))
         finally:
             self.nursery = None
             self._muxer.event_shutting_down.set()
             self._wire.abort()
 
     async def open(self, protocol: str) -> Lane:
-        """A stream that speaks `protocol`. Raises Unreachable."""
+        """Open a stream of `protocol`. Raises Unreachable."""
         try:
             lane = await self._muxer.open_lane()
             try:
@@ -119,18 +119,18 @@ class PeerConnection:
         except Unreachable:
             raise
         except Exception as error:
-            raise Unreachable(f"no stream of {protocol}: {_words(error)}") from error
+            raise Unreachable(f"no stream of {protocol}: {_reason(error)}") from error
         return lane
 
     async def close(self) -> None:
-        """Say goodbye, if that is possible soon, and end."""
-        self._wire.stall_s = _GOODBYE_S
-        with trio.move_on_after(_GOODBYE_S):
+        """Send a go-away frame if that is possible soon, and end."""
+        self._wire.stall_s = _GO_AWAY_S
+        with trio.move_on_after(_GO_AWAY_S):
             await self._muxer.send_frame(FRAME.pack(0, TYPE_GO_AWAY, 0, 0, GO_AWAY_NORMAL))
         self.cut()
 
     def cut(self) -> None:
-        """End now."""
+        """End the connection now."""
         self._wire.abort()
         self._scope.cancel()
 
@@ -146,7 +146,7 @@ class PeerConnection:
             talk = MultiselectCommunicator(lane)  # type: ignore[arg-type]  # it reads and writes, nothing else
             name, _ = await protocols.negotiate(talk, ceil(HANDSHAKE_S))
         except Exception as error:
-            log.debug("stream of %s names no protocol: %s", self.peer, _words(error))
+            log.debug("stream of %s names no protocol: %s", self.peer, _reason(error))
             return await lane.drop()
         finally:
             self._negotiating -= 1
@@ -154,7 +154,7 @@ class PeerConnection:
 
 
 async def _propose(lane: Lane, protocol: str) -> None:
-    """multistream-select in one round trip; py-libp2p's client takes two."""
+    """Agree on `protocol` by multistream-select in one round trip; py-libp2p's client needs two."""
     await lane.write(encode_delim(MULTISELECT_PROTOCOL_ID.encode()) + encode_delim(protocol.encode()))
     talk = MultiselectCommunicator(lane)  # type: ignore[arg-type]
     for expected in (MULTISELECT_PROTOCOL_ID, protocol):
@@ -162,8 +162,8 @@ async def _propose(lane: Lane, protocol: str) -> None:
             raise Unreachable(f"the peer does not serve {protocol} ({answer[:40]!r})")
 
 
-def _words(error: BaseException) -> str:
-    """The innermost reason on one line."""
+def _reason(error: BaseException) -> str:
+    """Return the innermost reason on one line."""
     while isinstance(error, BaseExceptionGroup) or error.__cause__ is not None:
         inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
         assert inner is not None

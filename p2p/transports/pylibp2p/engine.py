@@ -7,6 +7,7 @@ Its Noise, multistream-select and yamux are.
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -27,7 +28,7 @@ from atoll.protocols.ids import PeerId
 log = logging.getLogger(__name__)
 
 _HANDSHAKES: Final = 64
-"""Inbound connections whose handshake is not over, from everywhere …"""
+"""Inbound connections whose handshake is not over, from all IP addresses …"""
 _HANDSHAKES_PER_HOST: Final = 16
 """… and from one IP address; more are hung up."""
 _LINKS_PER_PEER: Final = 4
@@ -60,16 +61,16 @@ class Callbacks:
 
 
 class Engine:
-    """One life of the node's network. `run` owns all its tasks."""
+    """The network of one node from its start to its death. `run` owns all its tasks."""
 
-    def __init__(self, upgrader: Upgrader, protocols: Sequence[str], most: int, callbacks: Callbacks) -> None:
-        """`most`: connected peers; further inbound ones are hung up."""
+    def __init__(self, upgrader: Upgrader, protocols: Sequence[str], peers_max: int, callbacks: Callbacks) -> None:
+        """`peers_max`: connected peers; further inbound ones are closed."""
         self.peer_id = upgrader.peer_id
         self._upgrader = upgrader
-        self._max = most
+        self._peers_max = peers_max
         self._callbacks = callbacks
         self._links: dict[PeerId, list[PeerConnection]] = {}
-        self._shaking: dict[str, int] = {}
+        self._handshaking: Counter[str] = Counter()
         self._multiselect = Multiselect({TProtocol(name): None for name in (*protocols, IDENTIFY)})
         self.nursery: trio.Nursery | None = None
         self.maddrs: tuple[str, ...] = ()
@@ -97,11 +98,11 @@ class Engine:
                 listener.socket.close()
 
     def add_protocol(self, protocol: str) -> None:
-        """Peers may open streams of it from now on."""
+        """Let peers open streams of `protocol` from now on."""
         self._multiselect.add_handler(TProtocol(protocol), None)
 
     def links(self, peer: PeerId | None = None) -> tuple[PeerConnection, ...]:
-        """Live connections, to one peer or to all."""
+        """Return the live connections, to one peer or to all."""
         if peer is not None:
             return tuple(self._links.get(peer, ()))
         return tuple(link for links in self._links.values() for link in links)
@@ -112,12 +113,12 @@ class Engine:
             raise Unreachable("that is our own PeerID")
         if address.peer in self._links:
             return
-        places, reasons = _places(address.maddrs)
+        addresses, reasons = _dialable(address.maddrs)
         with trio.move_on_after(_DIAL_S):
-            link = await self._race(address.peer, places, reasons)
+            link = await self._race(address.peer, addresses, reasons)
             if link is not None:
                 return self._adopt(link)
-        raise Unreachable("; ".join(reasons) or ("no answer" if places else "no address"))
+        raise Unreachable("; ".join(reasons) or ("no answer" if addresses else "no address"))
 
     async def close(self, peer: PeerId) -> None:
         """End all connections to a peer."""
@@ -126,24 +127,26 @@ class Engine:
                 self._forget(link)
                 nursery.start_soon(link.close)
 
-    async def _race(self, peer: PeerId, places: "Sequence[_Place]", reasons: list[str]) -> PeerConnection | None:
-        """The first address that answers as `peer`; each gets a lead over the next."""
+    async def _race(
+        self, peer: PeerId, addresses: "Sequence[_TcpAddress]", reasons: list[str]
+    ) -> PeerConnection | None:
+        """Connect to the first address that answers as `peer`; each gets a lead over the next."""
         winners: list[PeerConnection] = []
         kept: PeerConnection | None = None
         try:
             async with trio.open_nursery() as nursery:
 
-                async def attempt(place: _Place, failed: trio.Event) -> None:
+                async def attempt(target: _TcpAddress, failed: trio.Event) -> None:
                     try:
-                        winners.append(await self._dial_one(place, peer))
+                        winners.append(await self._dial_one(target, peer))
                         nursery.cancel_scope.cancel()
                     except Unreachable as error:
-                        reasons.append(f"{place.maddr}: {error}")
+                        reasons.append(f"{target.maddr}: {error}")
                         failed.set()
 
-                for place in places:
+                for target in addresses:
                     failed = trio.Event()
-                    nursery.start_soon(attempt, place, failed)
+                    nursery.start_soon(attempt, target, failed)
                     with trio.move_on_after(_DIAL_LEAD_S):
                         await failed.wait()
             kept = winners[0] if winners else None
@@ -153,9 +156,9 @@ class Engine:
                     late.cut()
         return kept
 
-    async def _dial_one(self, place: "_Place", peer: PeerId) -> PeerConnection:
+    async def _dial_one(self, target: "_TcpAddress", peer: PeerId) -> PeerConnection:
         try:
-            stream = await trio.open_tcp_stream(place.host, place.port)
+            stream = await trio.open_tcp_stream(target.host, target.port)
         except OSError as error:
             raise Unreachable(f"cannot connect: {_reason(error)}") from error
         return await self._upgrader.link(stream, peer)
@@ -170,29 +173,29 @@ class Engine:
                 log.debug("a connection could not be accepted: %s", error)
                 await trio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            if sum(self._shaking.values()) >= _HANDSHAKES or self._shaking.get(host, 0) >= _HANDSHAKES_PER_HOST:
+            if self._handshaking.total() >= _HANDSHAKES or self._handshaking[host] >= _HANDSHAKES_PER_HOST:
                 stream.socket.close()
                 continue
-            self._shaking[host] = self._shaking.get(host, 0) + 1
-            self.nursery.start_soon(self._welcome, stream, host)
+            self._handshaking[host] += 1
+            self.nursery.start_soon(self._upgrade, stream, host)
 
-    async def _welcome(self, stream: trio.SocketStream, host: str) -> None:
+    async def _upgrade(self, stream: trio.SocketStream, host: str) -> None:
         try:
             link = await self._upgrader.link(stream, None)
         except Unreachable as error:
             log.debug("a connection from %s came to nothing: %s", host, error)
             return
         finally:
-            self._shaking[host] -= 1
-            if not self._shaking[host]:
-                del self._shaking[host]
-        if link.peer == self.peer_id or (link.peer not in self._links and len(self._links) >= self._max):
+            self._handshaking[host] -= 1
+            if not self._handshaking[host]:
+                del self._handshaking[host]
+        if link.peer == self.peer_id or (link.peer not in self._links and len(self._links) >= self._peers_max):
             link.cut()
         else:
             self._adopt(link)
 
     def _adopt(self, link: PeerConnection) -> None:
-        """From here the link lives until it ends by itself."""
+        """Count the connection as live; it is served until it ends."""
         if self.nursery is None:
             return link.cut()
         mine = self._links.setdefault(link.peer, [])
@@ -237,15 +240,15 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TcpAddress:
     maddr: str
     host: str
     port: int
 
 
-def _places(maddrs: Sequence[str]) -> tuple[list[_Place], list[str]]:
-    """What we can dial, at most _DIALS of them in random order of what is too many, and why not the rest."""
-    places, reasons = [], []
+def _dialable(maddrs: Sequence[str]) -> tuple[list[_TcpAddress], list[str]]:
+    """Return the addresses that we can dial, at most _DIALS at random, and why the others are left out."""
+    addresses, reasons = [], []
     for maddr in maddrs:
         try:
             parts = str(Multiaddr(maddr)).split("/")
@@ -253,16 +256,16 @@ def _places(maddrs: Sequence[str]) -> tuple[list[_Place], list[str]]:
             reasons.append(f"{maddr[:100]!r}: not a multiaddr: {error}")
             continue
         if len(parts) == 5 and parts[1] in ("ip4", "ip6", "dns", "dns4", "dns6") and parts[3] == "tcp":
-            places.append(_Place(maddr, parts[2], int(parts[4])))
+            addresses.append(_TcpAddress(maddr, parts[2], int(parts[4])))
         else:
             reasons.append(f"{maddr}: py-libp2p dials plain TCP only")
-    if len(places) > _DIALS:
-        places = random.sample(places, _DIALS)
-    return places, reasons
+    if len(addresses) > _DIALS:
+        addresses = random.sample(addresses, _DIALS)
+    return addresses, reasons
 
 
 def _reason(error: OSError) -> str:
-    """Trio puts the reasons of several attempts into a group behind the error it raises."""
+    """Return the first reason: trio puts those of several attempts into a group behind the error."""
     cause = error.__cause__
     while isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]

@@ -21,7 +21,7 @@ _ANSWER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a peer may know about us, and where we see it."""
+    """The facts about us that a peer may know, and where we see it."""
 
     public_key: bytes
     maddrs: Sequence[str]

@@ -1,4 +1,4 @@
-"""What can be asked of the py-libp2p transport, and why the rest is refused. Imports nothing heavy."""
+"""Options of the py-libp2p transport, and the reasons why other features are refused. Imports nothing heavy."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _REFUSED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PyLibp2pOptions:
-    """What works. Multiaddrs without `/p2p/…`."""
+    """Options that py-libp2p supports. Multiaddrs without `/p2p/…`."""
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     """TCP only. Port 0 is chosen once and kept over restarts."""
@@ -28,12 +28,12 @@ class PyLibp2pOptions:
 
 
 def unsupported(features: Iterable[str]) -> list[str]:
-    """One reason per wished feature that this transport has not; features carry the names of P2pdOptions."""
+    """Return one reason for each feature that this transport lacks; features carry the names of P2pdOptions."""
     return [f"{name}: {_REFUSED[name]}; use the p2pd transport" for name in features if name in _REFUSED]
 
 
 def refused_listen(maddrs: Iterable[str]) -> list[str]:
-    """One reason per listen address that is no plain TCP address."""
+    """Return one reason for each listen address that is no plain TCP address."""
     return [f"{maddr}: {_REFUSED['quic']}" for maddr in maddrs if "/udp/" in maddr] + [
         f"{maddr}: it listens on /ip4/…/tcp/… or /ip6/…/tcp/…"
         for maddr in maddrs

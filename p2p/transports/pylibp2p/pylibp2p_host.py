@@ -73,7 +73,7 @@ class PyLibp2pHost(HostBase):
             self._announcer.end()
 
     async def addresses(self) -> tuple[str, ...]:
-        """Where we may be dialled. Raises Unreachable while nothing is served."""
+        """Addresses at which we may be dialled. Raises Unreachable while nothing is served."""
         maddrs = self._live().maddrs
         return self._options.announce or tuple(one for maddr in maddrs for one in _interfaces(maddr))
 
@@ -114,7 +114,7 @@ class PyLibp2pHost(HostBase):
         return await guest.call(open_adopted, within=link.nursery, lost=lambda stream: stream.reset())
 
     async def forget_failures(self) -> None:
-        """Nothing to do: this transport dials whenever it is asked to."""
+        """Do nothing: this transport has no back-off of its own."""
 
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`, from now on and after every restart."""
@@ -150,7 +150,7 @@ class PyLibp2pHost(HostBase):
             await asyncio.sleep(restart_pause_s(deaths))
 
     async def _run_engine(self, ready: Callable[[tuple[str, ...]], None]) -> None:
-        """One life of the engine."""
+        """Run an engine until it dies."""
         from atoll.p2p.transports.pylibp2p.connection import Upgrader
         from atoll.p2p.transports.pylibp2p.engine import Callbacks, Engine
 
@@ -176,7 +176,7 @@ class PyLibp2pHost(HostBase):
             self._reset_streams()
 
     def _on_inbound(self, peer: PeerId, protocol: str, lane: "Lane") -> "PyLibp2pStream | None":
-        """In trio: a peer opened a stream of a protocol that we serve."""
+        """Serve a stream that a peer opened; called in trio."""
         if self._group is None or not self._admission.enter(peer):
             return None
         stream = self._adopt(peer, protocol, lane, initiator=False)
@@ -215,7 +215,7 @@ def _cannot_start(maddrs: tuple[str, ...], error: Exception) -> LocalFault:
 
 
 def _interfaces(maddr: str) -> tuple[str, ...]:
-    """`maddr`, or one address per interface when it listens on all of them."""
+    """Return `maddr`, or one address for each interface when it listens on all of them."""
     _, kind, host, _, port = maddr.split("/")
     if host not in ("0.0.0.0", "::"):
         return (maddr,)

@@ -30,11 +30,11 @@ class TcpConnection(ReadWriteCloser):
         self.stall_s = _STALL_S
 
     def established(self) -> None:
-        """The peer is authenticated: from here its multiplexer bounds what it sends."""
+        """Lift the byte budget: the peer is authenticated, and its multiplexer bounds what it sends."""
         self._budget = None
 
     async def read(self, n: int | None = None) -> bytes:
-        """`n` bytes. Raises ConnectionClosedError when they do not come or are too many."""
+        """Read `n` bytes. Raises ConnectionClosedError when they do not come or are too many."""
         wanted = n or 0
         if wanted > _MESSAGE_MAX_BYTES:
             raise self._gone(f"a message of {wanted} bytes")
@@ -45,7 +45,7 @@ class TcpConnection(ReadWriteCloser):
         return data
 
     async def write(self, data: bytes) -> None:
-        """All of `data`; no cancellation cuts it. Raises ConnectionClosedError."""
+        """Send all of `data`; no cancellation cuts it. Raises ConnectionClosedError."""
         with trio.CancelScope(deadline=trio.current_time() + self.stall_s, shield=True) as sending:
             try:
                 await self._stream.send_all(data)
@@ -55,7 +55,7 @@ class TcpConnection(ReadWriteCloser):
             raise self._gone(f"the peer takes nothing for {self.stall_s:.1f} s")
 
     async def close(self) -> None:
-        """Close the socket; whoever reads or writes is woken."""
+        """Close the socket; tasks that read or write are woken."""
         self.abort()
         await trio.lowlevel.checkpoint()
 
@@ -64,7 +64,7 @@ class TcpConnection(ReadWriteCloser):
         self._stream.socket.close()
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """py-libp2p asks for it in places that we do not use."""
+        """Part of py-libp2p's interface, needed in places that we do not use."""
         return None
 
     async def _receive(self) -> bytes:
@@ -86,19 +86,19 @@ class TcpConnection(ReadWriteCloser):
 
 
 def remote_maddr(stream: trio.SocketStream) -> str:
-    """The other end as we see it. Raises OSError when it left already."""
+    """Return the multiaddr of the other end. Raises OSError when it left already."""
     host, port = stream.socket.getpeername()[:2]
     return tcp_maddr(host, port)
 
 
 def tcp_maddr(host: str, port: int) -> str:
-    """Multiaddr text of a TCP endpoint; IPv4 inside IPv6 becomes IPv4, a zone is dropped."""
+    """Return the multiaddr of a TCP endpoint; IPv4 inside IPv6 becomes IPv4, a zone is dropped."""
     plain = host.partition("%")[0].removeprefix("::ffff:")
     return f"/ip6/{plain}/tcp/{port}" if ":" in plain else f"/ip4/{plain}/tcp/{port}"
 
 
 async def listen_on(maddr: str) -> trio.SocketListener:
-    """Listen on `/ip4|ip6/HOST/tcp/PORT`. Raises OSError.
+    """Return a listener on `/ip4|ip6/HOST/tcp/PORT`. Raises OSError.
 
     py-libp2p's own listener sets SO_REUSEPORT, so that a second node would steal our connections.
     """

@@ -39,8 +39,8 @@ _FRAME_BYTES: Final = 65535 - 16 - 12
 """Payload of a frame that fits one Noise message with its header."""
 _NEGOTIATION_BYTES: Final = 1024
 
-_LOOK_S: Final = 0.5
-"""A connection that breaks does not wake a writer without window; it looks up this often."""
+_RECHECK_S: Final = 0.5
+"""A connection that breaks does not wake a writer without window; the writer checks this often."""
 
 
 class Muxer(Yamux):
@@ -53,20 +53,20 @@ class Muxer(Yamux):
         self.stream_buffers = _Buffers(self._overrun)
 
     async def open_lane(self) -> "Lane":
-        """A new stream of ours. Raises Unreachable when 256 of them are open."""
+        """Open a stream. Raises Unreachable when 256 of them are open."""
         if not self.stream_backlog_semaphore.value:
             raise Unreachable("too many streams are open to this peer")
         with trio.CancelScope(shield=True):
             return Lane(self, await self.open_stream())
 
     async def accept_lane(self) -> "Lane":
-        """The peer's next stream. Raises MuxedConnUnavailable at the end of the connection."""
+        """Accept the peer's next stream. Raises MuxedConnUnavailable at the end of the connection."""
         stream = await self.accept_stream()
         assert isinstance(stream, YamuxStream)
         return Lane(self, stream)
 
     async def forget(self, stream: YamuxStream) -> None:
-        """Drop the books of a stream that is over, unless unread bytes lie there."""
+        """Drop the state of a stream that is over, unless it has unread bytes."""
         await self._finalize_stream(stream, fully_closed=True)
 
     async def send_frame(self, frame: bytes) -> None:
@@ -85,7 +85,7 @@ class Muxer(Yamux):
         return await super()._read_data_body(length)
 
     async def _measure_rtt_loop(self) -> None:
-        """Ping for ever; end the connection when no answer comes."""
+        """Ping until the end of the connection, and end it when no answer comes."""
         while not self.event_shutting_down.is_set():
             self._ping_id = (self._ping_id + 1) % (1 << 32)
             self._ping_event, self._ping_sent_time = trio.Event(), trio.current_time()
@@ -105,7 +105,7 @@ class Muxer(Yamux):
         return False
 
     def _overrun(self) -> None:
-        """A peer sent more than it may: the loop that reads ends after this frame."""
+        """End the connection after this frame: the peer sent more than it may."""
         self.event_shutting_down.set()
 
 
@@ -117,21 +117,21 @@ class Lane:
         self._stream = stream
         self._window = _WindowLock()
         self._granted = DEFAULT_WINDOW_SIZE
-        self._owed = 0
+        self._ungranted = 0
         self._given_up = False
         self._granted_at = trio.current_time()
-        # Who waits for window is woken by whoever releases the lock around it.
+        # A writer that waits for window is woken when the lock around the window is released.
         setattr(stream, "window_lock", self._window)  # noqa: B010 -- its type is a final class of trio
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to `n` bytes for the negotiation of a protocol. Raises IOException at the end."""
+        """Read up to `n` bytes for the negotiation of a protocol. Raises IOException at the end."""
         wanted = n or 0
         if wanted > _NEGOTIATION_BYTES:
             raise IOException(f"a protocol name of {wanted} bytes")
         data = await self.receive(wanted)
         if not data:
             raise IOException("the stream ended")
-        self._owed += len(data)
+        self._ungranted += len(data)
         return data
 
     async def receive(self, most: int | None = None) -> bytes:
@@ -151,21 +151,21 @@ class Lane:
                 self._muxer.stream_events[number] = trio.Event()
 
     async def grant(self, size: int) -> None:
-        """`size` bytes were used up; the peer may send as many again, more when it waits for us."""
-        self._owed += size
-        if self._owed < self._granted // 2 or self._stream.recv_closed:
+        """Let the peer send `size` bytes again; the window grows when the peer waits for us."""
+        self._ungranted += size
+        if self._ungranted < self._granted // 2 or self._stream.recv_closed:
             return
         now = trio.current_time()
         if now - self._granted_at < 4 * max(self._muxer.rtt(), 0.001) and self._granted < _WINDOW_MAX_BYTES // 2:
-            self._owed += self._granted
+            self._ungranted += self._granted
             self._granted *= 2
         self._granted_at = now
-        grant, self._owed = self._owed, 0
+        grant, self._ungranted = self._ungranted, 0
         self._stream.recv_window += grant
         await self._stream.send_window_update(grant)
 
     async def write(self, data: bytes) -> None:
-        """All of `data`, as the peer's window allows. Raises IOException.
+        """Send all of `data`, as the peer's window allows. Raises IOException.
 
         Not by way of yamux's own stream: it takes three more locks per frame, each a turn of the scheduler.
         """
@@ -177,12 +177,12 @@ class Lane:
             view = view[size:]
 
     def give_up(self) -> None:
-        """A writer need not wait any longer: the stream will be dropped."""
+        """End the wait of a writer: the stream will be dropped."""
         self._given_up = True
         self._window.changed.set()
 
     async def finish(self) -> None:
-        """Say that nothing follows."""
+        """End our side: nothing follows."""
         await self._stream.close()
 
     async def drop(self) -> None:
@@ -205,12 +205,12 @@ class Lane:
             if stream.send_window > 0:
                 return stream.send_window
             self._window.changed = trio.Event()
-            with trio.move_on_after(_LOOK_S):
+            with trio.move_on_after(_RECHECK_S):
                 await self._window.changed.wait()
 
 
 class _WindowLock:
-    """A lock that tells when it was released; trio's own cannot be derived from."""
+    """A lock that signals its release; trio's own class is final."""
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
@@ -237,7 +237,7 @@ class _Buffer(bytearray):
 
 
 class _Buffers(dict[int, bytearray]):
-    """Yamux puts a bytearray here for every stream; it becomes a bounded one."""
+    """The buffers of all streams; each bytearray that yamux stores here becomes a bounded one."""
 
     def __init__(self, overrun: Callable[[], None]) -> None:
         super().__init__()
