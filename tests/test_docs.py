@@ -92,6 +92,18 @@ def test_paths_exist():
     assert not wrong, "\n".join(wrong)
 
 
+def test_files_that_are_named_without_their_folder_exist():
+    """`machine.py` in a table of a room's modules, or `test_round.py`."""
+    there = {path.name for area in AREAS for path in (ROOT / area).rglob("*.py")}
+    wrong = [
+        f"{name_of(page)}: {name}"
+        for page in PAGES
+        for name in re.findall(r"`(\w+\.py)`", text_of(page))
+        if name not in there
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_modules_exist():
     wrong = []
     for page in PAGES:
