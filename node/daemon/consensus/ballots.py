@@ -64,23 +64,23 @@ class Book:
         ballots = [b for who, b in self.promises if who == author] + [b for who, b in self.votes if who == author]
         return max(ballots, default=None)
 
-    def firsts(self) -> dict[Ballot, tuple[Digest, Proposal]]:
+    def first_proposals(self) -> dict[Ballot, tuple[Digest, Proposal]]:
         """The proposal of each ballot; of two (equivocation) the one with the lower entry id."""
         found: dict[Ballot, tuple[Digest, Proposal]] = {}
         for name, proposal in sorted(self.proposals.items()):
             found.setdefault(proposal.ballot, (name, proposal))
         return found
 
-    def who_promised(self, voters: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+    def promised_by(self, voters: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
         """The voters that promised a ballot."""
         return {peer for peer in voters if (peer, ballot) in self.promises}
 
-    def who_answered(self, voters: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+    def answered_by(self, voters: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
         """The voters that promised a ballot, or voted in it."""
         return {peer for peer in voters if (peer, ballot) in self.promises or (peer, ballot) in self.votes}
 
 
-def order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, ...]:
+def voter_order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """Voters of a round in the order of their ballots: by BLAKE3(run, round, peer)."""
     # A hash, so that every node finds the same order by itself, and another peer is the first in each round.
 
@@ -102,7 +102,7 @@ def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:
     return voters[attempt % len(voters)]
 
 
-def record(book: Book, entry: Digest, author: PeerId, body: Body) -> tuple[Book, str]:
+def add_entry(book: Book, entry: Digest, author: PeerId, body: Body) -> tuple[Book, str]:
     """The book with one more entry, and the reason why the entry does not count; empty where it does."""
     match body:
         case Contribution() if any(who == author for who, _ in book.contributions.values()):
@@ -145,7 +145,7 @@ def _vote(book: Book, entry: Digest, author: PeerId, body: Vote) -> tuple[Book, 
     return replace(book, votes={**book.votes, (author, body.ballot): (entry, body)}), ""
 
 
-def bound_to(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> tuple[Digest, ...] | None:
+def bound_proposals(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> tuple[Digest, ...] | None:
     """The proposals before `ballot` that a quorum may have voted for, of the newest ballot with any; sorted.
 
     Empty: none can ever become final, and any set may be proposed. None: fewer than a quorum promised `ballot`, so
@@ -155,7 +155,7 @@ def bound_to(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> tuple[Di
     # promise in its feed. So votes that are not here can only come from voters that are silent: a proposal whose
     # votes and silent voters together are no quorum is lost for ever.
     needed, count = quorum(len(voters)), len(voters)
-    if len(book.who_promised(voters, ballot)) < needed:
+    if len(book.promised_by(voters, ballot)) < needed:
         return None
     found: dict[Ballot, list[Digest]] = {}
     votes = [vote for (peer, _), (_, vote) in book.votes.items() if peer in voters and vote.ballot < ballot]
@@ -180,7 +180,7 @@ def _can_win(book: Book, voters: tuple[PeerId, ...], proposal: Proposal) -> bool
     return owner_of(voters, proposal.ballot.attempt) == proposal.ballot.proposer and not book.is_void(proposal)
 
 
-def decided(book: Book, voters: tuple[PeerId, ...]) -> tuple[Digest, Proposal] | None:
+def decided_proposal(book: Book, voters: tuple[PeerId, ...]) -> tuple[Digest, Proposal] | None:
     """The proposal that a quorum voted for in its ballot, with its entry id; None while there is none."""
     for entry, proposal in sorted(book.proposals.items()):
         if not _can_win(book, voters, proposal):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from atoll.node.daemon.consensus.ballots import Book, decided, order, quorum, record
+from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, quorum, voter_order
 from atoll.node.daemon.coordinator.contribution_index import is_lawful
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
@@ -80,7 +80,7 @@ def gather(spec: RunSpec, last: int, entries_of: EntriesOf) -> bytes:
             )
         by_name = {entry.id: entry for entry in entries}
         rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, voters))))
-        voters = order(spec.id, number + 1, found.authors)
+        voters = voter_order(spec.id, number + 1, found.authors)
     return codec.encode(FinalProof(VERSION, tuple(rounds)))
 
 
@@ -104,7 +104,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
         sets.append(found.authors)
-        voters = order(spec.id, number + 1, sets[-1])
+        voters = voter_order(spec.id, number + 1, sets[-1])
     assert found is not None
     members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
     known = frozenset[PeerId]().union(*sets)
@@ -124,8 +124,8 @@ def _decided(entries: Iterable[Entry], number: int, voters: tuple[PeerId, ...]) 
     book = Book()
     for entry in entries:
         if not isinstance(entry.body, Leave) and entry.body.round == number:
-            book, _ = record(book, entry.id, entry.author, entry.body)
-    found = decided(book, voters)
+            book, _ = add_entry(book, entry.id, entry.author, entry.body)
+    found = decided_proposal(book, voters)
     if found is None or book.unknown(found[1].contributions):
         return None
     return _Decided(*found, book)

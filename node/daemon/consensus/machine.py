@@ -9,13 +9,13 @@ first (`Live` ends the replay). Rules in words: docs/finality.md.
    it names more than half of what they have (vote_rule.py).
 3. When nothing becomes final, the next owner asks first.    Prepare, Promise, then 1 with a higher ballot
 
-A proposer with the promises of a quorum proposes what a quorum may have voted for before (`bound_to`), and voters
-count the promises themselves: two different sets can never both become final.
+A proposer with the promises of a quorum proposes what a quorum may have voted for before (`bound_proposals`), and
+voters count the promises themselves: two different sets can never both become final.
 """
 
 from dataclasses import replace
 
-from atoll.node.daemon.consensus.ballots import Book, decided, order, owner_of, record
+from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
 from atoll.node.daemon.consensus.proposer import prepare, propose
 from atoll.node.daemon.consensus.types import (
     Action,
@@ -71,7 +71,7 @@ def _apply_event(state: FinalityState, event: Event) -> Out:
             return replace(state, held=state.held | {entry}), []
         case RoundClosed(number, members):
             views = {**state.views, number: members}
-            return _ripen(replace(state, views=views, closed=max(state.closed, number))), []
+            return _note_stable(replace(state, views=views, closed=max(state.closed, number))), []
         case CheckDone(number, contributions, digest):
             if number != state.deciding:
                 return state, []
@@ -87,9 +87,9 @@ def _apply_event(state: FinalityState, event: Event) -> Out:
         case Live():
             return replace(state, live=True), []
         case Idle(idle, now):
-            return _ripen(replace(state, idle=idle, now=max(state.now, now))), []
+            return _note_stable(replace(state, idle=idle, now=max(state.now, now))), []
         case FinalityTick(now):
-            return _ripen(replace(state, now=max(state.now, now))), []
+            return _note_stable(replace(state, now=max(state.now, now))), []
 
 
 def _entry_seen(state: FinalityState, event: EntrySeen) -> Out:
@@ -99,13 +99,13 @@ def _entry_seen(state: FinalityState, event: EntrySeen) -> Out:
     if isinstance(body, Leave) or not state.last_final < body.round < state.rounds:
         return state, []
     before = state.books.get(body.round, Book())
-    book, fault = record(before, event.entry, event.author, body)
+    book, fault = add_entry(before, event.entry, event.author, body)
     state = replace(state, books={**state.books, body.round: book})
     if body.round == state.deciding and isinstance(body, Proposal):
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
         # one would be equivocation, and must not win its author more time.
-        newest = body.ballot.attempt == state.top and counts(state, body.ballot)
-        if newest and body.ballot.proposer == event.author and body.ballot not in before.firsts():
+        newest = body.ballot.attempt == state.attempt and counts(state, body.ballot)
+        if newest and body.ballot.proposer == event.author and body.ballot not in before.first_proposals():
             state = replace(state, since=state.now)
     if not fault:
         return state, []
@@ -114,32 +114,32 @@ def _entry_seen(state: FinalityState, event: EntrySeen) -> Out:
 
 def _admit(state: FinalityState) -> FinalityState:
     """Let later ballots count as soon as they are due: from then on older ones get no promise."""
-    later = [b for b in state.book.prepares if b.attempt > state.top]
+    later = [b for b in state.book.prepares if b.attempt > state.attempt]
     later = [b for b in later if owner_of(state.voters, b.attempt) == b.proposer]
     due = [ballot.attempt for ballot in later if _is_due(state, ballot)]
-    return replace(state, top=max(due), since=state.now) if due else state
+    return replace(state, attempt=max(due), since=state.now) if due else state
 
 
 def _is_due(state: FinalityState, ballot: Ballot) -> bool:
     """Whether the owner of the attempt before had half a turn at least, or more than a third found that it had."""
-    count, ahead = len(state.voters), ballot.attempt - state.top
+    count, ahead = len(state.voters), ballot.attempt - state.attempt
     # More than a third that answered are not all liars, so an honest voter found the ballot due: a node that comes
     # late or was cut off need not wait again.
-    if ballot.proposer == state.me or 3 * len(state.book.who_answered(state.voters, ballot)) > count:
+    if ballot.proposer == state.me or 3 * len(state.book.answered_by(state.voters, ballot)) > count:
         return True
     # Without this wait an owner that opens its ballots as it likes would cut off those of the others for ever.
     # Half a turn, because clocks and arrivals differ; `count` at most, because each owner has one attempt among n.
-    turns = (ahead - 0.5) * (1 + state.top / count)
+    turns = (ahead - 0.5) * (1 + state.attempt / count)
     return ahead <= count and state.now - state.since >= turns * state.patience_s
 
 
-def _ripen(state: FinalityState) -> FinalityState:
+def _note_stable(state: FinalityState) -> FinalityState:
     """Remember since when this node does not expect the set of the next round to grow."""
     # Once this node closed the round after it, what was late has come; an idle node closes no round any more.
-    ripe = state.idle or state.closed > state.deciding
-    if not ripe:
-        return replace(state, ripe_at=None)
-    return state if state.ripe_at is not None else replace(state, ripe_at=state.now)
+    stable = state.idle or state.closed > state.deciding
+    if not stable:
+        return replace(state, stable_since=None)
+    return state if state.stable_since is not None else replace(state, stable_since=state.now)
 
 
 # --- deciding -----------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _decide(state: FinalityState) -> Out:
     actions: list[Action] = []
     while state.deciding < state.rounds:
         book = state.book
-        found = decided(book, state.voters)
+        found = decided_proposal(book, state.voters)
         if found is None:
             break
         _, proposal = found
@@ -171,7 +171,7 @@ def _next_round(state: FinalityState, authors: set[PeerId]) -> FinalityState:
     done = replace(
         state,
         last_final=number,
-        voters=order(state.run, number + 1, authors),
+        voters=voter_order(state.run, number + 1, authors),
         books=books,
         held=state.held & {entry for book in books.values() for entry in book.contributions},
         views={at: view for at, view in state.views.items() if at > number},
@@ -179,8 +179,8 @@ def _next_round(state: FinalityState, authors: set[PeerId]) -> FinalityState:
         checking=frozenset(),
         missing=((), ()),
         reported=frozenset(),
-        top=0,
+        attempt=0,
         since=state.now,
-        ripe_at=None,
+        stable_since=None,
     )
-    return _ripen(done)
+    return _note_stable(done)

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from atoll.node.daemon.consensus.ballots import bound_to, owner_of, quorum
+from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of, quorum
 from atoll.node.daemon.consensus.types import Action, FinalityState
 from atoll.node.daemon.consensus.vote_rule import may_get_votes
-from atoll.node.daemon.consensus.voter import Out, append, folded_here, may_append
+from atoll.node.daemon.consensus.voter import Out, append, is_folded_here, may_append
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Proposal, set_digest
 
@@ -18,7 +18,7 @@ def propose(state: FinalityState) -> Out:
     names = _set_to_propose(state, ballot)
     if names is None:
         return state, []
-    state, ready, actions = folded_here(state, names)
+    state, ready, actions = is_folded_here(state, names)
     if not ready:
         return state, actions
     return append(state, Proposal(state.deciding, ballot, names, state.checked[names]))
@@ -26,15 +26,15 @@ def propose(state: FinalityState) -> Out:
 
 def prepare(state: FinalityState) -> Out:
     """Open the next ballot of ours when nothing became final for too long."""
-    if state.ripe_at is None or not may_append(state) or not state.views.get(state.deciding):
+    if state.stable_since is None or not may_append(state) or not state.views.get(state.deciding):
         return state, []
     count = len(state.voters)
-    attempts = range(state.top + 1, state.top + 1 + count)
+    attempts = range(state.attempt + 1, state.attempt + 1 + count)
     attempt = next(at for at in attempts if owner_of(state.voters, at) == state.me)
     # The wait grows with the owner's place, so that owners take turns, and with every n attempts, so that two
     # owners do not cut off each other's ballots for ever.
-    turns = (attempt - state.top) * (1 + state.top / count)
-    if state.now - max(state.since, state.ripe_at) < turns * state.patience_s:
+    turns = (attempt - state.attempt) * (1 + state.attempt / count)
+    if state.now - max(state.since, state.stable_since) < turns * state.patience_s:
         return state, []
     state, able, actions = _could_propose(state)
     if not able:
@@ -45,15 +45,15 @@ def prepare(state: FinalityState) -> Out:
 def _own_ballot(state: FinalityState) -> Ballot | None:
     """Our ballot of the newest attempt, if it is open, empty and not below our own promise."""
     book = state.book
-    if state.top == 0 and owner_of(state.voters, 0) == state.me:
+    if state.attempt == 0 and owner_of(state.voters, 0) == state.me:
         ballot = Ballot(0, state.me)  # ballot 0 needs no Prepare: no lower one can hold a vote
     else:
-        ours = [b for b in book.prepares if b.proposer == state.me and b.attempt == state.top]
+        ours = [b for b in book.prepares if b.proposer == state.me and b.attempt == state.attempt]
         if not ours or owner_of(state.voters, ours[0].attempt) != state.me:
             return None
         ballot = ours[0]
     bound = book.promised(state.me)
-    if ballot in book.firsts() or (bound is not None and bound > ballot):
+    if ballot in book.first_proposals() or (bound is not None and bound > ballot):
         return None
     return ballot
 
@@ -65,7 +65,7 @@ def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] 
         view = None  # it is being folded again
     if ballot.attempt == 0:
         return view if view and _is_time(state, view) else None
-    bound = bound_to(book, state.voters, ballot)
+    bound = bound_proposals(book, state.voters, ballot)
     if bound is None:
         return None
     if not bound:
@@ -87,7 +87,7 @@ def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
         return True
     if state.closed > state.deciding:
         return True
-    return state.idle and state.ripe_at is not None and state.now - state.ripe_at >= state.patience_s
+    return state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
 
 
 def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Action]]:
@@ -104,5 +104,5 @@ def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Acti
         # Else the ballot may be bound to the set. A Prepare before it is folded here would only stop the ballot
         # below.
         if not book.is_void(book.proposals[name]):
-            return folded_here(state, book.proposals[name].contributions)
+            return is_folded_here(state, book.proposals[name].contributions)
     return state, True, []

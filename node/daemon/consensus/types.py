@@ -224,13 +224,13 @@ class FinalityState:
     """The replay of our own feed is over (`Live`)."""
     idle: bool = False
     """This node trains no further rounds (`Idle`)."""
-    ripe_at: float | None = None
+    stable_since: float | None = None
     """Since when the set of the next round is not expected to grow; None: it is."""
     now: float = 0.0
     """Time of the newest event that has one; never runs backwards."""
     since: float = 0.0
     """When the newest ballot of the round, or its proposal, began to count, or the round came up."""
-    top: int = 0
+    attempt: int = 0
     """Highest attempt of this round that was due."""
     books: Mapping[int, Book] = field(default_factory=dict)
     """The ledger's entries about each round that is not final."""

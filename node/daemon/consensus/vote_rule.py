@@ -6,7 +6,7 @@ Rules in words: docs/finality.md.
 
 from collections.abc import Collection
 
-from atoll.node.daemon.consensus.ballots import bound_to
+from atoll.node.daemon.consensus.ballots import bound_proposals
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Ballot
@@ -18,21 +18,21 @@ def may_get_votes(state: FinalityState, ballot: Ballot, names: tuple[Digest, ...
         return is_broad(state, names)
     # Voters count the promises in their own ledger. If they took the proposer's word for what a quorum may have
     # voted for, one liar could hide those votes and have a second set made final.
-    bound = bound_to(state.book, state.voters, ballot)
+    bound = bound_proposals(state.book, state.voters, ballot)
     if not bound:
         return bound is not None and is_broad(state, names)
     # A set that all are bound to may be narrow, and is voted for all the same: another one could contradict it.
     # While more than one set may have had a quorum, none is safe: more promises will rule all but one out.
     proposal = state.book.proposals.get(bound[0]) if len(bound) == 1 else None
     repeats = proposal is not None and proposal.contributions == names
-    return repeats and (_heard_all(state, ballot) or is_broad(state, names))
+    return repeats and (_all_answered(state, ballot) or is_broad(state, names))
 
 
-def _heard_all(state: FinalityState, ballot: Ballot) -> bool:
+def _all_answered(state: FinalityState, ballot: Ballot) -> bool:
     """Whether all voters have promised, or had half a patience to do so."""
     # One more promise may show that no quorum voted for a narrow set. At exactly a third of liars one silent
     # honest voter is enough to make it look possible: therefore the wait.
-    promised = state.book.who_promised(state.voters, ballot)
+    promised = state.book.promised_by(state.voters, ballot)
     return len(promised) == len(state.voters) or state.now - state.since >= state.patience_s / 2
 
 
@@ -42,13 +42,13 @@ def is_broad(state: FinalityState, names: Collection[Digest]) -> bool:
     # no quorum. The set after it needs an honest vote again, so sets cannot shrink step by step. The share never
     # gets smaller with time or attempts: liars could wait for that.
     named, ours = share_of_ours(state, names)
-    return 0 < ours == named or (state.ripe_at is not None and 2 * named > ours)
+    return 0 < ours == named or (state.stable_since is not None and 2 * named > ours)
 
 
 def is_narrow(state: FinalityState, names: Collection[Digest]) -> bool:
     """Whether the set lacks half or more of what we have, once that will hardly grow any more."""
     named, ours = share_of_ours(state, names)
-    return state.ripe_at is not None and ours > 0 and 2 * named <= ours
+    return state.stable_since is not None and ours > 0 and 2 * named <= ours
 
 
 def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int, int]:
@@ -56,6 +56,6 @@ def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int,
     # Our own set, not the ledger: work that no peer serves, or of members in name only, is in no set. An idle node
     # may never close the round, and counts what it holds after its patience.
     view, known = state.views.get(state.deciding), state.book.contributions
-    rested = state.idle and state.ripe_at is not None and state.now - state.ripe_at >= state.patience_s
+    rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
     ours = {entry for entry in view or (state.held if rested else ()) if entry in known}
     return len(ours.intersection(names)), len(ours)

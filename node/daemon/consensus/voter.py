@@ -38,7 +38,7 @@ def vote(state: FinalityState) -> Out:
     if found is None:
         return state, []
     entry, proposal = found
-    state, ready, actions = folded_here(state, proposal.contributions)
+    state, ready, actions = is_folded_here(state, proposal.contributions)
     if not ready:
         return state, actions
     ours = state.checked[proposal.contributions]
@@ -68,10 +68,10 @@ def report_narrow(state: FinalityState) -> Out:
 
 def counts(state: FinalityState, ballot: Ballot) -> bool:
     """Whether the ballot belongs to its proposer, and is not ahead of all that were due."""
-    return ballot.attempt <= state.top and owner_of(state.voters, ballot.attempt) == ballot.proposer
+    return ballot.attempt <= state.attempt and owner_of(state.voters, ballot.attempt) == ballot.proposer
 
 
-def folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[FinalityState, bool, list[Action]]:
+def is_folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[FinalityState, bool, list[Action]]:
     """Whether the state of this set is known here; if not, the actions that fetch what is missing or check it."""
     if names in state.checked:
         return state, True, []
@@ -114,7 +114,9 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
     if not may_append(state):
         return None
     bound = book.promised(state.me)
-    free = [one for at, one in book.firsts().items() if (bound is None or at >= bound) and counts(state, at)]
+    free = [
+        one for at, one in book.first_proposals().items() if (bound is None or at >= bound) and counts(state, at)
+    ]
     free = [(name, p) for name, p in free if (state.me, p.ballot) not in book.votes]
     lawful = [(name, p) for name, p in free if not book.is_void(p) and not _is_doubted(state, p)]
     broad = [(name, p) for name, p in lawful if may_get_votes(state, p.ballot, p.contributions)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from atoll.node.daemon.rounds import overlap_depth
-from atoll.node.daemon.rounds.participants import known_of, walked
+from atoll.node.daemon.rounds.participants import known_of, rounds_just_left
 from atoll.node.daemon.rounds.queries import all_known, came_late, contributed, in_flight
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.rounds.types import (
@@ -56,8 +56,10 @@ def apply_event(state: RoundState, event: Event) -> Out:
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
         case LeasesChanged(members, _, shortage):
-            walks = walked(state.members, members, state.walks) if state.config.overlap_steps else {}
-            return replace(state, members=dict(members), walks=walks, shortage=shortage), []
+            just_left = (
+                rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}
+            )
+            return replace(state, members=dict(members), just_left=just_left, shortage=shortage), []
         case TrainingDone():
             return _training_done(state, event), []
         case TrainingSaved():
@@ -210,7 +212,7 @@ def _finalized(state: RoundState, number: int) -> RoundState:
         folded=_above(number, state.folded),
         acked=_above(number, state.acked),
         reduced=_above(number, state.reduced),
-        settling=_above(number, state.settling),
+        resolving=_above(number, state.resolving),
     )
 
 

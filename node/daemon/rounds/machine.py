@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds.facts import Out, apply_event, collect, enter
-from atoll.node.daemon.rounds.participants import chosen, enough, slot_of
+from atoll.node.daemon.rounds.participants import fold_set, quorum_of, slot_of
 from atoll.node.daemon.rounds.queries import (
     all_known,
     attendance,
     closes_at,
     few_members,
     in_flight,
-    is_settling,
+    is_resolving,
     may_train_on,
     next_round,
     worked_in,
@@ -104,7 +104,7 @@ def _close(state: RoundState) -> Out:
     if state.phase not in WORKING or state.collecting <= state.closed:
         return state, []
     awaited, there = attendance(state)
-    reached = len(there) >= enough(len(awaited), state.config.quorum_256)
+    reached = len(there) >= quorum_of(len(awaited), state.config.quorum_256)
     # The first time counts, even if more members appear and the quorum is missed again: otherwise a member that
     # comes and goes would stop the grace each time.
     if reached and state.quorum_at is None:
@@ -126,10 +126,10 @@ def _fold_changed_sets(state: RoundState) -> Out:
         behind = number <= state.closed or (state.phase is Phase.FOLD and number < next_round(state))
         if not behind or number in folding:  # one fold of a round at a time: the answer does not name its set
             continue
-        if number in state.reduced and number not in state.settling:
-            state = replace(state, settling={**state.settling, number: True})
+        if number in state.reduced and number not in state.resolving:
+            state = replace(state, resolving={**state.resolving, number: True})
             actions.append(Settle(Round(number)))
-        members = chosen(state.books[number].values())
+        members = fold_set(state.books[number].values())
         names = state.reduced.get(number, tuple(k.entry for k in members))
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
@@ -139,7 +139,7 @@ def _fold_changed_sets(state: RoundState) -> Out:
 
 def _go_on_when_folded(state: RoundState) -> Out:
     """Everything is folded: acknowledge the sets, then start the next round or rest."""
-    if state.folding or is_settling(state) or not _may_fold(state):
+    if state.folding or is_resolving(state) or not _may_fold(state):
         return state, []
     state, actions = _acknowledge(state)
     if state.phase is Phase.FOLD:
@@ -205,7 +205,7 @@ def _end_rest(state: RoundState) -> Out:
     """Leave GATHER, PAUSED and FULL when their reason is gone; DONE when all rounds are final."""
     if state.phase is Phase.DONE and state.final >= state.config.rounds - 1:
         return enter(state, Phase.FINISHED, state.round), [Finish()]
-    if state.folding or is_settling(state) or state.phase not in (Phase.GATHER, Phase.PAUSED, Phase.FULL):
+    if state.folding or is_resolving(state) or state.phase not in (Phase.GATHER, Phase.PAUSED, Phase.FULL):
         return state, []
     after, _ = _begin_next(state, [])
     if after.phase is state.phase:

@@ -48,7 +48,7 @@ def member_of(known: Known, path: Path) -> Member:
     return Member(known.entry, known.author, known.weight, known.payload, str(path), known.experts)
 
 
-def chosen(known: Iterable[Known]) -> tuple[Known, ...]:
+def fold_set(known: Iterable[Known]) -> tuple[Known, ...]:
     """The set to fold: held contributions, sorted by entry id; at most one of each author."""
     # Sorted, because the digest of a set must not depend on the order of arrival.
     return tuple(sorted((k for k in known if k.held), key=lambda k: k.entry))
@@ -63,14 +63,16 @@ def takes_part(view: MemberView, number: int, ahead: int = 0) -> bool:
     return view.activity == "training" and number - 1 <= view.round <= number + ahead
 
 
-def walked(
-    before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView], walks: Mapping[PeerId, int]
+def rounds_just_left(
+    before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView], just_left: Mapping[PeerId, int]
 ) -> dict[PeerId, int]:
     """The round that a peer left, and so contributed to, for each peer that went on to the very next round."""
     # With overlap a peer goes on before its contribution arrives. A peer that leapt over rounds, or that was not
     # seen before, contributed to none that this node could wait for.
     known = {peer: before[peer] for peer in now if peer in before}
-    stayed = {peer: walks[peer] for peer, was in known.items() if peer in walks and now[peer].round == was.round}
+    stayed = {
+        peer: just_left[peer] for peer, was in known.items() if peer in just_left and now[peer].round == was.round
+    }
     went = {p: int(was.round) for p, was in known.items() if now[p].round == was.round + 1}
     return {**stayed, **{peer: left for peer, left in went.items() if known[peer].activity == "training"}}
 
@@ -80,16 +82,16 @@ def expected(
     number: int,
     known: Iterable[Known],
     members: Mapping[PeerId, MemberView],
-    walks: Mapping[PeerId, int],
+    just_left: Mapping[PeerId, int],
 ) -> set[PeerId]:
-    """The authors whose contributions round `number` waits for, this node included. `walks`: from `walked`."""
+    """The authors whose contributions round `number` waits for, this node included."""
     # A payload that is missing is awaited while its author lives: after that perhaps no peer can serve it.
     authors = {k.author for k in known if k.held or k.author in members}
-    on_the_way = {peer for peer, left in walks.items() if left == number and peer in members}
+    on_the_way = {peer for peer, left in just_left.items() if left == number and peer in members}
     return {me} | authors | on_the_way | {peer for peer, view in members.items() if takes_part(view, number)}
 
 
-def enough(count: int, quorum_256: int) -> int:
+def quorum_of(count: int, quorum_256: int) -> int:
     """The number of contributions that makes a quorum of `count` expected ones: rounded up, at least one."""
     return max(1, -(-count * quorum_256 // 256))
 

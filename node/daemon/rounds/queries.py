@@ -16,7 +16,7 @@ MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 def attendance(state: RoundState) -> tuple[set[PeerId], set[PeerId]]:
     """The authors that the collected round expects, and those of them whose contribution is held."""
     known = state.books.get(state.collecting, {}).values()
-    awaited = expected(state.config.me, state.collecting, known, state.members, state.walks)
+    awaited = expected(state.config.me, state.collecting, known, state.members, state.just_left)
     return awaited, {k.author for k in known if k.held} & awaited
 
 
@@ -52,9 +52,9 @@ def in_flight(state: RoundState) -> bool:
     return 0 <= state.collecting < state.round
 
 
-def is_settling(state: RoundState) -> bool:
+def is_resolving(state: RoundState) -> bool:
     """Whether the set of a closed, reduced round is still unknown."""
-    return any(state.reduced.get(number, ()) is None for number in state.settling)
+    return any(state.reduced.get(number, ()) is None for number in state.resolving)
 
 
 def next_round(state: RoundState) -> int:
@@ -94,7 +94,7 @@ def may_train_on(state: RoundState) -> bool:
     contributes = state.round in state.saving or contributed(state, state.round)
     bounded = number < config.rounds and number - state.final <= config.max_open_rounds
     # A node that came late closes its round first, and then goes where the others are.
-    free = not (state.resting or state.folding or state.late or is_settling(state))
+    free = not (state.resting or state.folding or state.late or is_resolving(state))
     may = ours and contributes and bounded and free
     return config.overlap_steps > 0 and may and not worked_in(state, number)
 
@@ -149,7 +149,7 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
         case Phase.TRAIN if must_wait(state):
             return _collect_reason(state, name)
         case Phase.FOLD:
-            return "waiting for reduced slices" if is_settling(state) else "folding contributions"
+            return "waiting for reduced slices" if is_resolving(state) else "folding contributions"
         case Phase.PAUSED:
             return f"paused: {state.resting}"
         case Phase.FULL:
@@ -167,7 +167,7 @@ def _collect_reason(state: RoundState, name: Callable[[str], str]) -> str:
     before = f"round {state.collecting}: " if in_flight(state) else ""
     if state.collecting in state.folding:
         return before + "folding contributions"
-    if state.collecting <= state.closed and is_settling(state):
+    if state.collecting <= state.closed and is_resolving(state):
         return before + "waiting for reduced slices"
     awaited, there = attendance(state)
     missing = sorted(awaited - there)

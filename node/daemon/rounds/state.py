@@ -123,8 +123,8 @@ class RoundState:
     """Live leases of other members."""
     shortage: str = ""
     """Why the members cannot train the whole model; round 0 waits for more of them."""
-    walks: Mapping[PeerId, int] = field(default_factory=dict)
-    """Round that a member was seen to leave for the very next one (`participants.walked`); only with overlap."""
+    just_left: Mapping[PeerId, int] = field(default_factory=dict)
+    """Round that a member was seen to leave for the very next one (`rounds_just_left`); only with overlap."""
     folding: Mapping[int, FoldSet] = field(default_factory=dict)
     """Folds that the worker was asked for and has not answered."""
     folded: Mapping[int, FoldSet] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class RoundState:
     """The set of each open round that our feed acknowledged last."""
     reduced: Mapping[int, FoldSet | None] = field(default_factory=dict)
     """Rounds that are reduced, with the set that can be folded; None: it is not known yet."""
-    settling: Mapping[int, bool] = field(default_factory=dict)
+    resolving: Mapping[int, bool] = field(default_factory=dict)
     """Reduced rounds whose set was asked for."""
     view: Digest = NO_DIGEST
     """State digest of the view after the newest fold."""

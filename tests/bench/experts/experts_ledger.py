@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.node.daemon.consensus.ballots import order
+from atoll.node.daemon.consensus.ballots import voter_order
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -44,7 +44,7 @@ class _Feeds:
         ledger.close()
         self._heads = {peer: head for peer, head in heads.items() if head is not None}
         authors = [entry.author for entry in named if entry is not None]
-        return order(self._spec.id, at, authors or [self._spec.owner])
+        return voter_order(self._spec.id, at, authors or [self._spec.owner])
 
     def spread(self) -> None:
         """To all."""

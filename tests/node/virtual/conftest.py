@@ -481,7 +481,7 @@ class World:
         """Where everybody is, for a test that waited in vain."""
         return "\n".join(
             f"{n.number}: final {n.worker.final}, known final {n.driver.finality.last_final}, "
-            f"{n.driver.round.phase} {n.driver.round.round}, top {n.driver.finality.top}"
+            f"{n.driver.round.phase} {n.driver.round.round}, attempt {n.driver.finality.attempt}"
             for n in self.nodes.values()
             if n.driver is not None
         )

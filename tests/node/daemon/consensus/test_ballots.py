@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.consensus.ballots import Book, decided, order, owner_of, quorum, record
+from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, quorum, voter_order
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Reduction, Vote
 from atoll.protocols.run.arena import Span
 
 RUN = RunId(digest(b"ballots"))
 PEERS = [PeerId(f"p{n}") for n in range(5)]
-ORDER = order(RUN, 3, PEERS)
+ORDER = voter_order(RUN, 3, PEERS)
 NUMBER = Round(3)
 
 
@@ -32,7 +32,7 @@ def entry(author: PeerId, body: object) -> tuple[Digest, PeerId, object]:
 def book_of(*entries: tuple[Digest, PeerId, object]) -> tuple[Book, list[str]]:
     book, faults = Book(), []
     for one in entries:
-        book, fault = record(book, *one)
+        book, fault = add_entry(book, *one)
         faults += [fault] if fault else []
     return book, faults
 
@@ -42,9 +42,9 @@ VOTES = [entry(peer, Vote(NUMBER, ballot(0), PROPOSED[0])) for peer in ORDER]
 
 
 def test_the_order_of_ballots_depends_on_run_and_round_only():
-    assert order(RUN, 3, reversed(PEERS)) == ORDER == order(RUN, 3, PEERS * 2)
-    assert len({order(RUN, number, PEERS) for number in range(30)}) > 10
-    assert order(RunId(digest(b"other")), 3, PEERS) != ORDER
+    assert voter_order(RUN, 3, reversed(PEERS)) == ORDER == voter_order(RUN, 3, PEERS * 2)
+    assert len({voter_order(RUN, number, PEERS) for number in range(30)}) > 10
+    assert voter_order(RunId(digest(b"other")), 3, PEERS) != ORDER
 
 
 @given(st.integers(1, 60))
@@ -56,18 +56,18 @@ def test_two_quorums_share_more_than_a_third(count):
 @given(st.permutations([PROPOSED, *VOTES[:4], entry(ORDER[1], Ack(NUMBER, digest(b"s"), digest(b"v")))]))
 def test_entries_of_different_authors_may_come_in_any_order(entries):
     assert book_of(*entries)[0] == book_of(*sorted(entries))[0]
-    assert decided(book_of(*entries)[0], ORDER) == (PROPOSED[0], PROPOSED[2])
+    assert decided_proposal(book_of(*entries)[0], ORDER) == (PROPOSED[0], PROPOSED[2])
 
 
 def test_every_vote_less_than_a_quorum_decides_nothing():
     for few in permutations(VOTES, quorum(len(ORDER)) - 1):
-        assert decided(book_of(PROPOSED, *few, *few)[0], ORDER) is None
+        assert decided_proposal(book_of(PROPOSED, *few, *few)[0], ORDER) is None
 
 
 def test_votes_of_two_ballots_do_not_add_up():
     again = entry(ballot(1).proposer, proposal(1, b"a", b"b"))
     mixed = [*VOTES[:2], *(entry(peer, Vote(NUMBER, ballot(1), again[0])) for peer in ORDER[2:])]
-    assert decided(book_of(PROPOSED, again, *mixed)[0], ORDER) is None
+    assert decided_proposal(book_of(PROPOSED, again, *mixed)[0], ORDER) is None
 
 
 @pytest.mark.parametrize("body", [Prepare(NUMBER, ballot(1)), proposal(1, b"a")])
@@ -82,7 +82,7 @@ def test_a_ballot_out_of_turn_never_decides():
     thief = PeerId(ORDER[1])
     stolen = entry(thief, Proposal(NUMBER, Ballot(0, thief), (digest(b"a"),), digest(b"x")))
     votes = [entry(peer, Vote(NUMBER, Ballot(0, thief), stolen[0])) for peer in ORDER]
-    assert decided(book_of(stolen, *votes)[0], ORDER) is None
+    assert decided_proposal(book_of(stolen, *votes)[0], ORDER) is None
 
 
 def test_a_second_vote_and_a_vote_below_a_promise_do_not_count():
@@ -101,7 +101,7 @@ def test_promises_and_votes_bind_their_author_to_the_highest_ballot():
     book, _ = book_of(VOTES[0], entry(me, Promise(NUMBER, ballot(4), (VOTES[0][0],))))
     assert book.promised(me) == ballot(4)
     assert book.highest_vote(me) == (VOTES[0][0], VOTES[0][2])
-    book, _ = record(book, *entry(me, Vote(NUMBER, ballot(6), digest(b"p"))))
+    book, _ = add_entry(book, *entry(me, Vote(NUMBER, ballot(6), digest(b"p"))))
     assert book.promised(me) == ballot(6)
     assert book.promised(ORDER[1]) is None
     assert book.highest_vote(ORDER[1]) is None
@@ -112,8 +112,8 @@ def test_of_two_proposals_in_one_ballot_everybody_takes_the_same():
     forward, faults = book_of(first, second)
     backward, _ = book_of(second, first)
     assert faults == ["two proposals in one ballot"]
-    assert forward.firsts()[ballot(0)] == backward.firsts()[ballot(0)]
-    assert ballot(1) not in forward.firsts()
+    assert forward.first_proposals()[ballot(0)] == backward.first_proposals()[ballot(0)]
+    assert ballot(1) not in forward.first_proposals()
 
 
 def test_the_newest_acknowledgement_of_an_author_counts():

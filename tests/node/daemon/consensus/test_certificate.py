@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import certificate as final_proof
-from atoll.node.daemon.consensus.ballots import order
+from atoll.node.daemon.consensus.ballots import voter_order
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, FinalProof, gather, proven
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols import codec
@@ -107,7 +107,7 @@ def test_nothing_of_it_can_be_left_out(ledger, at, missing):
 def test_votes_of_others_than_the_deciders_do_not_count(ledger):
     """The first owner left after round 0: with its friends it cannot decide round 2."""
     rounds = rounds_of(proof_of(ledger, 2))
-    deciders = order(RUN.id, 2, [PEERS[number].peer_id for number in (1, 2, 3)])
+    deciders = voter_order(RUN.id, 2, [PEERS[number].peer_id for number in (1, 2, 3)])
     lie = Proposal(Round(2), Ballot(0, deciders[0]), names_in(rounds[2]), Digest(bytes(32)))
     proposer = next(peer for peer in PEERS if peer.peer_id == deciders[0])
     proposed = sign_entry(RUN.id, proposer, 99, bytes(32), lie)

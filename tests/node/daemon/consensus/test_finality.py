@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.ballots import Book, decided, order, owner_of, record
+from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
 from atoll.node.daemon.consensus.types import (
     Append,
     CheckDone,
@@ -44,7 +44,7 @@ from atoll.protocols.run.arena import Span
 
 RUN = RunId(digest(b"finality rules"))
 PEERS = [PeerId(f"peer-{n}") for n in range(4)]
-ORDER = order(RUN, 1, PEERS)
+ORDER = voter_order(RUN, 1, PEERS)
 FIRST, SECOND, THIRD, FOURTH = ORDER
 PATIENCE_S = 10.0
 
@@ -130,7 +130,7 @@ def vote_for(entry: Digest, ballot: Ballot) -> Vote:
 def test_ballots_take_turns_in_an_order_that_nobody_chooses():
     assert set(ORDER) == set(PEERS)
     assert [owner_of(ORDER, attempt) for attempt in range(5)] == [*ORDER, FIRST]
-    assert len({order(RUN, number, PEERS) for number in range(40)}) > 5
+    assert len({voter_order(RUN, number, PEERS) for number in range(40)}) > 5
 
 
 def test_the_first_owner_proposes_when_a_quorum_acknowledged_its_set():
@@ -292,7 +292,7 @@ def test_a_quorum_of_votes_is_final_for_everybody():
         node = finish(Node(me), (FIRST, THIRD, FOURTH))
         assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
         assert node.state.last_final == 1
-        assert node.state.voters == order(RUN, 2, PEERS)
+        assert node.state.voters == voter_order(RUN, 2, PEERS)
 
 
 def test_strangers_and_repeats_do_not_count():
@@ -306,7 +306,7 @@ def test_the_authors_of_the_final_set_decide_the_next_round():
     entry = node.hear(FIRST, proposal(contributions=three))
     for voter in ORDER[1:]:
         node.hear(voter, vote_for(entry, Ballot(0, FIRST)))
-    assert node.state.voters == order(RUN, 2, ORDER[:3])
+    assert node.state.voters == voter_order(RUN, 2, ORDER[:3])
 
 
 def test_a_final_set_with_unknown_contributions_is_fetched_first():
@@ -528,10 +528,10 @@ def test_a_newcomer_starts_at_round_zero_which_the_owner_decides():
 def test_a_ballot_of_another_never_decides():
     book, entry = Book(), digest(b"stolen")
     stolen = Proposal(Round(1), Ballot(0, SECOND), ALL, state_of(ALL))
-    book, _ = record(book, entry, SECOND, stolen)
+    book, _ = add_entry(book, entry, SECOND, stolen)
     for peer in ORDER:
-        book, _ = record(book, digest(peer.encode()), peer, vote_for(entry, Ballot(0, SECOND)))
-    assert decided(book, ORDER) is None
+        book, _ = add_entry(book, digest(peer.encode()), peer, vote_for(entry, Ballot(0, SECOND)))
+    assert decided_proposal(book, ORDER) is None
 
 
 @pytest.mark.parametrize("order_of_arrival", list(permutations(range(3))))

@@ -112,7 +112,7 @@ class Liar(Node):
         if self.peer not in peers or number >= self.rounds or len(self.ledger) > 4000:
             return
         mine = peers.index(self.peer)
-        ballot = Ballot(mine + len(peers) * rng.randint(0, 1 + self.state.top // len(peers)), self.peer)
+        ballot = Ballot(mine + len(peers) * rng.randint(0, 1 + self.state.attempt // len(peers)), self.peer)
         names = sorted(book.contributions)
         some = tuple(sorted(rng.sample(names, rng.randint(max(1, len(names) - 2), len(names))))) if names else ()
         lies = [Prepare(Round(number), ballot)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.ballots import Book, bound_to, order, owner_of, quorum, record
+from atoll.node.daemon.consensus.ballots import Book, add_entry, bound_proposals, owner_of, quorum, voter_order
 from atoll.node.daemon.consensus.types import (
     Append,
     CheckDone,
@@ -31,7 +31,7 @@ PATIENCE_S = 10.0
 
 
 def peers(count: int) -> tuple[PeerId, ...]:
-    return order(RUN, 1, [PeerId(f"peer-{n}") for n in range(count)])
+    return voter_order(RUN, 1, [PeerId(f"peer-{n}") for n in range(count)])
 
 
 def named(*authors: PeerId) -> tuple[Digest, ...]:
@@ -252,12 +252,12 @@ def test_what_a_quorum_voted_for_binds_whoever_promised_and_votes_of_a_third_do_
     promised = data.draw(st.sets(st.sampled_from(deciders), min_size=quorum(count)))
     seen = {peer for peer in voters if peer in promised or data.draw(st.booleans())}
     book, entry = Book(), digest(b"proposal")
-    book, _ = record(book, entry, deciders[0], Proposal(Round(1), ballot, named(*deciders), digest(b"state")))
+    book, _ = add_entry(book, entry, deciders[0], Proposal(Round(1), ballot, named(*deciders), digest(b"state")))
     for peer in seen:
-        book, _ = record(book, digest(b"vote", peer.encode()), peer, Vote(Round(1), ballot, entry))
+        book, _ = add_entry(book, digest(b"vote", peer.encode()), peer, Vote(Round(1), ballot, entry))
     for peer in promised:
-        book, _ = record(book, digest(peer.encode()), peer, Promise(Round(1), later, ()))
-    bound = bound_to(book, deciders, later)
+        book, _ = add_entry(book, digest(peer.encode()), peer, Promise(Round(1), later, ()))
+    bound = bound_proposals(book, deciders, later)
     if len(voters) >= quorum(count):
         assert bound == (entry,)
     if 3 * len(voters) < count:

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from atoll.node.daemon.rounds.participants import (
     Known,
     MemberView,
-    chosen,
-    enough,
     expected,
+    fold_set,
     frontier,
+    quorum_of,
+    rounds_just_left,
     slot_of,
     takes_part,
-    walked,
 )
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 
@@ -40,12 +40,12 @@ def books(*ones: Known) -> dict[int, dict[Digest, Known]]:
 
 def test_a_set_does_not_depend_on_the_order():
     ones = [known(A), known(B), known(B, salt=1, held=False)]
-    sets = {tuple(k.entry for k in chosen(order)) for order in permutations(ones)}
+    sets = {tuple(k.entry for k in fold_set(order)) for order in permutations(ones)}
     assert sets == {tuple(sorted(one.entry for one in ones[:2]))}
 
 
 def test_what_is_not_held_is_not_folded():
-    assert chosen([known(A, held=False)]) == ()
+    assert fold_set([known(A, held=False)]) == ()
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_a_missing_payload_is_waited_for_while_its_author_lives():
     ("count", "share", "needed"), [(1, 1, 1), (4, 128, 2), (5, 128, 3), (4, 171, 3), (4, 256, 4)]
 )
 def test_quorums_round_up(count, share, needed):
-    assert enough(count, share) == needed
+    assert quorum_of(count, share) == needed
 
 
 @given(st.integers(1, 1024), st.integers(1, 256))
 def test_a_quorum_is_reachable_and_never_empty(count, share):
-    assert 1 <= enough(count, share) <= count
+    assert 1 <= quorum_of(count, share) <= count
 
 
 def test_slots_are_disjoint_and_cover_all():
@@ -113,21 +113,21 @@ def test_the_frontier_stays_in_its_window_and_sees_members_that_are_done():
 
 def test_who_goes_on_to_the_next_round_has_contributed_to_the_one_before():
     before = {A: view(3), B: view(3), C: view(3)}
-    walks = walked(before, {A: view(4), B: view(5), C: view(3)}, {})
-    assert walks == {A: 3}, "B came by a leap, C is still there"
-    assert expected(ME, 3, [], {A: view(4), B: view(5)}, walks) == {ME, A}
+    just_left = rounds_just_left(before, {A: view(4), B: view(5), C: view(3)}, {})
+    assert just_left == {A: 3}, "B came by a leap, C is still there"
+    assert expected(ME, 3, [], {A: view(4), B: view(5)}, just_left) == {ME, A}
     assert expected(ME, 3, [], {A: view(4), B: view(5)}, {}) == {ME}
 
 
 def test_a_walk_is_remembered_until_the_next_one():
-    walks = walked({A: view(3)}, {A: view(4)}, {})
-    walks = walked({A: view(4)}, {A: view(4, "paused")}, walks)
-    assert walks == {A: 3}
-    assert walked({A: view(4)}, {A: view(5)}, walks) == {A: 4}
-    assert walked({A: view(4)}, {A: view(7)}, walks) == {}
-    assert walked({A: view(4)}, {}, walks) == {}
-    assert walked({}, {A: view(4)}, {}) == {}
-    assert walked({A: view(3, "syncing")}, {A: view(4)}, {}) == {}, "who synced trained nothing"
+    just_left = rounds_just_left({A: view(3)}, {A: view(4)}, {})
+    just_left = rounds_just_left({A: view(4)}, {A: view(4, "paused")}, just_left)
+    assert just_left == {A: 3}
+    assert rounds_just_left({A: view(4)}, {A: view(5)}, just_left) == {A: 4}
+    assert rounds_just_left({A: view(4)}, {A: view(7)}, just_left) == {}
+    assert rounds_just_left({A: view(4)}, {}, just_left) == {}
+    assert rounds_just_left({}, {A: view(4)}, {}) == {}
+    assert rounds_just_left({A: view(3, "syncing")}, {A: view(4)}, {}) == {}, "who synced trained nothing"
 
 
 def test_with_overlap_slots_count_members_that_are_a_round_ahead():
