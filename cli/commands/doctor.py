@@ -19,7 +19,7 @@ from atoll.node.doctor import experts as doctor_experts
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
-from atoll.node.doctor.checks import Finding, Patient, examine, is_well
+from atoll.node.doctor.checks import DoctorInput, Finding, has_no_failure, run_checks
 from atoll.node.runs.run_files import find_run, runs_of
 from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.run.run_spec import RunSpec
@@ -38,14 +38,14 @@ def doctor(home: Home, as_json: bool, wanted: str | None) -> int:
     config, rows = _config(home)
     status, more = _status(home)
     rows += more
-    patient = Patient(home, config, _run(home, wanted), status)
+    given = DoctorInput(home, config, _run(home, wanted), status)
     with _logged(home):
-        rows += examine(patient, CHECKS)
+        rows += run_checks(given, CHECKS)
     if as_json:
         print_json(rows)
     else:
         _print(rows)
-    return 0 if is_well(rows) else 1
+    return 0 if has_no_failure(rows) else 1
 
 
 def lines(rows: Sequence[Finding]) -> list[tuple[str, str]]:

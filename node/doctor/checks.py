@@ -1,14 +1,14 @@
-"""Runs the checks of `atoll doctor`: each in a thread of its own with a deadline, so that none can spoil the rest.
+"""Runs the checks of `atoll doctor`, each in its own thread with a deadline, so that none holds up the rest.
 
-A check is a function from a Patient to rows. What it raises becomes a row: faults of ours with their hint, bugs
-with their text (and a traceback in the log).
+A check is a function from a DoctorInput to findings. An error that it raises becomes a finding: an AtollError with
+its hint, any other with its text, and a traceback in the log.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -20,48 +20,48 @@ from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
-State = Literal["pass", "warn", "fail"]
+CheckState = Literal["pass", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding."""
+    """One row of the report: what a check found, and what to do about it."""
 
     check: str
-    state: State
+    state: CheckState
     found: str
     remedy: str = ""
-    """What the user does next; empty when there is nothing to do."""
+    """What the user should do; empty if there is nothing to do."""
 
 
 @dataclass(frozen=True)
-class Patient:
-    """What is examined."""
+class DoctorInput:
+    """What the checks examine."""
 
     home: Home
     config: NodeConfig | None
-    """None: it cannot be read."""
+    """None if config.toml cannot be read."""
     run: RunSpec | None = None
-    """For what it needs of disk and memory."""
-    status: dict[str, Any] | None = field(default=None)
-    """The running node's status as `atoll status --json` shows it; None: no node answers."""
+    """The run whose needs of disk and memory are checked; None if there is not exactly one."""
+    status: dict[str, Any] | None = None
+    """The running node's status as `atoll status --json` prints it; None if no node answers."""
 
 
 class DoctorCheck(NamedTuple):
-    """One function that finds something out."""
+    """A named check with its deadline."""
 
     name: str
     deadline_s: float
-    work: Callable[[Patient], Iterable[Finding]]
+    work: Callable[[DoctorInput], Iterable[Finding]]
 
 
-def examine(patient: Patient, checks: Sequence[DoctorCheck]) -> list[Finding]:
-    """All rows in the order of `checks`, which run side by side."""
+def run_checks(given: DoctorInput, checks: Sequence[DoctorCheck]) -> list[Finding]:
+    """The findings of all checks, which run at the same time, in the order of `checks`."""
     done: dict[int, list[Finding]] = {}
 
     def work(number: int, check: DoctorCheck) -> None:
-        done[number] = guarded(patient, check)
+        done[number] = run_check(given, check)
 
-    # Daemon threads: a disk that never answers holds up neither the others nor our end.
+    # Daemon threads, because a disk that never answers must hold up neither the other checks nor the exit.
     threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(checks)]
     started = time.monotonic()
     for thread in threads:
@@ -73,10 +73,10 @@ def examine(patient: Patient, checks: Sequence[DoctorCheck]) -> list[Finding]:
     return rows
 
 
-def guarded(patient: Patient, check: DoctorCheck) -> list[Finding]:
-    """The rows of one check, whatever happens in it."""
+def run_check(given: DoctorInput, check: DoctorCheck) -> list[Finding]:
+    """The findings of one check; any error that it raises becomes one."""
     try:
-        return list(check.work(patient))
+        return list(check.work(given))
     except AtollError as error:
         return [Finding(check.name, "fail", " ".join(str(error).split()), error.hint)]
     except Exception as error:  # a bug in one check must not hide what the others found
@@ -84,8 +84,8 @@ def guarded(patient: Patient, check: DoctorCheck) -> list[Finding]:
         return [Finding(check.name, "fail", f"{type(error).__name__}: {error}", "please report this as a bug")]
 
 
-def is_well(rows: Iterable[Finding]) -> bool:
-    """Nothing failed; warnings are allowed."""
+def has_no_failure(rows: Iterable[Finding]) -> bool:
+    """Whether no check failed; warnings are allowed."""
     return all(row.state != "fail" for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""How many experts this machine has room for, and whether the members have room for all of them."""
+"""Checks how many experts fit into this machine, and whether the members together have room for all of them."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import msgspec
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.rounds.queries import MORE_ROOM
-from atoll.node.doctor.checks import DoctorCheck, Finding, Patient
+from atoll.node.doctor.checks import DoctorCheck, DoctorInput, Finding
 from atoll.node.runs.capacity.expert_capacity import trained_of
 from atoll.node.runs.capacity.free_resources import room_here
 from atoll.node.runs.capacity.join_preview import MEMBERS
@@ -17,15 +17,15 @@ GB = 1e9
 MORE_MEMORY = 'close other programs, or store the others\' experts narrow: frozen = "int8" in config.toml'
 
 
-def experts(patient: Patient) -> Iterator[Finding]:
-    """What a running node says, else what it would offer now; nothing where all members train all."""
-    room = room_found(patient)
+def experts(given: DoctorInput) -> Iterator[Finding]:
+    """Room for experts of the running node, or what it would offer now; nothing if members train all of them."""
+    room = available_room(given)
     if room is not None:
-        yield judge_room(room, str((patient.status or {}).get("shortage") or ""))
+        yield room_finding(room, str((given.status or {}).get("shortage") or ""))
 
 
-def judge_room(room: Room, shortage: str) -> Finding:
-    """`shortage`: why the members cannot train all experts; empty where they can, or nobody runs."""
+def room_finding(room: Room, shortage: str) -> Finding:
+    """Judge room for experts; `shortage` says why the members cannot train all of them, empty if unknown."""
     why = f"from {(room.free_bytes or 0) / GB:.1f} GB free" if room.place else "as config.toml says"
     text = f"room for {room.experts} of {room.of} experts ({why})"
     if shortage:
@@ -35,27 +35,27 @@ def judge_room(room: Room, shortage: str) -> Finding:
     return Finding("experts", "pass", text)
 
 
-def room_found(patient: Patient) -> Room | None:
-    """Of the node that runs; else of this machine in the patient's run, if its members share the experts."""
-    if patient.status is not None:
-        found = patient.status.get("room")
+def available_room(given: DoctorInput) -> Room | None:
+    """Room of the running node, else of this machine for the run; None if its members do not share experts."""
+    if given.status is not None:
+        found = given.status.get("room")
         return msgspec.convert(found, Room) if found else None
-    if patient.run is None or not splits(patient.run):
+    if given.run is None or not splits(given.run):
         return None
-    return room_here(patient.run, config_of(patient), patient.home.root)
+    return room_here(given.run, config_or_cpu(given), given.home.root)
 
 
-def trained_found(patient: Patient) -> int | None:
-    """Experts of each layer to count with in the patient's run; None: all."""
-    if patient.run is None or not splits(patient.run):
+def trained_experts(given: DoctorInput) -> int | None:
+    """How many experts of each layer this node would train in the run; None for all."""
+    if given.run is None or not splits(given.run):
         return None
-    members = int((patient.status or {}).get("members") or MEMBERS)
-    return trained_of(patient.run, room_found(patient), max(members, patient.run.pace.min_members))
+    members = int((given.status or {}).get("members") or MEMBERS)
+    return trained_of(given.run, available_room(given), max(members, given.run.pace.min_members))
 
 
-def config_of(patient: Patient) -> NodeConfig:
-    """The patient's; where it cannot be read, one that computes on the CPU."""
-    return patient.config or NodeConfig(device="cpu", threads=1)
+def config_or_cpu(given: DoctorInput) -> NodeConfig:
+    """The configuration; if it cannot be read, one that computes on the CPU."""
+    return given.config or NodeConfig(device="cpu", threads=1)
 
 
 CHECKS = (DoctorCheck("experts", 15.0, experts),)

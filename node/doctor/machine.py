@@ -1,4 +1,4 @@
-"""Checks of this machine: key, home, disk, clock, configuration, memory, Python, torch, GPU. No network."""
+"""Checks this machine without the network: key, home, disk, clock, configuration, memory, Python, torch, GPU."""
 
 import ctypes
 import fcntl
@@ -18,8 +18,8 @@ import psutil
 
 from atoll.node.config.devices import devices_of
 from atoll.node.daemon.coordinator.interfaces import snapshot_max_bytes
-from atoll.node.doctor.checks import DoctorCheck, Finding, Patient, State
-from atoll.node.doctor.experts import config_of, trained_found
+from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
+from atoll.node.doctor.experts import config_or_cpu, trained_experts
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system.atomic_files import disk
@@ -30,13 +30,13 @@ GB = 1e9
 DISK_FAIL_BYTES = 200e6
 DISK_WARN_BYTES = 2e9
 SNAPSHOTS_KEPT = 8
-"""Weights, checkpoints and payloads at hand, in sizes of one snapshot: rough, on the safe side."""
+"""Disk for weights, checkpoints and payloads, in sizes of one snapshot: a generous estimate."""
 EARLIEST_S = 1_767_225_600.0
-"""2026-01-01: this program is not older."""
+"""2026-01-01 in seconds since 1970: this program is not older."""
 LATEST_S = 4_102_444_800.0
 CLOCK_WARN_S = 30.0
 CLOCK_FAIL_S = 3600.0
-"""libp2p's certificates begin one hour before they are made: who is further behind refuses QUIC connections."""
+"""libp2p's certificates begin one hour before they are made: a clock further behind refuses QUIC."""
 CHILD_S = 60.0
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _TORCH = """
@@ -49,14 +49,14 @@ print(json.dumps(found))
 """
 
 
-def identity(patient: Patient) -> Iterator[Finding]:
-    """The key file: its mode, its size, the PeerID."""
-    path = patient.home.identity
+def identity(given: DoctorInput) -> Iterator[Finding]:
+    """Check mode and size of the key file, and that the running node has its PeerID."""
+    path = given.home.identity
     if not os.path.lexists(path):
         yield Finding("identity", "pass", "no key yet; the first start makes one")
         return
     peer = load_or_create(path).peer_id
-    running = (patient.status or {}).get("peer", peer)
+    running = (given.status or {}).get("peer", peer)
     if running != peer:
         remedy = "restart the node, or put the old key file back"
         yield Finding("identity", "fail", f"the node runs as {running}, the file holds {peer}", remedy)
@@ -64,9 +64,9 @@ def identity(patient: Patient) -> Iterator[Finding]:
     yield Finding("identity", "pass", peer)
 
 
-def home(patient: Patient) -> Iterator[Finding]:
-    """The folder is ours and can be written; the lock is held by a node that answers, or by nobody."""
-    root = patient.home.root
+def home(given: DoctorInput) -> Iterator[Finding]:
+    """Check that the home can be written by us alone, and that a node which holds its lock answers."""
+    root = given.home.root
     folder = _existing(root)
     with disk(folder), tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"atoll")
@@ -75,38 +75,38 @@ def home(patient: Patient) -> Iterator[Finding]:
         yield Finding("home", "warn", f"others may look into {root}", f"chmod 700 {root}")
     else:
         yield Finding("home", "pass", f"{root} can be written" if folder == root else f"{root} will be made")
-    if patient.status is None and (pid := _lock_holder(patient.home.lock)):
-        remedy = f"wait if it has just started; else look at {patient.home.log} and stop process {pid}"
+    if given.status is None and (pid := _lock_holder(given.home.lock)):
+        remedy = f"wait if it has just started; else look at {given.home.log} and stop process {pid}"
         yield Finding("lock", "fail", f"process {pid} holds the home, but no node answers", remedy)
 
 
-def free_disk(patient: Patient) -> Iterator[Finding]:
-    """Room for what the run keeps."""
-    free = shutil.disk_usage(_existing(patient.home.root)).free
+def free_disk(given: DoctorInput) -> Iterator[Finding]:
+    """Check free disk space against what the run stores."""
+    free = shutil.disk_usage(_existing(given.home.root)).free
     need = DISK_WARN_BYTES
-    if patient.run is not None:
-        need = max(DISK_FAIL_BYTES, SNAPSHOTS_KEPT * snapshot_max_bytes(patient.run))
+    if given.run is not None:
+        need = max(DISK_FAIL_BYTES, SNAPSHOTS_KEPT * snapshot_max_bytes(given.run))
     text = f"{free / GB:.1f} GB free, about {need / GB:.1f} GB needed"
     remedy = "free some space, or choose another --home"
-    state: State = "pass" if free >= need else "warn" if free >= DISK_FAIL_BYTES else "fail"
+    state: CheckState = "pass" if free >= need else "warn" if free >= DISK_FAIL_BYTES else "fail"
     yield Finding("disk", state, text, "" if state == "pass" else remedy)
 
 
-def clock(patient: Patient) -> Iterator[Finding]:
-    """A wrong clock breaks QUIC's certificates (an hour behind is too much), invites and every log."""
+def clock(given: DoctorInput) -> Iterator[Finding]:
+    """Check the clock: a wrong one breaks QUIC's certificates, invites and every log."""
     now = time.time()
     remedy = "switch on network time (for example: timedatectl set-ntp true)"
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if not EARLIEST_S < now < LATEST_S:
         yield Finding("clock", "fail", f"{text} cannot be right", remedy)
         return
-    newest = max((path.stat().st_mtime for path in _files_of_ours(patient)), default=0.0)
+    newest = max((path.stat().st_mtime for path in _home_files(given)), default=0.0)
     if newest > now + 3600:
         yield Finding("clock", "warn", f"{text}, but files here are {(newest - now) / 3600:.0f} h younger", remedy)
         return
-    ahead_s = (patient.status or {}).get("clock_ahead_s")
+    ahead_s = (given.status or {}).get("clock_ahead_s")
     if isinstance(ahead_s, int | float):
-        yield judge_clock(text, float(ahead_s), remedy)
+        yield clock_finding(text, float(ahead_s), remedy)
         return
     state = _kernel_clock()
     if state == _TIME_ERROR:
@@ -115,43 +115,43 @@ def clock(patient: Patient) -> Iterator[Finding]:
         yield Finding("clock", "pass", f"{text}" + (", kept by a time service" if state >= 0 else ""))
 
 
-def judge_clock(text: str, peers_ahead_s: float, remedy: str) -> Finding:
-    """Against the median of the peers' clocks."""
+def clock_finding(text: str, peers_ahead_s: float, remedy: str) -> Finding:
+    """Judge the clock by the median of the peers' clocks, in seconds ahead of ours."""
     if abs(peers_ahead_s) < CLOCK_WARN_S:
         return Finding("clock", "pass", f"{text}, {abs(peers_ahead_s):.1f} s from the peers' clocks")
     side = "behind" if peers_ahead_s > 0 else "ahead of"
-    state: State = "fail" if abs(peers_ahead_s) >= CLOCK_FAIL_S else "warn"
+    state: CheckState = "fail" if abs(peers_ahead_s) >= CLOCK_FAIL_S else "warn"
     return Finding("clock", state, f"{text}, {abs(peers_ahead_s):.0f} s {side} the peers' clocks", remedy)
 
 
-def configuration(patient: Patient) -> Iterator[Finding]:
-    """It can be read (the caller does that first, and says why not), and its seeds are seeds."""
-    path = patient.home.config_toml
-    if patient.config is not None:
-        for seed in patient.config.seeds:
+def configuration(given: DoctorInput) -> Iterator[Finding]:
+    """Check that the seeds of config.toml are valid; the caller has read the file and reported its errors."""
+    path = given.home.config_toml
+    if given.config is not None:
+        for seed in given.config.seeds:
             parse_seed(seed)
         yield Finding("config", "pass", str(path) if path.exists() else "no config.toml; defaults")
 
 
-def memory(patient: Patient) -> Iterator[Finding]:
-    """Room for the worker, before it starts."""
+def memory(given: DoctorInput) -> Iterator[Finding]:
+    """Check memory against what the worker needs."""
     found = psutil.virtual_memory()
     text = f"{found.available / GB:.1f} of {found.total / GB:.1f} GB available"
-    if patient.run is None:
+    if given.run is None:
         yield Finding("memory", "pass", text)
         return
-    need = needs_of(patient.run, config_of(patient), trained_found(patient)).host
+    need = needs_of(given.run, config_or_cpu(given), trained_experts(given)).host
     text += f", about {need / GB:.1f} GB needed"
     if need > found.total:
         yield Finding("memory", "fail", text, "choose a run with a smaller model, or another machine")
-    elif patient.status is None and need > found.available:
+    elif given.status is None and need > found.available:
         yield Finding("memory", "warn", text, "close other programs before you start")
     else:
         yield Finding("memory", "pass", text)
 
 
-def software(patient: Patient) -> Iterator[Finding]:
-    """Python and the packages that do the work."""
+def software(given: DoctorInput) -> Iterator[Finding]:
+    """Check the versions of Python and of the main packages."""
     names = ("atoll", "torch", "hivemind", "libp2p")
     found = {name: _version(name) for name in names}
     text = ", ".join([f"Python {platform.python_version()}", *(f"{name} {found[name]}" for name in names)])
@@ -162,8 +162,8 @@ def software(patient: Patient) -> Iterator[Finding]:
         yield Finding("software", "pass", text)
 
 
-def gpu(patient: Patient) -> Iterator[Finding]:
-    """What torch can use. A child asks: torch must not live in this process."""
+def gpu(given: DoctorInput) -> Iterator[Finding]:
+    """Check what torch can use; in a child process, because torch must not be loaded into this one."""
     cards = _nvidia_cards()
     try:
         ran = subprocess.run(
@@ -175,16 +175,16 @@ def gpu(patient: Patient) -> Iterator[Finding]:
         last = (ran.stderr.strip().splitlines() or ["no output"])[-1]
         yield Finding("torch", "fail", f"torch cannot be imported: {last}", "install torch again")
         return
-    wanted = patient.config.device if patient.config is not None else "auto"
-    yield judge_gpu(json.loads(ran.stdout.strip().splitlines()[-1]), cards, wanted)
+    wanted = given.config.device if given.config is not None else "auto"
+    yield gpu_finding(json.loads(ran.stdout.strip().splitlines()[-1]), cards, wanted)
 
 
-def judge_gpu(torch: dict[str, object], cards: list[str], wanted: str) -> Finding:
-    """`torch`: what the child printed; `cards`: what nvidia-smi printed; `wanted`: NodeConfig.device."""
+def gpu_finding(torch: dict[str, object], cards: list[str], wanted: str) -> Finding:
+    """Judge the GPU: `torch` is the child's report, `cards` that of nvidia-smi, `wanted` the configured device."""
     build = f"torch {torch['torch']}"
     if torch["cuda"]:
         return _judge_cards(torch, build, wanted)
-    state: State = "fail" if wanted.startswith("cuda") else "warn"
+    state: CheckState = "fail" if wanted.startswith("cuda") else "warn"
     if cards and not torch["built"]:
         remedy = "install a CUDA build of torch"
         return Finding("gpu", state, f"{cards[0]} is here, but {build} is a CPU build", remedy)
@@ -226,17 +226,17 @@ def _version(package: str) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """`path`, or the folder above it that exists."""
+    """`path`, or the nearest parent folder that exists."""
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
-def _files_of_ours(patient: Patient) -> list[Path]:
-    home = patient.home
+def _home_files(given: DoctorInput) -> list[Path]:
+    home = given.home
     return [path for path in (home.identity, home.log, home.lock, home.config_toml) if path.is_file()]
 
 
 def _kernel_clock() -> int:
-    """adjtimex(2)'s answer: 0 … 4 kept, 5 not kept, −1 unknown here."""
+    """Result of adjtimex(2): 0 … 4 for a synchronised clock, 5 for another, −1 if unknown."""
     if sys.platform != "linux":
         return -1
     call = getattr(ctypes.CDLL(None), "adjtimex", None)
@@ -244,7 +244,7 @@ def _kernel_clock() -> int:
 
 
 def _lock_holder(path: Path) -> int:
-    """Process id in the lock file if that process lives and holds it; else 0."""
+    """Id of the process that holds the lock file; 0 if none does."""
     try:
         text = path.read_bytes()[:64].strip()
         if not text.isdigit() or not psutil.pid_exists(int(text)):

@@ -1,4 +1,4 @@
-"""Two small questions to a stranger's port: does it speak multistream over TCP, does it speak QUIC over UDP."""
+"""Probes of an unknown port: whether it speaks multistream over TCP, or QUIC over UDP."""
 
 import asyncio
 import os
@@ -6,14 +6,14 @@ import os
 UDP_S = 3.0
 ANSWER_S = 4.0
 _QUIC_BYTES = 1200
-"""A server answers no smaller first datagram (RFC 9000, 14.1)."""
+"""Size of the first datagram; a server ignores smaller ones (RFC 9000, 14.1)."""
 _NO_VERSION = bytes.fromhex("1a2a3a4a")
-"""Reserved to provoke a Version Negotiation packet (RFC 9000, 15)."""
+"""A version reserved to provoke a Version Negotiation packet (RFC 9000, 15)."""
 MULTISTREAM = b"\x13/multistream/1.0.0\n"
 
 
-async def banner(host: str, number: int) -> bytes:
-    """What a TCP server says to multistream's greeting; empty when it says nothing."""
+async def read_banner(host: str, number: int) -> bytes:
+    """A TCP server's reply to multistream's greeting, at most 64 bytes; empty if there is none in ANSWER_S."""
     try:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(host, number)
@@ -26,27 +26,27 @@ async def banner(host: str, number: int) -> bytes:
         return b""
 
 
-class _Echo(asyncio.DatagramProtocol):
-    """Keeps the first Version Negotiation packet."""
+class _Probe(asyncio.DatagramProtocol):
+    """Sets a future at the first Version Negotiation packet."""
 
     def __init__(self, answered: "asyncio.Future[bool]") -> None:
         self._answered = answered
 
     def datagram_received(self, data: bytes, addr: object) -> None:
-        """asyncio: long header, version 0 (RFC 9000, 17.2.1)."""
+        """Called by asyncio. The packet has a long header and version 0 (RFC 9000, 17.2.1)."""
         if data[:1] >= b"\x80" and data[1:5] == bytes(4) and not self._answered.done():
             self._answered.set_result(True)
 
     def error_received(self, exc: Exception) -> None:
-        """asyncio: an ICMP error; the deadline decides."""
+        """Called by asyncio for an ICMP error; it is ignored, because the deadline decides."""
 
 
 async def speaks_quic(host: str, number: int) -> bool:
-    """Whether a QUIC server there refuses an unknown version within UDP_S; asked three times."""
+    """Whether a QUIC server rejects an unknown version within UDP_S seconds; the probe is sent three times."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[bool] = loop.create_future()
     try:
-        transport, _ = await loop.create_datagram_endpoint(lambda: _Echo(answered), remote_addr=(host, number))
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Probe(answered), remote_addr=(host, number))
     except OSError:
         return False
     head = b"\xc0" + _NO_VERSION + b"\x08" + os.urandom(8) + b"\x08" + os.urandom(8)

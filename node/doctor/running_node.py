@@ -1,15 +1,15 @@
-"""What a running node says about its place in the network, judged. Pure: the input is its status."""
+"""Judges a running node's health and its reachability. Pure: the input is its status."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from atoll.node.doctor.checks import DoctorCheck, Finding, Patient, State
+from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
 
 YOUNG_S = 30.0
-"""A node that started just now may not know its reachability, and may not have found anybody."""
+"""Uptime below which a node may not know its reachability yet, or any peer."""
 RESTARTS_WARN = 3
 
-_REACH: dict[str, tuple[State, str, str]] = {
+_REACH: dict[str, tuple[CheckState, str, str]] = {
     "public": ("pass", "others can dial this node", ""),
     "punchable": ("pass", "behind a NAT that can be punched: others connect directly with help", ""),
     "relay-only": (
@@ -20,9 +20,9 @@ _REACH: dict[str, tuple[State, str, str]] = {
 }
 
 
-def node(patient: Patient) -> Iterator[Finding]:
-    """That a node runs, and what troubles it."""
-    status = patient.status
+def node(given: DoctorInput) -> Iterator[Finding]:
+    """Check that a node runs, that it reports no fault, and that its processes do not keep restarting."""
+    status = given.status
     if status is None:
         remedy = "start it with `atoll start`, then ask again"
         yield Finding("node", "warn", "no node runs here: NAT, relay and DHT cannot be seen", remedy)
@@ -38,16 +38,16 @@ def node(patient: Patient) -> Iterator[Finding]:
             yield Finding(name, "warn", f"its process died {count} times", "look for the reason with `atoll logs`")
 
 
-def network(patient: Patient) -> Iterator[Finding]:
-    """NAT, relay, port mapping, connections, DHT."""
-    if patient.status is None:
+def network(given: DoctorInput) -> Iterator[Finding]:
+    """Check NAT, relay, port mapping, connections and DHT of the running node."""
+    if given.status is None:
         return
-    status = patient.status
+    status = given.status
     yield from _reachability(status)
     yield from _relay(status)
     yield from _port_map(status)
     yield _connections(status)
-    yield _dht(patient, status)
+    yield _dht(given, status)
 
 
 def _reachability(status: dict[str, Any]) -> Iterator[Finding]:
@@ -102,8 +102,8 @@ def _connections(status: dict[str, Any]) -> Finding:
     return Finding("peers", "warn", "connected to nobody", "see the seeds in this list; the node goes on trying")
 
 
-def _dht(patient: Patient, status: dict[str, Any]) -> Finding:
-    if patient.config is not None and not patient.config.dht:
+def _dht(given: DoctorInput, status: dict[str, Any]) -> Finding:
+    if given.config is not None and not given.config.dht:
         return Finding("dht", "pass", "switched off")
     state = str((status.get("seeds") or {}).get("dht") or "")
     if not state:

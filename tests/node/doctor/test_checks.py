@@ -20,9 +20,9 @@ from atoll.node.doctor import experts as doctor_experts
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
-from atoll.node.doctor.checks import DoctorCheck, Finding, Patient, examine, is_well
-from atoll.node.doctor.network import Tried, judge_seeds, try_seeds
-from atoll.node.doctor.probes import banner, speaks_quic
+from atoll.node.doctor.checks import DoctorCheck, DoctorInput, Finding, has_no_failure, run_checks
+from atoll.node.doctor.network import SeedResult, dial_seeds, judge_seeds
+from atoll.node.doctor.probes import read_banner, speaks_quic
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
@@ -38,10 +38,10 @@ A, B = Identity(b"a" * 32), Identity(b"b" * 32)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1")
 
 
-def patient(tmp_path: Path, *, status=None, run=None, **config) -> Patient:
+def patient(tmp_path: Path, *, status=None, run=None, **config) -> DoctorInput:
     home = Home(tmp_path / "home")
     home.make()
-    return Patient(home, NodeConfig(**config), run, status)
+    return DoctorInput(home, NodeConfig(**config), run, status)
 
 
 def only(rows) -> Finding:
@@ -72,7 +72,7 @@ def test_one_bad_check_does_not_spoil_the_others(tmp_path: Path) -> None:
         DoctorCheck("good", 5.0, lambda _: [Finding("good", "pass", "fine"), Finding("good", "warn", "nearly")]),
     ]
     started = time.monotonic()
-    rows = examine(patient(tmp_path), checks)
+    rows = run_checks(patient(tmp_path), checks)
     hang.set()
     assert time.monotonic() - started < 5
     assert [(row.check, row.state) for row in rows] == [
@@ -81,8 +81,8 @@ def test_one_bad_check_does_not_spoil_the_others(tmp_path: Path) -> None:
     assert rows[0] == Finding("fault", "fail", "the disk is gone", "find it")
     assert "KeyError" in rows[1].found
     assert "no result in 0 s" in rows[2].found
-    assert not is_well(rows)
-    assert is_well(rows[3:])
+    assert not has_no_failure(rows)
+    assert has_no_failure(rows[3:])
 
 
 # The machine.
@@ -96,7 +96,7 @@ def test_identity(tmp_path: Path) -> None:
     other = patient(tmp_path, status={"peer": A.peer_id})
     assert only(doctor_machine.identity(other)).state == "fail"
     sick.home.identity.chmod(0o644)
-    row = only(examine(sick, [DoctorCheck("identity", 5.0, doctor_machine.identity)]))
+    row = only(run_checks(sick, [DoctorCheck("identity", 5.0, doctor_machine.identity)]))
     assert (row.state, row.remedy) == ("fail", f"chmod 600 {sick.home.identity}")
 
 
@@ -106,11 +106,11 @@ def test_home(tmp_path: Path) -> None:
     assert os.listdir(sick.home.root) == ["runs"], "nothing is left behind"
     sick.home.root.chmod(0o755)
     assert only(doctor_machine.home(sick)).remedy == f"chmod 700 {sick.home.root}"
-    unborn = Patient(Home(tmp_path / "a" / "b"), NodeConfig())
+    unborn = DoctorInput(Home(tmp_path / "a" / "b"), NodeConfig())
     assert "will be made" in only(doctor_machine.home(unborn)).found
     assert not (tmp_path / "a").exists()
-    blocked = Patient(Home(Path("/proc/self/nothing")), NodeConfig())
-    assert only(examine(blocked, [DoctorCheck("home", 5.0, doctor_machine.home)])).state == "fail"
+    blocked = DoctorInput(Home(Path("/proc/self/nothing")), NodeConfig())
+    assert only(run_checks(blocked, [DoctorCheck("home", 5.0, doctor_machine.home)])).state == "fail"
 
 
 def test_a_node_that_holds_its_home_but_does_not_answer(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_clock(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_bad_seed_is_found_before_the_start(tmp_path: Path) -> None:
     check = [DoctorCheck("config", 5.0, doctor_machine.configuration)]
-    assert only(examine(patient(tmp_path, seeds=("/dnsaddr/seed.example.org",)), check)).state == "pass"
-    row = only(examine(patient(tmp_path, seeds=("/ip4/1.2.3.4/tcp/1/p2p/Qm",)), check))
+    assert only(run_checks(patient(tmp_path, seeds=("/dnsaddr/seed.example.org",)), check)).state == "pass"
+    row = only(run_checks(patient(tmp_path, seeds=("/ip4/1.2.3.4/tcp/1/p2p/Qm",)), check))
     assert (row.state, "a seed looks like" in row.remedy) == ("fail", True)
 
 
@@ -175,7 +175,7 @@ NO_GPU = {"torch": "2.13+cpu", "cuda": False, "built": ""}
     ],
 )
 def test_gpu_is_judged(torch, cards, wanted, state, words) -> None:
-    row = doctor_machine.judge_gpu(torch, cards, wanted)
+    row = doctor_machine.gpu_finding(torch, cards, wanted)
     assert row.state == state
     assert words in row.found
     assert (row.state == "pass") == (not row.remedy)
@@ -194,14 +194,14 @@ def test_torch_is_asked_in_a_child_and_may_be_broken(tmp_path: Path, monkeypatch
 
 def test_port_free_taken_and_held_by_our_node(tmp_path: Path) -> None:
     check = [DoctorCheck("port", 5.0, doctor_net.port)]
-    assert only(examine(patient(tmp_path), check)).state == "pass"
+    assert only(run_checks(patient(tmp_path), check)).state == "pass"
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_INET, kind) as taken:
             taken.bind(("0.0.0.0", 0))
             if kind == socket.SOCK_STREAM:
                 taken.listen()
             number = taken.getsockname()[1]
-            row = only(examine(patient(tmp_path, port=number), check))
+            row = only(run_checks(patient(tmp_path, port=number), check))
             assert (row.state, row.found) == ("fail", f"port {number} is in use")
     status = {"addresses": ["/ip4/10.0.0.1/tcp/4710", "/ip4/10.0.0.1/udp/4710/quic-v1"]}
     assert only(doctor_net.port(patient(tmp_path, port=4710, status=status))).state == "pass"
@@ -244,10 +244,12 @@ def test_seeds_are_dialled_by_a_real_p2pd() -> None:
                     PeerAddress(peers[3], (f"/ip4/127.0.0.1/tcp/{web}",)),
                     PeerAddress(B.peer_id, ("/ip4/127.0.0.1/tcp/1",)),
                 ]
-                tried = await try_seeds(seeds, B.peer_id)
+                tried = await dial_seeds(seeds, B.peer_id)
                 number = int(at["udp"].split("/")[4])
                 assert await speaks_quic("127.0.0.1", number)
-                assert (await banner("127.0.0.1", int(at["tcp"].split("/")[4]))).startswith(b"\x13/multistream")
+                assert (await read_banner("127.0.0.1", int(at["tcp"].split("/")[4]))).startswith(
+                    b"\x13/multistream"
+                )
         server.close()
         rows = list(judge_seeds(tried, is_covered=False))
         assert [row.state for row in rows] == ["pass", "warn", "warn", "warn", "warn", "pass"]
@@ -277,17 +279,17 @@ def test_no_answer_over_udp() -> None:
 
 
 def test_one_living_seed_is_enough() -> None:
-    dead = Tried("/ip4/1.2.3.4/tcp/1/p2p/X", "dial tcp4: connect: connection refused", "/ip4/1.2.3.4/tcp/1")
+    dead = SeedResult("/ip4/1.2.3.4/tcp/1/p2p/X", "dial tcp4: connect: connection refused", "/ip4/1.2.3.4/tcp/1")
     assert [row.state for row in judge_seeds([dead], is_covered=False)] == ["fail"]
     assert [row.state for row in judge_seeds([dead], is_covered=True)] == ["warn"]
-    assert [row.state for row in judge_seeds([dead, Tried("/b")], is_covered=False)] == ["warn", "pass"]
+    assert [row.state for row in judge_seeds([dead, SeedResult("/b")], is_covered=False)] == ["warn", "pass"]
 
 
 def test_seeds_come_from_the_configuration_and_from_the_node(tmp_path: Path) -> None:
     text = f"/ip4/1.2.3.4/tcp/1/p2p/{A.peer_id}"
     status = {"seeds": {text: "connected", f"/dnsaddr/x.example/p2p/{B.peer_id}": "failed", "dht": "ready"}}
     sick = patient(tmp_path, seeds=(text, "/nonsense/p2p/x"), status=status)
-    found = doctor_net.seeds_of(sick)
+    found = doctor_net.configured_seeds(sick)
     assert found == [parse_seed(text), parse_seed(f"/dnsaddr/x.example/p2p/{B.peer_id}")]
 
 
@@ -311,7 +313,7 @@ def test_p2pd_runs(tmp_path: Path, monkeypatch) -> None:
     broken.write_text("not a program")
     broken.chmod(0o700)
     monkeypatch.setattr(doctor_net, "binary", lambda: broken)
-    row = only(examine(patient(tmp_path), [DoctorCheck("p2pd", 5.0, doctor_net.p2pd)]))
+    row = only(run_checks(patient(tmp_path), [DoctorCheck("p2pd", 5.0, doctor_net.p2pd)]))
     assert (row.state, "wheel" in row.remedy) == ("fail", True)
 
 
