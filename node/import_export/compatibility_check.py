@@ -16,7 +16,7 @@ from atoll.node.checkpoint.snapshot import read_own_snapshot
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.given import open_tokenizer
-from atoll.node.learning.data.tokens import Tokens, tokenizer_for
+from atoll.node.learning.data.tokens import TextTokenizer, built_in_tokenizer
 from atoll.node.learning.inner.evaluate import evaluate
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder, loss_of
@@ -61,9 +61,9 @@ def measure_fit(spec: RunSpec, weights: Path, tokenizer: bytes | None, path: str
     `path` is the text of a `file:` source; `tokenizer` has the bytes of its file, None for a built-in one. Raises
     ConfigError, CorruptFault, DiskFault, Unreachable.
     """
-    text = corpus.load(spec.data.source, path, default_cache())
-    tokens: Tokens = (
-        tokenizer_for(spec.data.tokenizer, text.train)
+    text = corpus.load_corpus(spec.data.source, path, default_cache())
+    tokens: TextTokenizer = (
+        built_in_tokenizer(spec.data.tokenizer, text.train)
         if tokenizer is None
         else open_tokenizer(tokenizer, spec.model.vocab)
     )

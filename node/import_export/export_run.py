@@ -14,7 +14,7 @@ from atoll.node.import_export.huggingface.folder import save_folder
 from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer_json, tokenizer_files
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.tokens import tokenizer_for
+from atoll.node.learning.data.tokens import built_in_tokenizer
 from atoll.node.learning.outer.fixed import state_digest
 from atoll.p2p.system.atomic_files import read_whole
 from atoll.protocols.blobs import manifest_of_bytes
@@ -63,8 +63,8 @@ def tokenizer_json(data: DataSpec, path: str, blobs: Path) -> str:
         return byte_tokenizer_json()
     if data.tokenizer == "file":
         return _read_tokenizer(blobs / f"{data.tokenizer_blob.hex()}.blob", Digest(data.tokenizer_blob))
-    text = corpus.load(data.source, path, default_cache())
-    tokens = tokenizer_for(data.tokenizer, text.train)
+    text = corpus.load_corpus(data.source, path, default_cache())
+    tokens = built_in_tokenizer(data.tokenizer, text.train)
     if data.digest and corpus.text_digest(text, tokens.identity) != data.digest:
         raise ConfigError(
             f"{data.source} here is not the text of this run", hint="give the run's own text: --data PATH"

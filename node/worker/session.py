@@ -32,7 +32,7 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.covering import Rows, rows_of
 from atoll.node.learning.compress.folding import OuterStep as OuterStep
 from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.dataset import GivenTokenizer, open_data
+from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
@@ -130,7 +130,7 @@ class Session:
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
         warm(self._codec)
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
-        self._data = open_data(spec.data, spec.model.context, start.data, default_cache(), given)
+        self._data = open_dataset(spec.data, spec.model.context, start.data, default_cache(), given)
         if self._ranks is not None:
             self._ranks.join()
         encoder = encoder_for(spec, start)

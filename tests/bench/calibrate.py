@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.dataset import open_data
+from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.runs import presets
 from atoll.node.runs.fragments import finer
 from atoll.protocols.ids import peer_id_of
@@ -94,7 +94,7 @@ def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     spec = spec_of(given)
-    data = open_data(spec.data, spec.model.context, "", default_cache())
+    data = open_dataset(spec.data, spec.model.context, "", default_cache())
     task = Task(spec, data, given.members, spec.outer.rounds, given.device)
     rule = LateRule(given.rule, given.keep)
     arms = {

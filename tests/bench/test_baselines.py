@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from atoll.node.learning.data.dataset import open_data
+from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.runs import presets
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.model_spec import ExpertsSpec
@@ -28,7 +28,7 @@ def spec():
 
 def task_of(spec, members, tmp_path):
     torch.set_num_threads(1)
-    return Task(spec, open_data(spec.data, spec.model.context, "", tmp_path), members, spec.outer.rounds)
+    return Task(spec, open_dataset(spec.data, spec.model.context, "", tmp_path), members, spec.outer.rounds)
 
 
 def curve(points):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.learning.compress import sparse2
-from atoll.node.learning.data.dataset import open_data
+from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
 from atoll.node.learning.outer.mean import outer_update
@@ -35,7 +35,7 @@ def spec():
 
 def task_of(spec, members, tmp_path):
     torch.set_num_threads(1)
-    return Task(spec, open_data(spec.data, spec.model.context, "", tmp_path), members, spec.outer.rounds)
+    return Task(spec, open_dataset(spec.data, spec.model.context, "", tmp_path), members, spec.outer.rounds)
 
 
 def curve(points):

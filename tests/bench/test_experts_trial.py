@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.dataset import open_data
+from atoll.node.learning.data.dataset import open_dataset
 from atoll_bench.experts.experts_arm import spec_of
 from atoll_bench.experts.experts_members import MEMBERS, Members
 from atoll_bench.experts.experts_plans import plan_of
@@ -19,7 +19,7 @@ def small(arm):
 
 def test_a_trial_has_the_state_of_members_that_are_workers(tmp_path):
     spec = small("shared")
-    data = open_data(spec.data, spec.model.context, "", default_cache(), None)
+    data = open_dataset(spec.data, spec.model.context, "", default_cache(), None)
     plan = plan_of(spec, "shared")
     trial = Trial(spec, data, MEMBERS, tmp_path / "trial")
     points = list(trial.rounds(plan))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.dataset import GivenTokenizer, open_data
+from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.protocols.run.run_spec import open_run
 from tests.node.daemon.published import publish
@@ -26,7 +26,7 @@ def loss_of(model, windows):
 def windows_of(run_file, tokenizer):
     spec = open_run(run_file.read_bytes())
     given = GivenTokenizer(tokenizer, spec.model.vocab)
-    return open_data(spec.data, spec.model.context, "", default_cache(), given).validation(VAL_WINDOWS)
+    return open_dataset(spec.data, spec.model.context, "", default_cache(), given).validation(VAL_WINDOWS)
 
 
 def one_digest(*nodes):

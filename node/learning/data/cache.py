@@ -1,4 +1,4 @@
-"""Where fetched texts and trained tokenizers are kept: one folder per user, shared by all nodes."""
+"""The cache folder of fetched texts: one a user, shared by all nodes."""
 
 import os
 from pathlib import Path

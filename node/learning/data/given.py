@@ -1,9 +1,9 @@
-"""A tokenizer that travels with its run: a `tokenizer.json` of a stranger. Data, no code, and no surprise.
+"""Loads a tokenizer that travels with its run: an untrusted `tokenizer.json`, which is data and never code.
 
-Only byte-pair encodings are run, with parts of a list; every key is understood or refused by name. Expressions
-are of a harmless kind (patterns.py), no part makes a text much longer, and nothing is drawn (BPE dropout), cut or
-filled. Reading and running go on in a thread with a deadline: a library that is still at work then is left alone,
-and ends with the process. A panic of it is an error like others.
+Only byte-pair encodings with known parts are run; an unknown part is refused by name. Expressions must be
+harmless (patterns.py), no part may lengthen a text much, and dropout, truncation and padding are off. The
+library runs in a thread with a deadline. After the deadline the thread is abandoned and ends with the process. A
+panic of the library is an error like others.
 """
 
 import json
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from atoll.node.learning.data.patterns import check_pattern
-from atoll.node.learning.data.tokens import Subwords
+from atoll.node.learning.data.tokens import SubwordTokenizer
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES
 
@@ -25,42 +25,39 @@ T = TypeVar("T")
 
 READ_S = 30.0
 RUN_S = 80.0
-"""For the whole text. All of a worker's start must be over in `trainer.START_S`."""
+"""Deadline for the whole text, seconds. A worker's whole start must end within `worker_process.START_S`."""
 MAX_PADDING = 512
-"""Published models round their vocabulary up; those rows are never used."""
+"""Most unused rows of a vocabulary: published models round it up."""
 MAX_PARTS = 16
 _PARTS = {
     "normalizer": {"NFC", "Prepend", "Replace", "Sequence"},
     "pre_tokenizer": {"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"},
 }
 _MEMBERS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
-"""Where a Sequence has its parts."""
+"""Key under which a Sequence has its parts."""
 _REPEATED = {"Digits", "Sequence", "Split"}
-"""Kinds that cut and write nothing. Others may make a text longer, and one of a kind is enough."""
+"""Kinds that cut text and never lengthen it. Each other kind may occur once."""
 
 
-class Bounded:
-    """Subwords with a deadline."""
+class BoundedTokenizer:
+    """A SubwordTokenizer with a deadline."""
 
-    def __init__(self, inner: Subwords) -> None:
+    def __init__(self, inner: SubwordTokenizer) -> None:
         self._inner = inner
-        self.vocab, self.identity = inner.vocab, inner.identity
+        self.vocab = inner.vocab
+        self.identity = inner.identity
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
-        """See Subwords. Raises ConfigError after RUN_S."""
-        return in_time(RUN_S, lambda: self._inner.encode(text))
+        """As SubwordTokenizer.encode. Raises ConfigError after RUN_S."""
+        return run_within(RUN_S, lambda: self._inner.encode(text))
 
     def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """See Subwords. Raises ConfigError after RUN_S."""
-        return in_time(RUN_S, lambda: self._inner.encode_sized(text))
-
-    def decode(self, tokens: NDArray[np.int32]) -> bytes:
-        """See Subwords. Raises ConfigError after RUN_S."""
-        return in_time(RUN_S, lambda: self._inner.decode(tokens))
+        """As SubwordTokenizer.encode_sized. Raises ConfigError after RUN_S."""
+        return run_within(RUN_S, lambda: self._inner.encode_sized(text))
 
 
-def read_tokenizer(path: Path, vocab: int) -> Bounded:
-    """The tokenizer in a file, for a model with `vocab` tokens. Raises ConfigError, DiskFault."""
+def load_tokenizer(path: Path, vocab: int) -> BoundedTokenizer:
+    """Load the tokenizer of a file for a model with `vocab` tokens. Raises ConfigError, DiskFault."""
     try:
         with path.open("rb") as file:
             data = file.read(TOKENIZER_MAX_BYTES + 1)
@@ -69,22 +66,22 @@ def read_tokenizer(path: Path, vocab: int) -> Bounded:
     return open_tokenizer(data, vocab)
 
 
-def open_tokenizer(data: bytes, vocab: int) -> Bounded:
-    """The tokenizer of these bytes, for a model with `vocab` tokens. Raises ConfigError."""
+def open_tokenizer(data: bytes, vocab: int) -> BoundedTokenizer:
+    """Check and load the tokenizer of these bytes for a model with `vocab` tokens. Raises ConfigError."""
     if len(data) > TOKENIZER_MAX_BYTES:
         raise ConfigError(f"tokenizer.json has more than {TOKENIZER_MAX_BYTES >> 20} MiB")
     _check_parts(_parsed(data))
-    found = in_time(READ_S, lambda: Tokenizer.from_str(data.decode()))
+    found = run_within(READ_S, lambda: Tokenizer.from_str(data.decode()))
     found.no_padding()
     found.no_truncation()
-    found.post_processor = None  # special tokens are never added, but it could say the whole text again and again
-    numbers = found.get_vocab(with_added_tokens=True).values()
-    _check_vocab(len(set(numbers)), max(numbers, default=-1), vocab)
-    return Bounded(Subwords(found, vocab, data))
+    found.post_processor = None  # it could repeat the whole text; we add no special tokens, so none is needed
+    ids = found.get_vocab(with_added_tokens=True).values()
+    _check_vocab(len(set(ids)), max(ids, default=-1), vocab)
+    return BoundedTokenizer(SubwordTokenizer(found, vocab, data))
 
 
-def in_time(limit_s: float, work: Callable[[], T]) -> T:
-    """What `work` gives. Raises ConfigError when it fails, whatever it raises, or takes longer."""
+def run_within(limit_s: float, work: Callable[[], T]) -> T:
+    """The result of `work`. Raises ConfigError if it takes longer or raises anything but MemoryError."""
     done: list[T] = []
     failed: list[BaseException] = []
     thread = Thread(target=_carry, args=(work, done, failed), daemon=True)
@@ -135,7 +132,7 @@ def _check_parts(whole: dict[str, Any]) -> None:
 
 
 def _flat(key: str, part: Any, kinds: set[str]) -> Iterator[str]:
-    """Kinds of a part and of what it consists of. Raises ConfigError for one that is not known."""
+    """Kinds of a part and of its own parts. Raises ConfigError for an unknown kind."""
     if part is None:
         return
     kind = part.get("type") if isinstance(part, dict) else None
@@ -160,7 +157,7 @@ def _members(key: str, part: dict[str, Any]) -> list[Any]:
 
 
 def _check_patterns(value: Any) -> None:
-    """Every expression, wherever it stands."""
+    """Check every regular expression in a JSON value. Raises ConfigError."""
     if isinstance(value, dict):
         if isinstance(value.get("Regex"), str):
             check_pattern(value["Regex"])

@@ -1,7 +1,7 @@
-"""`synthetic:markov`: text of known entropy, made from a seed. No file, no download, the same everywhere.
+"""Generates `synthetic:markov`: text of known entropy from a seed, with the same bytes on every machine.
 
-A chain of order 2 over 16 letters with integer transition weights out of 2¹⁶. The model's loss can be
-compared with `entropy_bits_per_byte`: nobody gets below it, and whoever learns gets near it.
+The text is a chain of order 2 over 16 letters with integer transition weights out of 2¹⁶. No model gets below the
+chain's entropy rate, and a model that learns gets near it.
 """
 
 from urllib.parse import parse_qsl
@@ -16,7 +16,7 @@ LETTERS = b"etaoinshrdlu ,.\n"
 _N = len(LETTERS)
 _TOTAL = 1 << 16
 CHAINS = 512
-"""Chains that are advanced side by side and laid end to end."""
+"""Number of chains that are generated in parallel and then concatenated."""
 MAX_BYTES = 1 << 30
 
 
@@ -28,8 +28,8 @@ class MarkovSource(msgspec.Struct, frozen=True):
     """Bytes of training text."""
 
 
-def parse(source: str) -> MarkovSource:
-    """The parameters of `synthetic:markov?seed=1&size=1048576`. Raises ConfigError."""
+def parse_markov(source: str) -> MarkovSource:
+    """Parse `synthetic:markov?seed=1&size=1048576`. Raises ConfigError."""
     try:
         found = {
             key: int(value) for key, value in parse_qsl(source.partition("?")[2], strict_parsing="?" in source)
@@ -44,15 +44,15 @@ def parse(source: str) -> MarkovSource:
     return parsed
 
 
-def texts(source: MarkovSource) -> tuple[bytes, bytes]:
-    """Train text of `size` bytes and validation text of an eighth of it, at most 1 MiB."""
+def markov_texts(source: MarkovSource) -> tuple[bytes, bytes]:
+    """Training text of `size` bytes, and validation text of an eighth of that, at most 1 MiB."""
     return generate(source, 0, source.size), generate(source, 1, min(source.size // 8, 1 << 20))
 
 
 def weights(source: MarkovSource) -> NDArray[np.int64]:
-    """Transition weights `[16, 16, 16]` (before last, last, next); each row sums to 2¹⁶.
+    """Transition weights `[16, 16, 16]`, int64, by (before last, last, next); each row sums to 2¹⁶.
 
-    Peaked rows: weights are products of raw 16-bit numbers, so that a few letters take most of the mass.
+    Weights are products of uniform 16-bit numbers, so that a few letters have most of the probability.
     """
     raw = np.random.Philox(key=source.seed).random_raw(_N**3).astype(np.uint64)
     fields = [(raw >> np.uint64(shift) & np.uint64(0xFFFF)).astype(np.int64) for shift in (0, 16, 32)]
@@ -64,7 +64,7 @@ def weights(source: MarkovSource) -> NDArray[np.int64]:
 
 
 def generate(source: MarkovSource, part: int, size: int) -> bytes:
-    """`size` bytes of part 0 (train) or 1 (validation); parts are independent."""
+    """`size` bytes of part 0 (training) or 1 (validation); the parts are independent."""
     edges = weights(source).cumsum(axis=2)
     length = -(-size // CHAINS)
     raw = np.random.Philox(key=source.seed + ((part + 1) << 64)).random_raw(length * CHAINS)
@@ -77,12 +77,3 @@ def generate(source: MarkovSource, part: int, size: int) -> bytes:
         out[at] = drawn
         before, last = last, drawn
     return np.frombuffer(LETTERS, np.uint8)[out.T.reshape(-1)[:size]].tobytes()
-
-
-def entropy_bits_per_byte(source: MarkovSource) -> float:
-    """Entropy rate of the chain: Σ stationary(state) · H(next | state)."""
-    share = weights(source) / _TOTAL
-    state = np.full((_N, _N), 1 / _N**2)
-    for _ in range(500):
-        state = np.einsum("ab,abc->bc", state, share)
-    return float(-(state[:, :, None] * share * np.log2(share)).sum())

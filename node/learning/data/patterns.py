@@ -1,9 +1,9 @@
-"""Which regular expressions of a stranger are run: those that cannot take exponential time.
+"""Refuses untrusted regular expressions that could take exponential time.
 
-The library's engine goes back over every way to match. There are exponentially many only where what repeats may
-itself be split in more than one way, so nothing is repeated here but one character, class or escape: a group
-may be optional, no more. References to earlier groups, look-behind and everything rare are refused. What is left
-takes polynomial time; a deadline (given.py) bounds that. All published patterns of the models that we read pass.
+The library's engine backtracks over every way to match. The number of ways is exponential only if a repeated part
+can itself match in several ways, so only one character, class or escape may be repeated; a group may be optional.
+Back-references, look-behind and rare constructs are refused. The rest takes polynomial time, which a deadline
+(given.py) bounds. The published patterns of all models that we read pass.
 """
 
 import re
@@ -12,7 +12,7 @@ from atoll.protocols.errors import ConfigError
 
 MAX_LETTERS = 2048
 MAX_REPEATS = 64
-"""Of a counted repetition: `{1,3}`."""
+"""Largest count of a counted repetition such as `{1,3}`."""
 _OPENINGS = ("(?:", "(?i:", "(?=", "(?!")
 _ESCAPE = re.compile(
     r"\\(?:[pP]\{\^?\w{1,32}\}|x\{[0-9a-fA-F]{1,6}\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[0DHSWdhstnrvfaebBAw]|[^\w\s])"
@@ -21,7 +21,7 @@ _TIMES = re.compile(r"\{(\d{1,4})?(,(\d{1,4})?)?\}")
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise ConfigError for an expression that is not of the harmless kind."""
+    """Raise ConfigError for an expression outside the allowed subset."""
     if len(pattern) > MAX_LETTERS:
         raise _refused(pattern, f"has more than {MAX_LETTERS} letters")
     at, after = 0, ""
@@ -30,7 +30,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def _step(pattern: str, at: int, after: str) -> tuple[int, str]:
-    """Past one part of the expression; what it was: `one` letter, the end of a `group`, a `times` or nothing."""
+    """The index after one part of the expression, and its kind: `one` letter, `group` end, `times` or nothing."""
     letter = pattern[at]
     if letter == "[":
         return _class_end(pattern, at), "one"

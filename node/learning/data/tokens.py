@@ -1,7 +1,7 @@
 """Tokenizers: `bytes` (256 tokens), `bpe8k` (8192 tokens, trained from the run's own text), `file` (given.py).
 
-The BPE is trained on every member. Its bytes are part of the run's data digest, so that a member whose
-library trains another one is told so before it sends anything.
+Every member trains the BPE itself. Its bytes are part of the run's data digest, so a member whose library trains
+another one is refused before it sends anything.
 """
 
 from typing import Protocol
@@ -17,47 +17,40 @@ _TRAIN_MAX_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 16
 
 
-class Tokens(Protocol):
-    """Text to token ids and back."""
+class TextTokenizer(Protocol):
+    """Turns text into token ids."""
 
     vocab: int
+    """Number of token ids."""
     identity: bytes
-    """What the tokenizer is, for the data digest; empty for bytes."""
+    """Serialised tokenizer, part of the data digest; empty for `bytes`."""
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
-        """Token ids of a text."""
+        """Token ids `[N]` of a text, int32."""
         ...
 
     def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Token ids, and the bytes of the text that each stands for: from loss per token to bits per byte."""
-        ...
-
-    def decode(self, tokens: NDArray[np.int32]) -> bytes:
-        """Text of token ids."""
+        """Token ids `[N]` and the bytes of text that each stands for `[N]`, which turn nats into bits per byte."""
         ...
 
 
-class Bytes:
-    """Every byte is a token."""
+class ByteTokenizer:
+    """The tokenizer `bytes`: every byte is a token."""
 
     vocab = 256
     identity = b""
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
-        """One id per byte."""
+        """One token id for each byte."""
         return np.frombuffer(text, np.uint8).astype(np.int32)
 
     def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """All sizes are 1."""
+        """One token id for each byte, all of size 1."""
         return self.encode(text), np.ones(len(text), np.int32)
 
-    def decode(self, tokens: NDArray[np.int32]) -> bytes:
-        """One byte per id."""
-        return tokens.astype(np.uint8).tobytes()
 
-
-class Subwords:
-    """Whatever the `tokenizers` library runs. Special tokens are never added."""
+class SubwordTokenizer:
+    """A tokenizer of the `tokenizers` library. It never adds special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, identity: bytes) -> None:
         self._tokenizer = tokenizer
@@ -65,27 +58,25 @@ class Subwords:
         self.identity = identity
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
-        """Token ids. Broken UTF-8 becomes the replacement character."""
+        """Token ids `[N]`. Invalid UTF-8 becomes the replacement character."""
         blocks = _blocks(text.decode("utf-8", "replace"), _BLOCK_BYTES)
         found = self._tokenizer.encode_batch_fast(blocks, add_special_tokens=False)
         return _joined([np.array(one.ids, np.int32) for one in found])
 
     def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Each byte counts once, for the first token that reaches it: what a tokenizer drops, or writes as more
-        than one token, makes no difference to their sum.
+        """Token ids `[N]` and their sizes in bytes `[N]`.
+
+        Each byte counts once, for the first token that covers it, so dropped or doubly written text does not
+        change the sum of sizes.
         """
         blocks = _blocks(text.decode("utf-8", "replace"), _BLOCK_BYTES)
         found = self._tokenizer.encode_batch(blocks, add_special_tokens=False)
         sizes = [_sizes(block, one.offsets) for block, one in zip(blocks, found, strict=True)]
         return _joined([np.array(one.ids, np.int32) for one in found]), _joined(sizes)
 
-    def decode(self, tokens: NDArray[np.int32]) -> bytes:
-        """The text; bytes that are not UTF-8 come back as the replacement character."""
-        return str(self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False)).encode()
 
-
-def train_bpe(text: bytes) -> Subwords:
-    """The 8k BPE of a text's first 16 MiB: ties are broken by token id, so one text gives one tokenizer."""
+def train_bpe(text: bytes) -> SubwordTokenizer:
+    """Train the 8k BPE on a text's first 16 MiB. Ties are broken by token id, so one text gives one tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -97,13 +88,13 @@ def train_bpe(text: bytes) -> Subwords:
     )
     sample = text[:_TRAIN_MAX_BYTES].decode("utf-8", "replace")
     tokenizer.train_from_iterator(_blocks(sample, _BLOCK_BYTES), trainer)
-    return Subwords(tokenizer, BPE_VOCAB, tokenizer.to_str().encode())
+    return SubwordTokenizer(tokenizer, BPE_VOCAB, tokenizer.to_str().encode())
 
 
-def tokenizer_for(name: str, train_text: bytes) -> Tokens:
-    """The tokenizer of DataSpec.tokenizer, unless that is `file`. Raises ConfigError for a name that is none."""
+def built_in_tokenizer(name: str, train_text: bytes) -> TextTokenizer:
+    """The tokenizer `bytes` or `bpe8k`, trained on `train_text`. Raises ConfigError for another name."""
     if name == "bytes":
-        return Bytes()
+        return ByteTokenizer()
     if name == "bpe8k":
         return train_bpe(train_text)
     raise ConfigError(f"unknown tokenizer {name!r}", hint="use bytes or bpe8k")
@@ -114,7 +105,7 @@ def _joined(parts: list[NDArray[np.int32]]) -> NDArray[np.int32]:
 
 
 def _sizes(block: str, offsets: list[tuple[int, int]]) -> NDArray[np.int32]:
-    """Bytes of each token from where it begins and ends, in characters; the last one takes what is left."""
+    """Bytes of each token from its offsets in characters; the last token gets the rest of the block."""
     widths = [len(letter.encode()) for letter in block] if not block.isascii() else [1] * len(block)
     until = np.concatenate([[0], np.cumsum(widths)])
     ends = np.maximum.accumulate(np.array([end for _, end in offsets], np.int64))
@@ -124,10 +115,10 @@ def _sizes(block: str, offsets: list[tuple[int, int]]) -> NDArray[np.int32]:
 
 
 def _blocks(text: str, size: int) -> list[str]:
-    """Pieces of about `size` characters that end at a line break where there is one: cuts change no word."""
+    """Pieces of about `size` characters, cut at line breaks if possible so that no word is split."""
     found, at = [], 0
     while at < len(text):
-        end = text.rfind("\n", at, at + size) + 1 or at + size
+        end = text.rfind("\n", at, at + size) + 1 or at + size  # rfind gives −1 without a line break
         found.append(text[at:end])
         at = end
     return found

@@ -1,9 +1,8 @@
-"""Which training windows a member reads: a pure function of (seed, step, slot), disjoint and resumable.
+"""Chooses the training windows of a member: a pure function of (seed, step, slot), disjoint and resumable.
 
-All windows of the text stand in one shuffled order, keyed by the run's seed. Step s of all
-members together takes the next `slots × batch` places of that order, round and round. So within any stretch
-no longer than the text, hence within a round, no window is read twice by anybody, and while the number of
-members stays the same none is read again before all have been read.
+All windows of the text have one shuffled order, keyed by the run's seed. Each step of all members together takes
+the next `slots × batch` places of that order, cyclically. So members never read a window twice within one pass,
+and while the number of members is constant, all windows are read before any is read again.
 """
 
 import msgspec
@@ -20,24 +19,24 @@ class WindowPlace(msgspec.Struct, frozen=True):
 
     seed: int
     first_step: int
-    """Inner steps of all rounds before this one (RunSpec.steps_before)."""
+    """Number of inner steps of all earlier rounds (RunSpec.steps_before)."""
     slot: int
     slots: int
     batch: int
 
 
 def windows(place: WindowPlace, step: int, num_windows: int) -> NDArray[np.int64]:
-    """Indices `[batch]` of the windows of inner step `step` (from 0) of the round."""
+    """Indices `[B]`, int64, of the windows of inner step `step` (from 0) of the round."""
     first = ((place.first_step + step) * place.slots + place.slot) * place.batch
     at = (np.arange(place.batch, dtype=np.uint64) + np.uint64(first)) % np.uint64(num_windows)
-    return shuffled(at, place.seed, num_windows).astype(np.int64)
+    return permuted(at, place.seed, num_windows).astype(np.int64)
 
 
-def shuffled(at: NDArray[np.uint64], seed: int, size: int) -> NDArray[np.uint64]:
-    """Values at places `at` of a permutation of 0 … size−1, without storing it.
+def permuted(at: NDArray[np.uint64], seed: int, size: int) -> NDArray[np.uint64]:
+    """Values at places `at` of a permutation of 0 … size−1, which is not stored.
 
-    A Feistel network permutes the next power of four; whatever falls outside is permuted again until it
-    falls inside ("cycle walking", Black and Rogaway 2002), fewer than four times on average.
+    A Feistel network permutes the next power of four. Values outside are permuted again until they are inside
+    ("cycle walking", Black and Rogaway 2002), fewer than four times on average.
     """
     half = max(1, -(-(size - 1).bit_length() // 2))
     keys = np.frombuffer(digest(b"atoll windows/1", seed.to_bytes(8, "little")) * 2, "<u8")[:_ROUNDS]
@@ -58,7 +57,7 @@ def _feistel(value: NDArray[np.uint64], half: int, keys: NDArray[np.uint64]) -> 
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser; uint64 products wrap by definition."""
+    """The finaliser of splitmix64, elementwise; uint64 products wrap by definition."""
     value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return value ^ value >> np.uint64(31)

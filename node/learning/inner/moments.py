@@ -20,7 +20,7 @@ Shapes = Sequence[tuple[str, tuple[int, ...]]]
 """Atoms by name, in the order of the file."""
 
 
-def bound_of(spec: InnerSpec) -> float:
+def second_moment_bound(spec: InnerSpec) -> float:
     """C; 0 where there is none, because the second moments forget faster than the first ones."""
     share = spec.beta1**2 / spec.beta2 if spec.beta2 else 1.0
     return (1 - spec.beta1) ** 2 / ((1 - spec.beta2) * (1 - share)) if share < 1 else 0.0
@@ -53,7 +53,7 @@ def unpack(data: bytes, shapes: Shapes, spec: InnerSpec) -> dict[str, Tensor]:
 
 
 def _check(first: Tensor, second: Tensor, spec: InnerSpec) -> None:
-    limit = _ROUNDING * bound_of(spec) * second.double() + spec.eps**2
+    limit = _ROUNDING * second_moment_bound(spec) * second.double() + spec.eps**2
     sound = first.isfinite() & second.isfinite() & (second >= 0) & (first.double() ** 2 <= limit)
-    if not bound_of(spec) or not bool(sound.all()):
+    if not second_moment_bound(spec) or not bool(sound.all()):
         raise DecodeError("moments that no gradients can have given")

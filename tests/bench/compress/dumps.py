@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.dataset import open_data
+from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import to_fixed, to_float
 from atoll.node.learning.outer.padding import clear, padding_of
@@ -38,7 +38,7 @@ def measure(rounds: Sequence[int] = ROUNDS) -> list[Errors]:
     Raises ConfigError or Unreachable where the text is not on this machine and cannot be fetched.
     """
     spec = preset("tiny", peer_id_of(bytes(32)), seed=1)
-    data = open_data(spec.data, spec.model.context, "", default_cache())
+    data = open_dataset(spec.data, spec.model.context, "", default_cache())
     task = Task(spec, data, MEMBERS, max(rounds) + 1)
     tensors = tensors_of(arena_of(spec.model))
     return [

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.dataset import open_data
+from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.runs.presets import preset
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.run.merging import MergeSpec
@@ -62,7 +62,7 @@ class Arm:
     async def trial(self, folder: str, arm: str, preset: str, rounds: int, steps: int, seed: int) -> None:
         """Make ready. Raises ConfigError, NetworkFault."""
         spec = spec_of(arm, preset, rounds, steps, seed)
-        data = open_data(spec.data, spec.model.context, "", default_cache(), None)
+        data = open_dataset(spec.data, spec.model.context, "", default_cache(), None)
         self._points = Trial(spec, data, MEMBERS, Path(folder)).rounds(plan_of(spec, arm))
 
     async def trial_round(self) -> Any:

@@ -4,6 +4,7 @@ Both read exactly the windows that the swarm's members read, in the same inner s
 They yield one Point per round, so that a caller can print, plot or stop.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,13 @@ from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
+
+
+def unigram_bits_per_byte(text: bytes) -> float:
+    """Entropy of the byte frequencies: what a model that only counts bytes would reach."""
+    counts = np.bincount(np.frombuffer(text, np.uint8), minlength=256)
+    share = counts[counts > 0] / max(len(text), 1)
+    return -math.fsum(float(p) * math.log2(p) for p in share)
 
 
 class Point(msgspec.Struct, frozen=True):

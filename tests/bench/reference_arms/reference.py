@@ -18,11 +18,18 @@ import torch
 
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.dataset import GivenTokenizer, open_data
+from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import AtollError
 from atoll.protocols.run.run_spec import open_run
-from atoll_bench.reference_arms.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
+from atoll_bench.reference_arms.baselines import (
+    AVERAGE,
+    DILOCO,
+    Task,
+    data_parallel,
+    dense_diloco,
+    unigram_bits_per_byte,
+)
 
 
 def arm(name: str, run_file: Path, blobs: Path, present: Sequence[int], rounds: int) -> dict[str, Any]:
@@ -30,11 +37,11 @@ def arm(name: str, run_file: Path, blobs: Path, present: Sequence[int], rounds: 
     torch.set_num_threads(1)
     spec = open_run(run_file.read_bytes())
     if name == "unigram":
-        text = corpus.load(spec.data.source, "", default_cache())
-        return {"arm": name, "unigram_bpb": corpus.unigram_bits_per_byte(text.val)}
+        text = corpus.load_corpus(spec.data.source, "", default_cache())
+        return {"arm": name, "unigram_bpb": unigram_bits_per_byte(text.val)}
     tokenizer = spec.data.tokenizer_blob
     given = GivenTokenizer(blobs / f"{tokenizer.hex()}.blob", spec.model.vocab) if tokenizer else None
-    data = open_data(spec.data, spec.model.context, "", default_cache(), given)
+    data = open_dataset(spec.data, spec.model.context, "", default_cache(), given)
     start = blobs / f"{spec.start.weights.hex()}.blob" if spec.start else None
     task = Task(spec, data, max(present), rounds, start=start, present=present)
     if name == "adamw":

@@ -22,7 +22,7 @@ def text(tmp_path):
 
 
 def test_the_tokens_of_a_bpe_run_are_the_same_in_transformers(tmp_path, text):
-    loaded = corpus.load("file:text.txt", str(text), tmp_path)
+    loaded = corpus.load_corpus("file:text.txt", str(text), tmp_path)
     ours = train_bpe(loaded.train)
     spec = DataSpec(source="file:text.txt", tokenizer="bpe8k", digest=corpus.text_digest(loaded, ours.identity))
     serialised = tokenizer_json(spec, str(text), tmp_path)

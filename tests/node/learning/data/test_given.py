@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from atoll.node.learning.data import given as module
-from atoll.node.learning.data.given import in_time, open_tokenizer
+from atoll.node.learning.data.given import open_tokenizer, run_within
 from atoll.node.learning.data.patterns import check_pattern
-from atoll.node.learning.data.tokens import Subwords, train_bpe
+from atoll.node.learning.data.tokens import SubwordTokenizer, train_bpe
 from atoll.protocols.errors import ConfigError
 from tests.node.daemon.published import TEXT, WORDS, llama_like, qwen_like, size, trained
 
@@ -58,11 +58,13 @@ def test_a_letter_of_many_tokens_counts_once():
 
 def test_the_bpe_of_the_run_counts_as_the_letters_of_its_tokens_did():
     bpe = train_bpe(TEXT.encode())
-    assert isinstance(bpe, Subwords)
+    assert isinstance(bpe, SubwordTokenizer)
+    library = Tokenizer.from_str(bpe.identity.decode())
     tokens, sizes = bpe.encode_sized(b"The cat sat on a mat\n")
     assert np.cumsum(sizes)[-1] == 21
     assert all(
-        bpe.decode(tokens[: at + 1]) == b"The cat sat on a mat\n"[:end] for at, end in enumerate(sizes.cumsum())
+        library.decode(tokens[: at + 1].tolist()) == "The cat sat on a mat\n"[:end]
+        for at, end in enumerate(sizes.cumsum())
     )
 
 
@@ -156,7 +158,7 @@ def test_a_padded_vocabulary_is_fine():
 def test_work_that_does_not_end_is_given_up():
     forever = Event()
     with pytest.raises(ConfigError, match="not done within"):
-        in_time(0.01, forever.wait)
+        run_within(0.01, forever.wait)
     forever.set()
 
 
@@ -165,7 +167,7 @@ def test_a_panic_of_the_library_is_one_line(capfd):
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
     with pytest.raises(ConfigError, match="retry-limit"):
-        in_time(60, lambda: tokenizer.encode("a" * 28 + "b"))
+        run_within(60, lambda: tokenizer.encode("a" * 28 + "b"))
     capfd.readouterr()
 
 

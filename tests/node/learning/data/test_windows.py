@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.data.windows import WindowPlace, shuffled, windows
+from atoll.node.learning.data.windows import WindowPlace, permuted, windows
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -12,7 +12,7 @@ SEEDS = st.integers(0, 2**63 - 1)
 @settings(max_examples=60, deadline=None)
 @given(seed=SEEDS, size=st.integers(1, 3000))
 def test_shuffled_is_a_permutation(seed, size):
-    out = shuffled(np.arange(size, dtype=np.uint64), seed, size)
+    out = permuted(np.arange(size, dtype=np.uint64), seed, size)
     assert np.array_equal(np.sort(out), np.arange(size))
 
 

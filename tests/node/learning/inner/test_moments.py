@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.node.checkpoint.shards import is_valid
 from atoll.node.learning.inner.loop import Inner, run_steps
-from atoll.node.learning.inner.moments import bound_of, pack, unpack
+from atoll.node.learning.inner.moments import pack, second_moment_bound, unpack
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.run.moments import MAX_STEPS
 from tests.node.learning.inner.test_inner import Toy, batch_of, inner_spec, loss_of
@@ -34,12 +34,12 @@ def state_after(gradients, beta1, beta2):
 def test_no_gradients_exceed_the_bound(gradients, betas):
     first, second = state_after([np.array(g) for g in gradients], *betas)
     spec = inner_spec(beta1=betas[0], beta2=betas[1])
-    assert (first**2 <= bound_of(spec) * second * (1 + 1e-9) + 1e-300).all()
+    assert (first**2 <= second_moment_bound(spec) * second * (1 + 1e-9) + 1e-300).all()
 
 
 def test_second_moments_that_forget_faster_give_no_bound():
-    assert bound_of(inner_spec(beta1=0.9, beta2=0.8)) == 0.0
-    assert bound_of(inner_spec(beta1=0.9, beta2=0.0)) == 0.0
+    assert second_moment_bound(inner_spec(beta1=0.9, beta2=0.8)) == 0.0
+    assert second_moment_bound(inner_spec(beta1=0.9, beta2=0.0)) == 0.0
 
 
 def trained(steps, **changes):
@@ -148,7 +148,7 @@ def test_bytes_that_pass_move_nothing_further_than_a_few_rates(noise, steps):
     values = torch.frombuffer(bytearray(noise), dtype=torch.bfloat16).clone()
     first, second = values.chunk(2)  # the worst that passes
     second.copy_(second.float().abs().nan_to_num(1.0, 1.0, 1.0).clamp(0, 1e30))
-    first.copy_((bound_of(spec) * second.double()).sqrt().float().copysign(first.float()))
+    first.copy_((second_moment_bound(spec) * second.double()).sqrt().float().copysign(first.float()))
     found = unpack(steps.to_bytes(4, "little") + values.view(torch.uint8).numpy().tobytes(), SHAPES, spec)
     inner.continue_from(found)
     before = inner.module.table.detach().clone()
