@@ -36,7 +36,7 @@ from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.merging import move_after
+from atoll.node.learning.model.merging import merge_after_round
 from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import Fold, Part
 from atoll.node.worker.async_save import Keeping
@@ -136,7 +136,7 @@ class Session:
         encoder = encoder_for(spec, start)
         frozen = start.frozen, start.frozen_on_host
         self._learner = Learner(spec, devices[0], *frozen, self._ranks, encoder.device)
-        covers, after = partial(cover_of, spec), partial(move_after, spec)
+        covers, after = partial(cover_of, spec), partial(merge_after_round, spec)
         theta, number = _first_state(spec)
         self._slices = self._slice_work()
         self._fold = Fold(theta, self._arena, self._onto, covers, number, after)

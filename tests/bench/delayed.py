@@ -73,7 +73,7 @@ class _Member:
         if self._rule.name == "forecast":
             values = sent.q_Ck.to(torch.float32) * 2.0**-VALUE_BITS
             local_C4096[rows] = self._anchor[rows].scatter_add(1, sent.index_Ck, -values)
-            bridge.fill(self._inner.module, local_C4096, self._arena)
+            bridge.fill_module(self._inner.module, local_C4096, self._arena)
         if self._rule.name != "blend":
             self._anchor[rows] = local_C4096[rows]
         return (_WEIGHT, *sent)
@@ -83,10 +83,10 @@ class _Member:
         rows, local_C4096 = self._rows[fragment], self._local()
         local_C4096[rows] = self._rule.merged(local_C4096[rows], self._anchor[rows], view_F4096)
         self._anchor[rows] = view_F4096
-        bridge.fill(self._inner.module, local_C4096, self._arena)
+        bridge.fill_module(self._inner.module, local_C4096, self._arena)
 
     def _local(self) -> Tensor:
-        return bridge.read(self._inner.module, self._arena).cpu()
+        return bridge.read_module(self._inner.module, self._arena).cpu()
 
 
 def delayed_sparse(
@@ -131,7 +131,7 @@ def delayed_sparse(
             sent = [(1, *sparse2.decode(payload, len(rows[now]), reduced_k))]
         theta[rows[now]] = _folded(task, theta[rows[now]], sent)
         if now == fragments - 1:
-            bridge.fill(judge, to_float(theta), arena)
+            bridge.fill_module(judge, to_float(theta), arena)
             yield task.point(number, losses or [0.0], judge, began)
             losses = []
 

@@ -52,12 +52,12 @@ def blocking(task):
         losses, sent = [], []
         for slot, inner in enumerate(members):
             losses += member_round(task, inner, to_float(theta), number, slot)
-            delta = to_float(theta) - bridge.read(inner.module, arena)
+            delta = to_float(theta) - bridge.read_module(inner.module, arena)
             payload = feedback.feed(residuals[slot], delta, spec.compress.feedback, spec.compress.k)
             sent.append((1, *sparse2.decode(payload, arena.chunks, spec.compress.k)))
         update = outer_update(sent, arena.chunks, spec.outer.alpha_256, spec.outer.floor_256)
         theta = plus(theta, update)
-        bridge.fill(members[0].module, to_float(theta), arena)
+        bridge.fill_module(members[0].module, to_float(theta), arena)
         yield task.point(number, losses, members[0].module, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Validation: nats per token and bits per byte over a fixed set of windows."""
+"""Evaluates a module: nats per token and bits per byte over a fixed set of windows."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch import nn
 from atoll.node.learning.inner.loop import Loss
 
 VAL_WINDOWS = 64
-"""Bounded, so that evaluation costs a few steps; the same windows on every member."""
+"""Most validation windows, so that evaluation costs a few steps; every member uses the same."""
 _BATCH = 16
 
 
@@ -21,13 +21,13 @@ class ValidationLoss(msgspec.Struct, frozen=True):
     val_loss: float
     """Nats per token."""
     val_bpb: float
-    """Bits per byte: comparable between tokenizers."""
+    """Bits per byte of text, comparable between tokenizers."""
 
 
 def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], size_bytes: int) -> ValidationLoss:
-    """Loss of `module` on windows `[W, T + 1]` whose predicted tokens stand for `size_bytes` bytes.
+    """Loss of `module` on int64 windows `[W, T + 1]` whose predicted tokens stand for `size_bytes` bytes.
 
-    Sums in float64, in a fixed order. Leaves gradients and modes as they were.
+    Sums in float64 in a fixed order. Gradients and modes of the module stay as they were.
     """
     device = next(module.parameters()).device
     tokens = windows_WT1.shape[0] * (windows_WT1.shape[1] - 1)

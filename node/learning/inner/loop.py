@@ -1,7 +1,7 @@
 """The inner optimiser: AdamW steps of one member between two outer steps.
 
-It knows neither the model nor the data: it is given a module, a loss and a source of batches. On one
-machine with one thread count the same start gives the same bits.
+It depends on neither the model nor the data: the caller gives a module, a loss and a source of batches. On one
+machine, the same start and thread count give the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,22 +20,22 @@ from atoll.protocols.run.moments import KINDS, MAX_STEPS
 from atoll.protocols.run.run_spec import InnerSpec
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
-"""Mean loss, nats per token, of a module on int64 windows `[B, T + 1]`."""
+"""Computes the mean loss, nats per token, of a module on int64 windows `[B, T + 1]`."""
 ByAtom = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""Tensors named and shaped like the module's parameters -> views of them by the names that a checkpoint has."""
+"""Maps tensors named and shaped like the module's parameters to views of them by atom names."""
 Step = Callable[[NDArray[np.int64], int], float]
-"""Windows of a step and its global number -> the loss before it."""
+"""Takes a step from its windows `[B, T + 1]` and its global number; returns the loss before it."""
 _CLIP_EPS = 1e-6
-"""As torch's own clipping has it."""
-_KEPT = ("step", *KINDS)
+"""The same as in torch's own clipping."""
+_STATE_KINDS = ("step", *KINDS)
 
 
 class Inner:
     """A module with its AdamW state. The module's parameters are float32; matrices decay, vectors do not.
 
-    Each atom has a step count of its own: the bias correction of moments that began later must be that of their
-    age. An expert that came in a late step would otherwise move by (1 − β₁) / √(1 − β₂) of a step, three times too
-    far with the usual β₂ = 0.999 and half as far as it should with 0.95.
+    Each atom has its own step count, because the bias correction of moments must match their age. An expert that
+    arrived in a late step would otherwise move by (1 − β₁) / √(1 − β₂) of a step: three times too far with the
+    usual β₂ = 0.999, half as far as it should with 0.95.
     """
 
     def __init__(
@@ -48,25 +48,28 @@ class Inner:
         after_step: Callable[[], None] = lambda: None,
         share: StepShare = ALONE,
     ) -> None:
-        """`after_step`: what else moves after each step, such as values that no gradient moves."""
+        """`after_step` is called after each step; it updates values that no gradient moves."""
         self.module = module
-        self._loss_of, self._by_atom, self._after_step = loss_of, by_atom, after_step
-        self._spec, self._share = spec, share
+        self._loss_of = loss_of
+        self._by_atom = by_atom
+        self._after_step = after_step
+        self._spec = spec
+        self._share = share
         self._joined = share.joined(module)
         self._named = dict(module.named_parameters())
         self._device = next(iter(self._named.values())).device
         self._atoms = by_atom({name: share.held(p.detach()) for name, p in self._named.items()})
-        """What AdamW sees: parts of the module's parameters, in the same memory."""
+        """Views of the module's parameters that AdamW updates, by atom."""
         self._state: dict[str, dict[str, Tensor]] = {}
-        """`step`, float32, and moments of the atoms that were trained, by name."""
+        """Step count (`step`, float32) and moments of each atom that was trained."""
         self.changes = 0
-        """How often the moments were changed by other things than steps."""
+        """How often something other than a step changed the moments."""
 
     def step(self, window_BT1: NDArray[np.int64], at: int) -> float:
-        """One AdamW step with the rate of global step `at`; the loss before it, nats per token.
+        """Take one AdamW step with the rate of global step `at`; returns the loss before it, nats per token.
 
-        Where processes share it, each is given all windows, and all have the same loss. Raises Divergence when
-        loss or gradient is not finite; the parameters are then unchanged.
+        If processes share the step, each gets all windows and returns the same loss. Raises Divergence if loss or
+        gradient is not finite; the parameters are then unchanged.
         """
         self.module.zero_grad(set_to_none=True)
         loss = self._forward(torch.from_numpy(window_BT1[self._share.rows]).to(self._device))
@@ -76,7 +79,7 @@ class Inner:
         value, size = torch.stack([self._share.mean(loss.detach()), norm]).tolist()
         if not np.isfinite(value + size):
             raise Divergence(f"inner step {at}: loss {value}, gradient norm {size}", hint=TRAIN_AGAIN)
-        self._move(gradients, norm, learning_rate(self._spec, at))
+        self._update(gradients, norm, learning_rate(self._spec, at))
         self._after_step()
         return float(value)
 
@@ -92,25 +95,25 @@ class Inner:
         return found
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave, also that of a module which trained other atoms: those without start fresh.
+        """Load what `state` returned, possibly for other trained atoms; atoms without state start fresh.
 
-        Raises CorruptFault for an atom of another shape, or of which a part is missing.
+        Raises CorruptFault for an atom with another shape or an incomplete state.
         """
         self.changes += 1
-        self._state = {name: self._taken(name, state) for name in self._atoms} if state else {}
+        self._state = {name: self._copied(name, state) for name in self._atoms} if state else {}
 
     def continue_from(self, before: Mapping[str, Tensor]) -> None:
-        """What `state` gave of some atoms, of steps elsewhere that came before all that were taken here.
+        """Add the state of some atoms from steps elsewhere, which came before all steps that were taken here.
 
-        Moments are linear in the gradients, so they may come late: after k steps the older ones count β^k. Raises
-        CorruptFault for an atom that is not trained here, or of another shape.
+        Moments are linear in the gradients, so they may arrive late: after k steps the older ones count β^k.
+        Raises CorruptFault for an atom that is not trained here or has another shape.
         """
         self.changes += 1
         for name in sorted({key.split("/", 1)[1] for key in before}):
             if name not in self._atoms:
                 raise CorruptFault(f"{name} is not trained here")
-            older = self._taken(name, before)
-            own = self._state.get(name) or self._taken(name, {})
+            older = self._copied(name, before)
+            own = self._state.get(name) or self._copied(name, {})
             taken = float(own["step"])
             own["step"].add_(older["step"]).clamp_(max=MAX_STEPS)
             for moment, beta in zip(KINDS, (self._spec.beta1, self._spec.beta2), strict=True):
@@ -118,24 +121,24 @@ class Inner:
             self._state[name] = own
 
     def moments(self, atoms: Iterable[str]) -> Iterator[Tensor]:
-        """AdamW's own tensors of these atoms, in the order of the names; it has them afterwards, and no others."""
-        self._state = {name: self._state.get(name) or self._taken(name, {}) for name in atoms}
+        """AdamW's own tensors of these atoms in the order of the names; all other state is dropped."""
+        self._state = {name: self._state.get(name) or self._copied(name, {}) for name in atoms}
         for state in self._state.values():
-            yield from (state[kind] for kind in _KEPT)
+            yield from (state[kind] for kind in _STATE_KINDS)
 
     def moved(self) -> list[str]:
         """Atoms that have moments."""
         return [name for name in self._atoms if name in self._state]
 
     def drop(self) -> None:
-        """Forget all moments: somebody else has them."""
+        """Drop all moments, because another process holds them."""
         self._state = {}
 
-    def _taken(self, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies, in the form that AdamW has; fresh ones where there is nothing to copy."""
+    def _copied(self, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of an atom's state in the form that AdamW needs; fresh tensors if `state` has none."""
         values = self._atoms[name]
         fresh = {"step": values.new_zeros(()), **{moment: torch.zeros_like(values) for moment in KINDS}}
-        if any(f"{kind}/{name}" in state for kind in _KEPT):
+        if any(f"{kind}/{name}" in state for kind in _STATE_KINDS):
             for kind, into in fresh.items():
                 found = state.get(f"{kind}/{name}")
                 if found is None or found.shape != (into.shape or (1,)):
@@ -143,14 +146,14 @@ class Inner:
                 into.copy_(found.reshape(into.shape))
         return fresh
 
-    def _move(self, found: Mapping[str, Tensor], norm: Tensor, rate: float) -> None:
-        """One step along these gradients of the parameters, no longer than the bound allows."""
+    def _update(self, found: Mapping[str, Tensor], norm: Tensor, rate: float) -> None:
+        """Update the parameters along these gradients, which are clipped to the norm of the spec."""
         scale = (self._spec.clip / (norm + _CLIP_EPS)).clamp(max=1.0)
         for gradient in found.values():
             gradient.mul_(scale)
         gradients = self._by_atom(found)
         for name in gradients.keys() - self._state.keys():
-            self._state[name] = self._taken(name, {})
+            self._state[name] = self._copied(name, {})
         matrices = [name for name in gradients if self._atoms[name].dim() > 1]
         vectors = [name for name in gradients if self._atoms[name].dim() <= 1]
         experts = [name for name in matrices if is_experts(name)]
@@ -162,7 +165,7 @@ class Inner:
             self._adamw(vectors, gradients, rate, 0.0)
 
     def _adamw(self, names: Sequence[str], gradients: Mapping[str, Tensor], rate: float, decay: float) -> None:
-        """torch's own function. Its class imports torch's compiler, which takes seconds at every start."""
+        """Call torch's AdamW function; its class would import torch's compiler, which takes seconds."""
         states = [self._state[name] for name in names]
         first, second = ([state[kind] for state in states] for kind in KINDS)
         adamw(
@@ -192,10 +195,10 @@ class Inner:
 def run_steps(
     step: Step, batch_of: Callable[[int], NDArray[np.int64]], first_step: int, steps: int
 ) -> Iterator[float]:
-    """Take `steps` steps from global step `first_step`, yielding each loss: the caller may serve its pipe between.
+    """Take `steps` steps from global step `first_step`, yielding each loss so that the caller can serve its pipe.
 
-    `batch_of(i)` gives the windows of the round's i-th step. Leaving the generator early leaves the module
-    as the last yielded step left it.
+    `batch_of(i)` returns the windows of the round's i-th step. If the caller stops early, the module stays as the
+    last yielded step left it.
     """
     for i in range(steps):
         yield step(batch_of(i), first_step + i)

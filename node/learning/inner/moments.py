@@ -1,8 +1,8 @@
-"""Moments of some atoms as bytes, and what must hold of them before they are used (protocols/run/moments.py).
+"""Packs moments of some atoms into bytes, and checks those of a peer before use (protocols/run/moments.py).
 
-They come from a stranger, and wrong ones could throw weights far: a step is m̂ / √v̂ of the rate. Of gradients that
-anybody could have had, Cauchy and Schwarz bound it: m² ≤ C · v with C = (1 − β₁)² / ((1 − β₂) (1 − β₁² / β₂)).
-What does not keep that is refused. What does can only make the steps of its atoms too small for a while.
+A peer's moments are untrusted, and wrong ones could move weights far: a step is m̂ / √v̂ of the rate. For any real
+gradients Cauchy and Schwarz give m² ≤ C · v with C = (1 − β₁)² / ((1 − β₂) (1 − β₁² / β₂)). Moments that violate
+this are refused. Moments that satisfy it can at worst make the steps of their atoms too small for a while.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,19 @@ from atoll.protocols.run.moments import HEAD_BYTES, KINDS, MAX_STEPS
 from atoll.protocols.run.run_spec import InnerSpec
 
 _ROUNDING = 1.05
-"""More than two roundings to bfloat16 can add to m² / v."""
+"""Factor above what two roundings to bfloat16 can add to m² / v."""
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
-"""Atoms by name, in the order of the file."""
+"""Names and shapes of atoms, in the order of the file."""
 
 
 def second_moment_bound(spec: InnerSpec) -> float:
-    """C; 0 where there is none, because the second moments forget faster than the first ones."""
+    """The bound C of m² / v; 0 if there is none, because second moments decay faster than first ones."""
     share = spec.beta1**2 / spec.beta2 if spec.beta2 else 1.0
     return (1 - spec.beta1) ** 2 / ((1 - spec.beta2) * (1 - share)) if share < 1 else 0.0
 
 
 def pack(state: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
-    """The file of these atoms of what `Inner.state` gave; empty where they have not been trained."""
+    """The file of these atoms of a state that `Inner.state` returned; empty if they have not been trained."""
     if not names or any(f"step/{name}" not in state for name in names):
         return b""
     steps = int(state[f"step/{names[0]}"])
@@ -37,7 +37,7 @@ def pack(state: Mapping[str, Tensor], names: Sequence[str]) -> bytes:
 
 
 def unpack(data: bytes, shapes: Shapes, spec: InnerSpec) -> dict[str, Tensor]:
-    """What `Inner.state` gave, float32. Raises DecodeError for what no honest optimiser can have."""
+    """The state as of `Inner.state`, float32. Raises DecodeError for values that no honest optimiser can have."""
     sizes = [torch.Size(shape).numel() for _, shape in shapes]
     steps = int.from_bytes(data[:HEAD_BYTES], "little")
     if len(data) != HEAD_BYTES + 4 * sum(sizes) or not 0 < steps <= MAX_STEPS:

@@ -6,7 +6,7 @@ from atoll.protocols.run.run_spec import InnerSpec
 
 
 def learning_rate(inner: InnerSpec, step: int) -> float:
-    """Rate of global inner step `step`, from 0. After `total_steps` it stays at `lr · lr_min`."""
+    """Learning rate of global inner step `step`, from 0. After `total_steps` it stays at `lr · lr_min`."""
     step += inner.first_step
     if step < inner.warmup_steps:
         return inner.lr * (step + 1) / inner.warmup_steps

@@ -1,34 +1,34 @@
-"""What one process does of an inner step: all of it, or some of its sequences beside other processes."""
+"""Defines what one process does of an inner step: all of it, or some sequences beside other processes."""
 
 from torch import Tensor, nn
 
 
 class StepShare:
-    """All of it. Who has company overrides what is said here (node/ranks/)."""
+    """The whole step. Groups of processes override these members (node/worker/multi_device)."""
 
     rows = slice(None)
-    """Which sequences of a step's batch are taken here."""
+    """The sequences of a step's batch that this process takes."""
     weight = 1.0
-    """What the loss here counts, as gradients are the mean over processes: share of the sequences · processes."""
+    """Weight of this process's loss in the mean over processes: its share of the sequences · processes."""
 
     def joined(self, module: nn.Module) -> nn.Module:
-        """What to call instead of the module, so that its gradients are the mean over all processes."""
+        """The module to call instead, whose gradients are the mean over all processes."""
         return module
 
     def mean(self, here: Tensor) -> Tensor:
-        """Means over the tokens here -> means over the tokens of the whole step, the same bits everywhere."""
+        """Turn means over this process's tokens into means over the step's, with the same bits everywhere."""
         return here
 
     def total(self, here: Tensor) -> Tensor:
-        """The sum over all processes, the same bits everywhere."""
+        """The sum over all processes, with the same bits everywhere."""
         return here
 
     def held(self, whole: Tensor) -> Tensor:
-        """What is here of a parameter, or of its gradient: a view."""
+        """A view of the part of a parameter, or of its gradient, that this process holds."""
         return whole
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        """Of the gradient of the whole module, of what is held of it here."""
+        """The norm of the whole module's gradient, from the parts that this process holds."""
         return nn.utils.get_total_norm(gradients)
 
 

@@ -1,8 +1,8 @@
-"""The controller of the choice bias (LongCat-Flash, arXiv 2509.01322; without auxiliary loss: arXiv 2408.15664).
+"""Controls the routers' choice bias (LongCat-Flash, arXiv 2509.01322; without auxiliary loss: arXiv 2408.15664).
 
-bias += rate · (target share − seen share) after each inner step, for experts with parameters; zero experts stay
-at 0, so that only differences to them matter. The bias is an atom like any other (`protocols.model.BIAS`): it
-starts at 0 with genesis, a member moves it by what its own tokens did, and the fold takes the mean of those moves.
+After each inner step, bias += rate · (target share − seen share) for experts with parameters. Zero experts stay
+at 0, because only differences matter. The bias is an atom like any other (`model_spec.BIAS`): it starts at 0, a
+member moves it by the routing of its own tokens, and the fold averages these moves.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 
 
 def target_share(experts: ExpertsSpec) -> float:
-    """Wanted share of all rows for each expert with parameters."""
+    """Target share of all rows for each expert with parameters."""
     computed = experts.per_token if experts.computed is None else experts.computed
     return computed / experts.per_token / experts.count
 
 
-def moved(bias_S: Tensor, seen_S: Tensor, experts: ExpertsSpec) -> Tensor:
-    """The bias after a step in which the slots got `seen_S` rows. Pure."""
+def updated_bias(bias_S: Tensor, seen_S: Tensor, experts: ExpertsSpec) -> Tensor:
+    """The bias `[S]` after a step in which slots got `seen_S` rows. Pure."""
     share_S = seen_S / seen_S.sum().clamp_min(1)
     step_S = experts.bias_rate * (target_share(experts) - share_S)
     step_S[experts.count :] = 0
@@ -30,16 +30,16 @@ def moved(bias_S: Tensor, seen_S: Tensor, experts: ExpertsSpec) -> Tensor:
 
 
 Total = Callable[[Tensor], Tensor]
-"""Sum over all processes that share a step."""
+"""Sums a tensor over all processes that share a step."""
 
 
-def alone(seen: Tensor) -> Tensor:
-    """The total where one process takes the whole step."""
+def own_total(seen: Tensor) -> Tensor:
+    """The sum for a step of one process."""
     return seen
 
 
-def follower(module: nn.Module, model: ModelSpec, total: Total = alone) -> Callable[[], None]:
-    """What must follow each inner step of a module of this model: its biases move, where it has any."""
+def bias_updater(module: nn.Module, model: ModelSpec, total: Total = own_total) -> Callable[[], None]:
+    """A function to call after each inner step, which moves the module's biases if the model has any."""
     experts = model.experts
     if experts is None or not experts.bias_rate:
         return lambda: None
@@ -47,17 +47,17 @@ def follower(module: nn.Module, model: ModelSpec, total: Total = alone) -> Calla
 
 
 def biases(module: nn.Module) -> list[Tensor]:
-    """Those of all layers that have one: what steps move and no gradient does."""
+    """The choice biases `[S]` of all layers that have one; no gradient moves them."""
     found = (layer.gate.e_score_correction_bias for layer in module.modules() if isinstance(layer, Mixture))
     return [bias_S for bias_S in found if bias_S is not None]
 
 
-def move_biases(module: nn.Module, experts: ExpertsSpec, total: Total = alone) -> None:
-    """Move the bias of every layer by what it saw since the last call, and forget what it saw."""
+def move_biases(module: nn.Module, experts: ExpertsSpec, total: Total = own_total) -> None:
+    """Move the bias of every layer by the rows that its slots got since the last call, and reset these counts."""
     layers = [layer for layer in module.modules() if isinstance(layer, Mixture)]
     with torch.no_grad():
         for layer, seen_S in zip(layers, total(torch.stack([layer.seen_S for layer in layers])), strict=True):
             bias_S = layer.gate.e_score_correction_bias
             if bias_S is not None:
-                bias_S.copy_(moved(bias_S, seen_S, experts))
+                bias_S.copy_(updated_bias(bias_S, seen_S, experts))
             layer.seen_S.zero_()

@@ -1,7 +1,7 @@
-"""Named tensors ↔ rows of the arena's `[C, 4096]` array. Exact, any dtype, any device; padding is zero.
+"""Copies between named tensors and rows of the arena's `[C, 4096]` array, exactly, for any dtype and device.
 
-Rows are copied straight between the tensors and a range of chunks, so that a caller may go through a model slab
-by slab and needs no second copy of it.
+Rows are copied directly between the tensors and a range of chunks, so a caller can go through a model by slabs and
+needs no second copy of it. Padding is zero.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,39 +16,32 @@ from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Placement
 
 
 def read_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
-    """Fill an array with chunks from `start` on; converts dtype and device."""
+    """Fill `rows_N4096` with chunks `start … start + N − 1` of the tensors, converting dtype and device."""
     rows_N4096.zero_()
     for row_values, values in _views(named, arena, start, rows_N4096):
         row_values.copy_(values)
 
 
 def write_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
-    """Copy chunks from `start` on into the tensors, converting dtype and device. The inverse of `read_rows`."""
+    """Copy chunks `start … start + N − 1` into the tensors, converting dtype and device."""
     for row_values, values in _views(named, arena, start, rows_N4096):
         values.copy_(row_values)
 
 
 def gather(named: Mapping[str, Tensor], arena: Arena) -> Tensor:
-    """One array `[C, 4096]` of all atoms, in the arena's order, with the tensors' dtype and device."""
+    """All atoms as one array `[C, 4096]` in the arena's order, with the tensors' dtype and device."""
     first = next(iter(named.values()))
     out_C4096 = torch.empty((arena.chunks, CHUNK), dtype=first.dtype, device=first.device)
     read_rows(named, arena, 0, out_C4096)
     return out_C4096
 
 
-def scatter(arena_C4096: Tensor, arena: Arena) -> dict[str, Tensor]:
-    """The atoms of an arena array by name, as contiguous copies. The inverse of `gather`."""
-    named = {place.name: arena_C4096.new_empty(place.shape) for place in arena.placements}
-    write_rows(named, arena, 0, arena_C4096)
-    return named
-
-
-def fill(module: nn.Module, arena_C4096: Tensor, arena: Arena) -> None:
-    """Copy an arena array into a module's atoms, converting dtype and device."""
+def fill_module(module: nn.Module, arena_C4096: Tensor, arena: Arena) -> None:
+    """Copy an arena array `[C, 4096]` into a module's atoms, converting dtype and device."""
     write_rows(named_atoms(module), arena, 0, arena_C4096)
 
 
-def read(module: nn.Module, arena: Arena) -> Tensor:
+def read_module(module: nn.Module, arena: Arena) -> Tensor:
     """A module's atoms as an arena array `[C, 4096]`."""
     return gather(named_atoms(module), arena)
 
@@ -56,7 +49,7 @@ def read(module: nn.Module, arena: Arena) -> Tensor:
 def _views(
     named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """All real values of the rows: views of one shape, (part of the rows, part of an atom)."""
+    """Pairs of equally shaped views, (part of the rows, part of an atom), that cover all values but padding."""
     for place in _within(arena, start, start + len(rows_N4096)):
         value = named[place.name].detach()
         if len(place.shape) == 2:
@@ -66,9 +59,9 @@ def _views(
 
 
 def _within(arena: Arena, start: int, stop: int) -> tuple[Placement, ...]:
-    """Placements that chunks `start … stop - 1` may hold: a mixture has many thousand placements in all.
+    """Placements that chunks `start … stop - 1` may hold, by bisection: a mixture has thousands of placements.
 
-    First chunks never fall; all vectors have the same.
+    First chunks are in rising order, and all vectors have the same one.
     """
     table, first = arena.placements, attrgetter("first_chunk")
     before = table[max(0, bisect_right(table, start, key=first) - 1)]
@@ -87,7 +80,7 @@ def _vector_views(
 def _matrix_views(
     value: Tensor, place: Placement, start: int, rows_N4096: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rectangles of blocks: `[blocks down, height, blocks across, width]`; the edges' blocks are cut."""
+    """Views by rectangles of blocks, `[blocks down, height, blocks across, width]`, cut at the edges."""
     first = max(0, start - place.first_chunk)
     last = min(place.blocks[0] * place.blocks[1], start + len(rows_N4096) - place.first_chunk)
     for at, row, col, down, across in _rectangles(first, last, place.blocks[1]):
@@ -102,7 +95,7 @@ def _matrix_views(
 
 
 def _rectangles(first: int, last: int, width: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Blocks `first … last − 1`, `width` in a row, in at most three parts: (first, row, column, rows, columns)."""
+    """Blocks `first … last − 1`, `width` a row, as at most three (first, row, column, rows, columns)."""
     while first < last:
         row, col = divmod(first, width)
         whole = (last - first) // width if col == 0 else 0
@@ -112,7 +105,7 @@ def _rectangles(first: int, last: int, width: int) -> Iterator[tuple[int, int, i
 
 
 def _cuts(size: int) -> Iterator[tuple[int, int, int]]:
-    """(first block, blocks, size of each): the whole blocks of a side, then the cut one."""
+    """(first block, number of blocks, size of each): the whole blocks of a side, then the cut one."""
     whole, rest = divmod(size, SIDE)
     if whole:
         yield 0, whole, SIDE

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.node.learning.model.moe import Loads, Mixture, Pool, pooled
+from atoll.node.learning.model.moe import Mixture, Pool, RouterLoads, pooled_loads
 from atoll.protocols.run.model_spec import ModelSpec
 
 
@@ -133,7 +133,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(model.dim, model.norm_eps)
         self.mlp = mlp
 
-    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: Loads | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: RouterLoads | None) -> Tensor:
         """One step along the residual stream."""
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE)
         normed_BTD = self.post_attention_layernorm(x_BTD)
@@ -154,7 +154,7 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(Layer(model, mlp_of()) for _ in range(model.layers))
         self.norm = Norm(model.dim, model.norm_eps)
 
-    def forward(self, tokens_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: Loads | None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: RouterLoads | None) -> Tensor:
         """Last hidden state `[B, T, D]`, normed."""
         x_BTD = self.embed_tokens(tokens_BT)
         for layer in self.layers:
@@ -193,7 +193,7 @@ class Decoder(nn.Module):
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
 
-    def forward(self, tokens_BT: Tensor, loads: Loads | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, loads: RouterLoads | None = None) -> Tensor:
         """Logits `[B, T, V]` for int64 tokens `[B, T]`; T is at most the model's context.
 
         Each mixture adds what its router did to `loads`.
@@ -210,10 +210,10 @@ def loss_of(decoder: nn.Module, window_BT1: Tensor, pool: Pool | None = None) ->
     Where gradients are recorded, the mean of the mixtures' terms is added: they steer the router and measure
     nothing, so that an evaluation is cross-entropy alone. `pool`: where these windows are a part of a step's.
     """
-    loads = Loads() if torch.is_grad_enabled() else None
+    loads = RouterLoads() if torch.is_grad_enabled() else None
     logits_BTV = decoder(window_BT1[:, :-1], loads)
     loss = functional.cross_entropy(logits_BTV.float().flatten(0, 1), window_BT1[:, 1:].flatten())
     layers = loads.layers if loads is not None else []
     if layers and pool is not None:
-        layers = pooled(layers, pool)
+        layers = pooled_loads(layers, pool)
     return loss + torch.stack([load.term for load in layers]).mean() if layers else loss

@@ -1,9 +1,8 @@
-"""The experts of one layer: SwiGLU of sorted rows, with weights that are trained here or frozen here.
+"""The experts of one layer: SwiGLU of sorted rows, with experts that are trained here and frozen ones.
 
-A node trains the experts that it owns and needs the others only to pass values and gradients through. The
-frozen ones keep nothing of a forward but their pre-activations: no weight gradient is computed and no input is
-saved. They may be stored narrow (bfloat16, int8) or on the host. They are never run without gradient: what goes
-down through them is part of the gradient of every layer below.
+A node trains the experts that it owns; values and gradients only pass through the others. Frozen experts save only
+their pre-activations of a forward: no weight gradient is computed and no input is saved. They may be stored narrow
+(bfloat16, int8) or on the host. They always pass gradients, which the layers below need.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +13,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from atoll.node.learning.model.stack import Packed, products, quantised, weight_gradients
+from atoll.node.learning.model.stack import Packed, products, quantise, weight_gradients
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ExpertsSpec
 
 
-class Side(NamedTuple):
-    """The owned or the frozen experts: their stacks, and which rows are theirs."""
+class StackRows(NamedTuple):
+    """The owned or the frozen experts: their stacks, the rows of each expert, and the slice of all these rows."""
 
     gate_up: Packed
     down: Packed
@@ -29,18 +28,18 @@ class Side(NamedTuple):
 
 
 Pair = tuple[Packed, Packed]
-"""Stacks of both projections."""
+"""The stacks of gate and up, and of down."""
 
 
-class Pass(torch.autograd.Function):
-    """down(silu(gate x) · up x) of sorted rows; both sides write into one array, nothing is joined afterwards.
+class ExpertsFunction(torch.autograd.Function):
+    """down(silu(gate x) · up x) of sorted rows. Owned and frozen experts write into one array.
 
-    Saved are the pre-activations of all rows and the input of the owned experts' rows.
+    It saves the pre-activations of all rows and the input of the owned experts' rows.
     """
 
     @staticmethod
     def forward(ctx: Any, x_PD: Tensor, counts: Sequence[int], frozen: Pair | None, *owned_pair: Tensor) -> Tensor:
-        """Output rows `[P, D]`; `owned_pair`: both trained stacks, or nothing."""
+        """Output rows `[P, D]`; `owned_pair` has both trained stacks, or is empty."""
         sides = _sides(counts, owned_pair, frozen)
         h_P2F = x_PD.new_empty((len(x_PD), sides[0].gate_up.values_EOI.shape[1]))
         for side in sides:
@@ -76,21 +75,23 @@ class Pass(torch.autograd.Function):
         return dx_PD, None, None, d_gate_up, d_down
 
 
-def _sides(counts: Sequence[int], owned_pair: Sequence[Tensor], frozen: Pair | None) -> list[Side]:
-    """Owned experts first, as they lie in memory."""
+def _sides(counts: Sequence[int], owned_pair: Sequence[Tensor], frozen: Pair | None) -> list[StackRows]:
+    """The owned experts, then the frozen ones, in the order of the rows."""
     number = len(owned_pair[0]) if owned_pair else 0
     at = sum(counts[:number])
     found = []
     if owned_pair:
-        found.append(Side(Packed(owned_pair[0]), Packed(owned_pair[1]), counts[:number], slice(0, at)))
+        found.append(StackRows(Packed(owned_pair[0]), Packed(owned_pair[1]), counts[:number], slice(0, at)))
     if frozen is not None:
-        found.append(Side(*frozen, counts[number:], slice(at, None)))
+        found.append(StackRows(*frozen, counts[number:], slice(at, None)))
     return found
 
 
-def _back(dy_PD: Tensor, h_P2F: Tensor, sides: Sequence[Side]) -> tuple[Tensor, Tensor]:
-    """Gradient of the pre-activations, and the activations again. Passes over memory cost as much as products
-    where experts are narrow: nothing is written twice."""
+def _back(dy_PD: Tensor, h_P2F: Tensor, sides: Sequence[StackRows]) -> tuple[Tensor, Tensor]:
+    """Gradient of the pre-activations `[P, 2F]`, and the recomputed activations `[P, F]`.
+
+    For narrow experts a pass over memory costs as much as a product, so nothing is written twice.
+    """
     gate_PF, up_PF = h_P2F.chunk(2, -1)
     d_act_PF = dy_PD.new_empty(gate_PF.shape)
     for side in sides:
@@ -108,52 +109,52 @@ def _part(x_PD: Tensor, rows: slice) -> Tensor:
 
 
 class FrozenStacks(nn.Module):
-    """Stacks that no optimiser sees, left out of `state_dict`; on the host they do not follow `.to(device)`."""
+    """Stacks without gradient, left out of `state_dict`; stacks on the host do not follow `.to(device)`."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, on_host: bool) -> None:
         super().__init__()
-        self._kept: dict[str, Tensor] = {}
+        self._host: dict[str, Tensor] = {}
         for name, shape in shapes.items():
-            self._keep(name, torch.empty(shape, dtype=dtype), on_host)
+            self._add(name, torch.empty(shape, dtype=dtype), on_host)
             if dtype == torch.int8:
-                self._keep(f"{name}_scale", torch.empty((*shape[:-1], 1)), on_host)
+                self._add(f"{name}_scale", torch.empty((*shape[:-1], 1)), on_host)
 
     def packed(self, name: str) -> Packed:
-        """One stack."""
+        """The stack `name`, with its scales if it is int8."""
         return Packed(self._found(name), self._found(f"{name}_scale"))  # type: ignore[arg-type]
 
     def on_host(self) -> Iterator[Tensor]:
-        """What is no buffer because it must stay there."""
-        yield from self._kept.values()
+        """The tensors on the host, which are no buffers because they must not move."""
+        yield from self._host.values()
 
-    def _keep(self, name: str, value: Tensor, on_host: bool) -> None:
+    def _add(self, name: str, value: Tensor, on_host: bool) -> None:
         if on_host:
-            self._kept[name] = value.pin_memory() if torch.cuda.is_available() else value
+            self._host[name] = value.pin_memory() if torch.cuda.is_available() else value
         else:
             self.register_buffer(name, value, persistent=False)
 
     def _found(self, name: str) -> Tensor | None:
-        return self._kept.get(name, dict(self.named_buffers()).get(name))
+        return self._host.get(name, dict(self.named_buffers()).get(name))
 
 
 class ProjectionPlace(NamedTuple):
-    """Where the values of one expert's projection lie."""
+    """Views of one expert's projection: its values, and for int8 the scale of each row."""
 
     values: Tensor
     scale: Tensor | None
 
     def write(self, matrix: Tensor) -> None:
-        """Copy a matrix here, converting dtype and device; int8 with the scale of each row."""
+        """Copy a matrix here, converting dtype and device; int8 gets the scale of each row."""
         if self.scale is None:
             self.values.copy_(matrix)
             return
-        values, scale = quantised(matrix)
+        values, scale = quantise(matrix)
         self.values.copy_(values)
         self.scale.copy_(scale)
 
 
 class Experts(nn.Module):
-    """All experts of a layer. Order in memory: those that are trained here, then the frozen ones."""
+    """All experts of a layer; in memory the trained ones come first, then the frozen ones."""
 
     def __init__(
         self, dim: int, experts: ExpertsSpec, owned: frozenset[int], frozen_dtype: torch.dtype, on_host: bool
@@ -172,14 +173,14 @@ class Experts(nn.Module):
         self.shelf = FrozenStacks(shapes, frozen_dtype, on_host) if self.frozen else None
 
     def forward(self, x_PD: Tensor, counts: Sequence[int]) -> Tensor:
-        """Output rows; `x_PD` is sorted in the order of memory and `counts` has one number for each expert."""
+        """Output rows `[P, D]`. Rows are sorted by expert in memory order; `counts` has the rows of each."""
         frozen = None if self.shelf is None else (self.shelf.packed("gate_up"), self.shelf.packed("down"))
         owned_pair = (self.gate_up, self.down) if self.owned else ()
-        y_PD: Tensor = Pass.apply(x_PD, counts, frozen, *owned_pair)  # type: ignore[no-untyped-call]
+        y_PD: Tensor = ExpertsFunction.apply(x_PD, counts, frozen, *owned_pair)  # type: ignore[no-untyped-call]
         return y_PD
 
     def places(self) -> Iterator[tuple[str, ProjectionPlace]]:
-        """`3.gate_proj.weight` and so on: views into the stacks."""
+        """Names such as `3.gate_proj.weight`, and views into the stacks."""
         if self.owned:
             ours = Packed(self.gate_up.detach()), Packed(self.down.detach())
             yield from self.split(self.owned, *ours)
@@ -187,7 +188,7 @@ class Experts(nn.Module):
             yield from self.split(self.frozen, self.shelf.packed("gate_up"), self.shelf.packed("down"))
 
     def split(self, ids: Sequence[int], gate_up: Packed, down: Packed) -> Iterator[tuple[str, ProjectionPlace]]:
-        """Any pair of stacks with these shapes as views by name: weights, gradients or moments."""
+        """Names and views of a pair of stacks with these shapes: weights, gradients or moments."""
         for at, expert in enumerate(ids):
             yield f"{expert}.gate_proj.weight", _place(gate_up, at, slice(0, self.width))
             yield f"{expert}.up_proj.weight", _place(gate_up, at, slice(self.width, None))

@@ -1,12 +1,10 @@
-"""Θ₀: the first values of every atom, bit-identical on every machine.
+"""Generates Θ₀, the first values of every atom, with the same bits on every machine.
 
-torch's and NumPy's normal generators go through `log`, `sqrt` and vector units, whose last bits differ
-between processors and versions. So the values are made of integers only: NumPy guarantees Philox's raw
-64-bit stream, four 16-bit fields of one word are added (Irwin–Hall, n = 4: bell-shaped, cut at ±3.46 σ),
-and the sum is scaled by an integer. The result is a multiple of 2⁻²⁴ (the step of the shared weights),
-and below 1 such a number is exact in float32: the fold's int32 and torch's float32 start as one value.
-
-Every atom has its own key, so that a node can make only the atoms that it holds.
+Normal generators of torch and NumPy use `log`, `sqrt` and vector units, whose last bits differ between
+processors and versions. So the values come from integers only. NumPy guarantees Philox's raw 64-bit stream; the
+sum of a word's four 16-bit fields (Irwin–Hall, n = 4: bell-shaped, cut at ±3.46 σ) is scaled by an integer. The
+result is a multiple of 2⁻²⁴, the step of the shared weights, and below 1 it is exact in float32. Every atom has
+its own key, so a node can generate only the atoms that it holds.
 """
 
 import math
@@ -18,20 +16,21 @@ from atoll.protocols.ids import digest
 from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms
 
 UNIT = 1 << 24
-"""Steps in 1.0."""
+"""1.0 in units of 2⁻²⁴."""
 _FIELD = (1 << 16) - 1
 _BLOCK = 1 << 20
 _SCALE_BITS = 32
 _VARIANCE_OF_SUM = 4 * ((1 << 32) - 1) // 12
 """Variance of the sum of four uniform 16-bit integers."""
 EMBED_VARIANCE_INVERSE = 2500
-"""Embedding σ = 0.02, as GPT-2 and Llama."""
+"""1/σ² of embeddings: σ = 0.02, as in GPT-2 and Llama."""
 
 
 def variance_inverse(atom: Atom, model: ModelSpec) -> int:
-    """1/σ² of a matrix: the fan-in, so that activations keep their size.
+    """1/σ² of a matrix: its fan-in, so that activations keep their size.
 
-    What writes into the residual stream is smaller by √(2·layers) (GPT-2 §2.3): its variance would grow.
+    Matrices that write into the residual stream are smaller by √(2·layers), or its variance would grow (GPT-2
+    §2.3).
     """
     if atom.name in ("model.embed_tokens.weight", "lm_head.weight"):
         return EMBED_VARIANCE_INVERSE
@@ -40,7 +39,7 @@ def variance_inverse(atom: Atom, model: ModelSpec) -> int:
 
 
 def bell(key: bytes, count: int, inverse: int) -> NDArray[np.int32]:
-    """`count` bell-shaped integers with σ = 2²⁴/√inverse, from a 16-byte key."""
+    """`count` bell-shaped int32 with mean 0 and σ = 2²⁴/√inverse, from a 16-byte key."""
     source = np.random.Philox(key=int.from_bytes(key, "little"))
     scale = math.isqrt(((1 << (2 * _SCALE_BITS)) * UNIT * UNIT) // (inverse * _VARIANCE_OF_SUM))
     out = np.empty(count, np.int32)
@@ -53,7 +52,7 @@ def bell(key: bytes, count: int, inverse: int) -> NDArray[np.int32]:
 
 
 def genesis_atom(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:
-    """First values of one atom in units of 2⁻²⁴: norms 1, biases 0, matrices bell-shaped around 0."""
+    """First values of one atom, int32 in units of 2⁻²⁴: norms 1, biases 0, matrices bell-shaped around 0."""
     if atom.name.endswith(BIAS):
         return np.zeros(atom.shape, np.int32)
     if len(atom.shape) == 1:

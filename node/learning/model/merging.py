@@ -1,11 +1,11 @@
-"""Expert merging: early in a run each expert moves a little towards those most like it (SPES, arXiv 2602.11543).
+"""Expert merging: early in a run each expert moves a little towards similar ones (SPES, arXiv 2602.11543).
 
-Per layer, likeness of two experts is the cosine of their gate projections. Each expert moves towards the mean of
-its `donors` nearest others, all at once:  θ_e += α · mean_j(θ_j − θ_e),  α = α₀ · (1 − t/T).
+In each layer, the similarity of two experts is the cosine of their gate projections. All experts move at once
+towards the mean of their `donors` nearest others:  θ_e += α · mean_j(θ_j − θ_e),  α = α₀ · (1 − t/T).
 
-It is part of the fold, so every member must find the same bits: weights are int32 in units of 2⁻²⁴, dot products
-are exact integers (float64 products of halves that cannot round, whatever the order of summation), cosines are
-compared as fractions, ties go to the lower index, and the move rounds halves up.
+Merging is part of the fold, so every member must compute the same bits. Weights are int32 in units of 2⁻²⁴; dot
+products are exact integers (float64 products of halves, which cannot round in any order of summation); cosines are
+compared as fractions; ties go to the lower index; the move rounds halves up.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ from atoll.protocols.run.run_spec import RunSpec
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _HALF_BITS = 16
 _BLOCK = 1 << 16
-"""Values of one exact product: each is below 2³², and 2²⁰ of them would be below 2⁵³. Fewer take less memory."""
+"""Values in one exact product: each is below 2³², so even 2²⁰ sum to less than 2⁵³. Fewer need less memory."""
 
 
-def move_after(spec: RunSpec, number: int) -> Callable[[Tensor], None] | None:
-    """What the experts do after round `number`: changes int32 Θ `[C, 4096]` in place. None: nothing."""
+def merge_after_round(spec: RunSpec, number: int) -> Callable[[Tensor], None] | None:
+    """The merge after round `number`, which changes int32 Θ `[C, 4096]` in place; None if there is none."""
     wanted = spec.outer.merge
     if not wanted or not wanted.alpha(number):
         return None
@@ -37,9 +37,9 @@ def move_after(spec: RunSpec, number: int) -> Callable[[Tensor], None] | None:
 
 
 def merge(theta_C4096: Tensor, model: ModelSpec, alpha: int, donors: int) -> None:
-    """Move the experts of an arena, in place.
+    """Merge the experts of an arena int32 `[C, 4096]` in place.
 
-    Experts of a layer lie alike, so their chunks are merged as they are; padding is zero in all, and stays zero.
+    All experts of a layer have the same layout, so chunks are merged as they are; padding is zero and stays zero.
     """
     rows = {
         place.name: theta_C4096[place.first_chunk : place.first_chunk + place.blocks[0] * place.blocks[1]]
@@ -53,10 +53,10 @@ def merge(theta_C4096: Tensor, model: ModelSpec, alpha: int, donors: int) -> Non
 def merged(
     theta: Mapping[str, NDArray[np.int32]], model: ModelSpec, alpha: int, donors: int
 ) -> Iterator[tuple[str, NDArray[np.int32]]]:
-    """The moved atoms of all experts, int32, with their names. Pure.
+    """Names and merged int32 values of all experts' atoms. Pure.
 
-    alpha: 0 … 2²⁴ (all the way to the donors' mean). Fewer than `donors` others: all of them. What was given so
-    far may be written into `theta`.
+    `alpha` is 0 … 2²⁴, where 2²⁴ moves all the way to the donors' mean. With fewer than `donors` others, all of
+    them are donors. Values that were yielded may be written into `theta`.
     """
     experts = range(model.expert_count)
     for layer in range(model.layers if len(experts) > 1 else 0):
@@ -68,7 +68,7 @@ def merged(
 
 
 def dots(vectors: Sequence[NDArray[np.int32]]) -> list[list[int]]:
-    """Exact dot products of all pairs of equally shaped int32 arrays of less than 2³⁰ values."""
+    """Exact dot products `[E][E]` of all pairs of equally shaped int32 arrays of less than 2³⁰ values."""
     flat = [vector.reshape(-1) for vector in vectors]
     total_3EE = np.zeros((3, len(flat), len(flat)), np.int64)
     for start in range(0, len(flat[0]), _BLOCK):
@@ -81,17 +81,16 @@ def dots(vectors: Sequence[NDArray[np.int32]]) -> list[list[int]]:
 
 
 def nearest_of(dots_EE: list[list[int]], donors: int) -> list[list[int]]:
-    """For each expert, the `donors` others of the highest cosine, ties by index."""
-    return [
-        sorted((e for e in range(len(row)) if e != base), key=lambda e: (-_likeness(row[e], dots_EE[e][e]), e))[
-            :donors
-        ]
-        for base, row in enumerate(dots_EE)
-    ]
+    """For each expert, the `donors` others with the highest cosine; ties go to the lower index."""
+    found = []
+    for base, row in enumerate(dots_EE):
+        likeness = {e: _likeness(row[e], dots_EE[e][e]) for e in range(len(row)) if e != base}
+        found.append(sorted(likeness, key=lambda e, likeness=likeness: (-likeness[e], e))[:donors])
+    return found
 
 
 def moved(atoms: list[NDArray[np.int32]], nearest: list[list[int]], alpha: int) -> list[NDArray[np.int32]]:
-    """Each array moved by α towards the mean of its donors; all from the values before the move."""
+    """Each array moved by α / 2²⁴ towards the mean of its donors, computed from the values before the move."""
     found = []
     for base, donors in zip(atoms, nearest, strict=True):
         own = base.astype(np.int64)
@@ -103,12 +102,12 @@ def moved(atoms: list[NDArray[np.int32]], nearest: list[list[int]], alpha: int) 
 
 
 def _likeness(dot: int, size: int) -> Fraction:
-    """Orders like the cosine with one fixed base: sign · dot² / |other|²; 0 for an expert that is all zero."""
+    """sign · dot² / |other|², which orders experts as the cosine with a fixed base does; 0 for a zero expert."""
     return Fraction(dot * abs(dot), size) if size else Fraction(0)
 
 
 def _block_dots(part_EN: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Of at most 2²⁰ values: those of the high halves, of high with low both ways, of the low halves `[3, E, E]`.
+    """Dot products `[3, E, E]` of at most 2²⁰ values' halves: high with high, the mixed ones, low with low.
 
     Products of 16-bit halves and all their sums are exact in float64.
     """

@@ -1,8 +1,8 @@
-"""A mixture of experts in place of the feed-forward: top-k routing, nothing dropped.
+"""A mixture of experts in place of the feed-forward: top-k routing without dropped tokens.
 
-Softmax over all slots, the k best of each token, their outputs summed with the router's weights (Shazeer et al.,
-arXiv 1701.06538; dropless as MegaBlocks, arXiv 2211.15841). Slots from E on are zero experts (LongCat-Flash,
-arXiv 2509.01322): they give the token back as it is.
+The router takes a softmax over all slots. The outputs of a token's k best slots are summed with the router's
+weights (Shazeer et al., arXiv 1701.06538; dropless as MegaBlocks, arXiv 2211.15841). Slots from E on are zero
+experts (LongCat-Flash, arXiv 2509.01322), which return the token unchanged.
 
 Letters: N tokens, k slots of a token, P = N·k rows, S slots, D model width.
 """
@@ -18,8 +18,8 @@ from atoll.node.learning.model.experts import Experts
 from atoll.protocols.run.model_spec import ExpertsSpec
 
 
-class Choice(NamedTuple):
-    """What the router says of N tokens."""
+class Routing(NamedTuple):
+    """The router's result for N tokens."""
 
     slot_Nk: Tensor
     weight_Nk: Tensor
@@ -38,8 +38,8 @@ class Router(nn.Module):
         self.register_buffer("e_score_correction_bias", bias)
         self.e_score_correction_bias: Tensor | None
 
-    def forward(self, x_ND: Tensor) -> Choice:
-        """The k slots of each token. The bias moves which ones, never their weights."""
+    def forward(self, x_ND: Tensor) -> Routing:
+        """The k slots of each token and their weights. The bias affects which slots, never the weights."""
         with torch.autocast(x_ND.device.type, enabled=False):
             logits_NS = functional.linear(x_ND.float(), self.weight.float())
         probability_NS = logits_NS.softmax(-1)
@@ -50,30 +50,31 @@ class Router(nn.Module):
         weight_Nk = probability_NS.gather(-1, slot_Nk)
         if self._normalise:
             weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
-        return Choice(slot_Nk, weight_Nk, logits_NS, probability_NS)
+        return Routing(slot_Nk, weight_Nk, logits_NS, probability_NS)
 
 
 def load_balance(mean_E: Tensor, count_E: Tensor) -> Tensor:
-    """E · Σ_e share of rows · mean probability of one layer: 1 when even (Switch, arXiv 2101.03961, eq. 4).
+    """E · Σ_e share of rows · mean probability of one layer, 1 if even (Switch, arXiv 2101.03961, eq. 4).
 
-    Only experts with parameters take part, and both factors are shares among them: how much goes to zero
-    experts is the controller's to decide.
+    Only experts with parameters count, and both factors are shares among them: the bias controller decides how
+    much goes to zero experts.
     """
     share_E = count_E / count_E.sum().clamp_min(1)
     return len(share_E) * (share_E * mean_E).sum() / mean_E.sum()
 
 
 def router_z(logits_NS: Tensor) -> Tensor:
-    """Mean of the squared log of the softmax's denominator (ST-MoE, arXiv 2202.08906, eq. 5)."""
+    """Router z-loss: the mean squared log of the softmax's denominator (ST-MoE, arXiv 2202.08906, eq. 5)."""
     return logits_NS.logsumexp(-1).square().mean()
 
 
-class Load(NamedTuple):
-    """What one layer's router did with N tokens, as far as the loss asks; experts with parameters only."""
+class RouterLoad(NamedTuple):
+    """What the loss needs of one layer's routing of N tokens, for experts with parameters."""
 
     count_E: Tensor
+    """Rows of each expert."""
     mean_E: Tensor
-    """Mean probability, with gradient."""
+    """Mean probability of each expert, with gradient."""
     z: Tensor
     """`router_z`, with gradient."""
     tokens: int
@@ -81,28 +82,27 @@ class Load(NamedTuple):
 
     @property
     def term(self) -> Tensor:
-        """The layer's share of the loss."""
+        """The layer's auxiliary loss: load balance and router z."""
         balance = load_balance(self.mean_E, self.count_E)
         return self.experts.load_balance * balance + self.experts.router_z * self.z
 
 
-class Loads:
-    """Collects the loads of a forward. Not a list: what wraps modules copies the lists that it passes on."""
+class RouterLoads:
+    """Collects the loads of a forward. It is no list, because module wrappers copy lists that they pass on."""
 
     def __init__(self) -> None:
-        self.layers: list[Load] = []
+        self.layers: list[RouterLoad] = []
 
 
 Pool = Callable[[Tensor], Tensor]
-"""Means over the tokens here -> means over the tokens of all processes that share a step."""
+"""Turns means over this process's tokens into means over the tokens of all processes that share a step."""
 
 
-def pooled(loads: Sequence[Load], pool: Pool) -> list[Load]:
-    """Loads of all tokens of a step, as if there were as many as here: the balance is not linear in them, so the
-    mean over processes of each one's own term would be another loss than that of one process.
+def pooled_loads(loads: Sequence[RouterLoad], pool: Pool) -> list[RouterLoad]:
+    """The loads of all tokens of a step, scaled to this process's number of tokens.
 
-    Gradients are those of the tokens here alone, of their own mean: the mean of these over processes, each with
-    its share of the tokens, is the gradient of the whole.
+    The balance is not linear in the loads, so averaging each process's own term would be another loss than that of
+    one process. Gradients are those of this process's tokens; their weighted mean over processes is the whole one.
     """
     here_L2E = torch.stack([torch.stack((load.count_E / load.tokens, load.mean_E.detach())) for load in loads])
     found = []
@@ -113,7 +113,7 @@ def pooled(loads: Sequence[Load], pool: Pool) -> list[Load]:
 
 
 class Mixture(nn.Module):
-    """Router and experts of one layer."""
+    """The router and the experts of one layer."""
 
     def __init__(
         self, dim: int, experts: ExpertsSpec, owned: frozenset[int], frozen_dtype: torch.dtype, on_host: bool
@@ -128,8 +128,8 @@ class Mixture(nn.Module):
         self.seen_S: Tensor
         self.register_buffer("seen_S", torch.zeros(experts.slots, dtype=torch.int64), persistent=False)
 
-    def forward(self, x_BTD: Tensor, loads: Loads | None) -> Tensor:
-        """The experts' weighted sum; adds what the router did to `loads`."""
+    def forward(self, x_BTD: Tensor, loads: RouterLoads | None) -> Tensor:
+        """The experts' weighted sum `[B, T, D]`; appends the router's load to `loads` if given."""
         x_ND = x_BTD.flatten(0, 1)
         choice = self.gate(x_ND)
         count_S = choice.slot_Nk.flatten().bincount(minlength=self._spec.slots)
@@ -138,7 +138,7 @@ class Mixture(nn.Module):
             self.seen_S += count_S
         return self._mix(x_ND, choice, count_S).view_as(x_BTD)
 
-    def _mix(self, x_ND: Tensor, choice: Choice, count_S: Tensor) -> Tensor:
+    def _mix(self, x_ND: Tensor, choice: Routing, count_S: Tensor) -> Tensor:
         per_token = choice.slot_Nk.shape[1]
         order_P = self.rank_S[choice.slot_Nk.flatten()].argsort(stable=True)
         x_PD = x_ND.index_select(0, order_P // per_token)
@@ -148,7 +148,7 @@ class Mixture(nn.Module):
         return y_PD.index_select(0, back_P).view(len(x_ND), per_token, -1).sum(1)
 
     def _rows(self, x_PD: Tensor, counts: list[int]) -> Tensor:
-        """Each row through its expert; the last rows are those of the zero experts."""
+        """Each row `[P, D]` through its expert; the last rows belong to zero experts and stay unchanged."""
         device = x_PD.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_PD.dtype
         if not self._spec.zero:
@@ -157,7 +157,7 @@ class Mixture(nn.Module):
         x_RD, same_ZD = x_PD.split_with_sizes([real, len(x_PD) - real])
         return torch.cat((self.experts(x_RD.to(dtype), counts[: self._spec.count]).to(x_PD.dtype), same_ZD))
 
-    def _load(self, choice: Choice, count_S: Tensor) -> Load:
+    def _load(self, choice: Routing, count_S: Tensor) -> RouterLoad:
         count, logits_NS = self._spec.count, choice.logits_NS
         mean_E = choice.probability_NS[:, :count].mean(0)
-        return Load(count_S[:count], mean_E, router_z(logits_NS), len(logits_NS), self._spec)
+        return RouterLoad(count_S[:count], mean_E, router_z(logits_NS), len(logits_NS), self._spec)

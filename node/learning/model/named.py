@@ -1,7 +1,7 @@
-"""A module's values by the names of its atoms, however they are stacked in memory.
+"""Gives access to a module's values by the names of its atoms, however they are stacked in memory.
 
-For a dense decoder these are its parameters. For a mixture, each expert's projections are views into the stacks,
-owned and frozen alike.
+For a dense decoder these are its parameters. For a mixture, each expert's projections are views into the stacks of
+owned and frozen experts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,12 +14,12 @@ from atoll.node.learning.model.stack import Packed
 
 
 def named_atoms(module: nn.Module) -> dict[str, Tensor]:
-    """Views of all values that are floats: writing to one writes to the module. int8 is left out."""
+    """Atom names -> views of the module's values; writing to a view writes to the module. int8 is left out."""
     return {name: place.values for name, place in _places(module) if place.scale is None}
 
 
 def write_atoms(module: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy atoms into a module, converting dtype and device, and to int8 where it stores that.
+    """Copy atoms into a module, converting to its dtypes (int8 included) and devices.
 
     Raises KeyError for a name that the module does not have.
     """
@@ -30,7 +30,7 @@ def write_atoms(module: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None
 
 
 def all_values(module: nn.Module) -> Iterator[Tensor]:
-    """Everything that a forward reads, as it lies in memory, in an order that follows from what is trained."""
+    """All tensors that a forward reads, as stored, in an order that the set of trained experts determines."""
     yield from module.parameters()
     yield from module.buffers()
     for experts in _stacks(module).values():
@@ -39,7 +39,7 @@ def all_values(module: nn.Module) -> Iterator[Tensor]:
 
 
 def trained_atoms(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Views by atom of tensors that are named and shaped like the module's parameters (Adam's moments)."""
+    """Atom names -> views of tensors that are named and shaped like the module's parameters (Adam's moments)."""
     stacks = _stacks(module)
     inside = {f"{at}.{name}" for at in stacks for name in ("gate_up", "down")}
     found = {name: tensor for name, tensor in tensors.items() if name not in inside}
@@ -51,14 +51,15 @@ def trained_atoms(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str,
 
 
 def frozen_names(module: nn.Module) -> frozenset[str]:
-    """Atoms that are not trained here: those of the experts on the shelves."""
-    stacks = _stacks(module).items()
-    found = [(at, name) for at, experts in stacks for name, _ in experts.places() if _of(name) in experts.frozen]
-    return frozenset(f"{at}.{name}" for at, name in found)
+    """Names of the atoms that are not trained here: those of frozen experts."""
+    found: set[str] = set()
+    for at, experts in _stacks(module).items():
+        found.update(f"{at}.{name}" for name, _ in experts.places() if _expert_of(name) in experts.frozen)
+    return frozenset(found)
 
 
-def _of(name: str) -> int:
-    """`5.up_proj.weight` -> 5."""
+def _expert_of(name: str) -> int:
+    """The expert's number of a name: `5.up_proj.weight` -> 5."""
     return int(name.split(".", 1)[0])
 
 

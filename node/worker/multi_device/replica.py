@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.share import ALONE, StepShare
-from atoll.node.learning.model.balance import biases, follower
+from atoll.node.learning.model.balance import bias_updater, biases
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.named import all_values, trained_atoms
 from atoll.protocols.run.experts import experts_in
@@ -31,7 +31,7 @@ class Replica:
         owned = experts_in(experts, mixture.count) if mixture else None
         self.module = Decoder(spec.model, owned, *frozen).to(device)
         loss = loss_of if share is ALONE else partial(loss_of, pool=share.mean)
-        after_step = follower(self.module, spec.model, share.total)
+        after_step = bias_updater(self.module, spec.model, share.total)
         by_atom = partial(trained_atoms, self.module)  # not a method: nothing here may keep itself alive
         self.inner = Inner(self.module, loss, spec.inner, by_atom=by_atom, after_step=after_step, share=share)
 

@@ -63,7 +63,7 @@ def dumps(task: Task) -> Iterator[tuple[int, Tensor]]:
         for slot, (inner, residual) in enumerate(zip(members, residuals, strict=True)):
             base = to_float(theta)
             member_round(task, inner, base, number, slot)
-            local = bridge.read(inner.module, arena).cpu()
+            local = bridge.read_module(inner.module, arena).cpu()
             yield number, residual * spec.compress.feedback + (base - local)
             sent.append((64, codec.encode(residual, base, local, spec.compress.feedback)))
             clear(residual, padding)

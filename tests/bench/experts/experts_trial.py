@@ -24,7 +24,7 @@ from atoll.node.learning.inner.loop import run_steps
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import loss_of
 from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.merging import move_after
+from atoll.node.learning.model.merging import merge_after_round
 from atoll.node.learning.outer.fold import Fold, Part
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner
@@ -51,7 +51,7 @@ class Trial:
         self._spec, self._data, self._count = spec, data, members
         arena = arena_of(spec.model)
         theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
-        covers, after = partial(cover_of, spec), partial(move_after, spec)
+        covers, after = partial(cover_of, spec), partial(merge_after_round, spec)
         self.fold = Fold(bridge.gather(theta, arena), arena, self._onto, covers, after=after)
         self._learners = [Learner(spec, "cpu") for _ in range(members)]
         self._sendings = [ErrorFeedback(spec, folder / f"member-{slot}", OnHost()) for slot in range(members)]

@@ -33,7 +33,7 @@ def difference(spec: RunSpec, run_folder: Path, exported: Path) -> float:
         raise ConfigError(f"{run_folder} has no saved state")
     arena = arena_of(spec.model)
     ours = Decoder(spec.model)
-    bridge.fill(ours, to_float(found.tensors["final"]), arena)
+    bridge.fill_module(ours, to_float(found.tensors["final"]), arena)
     shape = (_SEQUENCES, spec.model.context)
     tokens_BT = torch.randint(0, spec.model.vocab, shape, generator=torch.Generator().manual_seed(4))
     theirs = importlib.import_module(RIVAL).AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.moe import Loads, Mixture
+from atoll.node.learning.model.moe import Mixture, RouterLoads
 from atoll.node.learning.model.named import write_atoms
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 
@@ -76,7 +76,7 @@ def _works(
 def _layer(mixture: Mixture, x_BTD: Tensor, dy_BTD: Tensor) -> Callable[[], object]:
     def run() -> None:
         mixture.zero_grad()
-        mixture(x_BTD.detach().requires_grad_(), Loads()).backward(dy_BTD)
+        mixture(x_BTD.detach().requires_grad_(), RouterLoads()).backward(dy_BTD)
 
     return run
 

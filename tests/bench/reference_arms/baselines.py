@@ -21,7 +21,7 @@ from atoll.node.learning.data.windows import WindowPlace, windows
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS, ValidationLoss, evaluate
 from atoll.node.learning.inner.loop import Inner, run_steps
 from atoll.node.learning.model import bridge
-from atoll.node.learning.model.balance import follower
+from atoll.node.learning.model.balance import bias_updater
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.outer.fixed import state_digest, to_float
@@ -90,12 +90,12 @@ class Task(NamedTuple):
     def inner(self, lr_scale: float = 1.0) -> Inner:
         """A fresh member with the values Θ₀."""
         model = Decoder(self.spec.model).to(self.device)
-        bridge.fill(model, self.genesis_C4096(), arena_of(self.spec.model))
+        bridge.fill_module(model, self.genesis_C4096(), arena_of(self.spec.model))
         inner = self.spec.inner
         # The factor of a run with few holders would do harm here, where all train all experts.
         expert_lr = 1.0 if self.spec.outer.holders else inner.expert_lr
         scaled = msgspec.structs.replace(inner, lr=inner.lr * lr_scale, expert_lr=expert_lr)
-        return Inner(model, loss_of, scaled, after_step=follower(model, self.spec.model))
+        return Inner(model, loss_of, scaled, after_step=bias_updater(model, self.spec.model))
 
     def batch(self, number: int, slot: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Windows `[batch, context + 1]` that member `slot` reads in a step of a round."""
@@ -146,15 +146,15 @@ def dense_diloco(task: Task, rule: OuterRule = DILOCO) -> Iterator[Point]:
         present = members[: task.slots(number)]
         for slot, inner in enumerate(present):
             losses += member_round(task, inner, theta, number, slot)
-            mean += (theta - bridge.read(inner.module, arena).cpu()) / len(present)
+            mean += (theta - bridge.read_module(inner.module, arena).cpu()) / len(present)
         momentum = rule.momentum * momentum + mean
         theta = theta - rule.rate * (mean + rule.momentum * momentum)
-        bridge.fill(members[0].module, theta, arena)
+        bridge.fill_module(members[0].module, theta, arena)
         yield task.point(number, losses, members[0].module, began)
 
 
 def member_round(task: Task, inner: Inner, theta_C4096: Tensor, number: int, slot: int) -> list[float]:
     """One member's inner steps of a round from θ; its losses. Its module then holds the local weights."""
-    bridge.fill(inner.module, theta_C4096, arena_of(task.spec.model))
+    bridge.fill_module(inner.module, theta_C4096, arena_of(task.spec.model))
     first, steps = task.spec.steps_before(number), task.spec.steps(number)
     return list(run_steps(inner.step, lambda step: task.batch(number, slot, step), first, steps))

@@ -17,7 +17,6 @@ from atoll.node.import_export.import_run import importing, store_run
 from atoll.node.import_export.source_options import HuggingFaceSource, UpcycleOptions
 from atoll.node.learning.data.dataset import digest_of
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
-from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.decoder import loss_of as decoder_loss
 from atoll.node.learning.model.named import write_atoms
@@ -42,6 +41,7 @@ from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import open_run, sign_run
 from tests.node.daemon.published import CONTEXT, publish, qwen_like
 from tests.node.worker.session_home import ME, SPEC
+from tests.plain.arena import scatter
 
 OWNER = Identity(bytes(32))
 
@@ -113,7 +113,7 @@ def test_upcycled_without_noise_it_is_the_loss_of_the_dense_model(tmp_path, hf):
     assert (found.round, found.state) == (-1, spec.start.state)
     assert spec.model.experts is not None
     assert spec.model.experts.count == 4
-    model, theta = Decoder(spec.model), bridge.scatter(found.theta_C4096, arena)
+    model, theta = Decoder(spec.model), scatter(found.theta_C4096, arena)
     write_atoms(model, ((name, to_float(value)) for name, value in theta.items()))
     windows = torch.randint(0, 200, (4, 33), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -28,7 +28,6 @@ from atoll.node.import_export.save_shard import _unsent, save_shard
 from atoll.node.import_export.source_options import CheckpointSource
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoder import OnHost
-from atoll.node.learning.model import bridge
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import Brought
 from atoll.node.worker.learner import Learner
@@ -48,6 +47,7 @@ from atoll.protocols.run.run_spec import Stage, sign_run
 from atoll_bench.experts.experts_members import Members, identity_of
 from atoll_bench.experts.resumed import differing
 from tests.node.worker.session_home import SPEC
+from tests.plain.arena import scatter
 
 torch.set_num_threads(1)
 E = 8
@@ -206,7 +206,7 @@ def test_moments_are_those_of_the_holder_and_errors_a_mean(four, folder):
         identity_of(n).peer_id: load_local(four.home(n) / "state", RUN.id).tensors for n in range(four.count)
     }
     arena = arena_of(MODEL)
-    errors = {peer: bridge.scatter(state["residual"], arena) for peer, state in states.items()}
+    errors = {peer: scatter(state["residual"], arena) for peer, state in states.items()}
     for place in arena.placements:
         holder = checkpoint.manifest.holders[part_of(place.name)]
         if f"exp_avg/{place.name}" in states[holder]:
@@ -233,7 +233,7 @@ def test_what_is_on_its_way_is_not_lost(tmp_path):
         unsaid[span.start : span.stop] += said[at : at + span.stop - span.start]
     mine = {str(expert) for expert in experts_in(members.shares[0], E)}
     names = [place.name for place in arena_of(MODEL).placements if part_of(place.name) in mine]
-    expected = bridge.scatter(unsaid, arena_of(MODEL))
+    expected = scatter(unsaid, arena_of(MODEL))
     assert len(names) == 2 * 3 * E // 2
     assert all(torch.equal(checkpoint.merged(f"error/{name}"), expected[name]) for name in names)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from atoll.node.learning.model.merging import move_after
+from atoll.node.learning.model.merging import merge_after_round
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.run_spec import Stage
@@ -42,7 +42,7 @@ def test_four_nodes_merge_alike_while_one_is_killed_and_comes_back(world, overla
             await w.check_feeds()
             assert len({node.worker.state for node in w.nodes.values()}) == 1
             assert max(w.nodes[2].worker.trained) >= ROUNDS - 2, "it takes part again"
-            assert any(move_after(w.spec, at) is not None and seen.final_sets[at] for at in range(ROUNDS))
+            assert any(merge_after_round(w.spec, at) is not None and seen.final_sets[at] for at in range(ROUNDS))
             assert both_before_and_after(seen.finals) > 10
 
     run_virtual(story())

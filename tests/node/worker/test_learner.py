@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.model import bridge
 from atoll.node.learning.model.named import frozen_names, named_atoms
 from atoll.node.learning.outer.fixed import to_float
 from atoll.node.worker.learner import experts_among
@@ -32,6 +31,7 @@ from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, expert_of
 from atoll.protocols.run.moments import moments_bytes
 from atoll.protocols.run.run_spec import Stage
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
+from tests.plain.arena import scatter
 
 E = 4
 MODEL = ModelSpec(
@@ -169,7 +169,7 @@ def test_when_others_become_its_own_it_keeps_weights_and_moments_of_what_stays(n
     for name, value in node.learner.weights.trained().items():
         if expert_of(name) != 2:
             assert torch.equal(value, weights[name])
-    anchor = bridge.scatter(node.learner.weights.anchor_C4096, arena_of(spec.model))
+    anchor = scatter(node.learner.weights.anchor_C4096, arena_of(spec.model))
     assert all(
         torch.equal(named_atoms(node.learner.module)[n], anchor[n]) for n in anchor if expert_of(n) in (0, 2)
     )
@@ -253,7 +253,7 @@ def test_frozen_experts_follow_the_view(nodes, frozen):
     module = node.learner.module
     assert {expert_of(name) for name in frozen_names(module)} == {2, 3}
     if frozen != "int8":
-        view = bridge.scatter(node.view(), arena_of(spec.model))
+        view = scatter(node.view(), arena_of(spec.model))
         atoms = named_atoms(module)
         assert all(torch.equal(atoms[n], view[n].to(atoms[n].dtype)) for n in frozen_names(module))
     whole = nodes("c", spec_of(0)).ask(EvaluateRequest())
@@ -282,7 +282,7 @@ def test_the_choice_bias_moves_by_what_the_tokens_did_and_reaches_the_view(nodes
     spec = msgspec.structs.replace(spec_of(1, experts=experts), compress=dense)
     node = nodes("a", spec)
     node.ask(FoldRequest(Round(0), (part(node.train_some(0, LOW)),)))
-    atoms = bridge.scatter(node.view(), arena_of(spec.model))
+    atoms = scatter(node.view(), arena_of(spec.model))
     bias = atoms["model.layers.0.mlp.gate.e_score_correction_bias"]
     assert bias[:E].any()
     assert not bias[E:].any()

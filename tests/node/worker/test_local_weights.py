@@ -46,10 +46,10 @@ class World:
         self.weights.start(VIEW)
 
     def local(self):
-        return bridge.read(self.module, ARENA).detach()
+        return bridge.read_module(self.module, ARENA).detach()
 
     def train(self, seed):
-        bridge.fill(self.module, self.local() + noise(seed), ARENA)
+        bridge.fill_module(self.module, self.local() + noise(seed), ARENA)
 
     def send(self, number):
         for span in cover_of(self.spec, number):

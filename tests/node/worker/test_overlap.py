@@ -55,7 +55,7 @@ def drain(steps: Iterator[object]) -> tuple[int, TrainReply | None]:
 
 
 def local(node: Home) -> torch.Tensor:
-    return bridge.read(node.session._learner.module, ARENA).detach().clone()
+    return bridge.read_module(node.session._learner.module, ARENA).detach().clone()
 
 
 def anchor(node: Home) -> torch.Tensor:

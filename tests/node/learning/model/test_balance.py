@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from atoll.node.learning.model.balance import move_biases, moved, target_share
-from atoll.node.learning.model.moe import Loads, Mixture
+from atoll.node.learning.model.balance import move_biases, target_share, updated_bias
+from atoll.node.learning.model.moe import Mixture, RouterLoads
 from atoll.node.learning.model.named import write_atoms
 from atoll.protocols.run.model_spec import ExpertsSpec
 
@@ -18,7 +18,7 @@ def test_target_is_the_share_of_rows_of_one_expert():
 
 def test_who_got_too_little_rises_and_zero_experts_stay():
     bias = torch.zeros(8)
-    found = moved(bias, torch.tensor([30, 0, 10, 10, 20, 10, 0, 0]), EXPERTS)
+    found = updated_bias(bias, torch.tensor([30, 0, 10, 10, 20, 10, 0, 0]), EXPERTS)
     assert found[0] < 0 < found[1]
     assert float(found[2]) == pytest.approx(0.01 * (0.125 - 10 / 80), abs=1e-9)
     assert not found[4:].any()
@@ -26,7 +26,7 @@ def test_who_got_too_little_rises_and_zero_experts_stay():
 
 
 def test_nothing_seen_is_no_reason_to_divide_by_zero():
-    assert bool(moved(torch.zeros(8), torch.zeros(8, dtype=torch.int64), EXPERTS).isfinite().all())
+    assert bool(updated_bias(torch.zeros(8), torch.zeros(8, dtype=torch.int64), EXPERTS).isfinite().all())
 
 
 @pytest.mark.parametrize("computed", [1.0, 1.5, 2.25])
@@ -55,5 +55,5 @@ def test_a_forward_counts_only_where_it_learns():
     with torch.no_grad():
         made(x, None)
     assert not made.seen_S.any()
-    made(x, Loads())
+    made(x, RouterLoads())
     assert int(made.seen_S.sum()) == 30

@@ -9,6 +9,7 @@ from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder
 from atoll.protocols.run.arena import CHUNK, SIDE, arena_of
 from atoll.protocols.run.model_spec import ModelSpec, atoms
+from tests.plain.arena import scatter
 
 
 def spec_of(dim=64, ffn=96, vocab=50, layers=2, tied=True, heads=2):
@@ -45,7 +46,7 @@ def test_there_and_back_is_the_same(dim, ffn, vocab, layers, tied, dtype):
     assert made.shape == (arena.chunks, CHUNK)
     assert made.dtype == dtype
     assert int((made != 0).sum()) == arena.values, "padding is zero, and nothing is written twice"
-    back = bridge.scatter(made, arena)
+    back = scatter(made, arena)
     assert back.keys() == named.keys()
     assert all(torch.equal(back[name], named[name]) for name in named)
 
@@ -80,15 +81,15 @@ def test_fill_then_read_a_module():
     torch.manual_seed(0)
     wanted = bridge.gather({a.name: torch.randn(a.shape) for a in atoms(spec)}, arena)
     model = Decoder(spec)
-    bridge.fill(model, wanted, arena)
-    assert torch.equal(bridge.read(model, arena), wanted)
+    bridge.fill_module(model, wanted, arena)
+    assert torch.equal(bridge.read_module(model, arena), wanted)
 
 
 def test_a_copy_does_not_share_memory_with_the_arena():
     spec = spec_of()
     arena = arena_of(spec)
     made = bridge.gather(numbered(spec, torch.float32), arena)
-    out = bridge.scatter(made, arena)["model.norm.weight"]
+    out = scatter(made, arena)["model.norm.weight"]
     out.zero_()
     assert int((made != 0).sum()) == arena.values
 

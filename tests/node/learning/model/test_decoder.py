@@ -42,7 +42,7 @@ def built(spec, seed=1):
     model = Decoder(spec)
     theta = {name: torch.from_numpy(value) for name, value in genesis(spec, seed).items()}
     arena = arena_of(spec)
-    bridge.fill(model, bridge.gather(theta, arena).float() * 2.0**-24, arena)
+    bridge.fill_module(model, bridge.gather(theta, arena).float() * 2.0**-24, arena)
     return model
 
 

@@ -13,7 +13,15 @@ from msgspec.structs import replace
 from atoll.node.learning.model import merging
 from atoll.node.learning.model.bridge import gather
 from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.merging import ALPHA_BITS, dots, merge, merged, move_after, moved, nearest_of
+from atoll.node.learning.model.merging import (
+    ALPHA_BITS,
+    dots,
+    merge,
+    merge_after_round,
+    merged,
+    moved,
+    nearest_of,
+)
 from atoll.node.runs.presets import model_of, preset
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError
@@ -164,8 +172,8 @@ def test_alpha_falls_to_zero_and_is_due_every_so_many_rounds():
 
 def test_rounds_without_a_move_have_none():
     spec = spec_with()
-    assert [number for number in range(20) if move_after(spec, number) is not None] == [2, 5, 8]
-    assert move_after(preset("moe-smoke", ME, 1), 2) is None
+    assert [number for number in range(20) if merge_after_round(spec, number) is not None] == [2, 5, 8]
+    assert merge_after_round(preset("moe-smoke", ME, 1), 2) is None
 
 
 def test_an_arena_is_merged_as_its_atoms_are():

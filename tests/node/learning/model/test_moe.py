@@ -8,9 +8,9 @@ from torch.nn import functional
 from atoll.node.learning.model import stack as stack_module
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.moe import Loads, Mixture, load_balance, router_z
+from atoll.node.learning.model.moe import Mixture, RouterLoads, load_balance, router_z
 from atoll.node.learning.model.named import named_atoms, trained_atoms, write_atoms
-from atoll.node.learning.model.stack import Packed, products, quantised, weight_gradients
+from atoll.node.learning.model.stack import Packed, products, quantise, weight_gradients
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms
 
@@ -180,7 +180,7 @@ def test_narrow_storage_is_close_and_its_gradient_is_that_of_what_is_stored(dtyp
         if dtype == torch.bfloat16:
             stored[name] = matrix.bfloat16().float()
         else:
-            small, scale = quantised(matrix)
+            small, scale = quantise(matrix)
             stored[name] = small.float() * scale
     same, _ = mixture(EXPERTS, {1})
     write_atoms(same, stored.items())
@@ -200,7 +200,7 @@ def test_narrow_storage_is_close_and_its_gradient_is_that_of_what_is_stored(dtyp
 def test_int8_keeps_each_row_within_half_a_step():
     matrix = torch.randn(10, 33) * torch.logspace(-4, 2, 10)[:, None]
     matrix[3] = 0
-    small, scale = quantised(matrix)
+    small, scale = quantise(matrix)
     assert small.dtype == torch.int8
     assert bool(((small * scale - matrix).abs() <= scale * 0.5001).all())
     assert not small[3].any()
@@ -290,7 +290,7 @@ def test_terms_are_part_of_the_training_loss_and_not_of_an_evaluation():
     loud = replace(SPEC, experts=replace(EXPERTS, load_balance=0.5, router_z=0.25))
     with torch.no_grad():
         assert float(loss_of(built(quiet), WINDOW)) == float(loss_of(built(loud), WINDOW))
-    loads = Loads()
+    loads = RouterLoads()
     model = built(loud)
     model(WINDOW[:, :-1], loads)
     terms = [load.term for load in loads.layers]
@@ -306,7 +306,7 @@ def test_two_layers_that_lean_opposite_ways_do_not_cancel():
         made, _ = mixture(ExpertsSpec(count=2, per_token=1, ffn=8, load_balance=1.0, router_z=0.0))
         lean = torch.ones(64) * sign
         write_atoms(made, [("gate.weight", torch.stack([lean, -lean]))])
-        loads = Loads()
+        loads = RouterLoads()
         made(x.abs(), loads)
         assert float(loads.layers[0].term.detach()) == pytest.approx(2, abs=1e-3)
 
