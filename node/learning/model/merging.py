@@ -84,8 +84,8 @@ def nearest_of(dots_EE: list[list[int]], donors: int) -> list[list[int]]:
     """For each expert, the `donors` others with the highest cosine; ties go to the lower index."""
     found = []
     for base, row in enumerate(dots_EE):
-        likeness = {e: _likeness(row[e], dots_EE[e][e]) for e in range(len(row)) if e != base}
-        found.append(sorted(likeness, key=lambda e, likeness=likeness: (-likeness[e], e))[:donors])
+        ranked = sorted((-_likeness(row[e], dots_EE[e][e]), e) for e in range(len(row)) if e != base)
+        found.append([e for _, e in ranked[:donors]])
     return found
 
 

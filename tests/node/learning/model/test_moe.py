@@ -211,7 +211,7 @@ def test_int8_keeps_each_row_within_half_a_step():
 @pytest.mark.parametrize("counts", [[3, 0, 4], [0, 0, 7], [7, 0, 0], [0, 0, 0]])
 def test_products_of_sorted_rows(monkeypatch, wide, narrow, counts, way):
     """Both ways, on this CPU: an accelerator takes the grouped one."""
-    monkeypatch.setattr(stack_module, "grouped", lambda *_: way)
+    monkeypatch.setattr(stack_module, "uses_grouped_product", lambda *_: way)
     source = torch.Generator().manual_seed(4)
     stack = torch.randn(3, wide, narrow, generator=source)
     x, dy = (torch.randn(sum(counts), size, generator=source) for size in (narrow, wide))
