@@ -58,7 +58,7 @@ class Progress:
         """The rest of the phase at the pace so far; empty before there is a pace."""
         passed_s = self._clock() - self._began
         known = passed_s >= PACE_S and 0 < share < 1
-        return f"about {span(passed_s * (1 - share) / share)} left" if known else ""
+        return f"about {span(max(1, round(passed_s * (1 - share) / share)))} left" if known else ""
 
     def _write(self, text: str) -> None:
         self._out.write(text)

@@ -40,7 +40,7 @@ def as_json(swarm: Swarm, rows: Rows, arms: Mapping[str, Any]) -> dict[str, Any]
 
 
 def promises(swarm: Swarm, rows: Rows, rounds: list[dict[str, Any]]) -> list[verdict.PromiseCheck]:
-    """What every run must keep, on a busy machine too: nothing here depends on its speed."""
+    """The promises of every run. None depends on the machine's speed, so a busy machine breaks none."""
     total = swarm.spec.outer.rounds
     flat = [row for of_node in rows.values() for row in of_node]
     payload = max((row["payload_bytes"] for row in flat), default=0)

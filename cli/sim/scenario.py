@@ -1,4 +1,4 @@
-"""What happens to a simulated swarm, decided from a seed: who is killed when, who joins late. Pure."""
+"""The story of a simulated swarm, decided from a seed: which node is killed when, which one joins late. Pure."""
 
 import random
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Who is there from the start, and what happens later."""
+    """The number of nodes at the start, and the kills and joins that follow."""
 
     founders: int
     kills: tuple[Kill, ...]
@@ -33,7 +33,7 @@ class Story:
 
     @property
     def nodes(self) -> int:
-        """All nodes that ever run."""
+        """The number of nodes that ever run."""
         return self.founders + len(self.joins)
 
 

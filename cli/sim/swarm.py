@@ -23,7 +23,7 @@ from atoll.protocols.run.slices import ReduceSpec
 
 POLL_S = 0.5
 SETTLE_S, IDLE_S = 4.0, 15.0
-"""After the last round nodes still tell each other that it is final; then their rest is measured."""
+"""After the last round the nodes still exchange its finality, for SETTLE_S; IDLE_S of rest is measured then."""
 LEASE_S = 6.0
 """A killed member is waited for at most so long; loopback peers renew every two seconds."""
 NEWEST_ROWS = 8

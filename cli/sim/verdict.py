@@ -1,4 +1,4 @@
-"""Did a swarm keep its promises? History in, verdict out. Pure, so that any history can be judged again."""
+"""The checks of a swarm's promises: history in, verdict out. Pure, so that any history can be judged again."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -175,7 +175,7 @@ def _acknowledge(state: RoundState) -> Out:
 
 
 def _begin_next(state: RoundState, actions: list[Action]) -> Out:
-    """Start the next round, or enter the phase that says why not."""
+    """Start the next round, or enter the phase of what prevents it."""
     number = next_round(state)
     # Rounds that are skipped are closed: the others left them, and work on them would come too late.
     state = replace(state, closed=max(state.closed, number - 1))
@@ -223,7 +223,7 @@ _MOVES = (_end_catch_up, *_PASS, _end_rest, *_PASS)
 
 
 def _publish_lease(state: RoundState, actions: list[Action]) -> Out:
-    # Once an event, after all moves: phases that were only passed through are nobody's business.
+    # Once an event, after all moves: other members need not see phases that were only passed through.
     lease = (_ACTIVITY[state.phase], state.round)
     if lease == state.leased:
         return state, actions

@@ -111,7 +111,7 @@ def frontier(
     newest, number = first - 1, first
     while others and number <= last:
         authors = {k.author for k in books.get(number, {}).values() if k.held}
-        if not authors:  # it could never become final: nobody is pulled over a gap, least of all by one peer
+        if not authors:  # it could never become final: one peer cannot pull the others over a gap
             break
         if 2 * len(authors & others) >= len(others):
             newest = number

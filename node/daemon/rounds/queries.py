@@ -1,4 +1,4 @@
-"""Readings of a RoundState: whom it waits for and until when, where the others are, what comes next, and why.
+"""Readings of a RoundState: which members it waits for, until when, where the others are, and what comes next.
 
 Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
 """

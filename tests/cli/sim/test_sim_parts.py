@@ -5,6 +5,7 @@ import io
 import pytest
 
 from atoll.cli.sim import verdict
+from atoll.cli.sim.command import simulate
 from atoll.cli.sim.history import (
     Validation,
     bpb_at,
@@ -18,6 +19,7 @@ from atoll.cli.sim.progress import EVERY_S, Progress
 from atoll.cli.sim.report import as_json, baselines
 from atoll.cli.sim.scenario import plan
 from atoll.cli.sim.swarm import prepare
+from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import TimeShares
 
 
@@ -161,6 +163,13 @@ def test_progress_on_a_terminal_is_redrawn_in_place():
     watched(out)
     assert out.getvalue().count("\n") == 2
     assert out.getvalue().count("\r") == 62
+
+
+def test_reference_arms_that_are_not_installed_are_one_line_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("atoll.cli.extensions.entry_points", lambda **_: ())
+    with pytest.raises(ConfigError, match="reference arms") as caught:
+        simulate(tmp_path, 1.0, baselines=True)
+    assert "make setup" in caught.value.line()
 
 
 def test_a_busy_machine_is_no_broken_promise(tmp_path):
