@@ -1,4 +1,4 @@
-"""Blobs of one node: the store, what it serves, and what it fetches."""
+"""The blobs of one node: the store, its server, and its fetcher."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,20 +14,24 @@ from atoll.protocols.ids import Digest, PeerId
 
 @dataclass(frozen=True, slots=True)
 class BlobStatistics:
-    """Chunk bytes since the start, and what goes on now."""
+    """Chunk bytes since the start, and current activity."""
 
     bytes_up: int
     bytes_down: int
     wire_bytes_up: int
-    """All that serving sent, frames and manifests included."""
+    """Bytes sent by the server, frames and manifests included."""
     serving: int
+    """Number of streams being served."""
     fetching: int
+    """Number of blobs being fetched."""
     blobs: int
+    """Number of whole blobs."""
     blobs_bytes: int
+    """Size of all whole blobs."""
 
 
 class Blobs:
-    """Serves `store` on `host` and downloads into it."""
+    """Serves the blobs of `store` on `host`, and downloads into it."""
 
     def __init__(self, host: Host, store: BlobStore, on_fault: OnFault) -> None:
         self.store = store
@@ -39,7 +43,7 @@ class Blobs:
         return await self._fetcher.fetch(blob, holders, max_bytes)
 
     async def add_file(self, path: Path, *, move: bool = False) -> Digest:
-        """See BlobStore.add_file; hashing and copying happen in a thread."""
+        """See BlobStore.add_file; hashing and copying run in a thread."""
         return await asyncio.to_thread(self.store.add_file, path, move=move)
 
     def bytes_of(self, peer: PeerId) -> tuple[int, int]:
@@ -47,13 +51,13 @@ class Blobs:
         return self._server.bytes_up[peer], self._fetcher.bytes_down[peer]
 
     def statistics(self) -> BlobStatistics:
-        """A snapshot."""
+        """Totals so far and current activity."""
         return BlobStatistics(
-            self._server.bytes_up.total(),
-            self._fetcher.bytes_down.total(),
-            self._server.wire_bytes_up,
-            self._server.serving,
-            self._fetcher.fetching,
-            len(self.store.blobs()),
-            self.store.size_of_all(),
+            bytes_up=self._server.bytes_up.total(),
+            bytes_down=self._fetcher.bytes_down.total(),
+            wire_bytes_up=self._server.wire_bytes_up,
+            serving=self._server.serving,
+            fetching=self._fetcher.fetching,
+            blobs=len(self.store.blobs()),
+            blobs_bytes=self.store.size_of_all(),
         )

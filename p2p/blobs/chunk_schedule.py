@@ -1,4 +1,4 @@
-"""Which holder is asked for which chunk: rarest first, each chunk once, the last ones twice. Pure."""
+"""Chunk schedule: which chunk to request from which holder; rarest first, each once, the last ones twice. Pure."""
 
 import statistics
 from collections.abc import Iterable
@@ -8,46 +8,46 @@ from atoll.p2p.blobs.frames import WINDOW
 from atoll.protocols.ids import PeerId
 
 SLOW_SHARE = 0.1
-"""A holder below this share of the median of the others is dropped …"""
+"""A holder slower than this share of the median of the others is dropped."""
 SLOW_AFTER_S = 5.0
-"""… after it had so long to get going."""
+"""Seconds of transfer after which a holder may count as slow."""
 PATIENCE_S = 1.0
-"""A chunk is asked for a second time after so long when nobody's speed is known."""
+"""Seconds after which a chunk is requested a second time while no holder's speed is known."""
 
 
 class Holder:
-    """One holder that we are talking to."""
+    """State of one holder of a download."""
 
     def __init__(self, have: int, pace: FlowWindow) -> None:
         self.have = have
         self.pace = pace
         self.asked: dict[int, float] = {}
-        """Chunks on their way from it, in the order asked, and since when."""
+        """Chunks requested from it and not received, in the order of the requests, with their times."""
 
 
 class ChunkSchedule:
-    """Chunks of one download. All times are seconds of one monotonic clock."""
+    """The chunks of one download. All times are seconds of one monotonic clock."""
 
     def __init__(self, missing: int, start: int = 0) -> None:
-        """`missing`: one bit per chunk that is not here; `start`: where to begin among equally rare chunks."""
+        """`missing`: one bit per missing chunk; `start`: first choice among equally rare chunks."""
         self.missing = missing
         self._todo = missing
         self._start = start
         self._sources: dict[PeerId, Holder] = {}
         self._askers: dict[int, set[PeerId]] = {}
-        """Chunks that were asked for and are not here: from whom."""
+        """Holders from which each missing chunk was requested."""
 
     @property
     def todo(self) -> int:
-        """Chunks that nobody was asked for."""
+        """Chunks that were not requested from any holder, one bit each."""
         return self._todo
 
     def join(self, peer: PeerId, have: int, pace: FlowWindow) -> None:
-        """A holder offers `have`."""
+        """Add a holder that offers the chunks in `have`, one bit each."""
         self._sources[peer] = Holder(have, pace)
 
     def leave(self, peer: PeerId) -> None:
-        """Nothing more comes from a holder; what it was asked for is free again."""
+        """Remove a holder; chunks requested from it can be requested from others again."""
         source = self._sources.pop(peer, None)
         for index in source.asked if source else ():
             self._release(peer, index)
@@ -55,15 +55,15 @@ class ChunkSchedule:
             self._release(peer, index)
 
     def add_chunks(self, peer: PeerId, have: int) -> None:
-        """A holder has more."""
+        """Add chunks that a holder offers now."""
         self._sources[peer].have |= have
 
     def in_flight(self, peer: PeerId) -> int:
-        """Chunks that a holder owes us."""
+        """Number of chunks requested from a holder and not received."""
         return len(self._sources[peer].asked)
 
     def ask(self, peer: PeerId, index: int, now_s: float) -> None:
-        """A holder was asked for a chunk."""
+        """Record that a chunk was requested from a holder."""
         source = self._sources[peer]
         source.asked[index] = now_s
         source.pace.asked(now_s)
@@ -71,20 +71,20 @@ class ChunkSchedule:
         self._todo &= ~(1 << index)
 
     def received(self, peer: PeerId, index: int) -> None:
-        """The bytes of a chunk are here, not yet verified: its sender owes it no more."""
+        """Record that a chunk's bytes arrived from a holder; they are not verified yet."""
         source = self._sources[peer]
         source.asked.pop(index, None)
         if not source.asked:
             source.pace.idle()
 
     def verified(self, index: int) -> None:
-        """The chunk is on the disk."""
+        """Record that a chunk was verified and written."""
         self.missing &= ~(1 << index)
         self._todo &= ~(1 << index)
         self._askers.pop(index, None)
 
     def stale(self, peer: PeerId) -> list[int]:
-        """What a holder was asked for and came from another one; it is forgotten here."""
+        """Remove and return chunks requested from a holder that arrived from another one meanwhile."""
         source = self._sources[peer]
         stale = [index for index in source.asked if not self.missing >> index & 1]
         for index in stale:
@@ -92,7 +92,7 @@ class ChunkSchedule:
         return stale
 
     def next(self, peer: PeerId, now_s: float) -> int | None:
-        """The chunk to ask a holder for now, if any: a rare one, or one that another holder is late with."""
+        """Chunk to request from a holder now: a rare one, or one that another holder is late with; else None."""
         source = self._sources[peer]
         if len(source.asked) >= source.pace.window(now_s, WINDOW):
             return None
@@ -100,11 +100,11 @@ class ChunkSchedule:
         return first_from(few, self._start) if few else self._late(peer, source, now_s)
 
     def can_help(self, peer: PeerId) -> bool:
-        """Whether a holder has anything that is missing."""
+        """Whether a holder offers any missing chunk."""
         return bool(self._sources[peer].have & self.missing)
 
     def is_slow(self, peer: PeerId, now_s: float) -> bool:
-        """Whether a holder has fallen far behind the others."""
+        """Whether a holder is far slower than the others."""
         pace = self._sources[peer].pace
         silent_s = now_s - pace.moved_s if self._sources[peer].asked else 0.0
         others = [self._sources[other].pace.rate_bytes_s(now_s) for other in self._sources if other != peer]
@@ -114,12 +114,12 @@ class ChunkSchedule:
         return (pace.rate_bytes_s(now_s) or 0.0) < SLOW_SHARE * statistics.median(known)
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until the last chunk that is on its way is due; what is unknown takes as long as it took."""
+        """Expected seconds until the last requested chunk arrives; with no known rate, the time waited so far."""
         due = [self._due_s(peer, index, now_s) for peer, s in self._sources.items() for index in s.asked]
         return max(due, default=0.0)
 
     def _late(self, peer: PeerId, source: Holder, now_s: float) -> int | None:
-        """The end game: with nothing else to do, the chunk that would come much sooner from here."""
+        """End game: for an idle holder, a chunk that would arrive much sooner from it than from its holder."""
         if source.asked:
             return None
         ours_s = source.pace.needs_s(1, now_s)
@@ -134,7 +134,7 @@ class ChunkSchedule:
         return -index if due_s > limit_s else None
 
     def _due_s(self, peer: PeerId, index: int, now_s: float) -> float:
-        """Seconds until a chunk comes from a holder that was asked for it; a silence is expected to go on."""
+        """Expected seconds until a requested chunk arrives; a silent holder is expected to stay silent."""
         source = self._sources[peer]
         waited_s = now_s - source.asked[index]
         needs_s = source.pace.needs_s(list(source.asked).index(index) + 1, now_s)
@@ -154,7 +154,7 @@ class ChunkSchedule:
 
 
 def rarest(candidates: int, others: Iterable[int]) -> int:
-    """Those of the candidates that the fewest of the others have."""
+    """The candidates that the fewest of the other holders have, one bit each."""
     at_least: list[int] = []
     for have in others:
         carry = have & candidates
@@ -168,7 +168,7 @@ def rarest(candidates: int, others: Iterable[int]) -> int:
 
 
 def first_from(bits: int, start: int) -> int:
-    """The lowest bit at or above `start`, else the lowest."""
+    """Index of the lowest set bit at or above `start`, else of the lowest set bit."""
     above = bits >> start << start
     chosen = above or bits
     return (chosen & -chosen).bit_length() - 1

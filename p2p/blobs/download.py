@@ -1,4 +1,4 @@
-"""One download: what its conversations with the holders share."""
+"""One download: the state that its sessions with several holders share."""
 
 import asyncio
 from collections import Counter, deque
@@ -14,25 +14,25 @@ from atoll.protocols.ids import Digest, PeerId, short
 
 HOLDERS_AT_ONCE = 8
 ASK_AGAIN_S = 1.0
-"""A holder that had nothing for us is asked again after this time, then after twice as long, and so on …"""
+"""First pause, in seconds, before a holder that had no chunk for us is asked again; it doubles each time."""
 ASK_AGAIN_LATEST_S = 30.0
-"""… at most so long, while others keep the download going."""
+"""Longest such pause, in seconds."""
 NEXT_HOLDER_S = 0.3
-"""Until the first offer holders are asked one by one, so long apart: a small blob costs one stream."""
+"""Interval between the first requests to holders, until one makes an offer: a small blob costs one stream."""
 
 
 class Download:
-    """The conductor is `BlobFetcher`; one `Pull` per holder works on it."""
+    """A download in progress. `BlobFetcher` runs it; one `HolderSession` per holder works on it."""
 
     def __init__(
         self, store: BlobStore, blob: Digest, max_bytes: int, holders: Sequence[PeerId], *, start: int = 0
     ) -> None:
-        """`start`: a number of ours, so that not everybody asks for the same chunks first."""
+        """`start`: a number of this node, so that nodes do not all request the same chunks first."""
         self.blob = blob
         self.max_bytes = max_bytes
         self.waiting = deque(dict.fromkeys(holders))
         self.slow: deque[PeerId] = deque()
-        """Dropped for being slow; taken back when nobody else is left."""
+        """Holders that were dropped for being slow; they are used again when no other is left."""
         self.active: set[PeerId] = set()
         self._later: dict[PeerId, float] = {}
         self._refusals: Counter[PeerId] = Counter()
@@ -40,7 +40,7 @@ class Download:
         self.partial: PartialBlob | None = None
         self.plan = ChunkSchedule(0)
         self.moved_s = asyncio.get_running_loop().time()
-        """When anything came last."""
+        """Time of the newest progress."""
         self._store = store
         self._start = start
         self._opening = asyncio.Lock()
@@ -51,11 +51,11 @@ class Download:
 
     @property
     def is_over(self) -> bool:
-        """Complete, or failed for a reason that no holder can mend."""
+        """Whether it is complete, or failed for a reason that no holder can remove."""
         return self._failure is not None or (self.partial is not None and not self.plan.missing)
 
     def next_holder(self) -> PeerId | None:
-        """Whom to ask now. None: nobody yet, or nobody is left."""
+        """The holder to begin a session with now; None: not yet, or none is left."""
         now_s = asyncio.get_running_loop().time()
         if self.is_over or len(self.active) >= HOLDERS_AT_ONCE or not self._wants_another(now_s):
             return None
@@ -70,35 +70,35 @@ class Download:
         return peer
 
     def ask_later(self, peer: PeerId, reason: str) -> None:
-        """A holder has nothing for us now; one that still downloads may have soon."""
+        """Ask a holder that has no chunk for us again later: it may still be downloading."""
         self.reasons[peer] = reason
         self._refusals[peer] += 1
         pause_s = backoff_s(self._refusals[peer], first_s=ASK_AGAIN_S, max_s=ASK_AGAIN_LATEST_S)
         self._later[peer] = asyncio.get_running_loop().time() + pause_s
 
     def at_once(self, peer: PeerId) -> int:
-        """How many chunks this holder should send unasked: one, if it is the first that is asked at all."""
+        """Number of chunks that this holder should send at once: one for the first holder of all, else none."""
         if self.partial is None and self._eager is None:
             self._eager = peer
             return 1
         return 0
 
     async def begin(self, manifest: BlobManifest) -> bool:
-        """Open the partial file unless it is. False: the job is over. Raises DiskFault."""
+        """Open the partial file unless it is open. False: the download is over. Raises DiskFault."""
         async with self._opening:
             if self.check(manifest):
                 await asyncio.to_thread(self._begin, manifest)
         return not self.is_over
 
     def check(self, manifest: BlobManifest) -> bool:
-        """True if the download should begin with this manifest; fails the job if the blob is too large."""
+        """Whether the download should begin with this manifest; fails the download if the blob is too large."""
         if manifest.size_bytes > self.max_bytes:
             size = f"{manifest.size_bytes} bytes where at most {self.max_bytes} are legal"
             self.fail(DecodeError(f"blob {short(self.blob)} has {size}"))
         return self._failure is None and self.partial is None
 
     def remove_holder(self, peer: PeerId) -> None:
-        """The conversation with a holder is over."""
+        """End the session with a holder."""
         self.active.discard(peer)
         self.plan.leave(peer)
         if self._eager == peer:
@@ -106,22 +106,22 @@ class Download:
         self.notify_changed()
 
     def fail(self, failure: LocalFault | DecodeError) -> None:
-        """No holder can help."""
+        """End the download with a failure that no holder can remove."""
         self._failure = self._failure or failure
         self.notify_changed()
 
     def raise_failure(self) -> None:
-        """Raise what `fail` was given."""
+        """Raise the failure given to `fail`, if any."""
         if self._failure is not None:
             raise self._failure
 
     def notify_changed(self) -> None:
-        """Wake all who wait in `changed`."""
+        """Wake all tasks that wait in `changed`."""
         self._change.set()
         self._change = asyncio.Event()
 
     async def changed(self, limit_s: float) -> None:
-        """Until something happened, or the time is up."""
+        """Wait for the next change, at most `limit_s` seconds."""
         change = self._change
         try:
             async with asyncio.timeout(limit_s):

@@ -1,7 +1,7 @@
-"""Fetch one blob from its holders: several at once, rarest chunks first, verified, resumable.
+"""Fetches blobs from their holders: several holders at once, rarest chunks first, verified, resumable.
 
-A bad chunk is blamed on its sender and the download goes on with the others. What arrived stays on disk when
-the download fails or is cancelled.
+A bad chunk counts as a fault of its sender, and the download continues with the others. Chunks that arrived stay
+on disk when the download fails or is cancelled.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 FETCHES_AT_ONCE = 8
 STALL_S = 20.0
-"""A holder that owes us chunks and moves no byte for so long is given up for this download."""
+"""Seconds without a byte after which a holder that owes us chunks is dropped from this download."""
 
 OnFault = Callable[[PeerId, PeerFault], None]
 
 
 class BlobFetcher:
-    """Downloads into one store."""
+    """Downloads blobs into one store."""
 
     def __init__(self, host: Host, store: BlobStore, on_fault: OnFault, *, stall_s: float = STALL_S) -> None:
         self._host = host
@@ -41,14 +41,14 @@ class BlobFetcher:
 
     @property
     def fetching(self) -> int:
-        """Blobs that are being fetched or waited for."""
+        """Number of blobs that are being fetched or wait for their turn."""
         return len(self._locks)
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
-        """The blob's file. `max_bytes`: legal size, from the RunSpec, never from the wire.
+        """Download a blob and return its file. `max_bytes`: legal size, from the RunSpec, never from the wire.
 
-        Holders are asked in the order given; those that still download it are welcome. Raises Unreachable (no
-        holder gave it; what came is kept), DecodeError (the blob itself is larger than legal), DiskFault. The
+        Holders are asked in the given order and may still be downloading it themselves. Raises Unreachable (no
+        holder gave it; received chunks are kept), DecodeError (the blob is larger than legal), DiskFault. The
         caller owns the deadline.
         """
         if self._store.has(blob):
@@ -65,78 +65,78 @@ class BlobFetcher:
 
     async def _download(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> None:
         others = [holder for holder in holders if holder != self._host.peer_id]
-        job = Download(self._store, blob, max_bytes, others, start=_start(self._host.peer_id))
+        download = Download(self._store, blob, max_bytes, others, start=_start(self._host.peer_id))
         try:
             manifest = self._store.known_manifest(blob)
-            if manifest is None or await job.begin(manifest):
-                await self._conduct(job)
-            job.raise_failure()
-            if job.partial is None or job.plan.missing:
-                reasons = ", ".join(f"{short(peer)}: {why}" for peer, why in job.reasons.items())
+            if manifest is None or await download.begin(manifest):
+                await self._conduct(download)
+            download.raise_failure()
+            if download.partial is None or download.plan.missing:
+                reasons = ", ".join(f"{short(peer)}: {why}" for peer, why in download.reasons.items())
                 raise Unreachable(f"blob {short(blob)} from no holder ({reasons or 'nobody holds it'})")
-            await asyncio.to_thread(self._store.finish, job.partial)
+            await asyncio.to_thread(self._store.finish, download.partial)
         finally:
-            if job.partial is not None:
-                await asyncio.to_thread(self._store.suspend, job.partial)
+            if download.partial is not None:
+                await asyncio.to_thread(self._store.suspend, download.partial)
 
-    async def _conduct(self, job: Download) -> None:
-        """Keep enough conversations going until the job is over or nobody is left."""
+    async def _conduct(self, download: Download) -> None:
+        """Keep enough sessions running until the download is over or no holder is left."""
         async with asyncio.TaskGroup() as group:
-            pulls: set[asyncio.Task[None]] = set()
-            flushing = group.create_task(self._flush(job))
-            while not job.is_over:
-                while (peer := job.next_holder()) is not None:
-                    pull = group.create_task(self._work(job, peer))
-                    pulls.add(pull)
-                    pull.add_done_callback(pulls.discard)
-                if not job.active:
+            sessions: set[asyncio.Task[None]] = set()
+            flushing = group.create_task(self._flush(download))
+            while not download.is_over:
+                while (peer := download.next_holder()) is not None:
+                    session = group.create_task(self._work(download, peer))
+                    sessions.add(session)
+                    session.add_done_callback(sessions.discard)
+                if not download.active:
                     break
-                await job.changed(LOOK_S)
-            for task in (*pulls, flushing):
+                await download.changed(LOOK_S)
+            for task in (*sessions, flushing):
                 task.cancel()
 
-    async def _flush(self, job: Download) -> None:
-        """Beside the download, so that no chunk waits for the disk."""
+    async def _flush(self, download: Download) -> None:
+        """Flush beside the download, so that no chunk waits for the disk."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if job.partial is not None and job.partial.is_flush_due:
+            if download.partial is not None and download.partial.is_flush_due:
                 try:
-                    await asyncio.to_thread(job.partial.flush)
+                    await asyncio.to_thread(download.partial.flush)
                 except LocalFault as fault:
-                    job.fail(fault)
+                    download.fail(fault)
 
-    async def _work(self, job: Download, peer: PeerId) -> None:
+    async def _work(self, download: Download, peer: PeerId) -> None:
         try:
-            await self._converse(job, peer)
+            await self._converse(download, peer)
         except NothingToOffer as error:
-            job.ask_later(peer, str(error))
+            download.ask_later(peer, str(error))
         except TooSlow as error:
-            log.info("blob %s: %s is dropped, %s", short(job.blob), peer, error)
-            job.reasons[peer] = str(error)
-            job.slow.append(peer)
+            log.info("blob %s: %s is dropped, %s", short(download.blob), peer, error)
+            download.reasons[peer] = str(error)
+            download.slow.append(peer)
         except Unreachable as error:
-            job.reasons[peer] = str(error)
+            download.reasons[peer] = str(error)
         except TimeoutError:
-            job.reasons[peer] = f"stalled for {self._stall_s:.0f} s"
+            download.reasons[peer] = f"stalled for {self._stall_s:.0f} s"
         except PeerFault as fault:
-            job.reasons[peer] = str(fault)
-            log.warning("blob %s: %s is dropped, it lied: %s", short(job.blob), peer, fault)
+            download.reasons[peer] = str(fault)
+            log.warning("blob %s: %s is dropped, it lied: %s", short(download.blob), peer, fault)
             self._on_fault(peer, fault)
         except LocalFault as fault:
-            job.fail(fault)
+            download.fail(fault)
         finally:
-            job.remove_holder(peer)
+            download.remove_holder(peer)
 
-    async def _converse(self, job: Download, peer: PeerId) -> None:
+    async def _converse(self, download: Download, peer: PeerId) -> None:
         async with asyncio.timeout(self._stall_s):
             stream: Stream = await self._host.open_stream(peer, PROTOCOL)
         try:
-            await HolderSession(stream, job, self.bytes_down, self._stall_s).run()
+            await HolderSession(stream, download, self.bytes_down, self._stall_s).run()
             await stream.close()
         finally:
             stream.reset()
 
 
 def _start(peer: PeerId) -> int:
-    """Where this node begins among equally rare chunks: newcomers then have something for each other."""
+    """This node's first choice among equally rare chunks: newcomers then have different chunks to exchange."""
     return int.from_bytes(peer.encode()[-8:], "little")

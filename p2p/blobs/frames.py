@@ -1,4 +1,4 @@
-"""The messages of the blob wire, each in one length frame. Page: docs/wires/blob.md.
+"""The messages of the blob wire, each in one length frame. Wire: docs/wires/blob.md.
 
 initiator                            responder
 Ask(blob, at_once)            ->     Offer(manifest, have) or Refusal(reason)
@@ -18,42 +18,44 @@ from atoll.protocols.wires import BLOB
 
 PROTOCOL = BLOB.protocol(2)
 WINDOW = 16
-"""Chunks of 1 MiB that one stream may have in flight."""
+"""Most chunks of 1 MiB that one stream may have in flight."""
 ASK_MAX_BYTES = 64
 REASON_CHARACTERS = 120
 HAVE_MAX_BYTES = 1 << 14
-"""One bit per chunk of the largest blob."""
+"""Largest bitmap, in bytes: one bit per chunk of the largest blob."""
 OFFER_OVERHEAD_BYTES = 32 + 4 * REASON_CHARACTERS
 
 Index = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Bits = Annotated[bytes, Meta(max_length=HAVE_MAX_BYTES)]
-"""Chunk `i` is bit `i % 8` of byte `i // 8`; empty: all chunks."""
+"""A bitmap of chunks: chunk `i` is bit `i % 8` of byte `i // 8`; empty: all chunks."""
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask", forbid_unknown_fields=True):
-    """The first frame: which blob, and how many of its first chunks come without being asked for."""
+    """First frame: the blob, and the number of its first chunks to send at once."""
 
     blob: Annotated[Digest, Meta(min_length=32, max_length=32)]
     at_once: Annotated[int, Meta(ge=0, le=WINDOW)]
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want", forbid_unknown_fields=True):
-    """Send this chunk."""
+    """Request to send a chunk."""
 
     index: Index
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel", forbid_unknown_fields=True):
-    """Do not send this chunk, unless it is being sent."""
+    """Withdraw the request for a chunk, unless it is being sent."""
 
     index: Index
 
 
 class BlobOffer(msgspec.Struct, frozen=True, array_like=True, tag="offer", forbid_unknown_fields=True):
-    """The responder holds the blob, or a part of it."""
+    """The responder has the blob, or a part of it."""
 
     manifest: bytes
+    """Encoded BlobManifest."""
     have: Bits
+    """Chunks that it has."""
 
 
 class BlobRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal", forbid_unknown_fields=True):
@@ -63,7 +65,7 @@ class BlobRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal", f
 
 
 class Have(msgspec.Struct, frozen=True, array_like=True, tag="have", forbid_unknown_fields=True):
-    """The chunks that the responder has by now; never fewer than before."""
+    """Update of the chunks that the responder has; never fewer than before."""
 
     have: Bits
 
@@ -80,11 +82,11 @@ Piece: TypeAlias = Have | Chunk
 
 
 def pack_bits(bits: int, chunks: int) -> bytes:
-    """`bits` for the wire."""
+    """Bitmap on the wire for the chunks set in `bits`."""
     return b"" if bits == (1 << chunks) - 1 else bits.to_bytes(-(-chunks // 8), "little")
 
 
 def unpack_bits(data: bytes, chunks: int) -> int:
-    """The chunks that `data` names; bits above `chunks` are dropped."""
+    """The chunks in a bitmap, one bit each; bits above `chunks` are dropped."""
     everything = (1 << chunks) - 1
     return int.from_bytes(data, "little") & everything if data else everything

@@ -1,4 +1,4 @@
-"""One conversation of a download: ask one holder for chunks, receive, verify, until it has no more use."""
+"""One session of a download: requests chunks from one holder, receives and verifies them."""
 
 import asyncio
 from collections import Counter
@@ -29,56 +29,56 @@ from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import DIGEST_BYTES, PeerId
 
 ROTATE_S = 3.0
-"""A holder that has nothing for us makes room for one that waits after so long."""
+"""Seconds after which a holder without useful chunks gives its place to a waiting one."""
 LOOK_S = 0.1
-"""How often it is looked for late chunks and slow holders."""
+"""Interval, in seconds, of the checks for late chunks and slow holders."""
 _READ_BYTES = 64 * 1024
 _CAME_CHUNKS = 2
-"""Chunks of one holder that wait for their verification; all of them share one way to a thread and back."""
+"""Received chunks of one holder that wait to be verified; they share one call to a thread."""
 _PIECE_MAX_BYTES = HAVE_MAX_BYTES + 64
 
 
 class NothingToOffer(Unreachable):
-    """The holder has nothing that we lack, now."""
+    """The holder has no chunk that is missing here now."""
 
 
 class TooSlow(Unreachable):
-    """The holder is far behind the others."""
+    """The holder is far slower than the others."""
 
 
 class HolderSession:
-    """Works on `job` until the job is over; the caller then cancels `run`."""
+    """Works on a download until it is over; the caller then cancels `run`."""
 
-    def __init__(self, stream: Stream, job: Download, bytes_down: Counter[PeerId], stall_s: float) -> None:
+    def __init__(self, stream: Stream, download: Download, bytes_down: Counter[PeerId], stall_s: float) -> None:
         self._stream = stream
         self._peer = stream.peer
-        self._job = job
+        self._download = download
         self._bytes_down = bytes_down
         self._stall_s = stall_s
         self._now = asyncio.get_running_loop().time
         self._pace = FlowWindow(self._now())
         self._owed: set[int] = set()
-        """Chunks that may come: asked for, cancelled ones too."""
+        """Chunks that may legally arrive: requested ones, cancelled ones included."""
         self._came: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(_CAME_CHUNKS)
         self._spare: list[bytearray] = []
-        """Buffers that were used: fresh memory for every chunk costs more than hashing it."""
+        """Buffers for reuse: fresh memory for every chunk costs more than hashing it."""
         self._useful_s = self._now()
 
     async def run(self) -> None:
-        """Raises PeerFault for a lie, LocalFault, Slow, Useless (a refusal too), Unreachable."""
-        at_once = self._job.at_once(self._peer)
+        """Run the session. Raises PeerFault (illegal bytes), LocalFault, TooSlow, NothingToOffer, Unreachable."""
+        at_once = self._download.at_once(self._peer)
         asked_s = self._now()
         async with asyncio.timeout(self._stall_s):
-            await self._say(Ask(self._job.blob, at_once))
-            offer = await self._hear_offer()
+            await self._send(Ask(self._download.blob, at_once))
+            offer = await self._receive_offer()
         self._pace.rtt_s = self._now() - asked_s
-        manifest = decode_manifest(offer.manifest, self._job.blob)
-        if await self._job.begin(manifest):
+        manifest = decode_manifest(offer.manifest, self._download.blob)
+        if await self._download.begin(manifest):
             self._join(manifest, offer, at_once)
-            await together(self._receive(manifest), self._keep(), self._steer())
+            await together(self._receive(manifest), self._write_chunks(), self._steer())
 
-    async def _hear_offer(self) -> BlobOffer:
-        cap = OFFER_OVERHEAD_BYTES + HAVE_MAX_BYTES + manifest_cap(self._job.max_bytes)
+    async def _receive_offer(self) -> BlobOffer:
+        cap = OFFER_OVERHEAD_BYTES + HAVE_MAX_BYTES + manifest_cap(self._download.max_bytes)
         data = await read_frame(self._stream, cap)
         answer = codec.decode(data, cast(type[BlobOffer | BlobRefusal], Answer), max_bytes=cap)
         if isinstance(answer, BlobOffer):
@@ -86,20 +86,20 @@ class HolderSession:
         raise NothingToOffer("".join(letter for letter in answer.reason if letter.isprintable()))
 
     def _join(self, manifest: BlobManifest, offer: BlobOffer, at_once: int) -> None:
-        plan, have = self._job.plan, unpack_bits(offer.have, manifest.chunks)
+        plan, have = self._download.plan, unpack_bits(offer.have, manifest.chunks)
         plan.join(self._peer, have, self._pace)
         for index in range(min(at_once, manifest.chunks)):
             if have >> index & 1:
                 self._owed.add(index)
                 plan.ask(self._peer, index, self._now())
 
-    # --- what comes -----------------------------------------------------------------------------
+    # --- receive --------------------------------------------------------------------------------
 
     async def _receive(self, manifest: BlobManifest) -> None:
         try:
             await self._receive_pieces(manifest)
         except Unreachable:
-            await self._came.join()  # who sends a bad chunk and hangs up is still found out
+            await self._came.join()  # a peer that sends a bad chunk and hangs up is still found out
             raise
 
     async def _receive_pieces(self, manifest: BlobManifest) -> None:
@@ -107,15 +107,15 @@ class HolderSession:
             data = await read_frame(self._stream, _PIECE_MAX_BYTES)
             piece = codec.decode(data, cast(type[Have | Chunk], Piece), max_bytes=_PIECE_MAX_BYTES)
             if isinstance(piece, Have):
-                self._job.plan.add_chunks(self._peer, unpack_bits(piece.have, manifest.chunks))
-                self._job.notify_changed()
+                self._download.plan.add_chunks(self._peer, unpack_bits(piece.have, manifest.chunks))
+                self._download.notify_changed()
                 continue
             if piece.index not in self._owed:
                 raise DecodeError(f"chunk {piece.index} came without being asked for")
             self._owed.discard(piece.index)
             body = await self._read_body(manifest.chunk_bytes(piece.index))
-            self._job.plan.received(self._peer, piece.index)
-            self._job.notify_changed()
+            self._download.plan.received(self._peer, piece.index)
+            self._download.notify_changed()
             await self._came.put((piece.index, body))
 
     async def _read_body(self, size: int) -> memoryview:
@@ -129,68 +129,68 @@ class HolderSession:
             self._bytes_down[self._peer] += len(part)
         return body
 
-    async def _keep(self) -> None:
-        """Verify and write what came while more comes."""
-        job = self._job
-        assert job.partial is not None
+    async def _write_chunks(self) -> None:
+        """Verify and write received chunks while more arrive."""
+        download = self._download
+        assert download.partial is not None
         while True:
             batch = [await self._came.get()]
             while not self._came.empty():
                 batch.append(self._came.get_nowait())
-            chunks = [(index, body) for index, body in batch if job.plan.missing >> index & 1]
+            chunks = [(index, body) for index, body in batch if download.plan.missing >> index & 1]
             if chunks:
-                await asyncio.to_thread(job.partial.write_all, chunks)
+                await asyncio.to_thread(download.partial.write_all, chunks)
                 for index, _ in chunks:
-                    job.plan.verified(index)
-                job.moved_s = self._useful_s = self._now()
-                job.notify_changed()
+                    download.plan.verified(index)
+                download.moved_s = self._useful_s = self._now()
+                download.notify_changed()
             for _, body in batch:
                 self._spare.append(cast(bytearray, body.obj))
                 self._came.task_done()
 
-    # --- what we ask for ------------------------------------------------------------------------
+    # --- request --------------------------------------------------------------------------------
 
     async def _steer(self) -> None:
-        plan = self._job.plan
+        plan = self._download.plan
         while True:
-            self._look()
+            self._check_holder()
             for index in plan.stale(self._peer):
-                await self._wish(Cancel(index))
+                await self._request(Cancel(index))
             while (wish := plan.next(self._peer, self._now())) is not None:
                 plan.ask(self._peer, wish, self._now())
                 self._owed.add(wish)
-                await self._wish(Want(wish))
-            await self._job.changed(LOOK_S)
+                await self._request(Want(wish))
+            await self._download.changed(LOOK_S)
 
-    def _look(self) -> None:
-        """Raises if this holder is of no use any more."""
-        now_s, job = self._now(), self._job
-        on_the_way = job.plan.in_flight(self._peer)
+    def _check_holder(self) -> None:
+        """Raise Unreachable, TooSlow or NothingToOffer if this session is no longer useful."""
+        now_s, download = self._now(), self._download
+        on_the_way = download.plan.in_flight(self._peer)
         if on_the_way and now_s - self._pace.moved_s > self._stall_s:
             raise Unreachable(f"stalled for {self._stall_s:.0f} s")
-        if job.plan.is_slow(self._peer, now_s):
+        if download.plan.is_slow(self._peer, now_s):
             raise TooSlow(f"slow: {(self._pace.rate_bytes_s(now_s) or 0) / 1e3:.0f} kB/s, others give much more")
-        if on_the_way or job.plan.can_help(self._peer):
+        if on_the_way or download.plan.can_help(self._peer):
             self._useful_s = now_s
-        is_dead_end = now_s - max(job.moved_s, self._useful_s) > self._stall_s
+        is_dead_end = now_s - max(download.moved_s, self._useful_s) > self._stall_s
         if is_dead_end or (
-            job.waiting and len(job.active) >= HOLDERS_AT_ONCE and now_s - self._useful_s > ROTATE_S
+            download.waiting and len(download.active) >= HOLDERS_AT_ONCE and now_s - self._useful_s > ROTATE_S
         ):
             raise NothingToOffer("has no chunk that is missing here")
 
-    async def _wish(self, wish: Want | Cancel) -> None:
+    async def _request(self, wish: Want | Cancel) -> None:
         try:
-            await self._say(wish)
+            await self._send(wish)
         except Unreachable:
-            await asyncio.sleep(self._stall_s)  # the reader meets the end too, after what was sent before it
+            await asyncio.sleep(self._stall_s)  # the reader sees the end, too, after the bytes sent before it
             raise
 
-    async def _say(self, message: Ask | Want | Cancel) -> None:
+    async def _send(self, message: Ask | Want | Cancel) -> None:
         async with asyncio.timeout(self._stall_s):
             await write_frame(self._stream, codec.encode(message))
 
 
 def manifest_cap(max_bytes: int) -> int:
-    """Bytes of the manifest of a blob of `max_bytes`."""
+    """Largest manifest, in bytes, of a blob of `max_bytes`."""
     chunks = -(-max_bytes // BLOB_CHUNK_BYTES)
     return min(MANIFEST_MAX_BYTES, 64 + DIGEST_BYTES * chunks)

@@ -1,4 +1,4 @@
-"""A download in progress: verified chunks in a sparse file, and which of them are there."""
+"""A partial blob on disk: verified chunks in a sparse file, and a bitmap of those that are present."""
 
 import os
 import threading
@@ -12,15 +12,15 @@ from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
 from atoll.protocols.ids import digest, short
 
 _WRITE_BYTES = 128 * 1024
-"""At a time: for larger writes Linux takes large folios, whose fresh memory costs thrice the time (measured)."""
+"""Bytes per write: for larger writes Linux uses large folios, whose memory takes thrice the time (measured)."""
 _FLUSH_CHUNKS = 16
 _FLUSH_SOONEST_S = 0.5
 _FLUSH_LATEST_S = 2.0
-"""What a kill costs: so many chunks, but no less than came in the shorter and no more than in the longer time."""
+"""A flush is due after this many chunks, but not before the shorter and not after the longer time."""
 
 
 class PartialBlob:
-    """Made by `BlobStore.begin`. Threads may call every method at once; each may raise DiskFault."""
+    """A download on disk, made by `BlobStore.begin`. Methods are thread-safe; each may raise DiskFault."""
 
     def __init__(self, manifest: BlobManifest, part: Path, have: Path) -> None:
         self.manifest = manifest
@@ -43,25 +43,20 @@ class PartialBlob:
 
     @property
     def bits(self) -> int:
-        """The chunks that are here: bit `index` is set."""
+        """The present chunks, one bit each."""
         return self._bits
 
-    @property
-    def is_complete(self) -> bool:
-        """All chunks are here."""
-        return self._bits.bit_count() == self.manifest.chunks
-
     def missing(self) -> list[int]:
-        """Chunks that are not here yet, in order."""
+        """Indices of missing chunks, in order."""
         return [index for index in range(self.manifest.chunks) if not self._bits >> index & 1]
 
     def write_all(self, chunks: Iterable[tuple[int, bytes | memoryview]]) -> None:
-        """Add chunks. Raises DecodeError at the first that does not verify, DiskFault."""
+        """Verify and write chunks. Raises DecodeError at the first that does not verify, DiskFault."""
         for index, data in chunks:
             self.write(index, data)
 
     def write(self, index: int, data: bytes | memoryview) -> None:
-        """Add a chunk. Raises DecodeError if it is not the one that the manifest names, DiskFault."""
+        """Verify and write one chunk. Raises DecodeError if it does not have the manifest's hash, DiskFault."""
         if len(data) != self.manifest.chunk_bytes(index) or digest(data) != self.manifest.chunk_hash(index):
             raise DecodeError(f"chunk {index} of blob {short(self.manifest.id)} does not verify")
         with self._lock:
@@ -74,7 +69,7 @@ class PartialBlob:
             self._unflushed += 1
 
     def read(self, index: int) -> bytes:
-        """One verified chunk. Raises LocalFault if it is not here, CorruptFault if it does not verify now."""
+        """Read one verified chunk. Raises LocalFault if it is missing, CorruptFault if it does not verify now."""
         with self._lock:
             self._require_open()
             if not self._bits >> index & 1:
@@ -86,13 +81,13 @@ class PartialBlob:
 
     @property
     def is_flush_due(self) -> bool:
-        """Whether too much would be lost now."""
+        """Whether a crash now would lose too much."""
         age_s = time.monotonic() - self._flushed_s
         limit_s = _FLUSH_SOONEST_S if self._unflushed >= _FLUSH_CHUNKS else _FLUSH_LATEST_S
         return self._unflushed > 0 and age_s >= limit_s
 
     def flush(self) -> None:
-        """What is here survives a power loss. Others may write meanwhile."""
+        """Make all present chunks durable. Other threads may write meanwhile."""
         with self._flushing:
             if self._is_settled:
                 return
@@ -101,7 +96,7 @@ class PartialBlob:
             write_whole(self._have_path, bits.to_bytes(-(-self.manifest.chunks // 8), "little"))
 
     def settle(self) -> None:
-        """It is complete: all chunks are on the disk, and which ones is not written any more."""
+        """Make the complete download durable; its bitmap is not written any more."""
         with self._flushing:
             self._sync()
             self._is_settled = True
@@ -118,7 +113,7 @@ class PartialBlob:
             os.close(descriptor)
 
     def close(self, *, keep: bool = True) -> None:
-        """Flush (unless not `keep`) and give the file back. Idempotent."""
+        """Flush, if `keep`, and close the file. Idempotent."""
         try:
             if keep and not self._file.closed:
                 self.flush()

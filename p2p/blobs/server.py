@@ -1,7 +1,7 @@
-"""Send blobs to peers that ask: verified as they leave, a bounded number at a time, each peer its turn.
+"""Serves blobs to peers: verified as they leave, a bounded number at a time, with fair turns between peers.
 
-A peer has one chunk being written at any time, over all its streams: peers share the uplink, not streams. Blobs
-that are still being fetched are served as far as they are here.
+Each peer has one chunk being written at any time, over all its streams: the uplink is shared between peers, not
+streams. Blobs that are still being fetched are served as far as they are present.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 SERVES_PER_PEER = 4
 SERVES_AT_ONCE = 32
 IDLE_S = 60.0
-"""A peer that asks for nothing, or takes nothing, for so long gives its place to others."""
+"""Seconds without a request, or without progress of a write, after which a stream is ended."""
 HAVE_EVERY_S = 0.25
-"""A stream with nothing to send tells of new chunks so often."""
+"""Interval, in seconds, at which an idle stream sends the bitmap of new chunks."""
 _WRITE_BYTES = 256 * 1024
 _CHUNKS_IN_MEMORY = 4
-"""Of one stream: some are written while the next are read and verified …"""
+"""Most chunks of one stream in memory: some are sent while the next are read and verified."""
 _CHUNKS_AT_A_TIME = 2
-"""… so many on one way to a thread and back."""
+"""Most chunks read in one call to a thread."""
 
 
 class BlobServer:
@@ -57,16 +57,16 @@ class BlobServer:
         self._turns: dict[PeerId, asyncio.Lock] = {}
         self.bytes_up: Counter[PeerId] = Counter()
         self.wire_bytes_up = 0
-        """Chunks, manifests and answers with their frames: all that serving blobs sends."""
+        """All bytes sent: chunks, manifests and answers with their frames."""
         host.set_handler(PROTOCOL, self._handle)
 
     @property
     def serving(self) -> int:
-        """Streams being served now."""
+        """Number of streams being served now."""
         return self._serving.total()
 
     async def send(self, stream: Stream, data: bytes) -> None:
-        """Write, in parts with a deadline each. Raises Unreachable."""
+        """Write `data` in parts, each with a deadline. Raises Unreachable."""
         view = memoryview(data)
         try:
             for start in range(0, len(view), _WRITE_BYTES):
@@ -106,7 +106,7 @@ class BlobServer:
 
 
 class _Serve:
-    """One stream: what was asked for and is not sent yet."""
+    """One stream: chunks that were requested and are not sent yet."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class _Serve:
         self._at_once = ask.at_once
         self._manifest = manifest
         self._turn = turn
-        self._told = 0
+        self._offered = 0
         self._wishes: deque[int] = deque()
         self._asked = asyncio.Event()
         self._loaded: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
@@ -131,21 +131,21 @@ class _Serve:
         self._active_s = asyncio.get_running_loop().time()
 
     async def run(self, have: int, idle_s: float) -> None:
-        """Offer, then send until the peer ends the stream. Raises Unreachable for that end too, DecodeError."""
+        """Offer, then send requested chunks. Raises Unreachable when the peer ends the stream, DecodeError."""
         chunks = self._manifest.chunks
-        self._told = have
-        await self._say(BlobOffer(codec.encode(self._manifest), pack_bits(have, chunks)))
+        self._offered = have
+        await self._write(BlobOffer(codec.encode(self._manifest), pack_bits(have, chunks)))
         self._wishes.extend(index for index in range(min(self._at_once, chunks)) if have >> index & 1)
-        await together(self._listen(), self._load(), self._send(idle_s))
+        await together(self._receive(), self._load(), self._send(idle_s))
 
-    async def _listen(self) -> None:
+    async def _receive(self) -> None:
         while True:
             data = await read_frame(self._stream, ASK_MAX_BYTES)
             wish = codec.decode(data, cast(type[Want | Cancel], Wish), max_bytes=ASK_MAX_BYTES)
             if isinstance(wish, Cancel):
                 self._cancel(wish.index)
                 continue
-            if wish.index >= self._manifest.chunks or not self._told >> wish.index & 1:
+            if wish.index >= self._manifest.chunks or not self._offered >> wish.index & 1:
                 raise DecodeError(f"wants chunk {wish.index}, which was not offered")
             if len(self._wishes) >= WINDOW:
                 raise DecodeError(f"more than {WINDOW} wishes at once")
@@ -179,7 +179,7 @@ class _Serve:
     async def _send(self, idle_s: float) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._tell_more()
+            await self._send_new_chunks()
             try:
                 async with asyncio.timeout(idle_s if self._is_whole else HAVE_EVERY_S):
                     index, data = await self._loaded.get()
@@ -202,14 +202,14 @@ class _Serve:
 
     @property
     def _is_whole(self) -> bool:
-        return self._told.bit_count() == self._manifest.chunks
+        return self._offered.bit_count() == self._manifest.chunks
 
-    async def _tell_more(self) -> None:
-        """What was fetched since the last time. A blob that is gone is told of by the wish that cannot be met."""
+    async def _send_new_chunks(self) -> None:
+        """Send the bitmap of newly fetched chunks. If the blob was deleted, the next request fails."""
         share = None if self._is_whole else self._server.store.share(self._blob)
-        if share is not None and share[1] & ~self._told:
-            self._told |= share[1]
-            await self._say(Have(pack_bits(self._told, self._manifest.chunks)))
+        if share is not None and share[1] & ~self._offered:
+            self._offered |= share[1]
+            await self._write(Have(pack_bits(self._offered, self._manifest.chunks)))
 
-    async def _say(self, message: BlobOffer | Have) -> None:
+    async def _write(self, message: BlobOffer | Have) -> None:
         await self._server.send(self._stream, framed(codec.encode(message)))

@@ -1,8 +1,8 @@
-"""A folder of blobs. A blob is there whole and verified, or it is a partial download that can be resumed.
+"""A folder of blobs: each is whole and verified, or a partial download that can be resumed.
 
-`ID.blob` holds the bytes, `ID.manifest` the manifest. A download is `ID.part` plus `ID.have`, one bit per chunk;
-the bits are written only after the chunks that they name are on the disk, and every chunk is verified again
-when the download is resumed. Chunks of a download that is open are served like those of a whole blob.
+`ID.blob` holds the bytes, `ID.manifest` the manifest. A download is `ID.part` plus `ID.have`, one bit per chunk. A
+bit is written only after its chunk is on the disk, and every chunk is verified again when the download is resumed.
+Chunks of an open download are served like those of a whole blob.
 """
 
 import errno
@@ -36,7 +36,7 @@ class BlobStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open or create; what does not fit its manifest is removed."""
+        """Open or create the folder; files that do not fit their manifest are removed."""
         self._folder = make_folder(folder)
         self._manifests: dict[Digest, BlobManifest] = {}
         self._open: dict[Digest, PartialBlob] = {}
@@ -51,7 +51,7 @@ class BlobStore:
                 path.unlink()
 
     def add_bytes(self, data: bytes) -> Digest:
-        """Store bytes; durable when this returns."""
+        """Store bytes durably; return the blob id."""
         manifest = manifest_of_bytes(data)
         blob = manifest.id
         if blob not in self._manifests:
@@ -64,9 +64,9 @@ class BlobStore:
         return blob
 
     def add_file(self, path: Path, *, move: bool = False) -> Digest:
-        """Store a file's bytes. `move`: its own name may be taken away.
+        """Store a file's bytes durably; return the blob id. `move`: the file may be moved instead of linked.
 
-        The file must not be changed in place afterwards: on the same file system it only gets a second name.
+        The file must not be changed in place afterwards: on the same file system it is hard-linked.
         """
         with disk(path), open(path, "rb") as source:
             manifest = manifest_of_file(source)
@@ -83,42 +83,42 @@ class BlobStore:
         return blob
 
     def has(self, blob: Digest) -> bool:
-        """Is the whole blob here?"""
+        """Whether the whole blob is in the store."""
         return blob in self._manifests
 
     def path(self, blob: Digest) -> Path:
-        """File of a whole blob; read only. Raises LocalFault if it is not here."""
+        """Read-only file of a whole blob. Raises LocalFault if it is not in the store."""
         self._manifest(blob)
         return self.blob_path(blob)
 
     def size(self, blob: Digest) -> int:
-        """Bytes of a whole blob. Raises LocalFault if it is not here."""
+        """Size in bytes of a whole blob. Raises LocalFault if it is not in the store."""
         return self._manifest(blob).size_bytes
 
     def is_whole(self, blob: Digest) -> bool:
-        """Read all of a blob: does it still have its hash? Raises LocalFault if it is not here."""
+        """Read a whole blob; whether it still has its hash. Raises LocalFault if it is not in the store."""
         path = self.path(blob)
         with disk(path), open(path, "rb") as file:
             return manifest_of_file(file).id == blob
 
     def blob_path(self, blob: Digest) -> Path:
-        """Where a blob lies when it is here."""
+        """Path of a whole blob, whether it is in the store or not."""
         return self._file(blob, "blob")
 
     def manifest(self, blob: Digest) -> BlobManifest | None:
-        """Manifest of a whole blob."""
+        """Manifest of a whole blob; None if it is not in the store."""
         return self._manifests.get(blob)
 
     def blobs(self) -> frozenset[Digest]:
-        """Everything that is here whole."""
+        """Ids of all whole blobs."""
         return frozenset(self._manifests)
 
     def size_of_all(self) -> int:
-        """Bytes of all whole blobs."""
+        """Size in bytes of all whole blobs together."""
         return sum(manifest.size_bytes for manifest in self._manifests.values())
 
     def share(self, blob: Digest) -> tuple[BlobManifest, int] | None:
-        """What can be served of a blob that is whole or being fetched: its manifest, one bit per chunk."""
+        """Manifest and present chunks (one bit each) of a blob that is whole or being fetched; else None."""
         manifest = self._manifests.get(blob)
         if manifest is not None:
             return manifest, (1 << manifest.chunks) - 1
@@ -126,7 +126,7 @@ class BlobStore:
         return (partial.manifest, partial.bits) if partial is not None else None
 
     def chunk(self, blob: Digest, index: int) -> bytes:
-        """One verified chunk. Raises LocalFault if it is not here, CorruptFault (a whole blob is then dropped)."""
+        """One verified chunk. Raises LocalFault if it is missing, CorruptFault (a whole blob is then deleted)."""
         manifest, partial = self._manifests.get(blob), self._open.get(blob)
         if manifest is None and partial is not None:
             return partial.read(index)
@@ -141,14 +141,14 @@ class BlobStore:
         return data
 
     def delete(self, blob: Digest) -> None:
-        """Forget a blob, whole or partial."""
+        """Delete a blob, whole or partial."""
         self._manifests.pop(blob, None)
         with disk(self._folder):
             for ending in ("blob", "part", "have", "manifest"):
                 self._file(blob, ending).unlink(missing_ok=True)
 
     def known_manifest(self, blob: Digest) -> BlobManifest | None:
-        """Manifest of a whole blob or of a download that was begun."""
+        """Manifest of a whole blob or of a download that was begun; else None."""
         if blob in self._manifests:
             return self._manifests[blob]
         try:
@@ -158,7 +158,7 @@ class BlobStore:
             return None
 
     def begin(self, manifest: BlobManifest) -> PartialBlob:
-        """Start or resume a download. Reads and verifies what an earlier one left."""
+        """Start or resume a download. Reads and verifies the chunks that an earlier one left."""
         blob = manifest.id
         path = self._file(blob, "manifest")
         with disk(path):
@@ -168,25 +168,25 @@ class BlobStore:
         return partial
 
     def finish(self, partial: PartialBlob) -> Path:
-        """A complete download becomes a blob."""
+        """Turn a complete download into a whole blob; return its file. Raises LocalFault if chunks are missing."""
         manifest = partial.manifest
         if partial.missing():
             self.suspend(partial)
             raise LocalFault("the download is not complete")
         partial.settle()
         self._complete(manifest, self._file(manifest.id, "part"))
-        self.suspend(partial)  # not before: its chunks are served without a gap
+        self.suspend(partial)  # not earlier, so that its chunks are served without a gap
         return self.path(manifest.id)
 
     def suspend(self, partial: PartialBlob) -> None:
-        """End a download for now: what it has stays on disk. Idempotent."""
+        """Close a download; its chunks stay on disk. Idempotent."""
         blob = partial.manifest.id
         if self._open.get(blob) is partial:
             del self._open[blob]
         partial.close(keep=blob not in self._manifests)
 
     def _complete(self, manifest: BlobManifest, source: Path) -> None:
-        """`source` is whole and on the disk: give it its name."""
+        """Give `source`, which is whole and durable, the name of the blob."""
         blob = manifest.id
         write_whole(self._file(blob, "manifest"), codec.encode(manifest))
         target = self._file(blob, "blob")
@@ -214,7 +214,7 @@ class BlobStore:
         return manifest
 
     def _new_file(self, blob: Digest) -> Path:
-        """A name of its own: a download of the same blob may be open."""
+        """A new unique name: a download of the same blob may be open."""
         return self._folder / f"{blob.hex()}.{next(self._numbers)}.new"
 
     def _file(self, blob: Digest, ending: str) -> Path:
@@ -222,7 +222,7 @@ class BlobStore:
 
 
 def _linked(path: Path, target: Path, move: bool) -> bool:
-    """Whether `target` is a name of the same file now. Not across file systems, nor where there are no links."""
+    """Link or move `path` to `target`; False across file systems and where links are not possible."""
     try:
         if move:
             os.rename(path, target)

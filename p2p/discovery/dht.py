@@ -1,7 +1,8 @@
-"""The DHT as the daemon sees it: announce ourselves, find the members of a run, list runs. Hints, nothing else.
+"""The daemon's side of the DHT: announces this node, finds the members of a run, lists runs. Results are hints
+only.
 
-hivemind's DHTNode lives in a child of its own (`dht_child`): importing it costs about 280 MB and it decodes
-peer bytes unsafely. The child starts when it is first needed; its death is an event, not an error.
+hivemind's DHTNode runs in a child process (`dht_child`): importing it costs about 280 MB, and it decodes peer
+bytes unsafely. The child starts when it is first needed and is restarted when it dies.
 """
 
 import asyncio
@@ -49,9 +50,11 @@ from atoll.protocols.run.run_spec import RunSpec
 log = logging.getLogger(__name__)
 
 TTL_S = 600
+"""Time to live of our records, in seconds."""
 WANTED_RECORDS = 64
-"""Above so many members most do not announce: a store costs as much traffic as the key has records."""
+"""Records of one run above which most members do not announce: each store costs traffic for all of them."""
 WANTED_RUN_RECORDS = 8
+"""Announcements of one run, in the list of runs, above which no more are stored."""
 _MAX_BACKOFF_S = 120.0
 _START_S = 60.0
 _STOP_S = 5.0
@@ -59,18 +62,18 @@ _STOP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DhtStatistics:
-    """For `atoll status`."""
+    """State of the DHT child, for `atoll status`."""
 
     is_ready: bool
     restarts: int
     process_id: int | None
     maddrs: tuple[str, ...]
-    """Where the child's p2pd listens."""
+    """Multiaddrs on which the child's p2pd listens."""
     last_error: str
 
 
 class Dht:
-    """Supervises the child and speaks to it."""
+    """Supervises the DHT child and sends it requests."""
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class Dht:
         rng: random.Random,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`options`: asked at each start of the child; may raise LocalFault while the host has no p2pd."""
+        """`options()` is called at each start of the child; it may raise LocalFault while the host has no p2pd."""
         self._identity = identity
         self._options = options
         self._rng = rng
@@ -95,7 +98,7 @@ class Dht:
         self._last_error = ""
 
     async def serve(self) -> None:
-        """Keep a child alive once somebody needs it, until cancelled."""
+        """Keep a child running, from its first use until cancelled."""
         await self._wanted.wait()
         failures = 0
         while True:
@@ -109,12 +112,13 @@ class Dht:
             await asyncio.sleep(backoff_s(failures + 1, self._rng, max_s=_MAX_BACKOFF_S))
 
     async def wait_ready(self) -> None:
-        """Until the child serves; starts it if it never ran."""
+        """Wait until the child serves; start it if it never ran."""
         self._wanted.notify()
         await self._ready.wait()
 
     async def announce(self, run: RunId, maddrs: tuple[str, ...], run_file: bytes = b"") -> bool:
-        """Put us under the run, and the run under all runs if `run_file` is given; False if it was not needed.
+        """Store our addresses under the run and, with `run_file`, the run in the list of runs; False if not
+        needed.
 
         Raises Unreachable. The caller owns the deadline.
         """
@@ -129,22 +133,28 @@ class Dht:
         return kept
 
     async def find(self, run: RunId) -> list[PeerAddress]:
-        """Who says to be in the run. Raises Unreachable."""
+        """Peers that announce themselves as members of the run, unverified. Raises Unreachable."""
         return read_addresses(await self._find(run_key(run)), run, self._clock())
 
     async def runs(self) -> dict[RunId, RunSpec]:
-        """Runs that somebody announces, each signed by its owner. Raises Unreachable."""
+        """Announced runs, each signed by its owner. Raises Unreachable."""
         return read_runs(await self._find(RUNS_KEY), self._clock())
 
     def restart(self) -> None:
-        """The p2pd that the child is attached to died: so must the child."""
+        """Restart the child, because the p2pd that it is attached to died."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     def statistics(self) -> DhtStatistics:
-        """A snapshot."""
+        """Current state of the child."""
         pid = self._process.pid if self._process else None
-        return DhtStatistics(self._ready.is_set(), max(0, self._starts - 1), pid, self._maddrs, self._last_error)
+        return DhtStatistics(
+            is_ready=self._ready.is_set(),
+            restarts=max(0, self._starts - 1),
+            process_id=pid,
+            maddrs=self._maddrs,
+            last_error=self._last_error,
+        )
 
     def _is_spared(self, records: int, wanted: int) -> bool:
         return records > wanted and self._rng.random() > wanted / records
@@ -175,7 +185,7 @@ class Dht:
             del self._waiting[ask.id]
 
     async def _run_child(self) -> None:
-        """One life of the child. Raises Unreachable at its end."""
+        """Start the child and serve it until it ends. Raises Unreachable at its end."""
         with tempfile.TemporaryDirectory(prefix="atoll-dht-", ignore_cleanup_errors=True) as folder:
             options = msgspec.structs.replace(self._options(), folder=folder)
             await self._talk(await _spawn(options))
@@ -198,13 +208,13 @@ class Dht:
             async with asyncio.timeout(_START_S) as start:
                 while True:
                     size = frame_size(await process.stdout.readexactly(PREFIX_BYTES), FRAME_MAX_BYTES)
-                    self._take(msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer))
+                    self._handle(msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer))
                     start.reschedule(None)
         except (asyncio.IncompleteReadError, TimeoutError, DecodeError, msgspec.MsgspecError):
             if process.returncode is None:
                 process.kill()
 
-    def _take(self, answer: DhtReady | Stored | Found) -> None:
+    def _handle(self, answer: DhtReady | Stored | Found) -> None:
         if isinstance(answer, DhtReady):
             self._maddrs = answer.maddrs
             self._ready.set()
@@ -242,7 +252,7 @@ async def _spawn(options: ChildOptions) -> Process:
 
 
 async def _last_words(process: Process) -> str:
-    """Read the child's stderr away; its last line."""
+    """Drain the child's stderr and return its last line."""
     assert process.stderr is not None
     last = ""
     while block := await process.stderr.read(1 << 14):

@@ -1,9 +1,9 @@
-"""The DHT process: hivemind's DHTNode, alone with the bytes that peers send it.
+"""The DHT process: hivemind's DHTNode, isolated because it decodes peer bytes unsafely.
 
     python -m atoll.p2p.discovery.dht_child '{"control_socket": "…"}'
 
-It ends when its stdin ends, and when p2pd no longer answers; the daemon starts it again. It holds no key:
-records come signed.
+It ends when its stdin ends or p2pd no longer answers; the daemon then restarts it. It has no private key: the
+daemon signs the records.
 """
 
 import asyncio
@@ -52,13 +52,13 @@ _ASKS_AT_ONCE = 16
 
 
 class Validator(RecordValidatorBase):  # type: ignore[misc]
-    """Only records of our format, under their author's name, with the expiry that the author signed."""
+    """Accepts only records of our format, under their author's name, with the expiry that the author signed."""
 
     def __init__(self) -> None:
         self.node: DHTNode | None = None
 
     def validate(self, record: DHTRecord) -> bool:
-        """Is this record legal? Raises nothing: the bytes are a peer's."""
+        """Whether a record from a peer is legal. Raises nothing."""
         try:
             subkey = _plain(record.subkey, str, 64)
             ours = decode_record(_plain(record.value, bytes, RECORD_MAX_BYTES + 8), time.time())
@@ -69,7 +69,7 @@ class Validator(RecordValidatorBase):  # type: ignore[misc]
         return is_in_place and record.expiration_time == ours.expires_s and self._has_room(key_id, subkey)
 
     def merge_with(self, other: RecordValidatorBase) -> bool:
-        """Validators are not merged."""
+        """Always False: validators are not merged."""
         return False
 
     def _has_room(self, key_id: DHTID, subkey: str) -> bool:
@@ -80,9 +80,9 @@ class Validator(RecordValidatorBase):  # type: ignore[misc]
 
 
 def store_fixed(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
-    """TimedStorage.store that refuses an older value before it touches the heap, and has a latest expiry.
+    """Replace TimedStorage.store: refuse an older value before it touches the heap, and bound the expiry.
 
-    hivemind's own pushes the refused value's expiry, and then deletes the newer value at that time.
+    hivemind's own method pushes the refused value's expiry and then deletes the newer value at that time.
     """
     now = timed_storage.get_dht_time()
     if not now <= expiration_time <= now + MAX_TTL_S + CLOCK_SKEW_S and not self.frozen:
@@ -97,7 +97,7 @@ def store_fixed(self: Any, key: Any, value: Any, expiration_time: float) -> bool
 
 
 class Child:
-    """One DHTNode and the pipe to the daemon."""
+    """One DHTNode, and the pipe to the daemon."""
 
     def __init__(self, options: ChildOptions, out: int) -> None:
         self._options = options
@@ -105,7 +105,7 @@ class Child:
         self._slots = asyncio.Semaphore(_ASKS_AT_ONCE)
 
     async def run(self) -> None:
-        """Serve until stdin ends or p2pd is gone."""
+        """Serve requests until stdin ends or p2pd is gone."""
         p2p = await self._open_p2p()
         validator = Validator()
         try:
@@ -113,7 +113,7 @@ class Child:
                 p2p=p2p, record_validator=validator, cache_size=_KEYS_KEPT, cache_nearest=0
             )
             node.protocol.storage.maxsize = _KEYS_KEPT
-            self._say(DhtReady(tuple(map(str, await p2p.get_visible_maddrs()))))
+            self._send(DhtReady(tuple(map(str, await p2p.get_visible_maddrs()))))
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._watch(p2p)), group.create_task(self._join_often(p2p, node))]
                 await self._serve(node, group)
@@ -142,19 +142,19 @@ class Child:
 
     async def _answer(self, node: DHTNode, ask: Store | Find) -> None:
         if isinstance(ask, Store):
-            self._say(Stored(ask.id, await _store(node, ask.record)))
+            self._send(Stored(ask.id, await _store(node, ask.record)))
         else:
-            self._say(Found(ask.id, await _find(node, ask.key)))
+            self._send(Found(ask.id, await _find(node, ask.key)))
 
     async def _watch(self, p2p: P2P) -> None:
-        """End the process when p2pd does not answer: hivemind itself would hang for ever."""
+        """End the process when p2pd does not answer: hivemind itself would hang."""
         while True:
             await asyncio.sleep(_WATCH_S)
             async with asyncio.timeout(_WATCH_S):
                 await p2p._client.identify()
 
     async def _join_often(self, p2p: P2P, node: DHTNode) -> None:
-        """Tell DHTNode of every peer that p2pd is connected to; dial our own bootstrap peers."""
+        """Dial the bootstrap peers, and give DHTNode every peer that p2pd is connected to."""
         pause_s = 1.0
         while True:
             for seed in self._options.bootstrap:
@@ -167,7 +167,7 @@ class Child:
             pause_s = min(60.0, pause_s * 2) if peers else 1.0
             await asyncio.sleep(pause_s)
 
-    def _say(self, answer: Answer) -> None:
+    def _send(self, answer: Answer) -> None:
         view = memoryview(framed(msgspec.msgpack.encode(answer)))
         while view:
             view = view[os.write(self._out, view) :]
@@ -188,14 +188,14 @@ async def _find(node: DHTNode, key: bytes) -> tuple[bytes, ...]:
 
 
 def _plain(data: bytes, kind: type[Any], max_bytes: int) -> Any:
-    """A msgpack string or binary, and nothing that nests. Raises msgspec.MsgspecError."""
+    """Decode a msgpack string or binary, never a nested value. Raises msgspec.MsgspecError."""
     if len(data) > max_bytes:
         raise msgspec.DecodeError("too long")
     return msgspec.msgpack.decode(data, type=kind, strict=True)
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Entry point of the DHT process; its options are one JSON argument."""
     options = msgspec.json.decode(sys.argv[1], type=ChildOptions)
     # Libraries print; stdout carries frames only.
     out = os.dup(1)

@@ -1,7 +1,7 @@
-"""What may stand in the DHT: small records, signed by the peer under whose name they stand, dead within minutes.
+"""DHT records: small, signed by the peer under whose name they are stored, and expired within minutes.
 
-The expiry is under the signature, so that nobody can keep a record alive or replace it by an older one.
-Everything read from the DHT is a hint.
+The signature covers the expiry, so nobody can prolong a record or replace it by an older one. Everything read from
+the DHT is a hint.
 """
 
 from collections.abc import Iterable
@@ -25,11 +25,11 @@ RECORD_MAX_BYTES = VALUE_MAX_BYTES + 512
 RECORDS_PER_KEY = 256
 _DOMAIN = "dht/1"
 RUNS_KEY = digest(b"atoll/dht/runs/1")
-"""Under this key: which runs exist, as `.run` bytes."""
+"""DHT key of the list of runs, whose records are `.run` bytes."""
 
 
 def run_key(run: RunId) -> Digest:
-    """Under this key: who is in this run, as Addresses."""
+    """DHT key of the members of a run, whose records are Addresses."""
     return digest(b"atoll/dht/run/1\0", run)
 
 
@@ -40,7 +40,7 @@ class DhtRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     key: bytes
     author: PeerId
     expires_s: int
-    """Seconds since 1970: the DHT is the one place that needs a common clock, to about a minute."""
+    """Expiry, Unix seconds: the DHT is the one place that needs a common clock, to about a minute."""
     value: bytes
     signature: bytes
 
@@ -51,13 +51,13 @@ def unsigned(record: DhtRecord) -> bytes:
 
 
 def sign_record(author: Identity, key: Digest, value: bytes, expires_s: int) -> bytes:
-    """The author's record."""
+    """Bytes of a record, signed by its author."""
     draft = DhtRecord(RECORD_VERSION, key, author.peer_id, expires_s, value, b"")
     return codec.encode(msgspec.structs.replace(draft, signature=author.sign(_DOMAIN, unsigned(draft))))
 
 
 def decode_record(data: bytes, now_s: float) -> DhtRecord:
-    """A legal, signed, living record. Raises DecodeError or SignatureFault."""
+    """A legal, signed record that has not expired. Raises DecodeError or SignatureFault."""
     record = codec.decode(data, DhtRecord, max_bytes=RECORD_MAX_BYTES)
     if record.version != RECORD_VERSION or len(record.key) != DIGEST_BYTES:
         raise DecodeError("DHT record of another version, or with an illegal key")
@@ -70,7 +70,7 @@ def decode_record(data: bytes, now_s: float) -> DhtRecord:
 
 
 def read_addresses(records: Iterable[bytes], run: RunId, now_s: float) -> list[PeerAddress]:
-    """Members and where they may be; what does not verify is left out."""
+    """Addresses of members from DHT records; records that do not verify are left out."""
     found: dict[PeerId, PeerAddress] = {}
     for record in _legal(records, run_key(run), now_s):
         try:
@@ -83,7 +83,7 @@ def read_addresses(records: Iterable[bytes], run: RunId, now_s: float) -> list[P
 
 
 def read_runs(records: Iterable[bytes], now_s: float) -> dict[RunId, RunSpec]:
-    """Runs whose owners signed them; what does not verify is left out."""
+    """Runs from DHT records, by run id; records that do not verify are left out."""
     found: dict[RunId, RunSpec] = {}
     for record in _legal(records, RUNS_KEY, now_s):
         try:

@@ -1,8 +1,8 @@
-"""Why a dial failed, in a few words, and what the user does about it. Pure: the texts of go-libp2p are the input.
+"""Explains dial errors: go-libp2p's text becomes a kind of fault, a short reason and a remedy. Pure.
 
 p2pd reports every address that it knows of a peer, old ones too: `… all dials failed * [MADDR] why * [MADDR] why`.
 The texts were collected from hivemind's p2pd (go-libp2p 0.3x) against closed ports, dropped packets, missing
-routes, other keys and foreign servers; `tests/p2p/discovery/test_dial_errors.py` keeps them.
+routes, other keys and foreign servers; they are in `tests/p2p/discovery/test_dial_errors.py`.
 """
 
 import re
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class DialFault(StrEnum):
-    """Classes of reasons, the most telling first: of several addresses the first class counts."""
+    """Kinds of dial faults, the most specific first; among several addresses, the most specific kind counts."""
 
     OTHER_RUN = "other run"
     OLD_VERSION = "version"
@@ -53,9 +53,9 @@ REMEDIES = {
     DialFault.UNKNOWN: "look at the log with `atoll logs`",
     DialFault.BACKOFF: "",
 }
-"""What the user does next, by class."""
+"""What the user does next, by kind of fault."""
 
-# The first match counts. Words of ours stand beside those of go-libp2p: a table shows both alike.
+# The first match counts. The patterns include error texts of our own, because one table shows both.
 _RULES = tuple(
     (re.compile(pattern, re.IGNORECASE), trouble, words)
     for pattern, trouble, words in (
@@ -96,19 +96,19 @@ _PREFIX = re.compile(r"^(?:failed to dial:? ?(?:\w{40,64}:)? ?)+(?:all dials fai
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One failed dial."""
+    """Explanation of one failed dial."""
 
     kind: DialFault
     reason: str
-    """A few words."""
+    """The reason, in a few words."""
     remedy: str
     """What the user does next; may be empty."""
 
 
 def explain(text: str, maddr: str = "") -> Diagnosis:
-    """What `text`, the error of a dial to `maddr`, means.
+    """Diagnosis of `text`, the error of a dial to `maddr`.
 
-    The entry of `maddr` counts if there is one that says something, else the most telling of all.
+    The entry of `maddr` counts if it is specific, else the most specific of all entries.
     """
     head, *rest = _ENTRY.split(text)
     entries = list(zip(rest[::2], rest[1::2], strict=True))
@@ -121,7 +121,7 @@ def explain(text: str, maddr: str = "") -> Diagnosis:
 
 
 def _one(why: str) -> Diagnosis:
-    """The meaning of one address' error."""
+    """Diagnosis of one address' error."""
     for pattern, trouble, words in _RULES:
         if found := pattern.search(why):
             reason = words.format(*found.groups()) if words else _short(why)
@@ -138,5 +138,5 @@ def _named(found: Diagnosis, maddr: str) -> Diagnosis:
 
 
 def _short(text: str) -> str:
-    """Without go-libp2p's preamble and without hints after a semicolon."""
+    """`text` without go-libp2p's preamble and without hints after a semicolon."""
     return _PREFIX.sub("", " ".join(text.split())).split("; ")[0].strip()[:160] or "failed"

@@ -1,7 +1,8 @@
-"""Find peers and stay connected to enough of them, for ever: seeds, cache, exchange and DHT are only hints.
+"""Discovery: dials known peers to keep enough connections. Addresses from seeds, cache, exchange and DHT are
+hints.
 
-Every peer that is worth dialling is dialled again and again, with back-off and jitter. No failure ends the loop;
-what failed, why, and what to do about it is in `rows`.
+Each peer is dialled repeatedly, with back-off and jitter. No failure ends the loop; `rows` reports the state of
+every seed, with the reason of a failure and its remedy.
 """
 
 import asyncio
@@ -35,17 +36,17 @@ from atoll.protocols.ids import PeerId, short
 log = logging.getLogger(__name__)
 
 TARGET = 16
-"""Connections that we open by ourselves; peers may open more to us."""
+"""Connections that a node opens by itself; peers may open more to it."""
 DIALS_AT_ONCE = 4
 DIALS_MAX = 32
-"""While nobody is connected: dials that hang do not keep the next ones waiting."""
+"""Most concurrent dials while no peer is connected, so that dials that hang do not delay others."""
 STAGGER_S = 0.25
-"""While nobody is connected, a dial older than this makes room for another one (as RFC 8305 does)."""
+"""While no peer is connected, a dial older than this makes room for another one (as in RFC 8305)."""
 DIAL_S = 15.0
 EXPLORE_S = 60.0
-"""With enough connections, still dial one more peer so often: two full halves of a swarm must find each other."""
+"""Interval at which one peer is dialled beyond the target: two full halves of a swarm must find each other."""
 FRESH_S = 20.0
-"""A transport that refuses to dial, while we know nobody, starts anew after this time, then ever more rarely."""
+"""Without any connection, a transport that refuses to dial is reset after this time, then ever more rarely."""
 MAX_FRESH_S = 600.0
 _TICK_S = 1.0
 _FIRST_SAVE_S = 5.0
@@ -67,9 +68,9 @@ class Discovery:
         lookup: TxtLookup = system_lookup,
         more_caches: Iterable[Path] = (),
     ) -> None:
-        """`seeds`: as parse_seed gives them. `cache`: file of good peers; read now, written while serving.
+        """`seeds`: results of parse_seed. `cache`: file of good peers, read now and written while serving.
 
-        `more_caches`: caches of other nodes of the run, only read. A cache that cannot be read is no cache.
+        `more_caches`: caches of other nodes of the run, only read. A cache that cannot be read is ignored.
         """
         self.book = AddressBook(host.peer_id)
         self._host = host
@@ -83,14 +84,16 @@ class Discovery:
         self._dialling: dict[PeerId, float] = {}
         self._wake = Notifier()
         self._next_explore = now() + EXPLORE_S
-        self._held_back, self._next_fresh, self._fresh_s = False, now() + FRESH_S, FRESH_S
+        self._held_back = False
+        self._next_fresh = now() + FRESH_S
+        self._fresh_s = FRESH_S
         for path in (*more_caches, cache):
             self._load(path)
         for seed in self._seeds:
             self.book.add(seed.peer, seed.maddrs, "seed")
 
     async def serve(self) -> None:
-        """Dial until cancelled."""
+        """Dial peers until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._save_often())
             for name in self._names:
@@ -107,12 +110,12 @@ class Discovery:
                     continue
 
     def learn(self, peer: PeerId, maddrs: Sequence[str], source: str) -> None:
-        """A hint where `peer` may be."""
+        """Add addresses at which `peer` may be reached. `source`: where the hint comes from."""
         self.book.add(peer, maddrs, source)
         self._wake.notify()
 
     def on_connected(self, peer: PeerId) -> None:
-        """The host has a connection to `peer`."""
+        """Record that the host is connected to `peer`."""
         self._connected.add(peer)
         self._fresh_s = FRESH_S
         known, now = self.book.get(peer), self._now()
@@ -121,7 +124,7 @@ class Discovery:
         self.book.connected(peer, now)
 
     def on_disconnected(self, peer: PeerId) -> None:
-        """The host has lost `peer`; it is dialled again soon, with jitter so that two sides do not collide."""
+        """Record that the host has lost `peer`; it is dialled again soon, with jitter against collisions."""
         self._connected.discard(peer)
         known, now = self.book.get(peer), self._now()
         if known is not None and self.book.lost(peer, now):
@@ -132,11 +135,11 @@ class Discovery:
         self._wake.notify()
 
     def table(self) -> dict[str, str]:
-        """State of every seed on one line: `connected`, `this node`, or why it is not."""
+        """State of every seed of the user as one line each."""
         return {row.seed: row_text(row) for row in self.rows() if not row.via}
 
     def rows(self) -> list[SeedRow]:
-        """State of every seed, with reason and remedy; what a name in DNS stands for follows it."""
+        """State of every seed; the rows of a /dnsaddr seed's addresses follow its own row."""
         direct = [self._row(seed) for seed in self._seeds]
         for name in self._names:
             found = [self._row(address, via=name.text) for address in name.addresses]
@@ -157,7 +160,7 @@ class Discovery:
         return SeedRow(text, FAILED, found.reason, found.remedy, known.failures, next_s, via)
 
     def _hurry(self, now: float) -> None:
-        # One who was out of reach is back: a healed cut brings back the others that were lost with it.
+        # A peer that was out of reach is back: a healed partition brings back the others that were lost with it.
         for known in self.book.all():
             if known.connection_order and known.failures and known.peer not in self._connected:
                 known.next_dial = min(known.next_dial, now + self._rng.uniform(0.0, FIRST_BACKOFF_S))
@@ -168,8 +171,8 @@ class Discovery:
             self.learn(address.peer, address.maddrs, "dns")
 
     def _choose(self, now: float) -> list[KnownPeer]:
-        """Whom to dial now."""
-        # While nobody is connected, dials that hang count no more: one that works must not wait behind them.
+        """Peers to dial now."""
+        # While no peer is connected, old dials do not count: one that works must not wait behind those that hang.
         fresh = [peer for peer, since in self._dialling.items() if now - since < STAGGER_S or self._connected]
         room = min(DIALS_AT_ONCE - len(fresh), DIALS_MAX - len(self._dialling))
         due = [known for known in self.book.all() if self._is_due(known, now)]
@@ -184,9 +187,9 @@ class Discovery:
         return self._in_order(due)[: min(room, lacking)]
 
     def _in_order(self, due: list[KnownPeer]) -> list[KnownPeer]:
-        """Those never seen to work last; among equals chance decides, so that not all dial the same few.
+        """Sort peers by past success, at random among equals, so that nodes do not all dial the same few.
 
-        While nobody is connected seeds and others take turns: either kind may be dead as a whole.
+        While no peer is connected, seeds and others alternate: either kind may be dead as a whole.
         """
         due.sort(key=lambda known: (known.failures, known.misses, self._rng.random()))
         if self._connected:
@@ -235,7 +238,7 @@ class Discovery:
                 self.book.failed(known.peer, reason, next_dial)
 
     async def _forget_failures(self) -> None:
-        """The transport refuses to dial, and nobody is connected: a fresh start loses nothing."""
+        """Reset a transport that refuses to dial while no peer is connected: nothing is lost by that."""
         now = self._now()
         if self._held_back and not self._connected and now >= self._next_fresh:
             self._fresh_s = min(MAX_FRESH_S, 2 * self._fresh_s)

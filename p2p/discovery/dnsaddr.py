@@ -27,21 +27,24 @@ REFRESH_MIN_S = 60.0
 REFRESH_MAX_S = 3600.0
 """Bounds of the time after which a resolved name is looked up again, whatever its records' time to live is."""
 RESULTS_MAX = 32
-"""Multiaddrs of one name, nested ones included."""
+"""Most multiaddrs of one seed, those of nested names included."""
 DEPTH_MAX = 4
+"""Most levels of nested names."""
 LOOKUPS_MAX = 16
+"""Most DNS lookups for one seed."""
 RECORD_MAX_BYTES = 512
 _PREFIX = b"dnsaddr="
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a name stands for now."""
+    """Result of resolving one seed."""
 
     addresses: tuple[PeerAddress, ...]
     refused: tuple[str, ...]
-    """Records that cannot be used, each with its reason."""
+    """Reasons why records cannot be used."""
     ttl_s: float
+    """Shortest time to live of all records, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class _Nested:
 
 
 class _Walk:
-    """One resolution: what was found and what is forbidden by now."""
+    """State of one resolution: addresses found so far, and names that were looked up."""
 
     def __init__(self, lookup: TxtLookup) -> None:
         self._lookup = lookup
@@ -62,7 +65,7 @@ class _Walk:
         self.ttl_s = float("inf")
 
     async def level(self, wanted: list[_Nested]) -> list[_Nested]:
-        """Look up names of one depth, all at once; names of the next one."""
+        """Look up all names of one level at once; return the names of the next level."""
         fresh = [nested for nested in dict.fromkeys(wanted) if nested not in self._seen]
         fresh = fresh[: LOOKUPS_MAX - len(self._seen)]
         self._seen.update(fresh)
@@ -81,10 +84,10 @@ class _Walk:
             self.faults.append(error)
             return []
         self.ttl_s = min(self.ttl_s, answer.ttl_s)
-        return [deeper for text in answer.texts for deeper in self._take(text, nested.peer)]
+        return [deeper for text in answer.texts for deeper in self._add(text, nested.peer)]
 
-    def _take(self, text: bytes, wanted: PeerId) -> list[_Nested]:
-        """Keep one record; the name that it points to, if it does. Records of other kinds are not for us."""
+    def _add(self, text: bytes, wanted: PeerId) -> list[_Nested]:
+        """Add one record; return the name that it points to, if any. Records of other kinds are ignored."""
         if not text.startswith(_PREFIX):
             return []
         try:
@@ -103,14 +106,15 @@ class _Walk:
         return []
 
     def addresses(self) -> tuple[PeerAddress, ...]:
-        """What was found, by peer."""
+        """Addresses found so far, one PeerAddress per peer."""
         return tuple(PeerAddress(peer, tuple(maddrs)[:MADDRS_PER_PEER]) for peer, maddrs in self._found.items())
 
 
 async def resolve(seed: PeerAddress, lookup: TxtLookup) -> Resolved:
-    """Addresses behind the /dnsaddr seed (`peer` empty: anybody whom DNS names). The caller owns the deadline.
+    """Addresses behind a /dnsaddr seed; with an empty `peer`, those of every peer that DNS names.
 
-    Raises Unreachable when nothing usable is found: unknown name, silent servers, no or bad records.
+    Raises Unreachable if nothing usable is found: unknown name, silent servers, no or bad records. The caller owns
+    the deadline.
     """
     name = dns_name(seed.maddrs[0])
     walk, wanted = _Walk(lookup), [_Nested(name, seed.peer)]
@@ -127,7 +131,7 @@ async def resolve(seed: PeerAddress, lookup: TxtLookup) -> Resolved:
 
 
 def parse_record(text: bytes) -> tuple[str, PeerId]:
-    """Multiaddr and PeerID (empty if absent) of `dnsaddr=…`. Raises DecodeError."""
+    """Multiaddr and PeerID (empty if absent) of a record `dnsaddr=…`. Raises DecodeError."""
     if len(text) > RECORD_MAX_BYTES or not text.isascii():
         raise DecodeError("a dnsaddr record is too long or not ASCII")
     value = text.decode("ascii").removeprefix(_PREFIX.decode()).strip()
@@ -147,34 +151,38 @@ def parse_record(text: bytes) -> tuple[str, PeerId]:
 
 
 class DnsSeed:
-    """One name and what it stands for."""
+    """Keeps one /dnsaddr seed resolved: again when its records expire, with back-off when it fails."""
 
     def __init__(
         self, seed: PeerAddress, lookup: TxtLookup, *, now: Callable[[], float], rng: random.Random
     ) -> None:
         self.seed = seed
         self.addresses: tuple[PeerAddress, ...] = ()
-        """As resolved last; kept while DNS is out of reach."""
+        """Result of the last successful resolution; unchanged while DNS is out of reach."""
         self.tries = 0
-        """Failures in a row."""
+        """Number of failures in a row."""
         self.error = ""
+        """Reason of the newest failure; empty after a success."""
         self.next_at = now()
-        self._lookup, self._now, self._rng = lookup, now, rng
+        """Time of the next resolution, on the clock `now`."""
+        self._lookup = lookup
+        self._now = now
+        self._rng = rng
 
     @property
     def text(self) -> str:
-        """As the user wrote it."""
+        """The seed as the user wrote it."""
         return self.seed.maddrs[0] + (f"/p2p/{self.seed.peer}" if self.seed.peer else "")
 
     async def serve(self, on_found: Callable[[tuple[PeerAddress, ...]], None]) -> None:
-        """Resolve until cancelled."""
+        """Resolve repeatedly until cancelled; `on_found` receives the addresses."""
         while True:
             pause_s = await self._resolve(on_found)
             self.next_at = self._now() + pause_s
             await asyncio.sleep(pause_s)
 
     async def _resolve(self, on_found: Callable[[tuple[PeerAddress, ...]], None]) -> float:
-        """Once; how long to wait then."""
+        """Resolve once; return the pause before the next time, in seconds."""
         try:
             async with asyncio.timeout(RESOLVE_S):
                 found = await resolve(self.seed, self._lookup)
@@ -182,15 +190,17 @@ class DnsSeed:
             return self._failed(f"no DNS server answers in {RESOLVE_S:.0f} s")
         except Unreachable as error:
             return self._failed(error.line())
-        self._tell(found)
+        self._record(found)
         on_found(found.addresses)
         return min(max(found.ttl_s, REFRESH_MIN_S), REFRESH_MAX_S) * self._rng.uniform(0.75, 1.25)
 
-    def _tell(self, found: Resolved) -> None:
+    def _record(self, found: Resolved) -> None:
         if found.addresses != self.addresses:
             for reason in found.refused:
                 log.warning("%s: a record is not used: %s", self.text, reason)
-        self.addresses, self.tries, self.error = found.addresses, 0, ""
+        self.addresses = found.addresses
+        self.tries = 0
+        self.error = ""
 
     def _failed(self, reason: str) -> float:
         log.debug("%s: %s", self.text, reason)

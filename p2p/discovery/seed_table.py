@@ -1,4 +1,4 @@
-"""The table of seeds that a user reads: seed → state, reason, what to do."""
+"""The table of seeds for the status: each seed's state, and for failures the reason and the remedy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class SeedRow:
-    """One seed now."""
+    """State of one seed."""
 
     seed: str
-    """As it can be given to `--seed`."""
+    """The seed, in the form that `--seed` accepts."""
     state: str
-    """connected, this node, dialling, not tried yet, asking DNS, failed."""
+    """One of: connected, this node, dialling, not tried yet, asking DNS, failed."""
     reason: str = ""
     """Why it failed, in a few words."""
     remedy: str = ""
     """What the user does next."""
     tries: int = 0
-    """Failures in a row."""
+    """Number of failures in a row."""
     next_s: float | None = None
     """Seconds until the next try; None: none is planned."""
     via: str = ""
@@ -36,7 +36,7 @@ class SeedRow:
 
 
 def row_text(row: SeedRow) -> str:
-    """A row without the seed itself."""
+    """State, reason and remedy of a row as one line."""
     if row.state != FAILED:
         return f"{row.state}: {row.reason}" if row.reason else row.state
     why = f"{row.reason} – {row.remedy}" if row.remedy else row.reason
@@ -44,7 +44,7 @@ def row_text(row: SeedRow) -> str:
 
 
 def dns_seed_row(name: DnsSeed, found: Sequence[SeedRow], now: float) -> SeedRow:
-    """The row of a /dnsaddr seed over the rows of what it stands for."""
+    """Row of a /dnsaddr seed, which summarises the rows of its addresses."""
     up = [row for row in found if row.state in (CONNECTED, THIS_NODE)]
     if up:
         return SeedRow(name.text, up[0].state, f"{len(up)} of {len(found)}")

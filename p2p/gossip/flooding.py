@@ -1,7 +1,7 @@
-"""Flood small messages to everyone: each node passes news on once, to a few peers.
+"""Gossip by flooding: each node forwards a new message once, to a few of its neighbours.
 
-Best effort: what a full queue or an allowance drops, anti-entropy brings. A message is news when its topic's
-`accept` says so; a message that `accept` refuses with PeerFault is blamed on the peer that sent it.
+Delivery is best effort: anti-entropy brings messages that a full queue or a rate limit drops. The topic's `accept`
+decides whether a message is new; a PeerFault that it raises counts against the peer that sent the message.
 """
 
 import random
@@ -13,10 +13,12 @@ from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.ids import PeerId, digest
 
 FANOUT = 8
+"""Most neighbours that a message is forwarded to."""
 SEEN_IDS = 1 << 16
+"""Number of message ids that are remembered."""
 MESSAGES_PER_S = 200.0
 MESSAGES_BURST = 2000.0
-"""Above what a round of a hundred members makes every neighbour pass on; more is dropped, and no fault."""
+"""Burst allowed to one neighbour: more than a round of a hundred members needs. The rest is dropped, no fault."""
 _HEADER_BYTES = 8
 _ID_BYTES = 16
 
@@ -25,7 +27,7 @@ AcceptMessage = Callable[[PeerId, bytes], bool]
 
 @dataclass(slots=True)
 class TokenBucket:
-    """An allowance of `rate_per_s` that saves up to `burst`."""
+    """A token bucket: `rate_per_s` tokens per second, at most `burst` saved up."""
 
     rate_per_s: float
     burst: float
@@ -33,7 +35,7 @@ class TokenBucket:
     at: float
 
     def take(self, now: float, cost: float = 1.0) -> bool:
-        """Spend `cost` if it is there."""
+        """Spend `cost` tokens; False, and nothing is spent, if there are fewer."""
         self.level = min(self.burst, self.level + (now - self.at) * self.rate_per_s)
         self.at = now
         if self.level < cost:
@@ -44,17 +46,17 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class GossipStatistics:
-    """Totals since the start."""
+    """Numbers of messages since the start."""
 
     published: int
-    heard: int
+    received: int
     duplicates: int
     forwarded: int
     over_rate: int
 
 
 class Gossip:
-    """One flood over `calls` among the peers that `neighbours` names."""
+    """Floods messages over `calls` to the peers that `neighbours` returns."""
 
     def __init__(
         self,
@@ -72,35 +74,45 @@ class Gossip:
         self._fanout = fanout
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._buckets: dict[PeerId, TokenBucket] = {}
-        self._published = self._heard = self._duplicates = self._forwarded = self._over_rate = 0
+        self._published = 0
+        self._received = 0
+        self._duplicates = 0
+        self._forwarded = 0
+        self._over_rate = 0
 
     def subscribe(self, topic: str, accept: AcceptMessage, *, max_bytes: int) -> None:
-        """Hear `topic`. `accept(sender, data)`: True passes it on; raises PeerFault for illegal bytes."""
+        """Receive `topic`. `accept(sender, data)`: True forwards the data; raises PeerFault for illegal bytes."""
 
-        async def hear(sender: PeerId, data: bytes) -> None:
+        async def receive(sender: PeerId, data: bytes) -> None:
             self._receive(topic, accept, sender, data)
 
-        self._calls.register_notice(f"gossip.{topic}", bytes, hear, max_bytes=max_bytes + _HEADER_BYTES)
+        self._calls.register_notice(f"gossip.{topic}", bytes, receive, max_bytes=max_bytes + _HEADER_BYTES)
 
     def publish(self, topic: str, data: bytes) -> None:
-        """Send our own news."""
+        """Send a new message of our own."""
         self._published += 1
         self._mark(topic, data)
         self._send(topic, data, None)
 
     def forget(self, peer: PeerId) -> None:
-        """The peer is gone: drop its allowance."""
+        """Drop the rate limit state of a peer that is gone."""
         self._buckets.pop(peer, None)
 
     def statistics(self) -> GossipStatistics:
-        """A snapshot."""
-        return GossipStatistics(self._published, self._heard, self._duplicates, self._forwarded, self._over_rate)
+        """Totals so far."""
+        return GossipStatistics(
+            published=self._published,
+            received=self._received,
+            duplicates=self._duplicates,
+            forwarded=self._forwarded,
+            over_rate=self._over_rate,
+        )
 
     def _receive(self, topic: str, accept: AcceptMessage, sender: PeerId, data: bytes) -> None:
         if not self._bucket(sender).take(self._now()):
             self._over_rate += 1
             return
-        self._heard += 1
+        self._received += 1
         if not self._mark(topic, data):
             self._duplicates += 1
         elif accept(sender, data):
@@ -112,7 +124,7 @@ class Gossip:
             self._calls.notify(peer, f"gossip.{topic}", data)
 
     def _mark(self, topic: str, data: bytes) -> bool:
-        """Remember the message; False if it was known."""
+        """Remember the message; False if it was seen before."""
         name = digest(topic.encode(), b"\0", data)[:_ID_BYTES]
         if name in self._seen:
             return False
@@ -132,6 +144,6 @@ class Gossip:
 def choose_peers(
     neighbours: Collection[PeerId], sender: PeerId | None, fanout: int, rng: random.Random
 ) -> list[PeerId]:
-    """All neighbours but the sender, a random `fanout` of them if there are more."""
+    """All neighbours but the sender; a random `fanout` of them if there are more."""
     others = sorted(peer for peer in neighbours if peer != sender)
     return others if len(others) <= fanout else rng.sample(others, fanout)

@@ -1,4 +1,4 @@
-"""IP address, transport and port inside a multiaddr, and how far that address reaches. Total: no text raises."""
+"""IP address, transport and port of a multiaddr, and whether the address is global. No text raises an error."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """IP address, transport (`tcp` or `udp`), port of a multiaddr."""
+    """IP address, transport (`tcp` or `udp`) and port of a multiaddr."""
 
     ip: str
     transport: str
@@ -14,12 +14,12 @@ class Endpoint:
 
     @property
     def is_ip6(self) -> bool:
-        """IPv6, else IPv4."""
+        """Whether the address is IPv6; else it is IPv4."""
         return ":" in self.ip
 
 
 def endpoint_of(maddr: str) -> Endpoint | None:
-    """The endpoint of an IP multiaddr; None for circuits, names, other kinds, and texts that are none."""
+    """Endpoint of an IP multiaddr; None for circuits, names, other kinds and illegal texts."""
     parts = maddr.split("/")
     if "p2p-circuit" in parts or len(parts) < 5 or parts[1] not in ("ip4", "ip6"):
         return None
@@ -39,19 +39,19 @@ def _is_ip(text: str) -> bool:
 
 
 def is_global(maddr: str) -> bool:
-    """Whether the internet could route to it."""
+    """Whether the address is routed in the public internet."""
     endpoint = endpoint_of(maddr)
     return endpoint is not None and ipaddress.ip_address(endpoint.ip).is_global
 
 
 def is_loopback(maddr: str) -> bool:
-    """Nobody outside this machine can reach it."""
+    """Whether the address is a loopback address of this machine."""
     endpoint = endpoint_of(maddr)
     return endpoint is not None and ipaddress.ip_address(endpoint.ip).is_loopback
 
 
 def with_ip(maddr: str, ip: str) -> str:
-    """`maddr` with another IP address."""
+    """`maddr` with its IP address replaced by `ip`."""
     parts = maddr.split("/")
     parts[1], parts[2] = ("ip6" if ":" in ip else "ip4"), ip
     return "/".join(parts)

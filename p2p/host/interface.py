@@ -1,12 +1,13 @@
-"""The network as the rest of atoll sees it: peers, streams and events. Three transports implement it.
+"""The Host interface: peers, streams and events, independent of the transport. Three transports implement it.
 
-Rules that every transport obeys and `tests/p2p/transports/test_host_conformance.py` holds:
+Every transport obeys these rules; `tests/p2p/transports/test_host_conformance.py` checks them:
 
-- The initiator of a stream closes it; the responder closes after it has seen the initiator's end. A
-  transfer is over when the application acknowledged it, never when bytes were written.
+- The initiator of a stream closes it; the responder closes after it has seen the initiator's end. A transfer is
+over
+  when the application acknowledged it, never when bytes were written.
 - Callers own deadlines: every await here may be cancelled at any point (`asyncio.timeout`).
-- A dead network raises Unreachable, nothing else. A handler that raises resets its stream; PeerFault
-  raised by a handler is reported to `on_fault`.
+- A dead network raises Unreachable, nothing else. A handler that raises resets its stream; a PeerFault raised by a
+  handler is reported to `on_fault`.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +19,7 @@ from atoll.protocols.ids import PeerId
 
 
 class Route(StrEnum):
-    """How a peer is reached."""
+    """How a peer is reached: by a plain dial, through a punched hole, or through a relay."""
 
     DIRECT = "direct"
     PUNCHED = "punched"
@@ -27,7 +28,7 @@ class Route(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a peer may be dialled: multiaddrs without the `/p2p/…` part."""
+    """A peer and the multiaddrs at which it may be dialled, without the `/p2p/…` part."""
 
     peer: PeerId
     maddrs: tuple[str, ...]
@@ -58,9 +59,10 @@ class PeerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class HostRestarted:
-    """The transport's own process died and is back: same PeerID, handlers registered, all streams lost."""
+    """The transport's own process was restarted: same PeerID and handlers, all streams lost."""
 
     restarts: int
+    """Number of restarts so far."""
 
 
 HostEvent = PeerConnected | PeerDisconnected | HostRestarted
@@ -71,23 +73,23 @@ class Stream(Protocol):
 
     @property
     def peer(self) -> PeerId:
-        """The authenticated other side."""
+        """PeerID of the other side, authenticated by the transport."""
 
     @property
     def protocol(self) -> str:
-        """Protocol id that both sides agreed on."""
+        """Protocol id of the stream."""
 
     async def read_exactly(self, size: int) -> bytes:
-        """`size` bytes. Raises Unreachable when the stream ends before."""
+        """Read `size` bytes. Raises Unreachable when the stream ends before."""
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Hand over all of `data`, waiting for room. Raises Unreachable."""
+        """Write all of `data`, waiting while buffers are full. Raises Unreachable."""
 
     async def close(self) -> None:
-        """End our side in good order. Idempotent."""
+        """End our side after all written bytes. Idempotent."""
 
     def reset(self) -> None:
-        """Drop the stream now, without waiting. Idempotent."""
+        """Abort the stream in both directions, without waiting. Idempotent."""
 
 
 Handler = Callable[[Stream], Awaitable[None]]
@@ -95,7 +97,7 @@ Handler = Callable[[Stream], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class HostStatistics:
-    """Bytes over all streams of this host since it started, and its restarts."""
+    """Traffic of all streams since the host started, in bytes, and restarts of its own process."""
 
     bytes_up: int
     bytes_down: int
@@ -104,17 +106,17 @@ class HostStatistics:
 
 
 class Host(Protocol):
-    """A libp2p host (or its simulation)."""
+    """A libp2p host, real or simulated."""
 
     @property
     def peer_id(self) -> PeerId:
-        """Our PeerID."""
+        """PeerID of this node."""
 
-    async def serve(self, ready: "Callable[[], None]") -> None:
+    async def serve(self, ready: Callable[[], None]) -> None:
         """Run until cancelled; call `ready` once when streams can be opened.
 
-        The caller owns this in a TaskGroup. Raises LocalFault when it can never start (port in use);
-        later deaths of a helper process are repaired and announced as HostRestarted.
+        Raises LocalFault if the host can never start (port in use). Later deaths of a helper process are repaired
+        and reported as HostRestarted.
         """
 
     async def addresses(self) -> tuple[str, ...]:
@@ -133,13 +135,13 @@ class Host(Protocol):
         """Open a stream to a connected peer. Raises Unreachable."""
 
     async def forget_failures(self) -> None:
-        """Dials that failed may be tried again at once; for nodes that are connected to nobody."""
+        """Drop the transport's own dial back-off, so that failed addresses can be dialled again at once."""
 
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`. May be called before `serve`."""
 
     def events(self) -> AsyncIterator[HostEvent]:
-        """All events from now on; a bounded queue per subscriber."""
+        """Iterate over all events from now on; each subscriber has a bounded queue."""
 
     def statistics(self) -> HostStatistics:
-        """A snapshot."""
+        """Totals so far."""

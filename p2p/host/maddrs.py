@@ -1,4 +1,4 @@
-"""Multiaddrs that a node can dial: which texts are legal."""
+"""Checks multiaddrs: only texts that a node can dial are legal."""
 
 import ipaddress
 import re
@@ -8,11 +8,15 @@ from atoll.protocols.errors import DecodeError
 
 MADDR_MAX_CHARACTERS = 256
 MADDRS_PER_PEER = 16
+"""Most addresses that a node keeps, or publishes, for one peer."""
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
 def parse_maddr(text: str) -> str:
-    """`text` if it is a multiaddr that a node can dial, without the peer's own /p2p part. Raises DecodeError."""
+    """Return `text`, checked to be a multiaddr that can be dialled, without the peer's own /p2p part.
+
+    Raises DecodeError.
+    """
     parts = text.split("/")
     if len(text) > MADDR_MAX_CHARACTERS or len(parts) < 3 or parts[0] != "":
         raise DecodeError(f"{text[:80]!r} is not a multiaddr")
@@ -32,7 +36,7 @@ def parse_maddr(text: str) -> str:
 
 
 def legal_maddrs(maddrs: Iterable[str]) -> tuple[str, ...]:
-    """Those of a peer's claimed addresses that can be dialled."""
+    """The addresses claimed by a peer that can be dialled, at most MADDRS_PER_PEER."""
     return tuple(maddr for maddr in maddrs if _is_legal(maddr))[:MADDRS_PER_PEER]
 
 
@@ -63,7 +67,7 @@ def _is_port(text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """A host name of DNS, ASCII only."""
+    """Whether `text` is a DNS host name in ASCII."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -1,1 +1,1 @@
-"""The replicated set of signed records of a run: every author's hash-linked feed, on disk and synchronised."""
+"""The ledger of a run: every author's signed, hash-linked feed, stored on disk and synchronised with peers."""

@@ -1,4 +1,4 @@
-"""The SQLite file under the ledger: opened strictly, written durably, its errors mapped once."""
+"""The SQLite file of the ledger: checked when opened, written durably, errors mapped to ours in one place."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS proofs (
 
 
 class Database:
-    """One connection, held exclusively, in WAL mode with a sync at every commit."""
+    """One exclusive connection, in WAL mode with a sync at every commit."""
 
     def __init__(self, path: Path, run: RunId, max_bytes: int) -> None:
         """Open or create. Raises DiskFault, CorruptFault, or ConfigError for the ledger of another run."""
@@ -52,7 +52,7 @@ class Database:
         sync_folder(path.parent)
 
     def close(self) -> None:
-        """Give the file back. Idempotent."""
+        """Close the file. Idempotent."""
         with self.errors():
             self._connection.close()
 
@@ -62,13 +62,13 @@ class Database:
             return self._connection.execute(statement, values).fetchall()
 
     def write(self, statement: str, *values: object) -> int:
-        """Execute inside `transaction`; the row id that an insert made."""
+        """Execute a statement inside `transaction`; return the row id of an insert."""
         with self.errors():
             return self._connection.execute(statement, values).lastrowid or 0
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is durable when the block ends, or nothing is written."""
+        """Context manager: all writes inside are durable when the block ends, or none is written."""
         with self.errors():
             self._connection.execute("BEGIN IMMEDIATE")
         try:
@@ -81,7 +81,7 @@ class Database:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Map sqlite3's errors to ours."""
+        """Context manager that maps sqlite3's errors to ours."""
         try:
             yield
         except sqlite3.Error as error:
@@ -125,7 +125,7 @@ class Database:
 
 
 def damaged(path: Path, what: str) -> CorruptFault:
-    """A row that does not verify."""
+    """CorruptFault for a row that does not verify."""
     return CorruptFault(f"{path} is damaged: {what}", hint=_REFETCH)
 
 

@@ -1,7 +1,7 @@
-"""The ledger of one run on disk: every author's signed, hash-linked feed. Whole-or-nothing, durable.
+"""The ledger of one run on disk: every author's signed, hash-linked feed, written durably, whole or not at all.
 
-A method that returns has reached the disk. Other code re-reads with `since(cursor)`: entries arrive in one
-local order that never changes, so that a listener who only hears "something is new" misses nothing.
+When a method returns, its changes are on the disk. Readers use `since(cursor)`: entries have one local order of
+arrival that never changes, so a reader that only learns of a change misses nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,14 +20,14 @@ from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Admit, Body, Entry, encode_entry, sign_entry
 
 LEDGER_FILE = "ledger.sqlite"
-"""Its name below a run's folder."""
+"""File name of the ledger below a run's folder."""
 CLOSED = 1 << 40
-"""In a vector: "send nothing of this author"; one above the highest legal sequence number."""
+"""Entry of a vector that requests nothing of an author; one above the highest legal sequence number."""
 _SEAL_BYTES = 8
 
 
 class Equivocation(SignatureFault):
-    """`author` signed two different histories. Whoever relays one of them is innocent."""
+    """`author` signed two different histories. Peers that relay one of them are not at fault."""
 
     def __init__(self, author: PeerId, seq: int) -> None:
         super().__init__(f"{short(author)} signed two feeds that differ at entry {seq}")
@@ -35,7 +35,7 @@ class Equivocation(SignatureFault):
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """What the ledger may grow to."""
+    """Limits of a ledger's size."""
 
     authors: int = 1000
     author_entries: int = 1 << 20
@@ -44,14 +44,16 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class InsertResult(NamedTuple):
-    """What became of a batch of entries."""
+    """Result of inserting a batch of entries."""
 
     fresh: tuple[Entry, ...]
+    """Entries that were new and are stored now."""
     gap: bool
-    """Some entry came before its predecessor: ask the sender for more."""
+    """Whether an entry arrived before its predecessor, so that the sender has more."""
     forks: tuple[Equivocation, ...]
+    """Authors that this batch proves to have signed two histories."""
     refused: tuple[tuple[PeerId, str], ...] = ()
-    """Authors that the run does not admit, with the reason, where that is news. Nobody's fault."""
+    """Authors that the run does not admit, each with a reason that is new. No peer is at fault."""
 
 
 class _Feed(NamedTuple):
@@ -72,14 +74,14 @@ _NOTHING = _Feed(0, b"", 0)
 
 
 class Ledger:
-    """All entries of one run. Synchronous; one owner."""
+    """All entries of one run. Synchronous, for one thread."""
 
     def __init__(
         self, path: Path, run: RunId, quota: Quota | None = None, gate: AdmissionGate | None = None
     ) -> None:
-        """Open or create. Raises DiskFault, CorruptFault, LocalFault (held by another), ConfigError.
+        """Open or create. Raises DiskFault, CorruptFault, LocalFault (another process holds it), ConfigError.
 
-        `gate`: whose feeds may begin here; none: anybody's.
+        `gate` decides which feeds may begin here; None admits all.
         """
         self.run = run
         self.quota = quota or Quota()
@@ -95,11 +97,11 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Give the file back. Idempotent."""
+        """Close the file. Idempotent."""
         self._db.close()
 
     def append(self, identity: Identity, body: Body) -> Entry:
-        """Our next entry: signed, linked, durable when this returns.
+        """Sign, link and store our next entry; it is durable when this returns.
 
         Raises DiskFault, DecodeError for an illegal body, ConfigError when the run does not admit us, LocalFault
         when our own feed has forked or is full.
@@ -121,20 +123,11 @@ class Ledger:
         self._feeds[author] = after
         return entry
 
-    def insert(self, entry: Entry, sender: PeerId | None = None) -> bool:
-        """Add a verified entry; False if it is known, out of order, over quota, or its author is not admitted.
-
-        Raises Equivocation (a SignatureFault) with the proof kept, or DiskFault.
-        """
-        done = self.insert_all([entry], sender)
-        if done.forks:
-            raise done.forks[0]
-        return bool(done.fresh)
-
     def insert_all(self, entries: Iterable[Entry], sender: PeerId | None = None) -> InsertResult:
-        """Add verified entries in one transaction. Raises DiskFault, and then nothing was added.
+        """Store verified entries in one transaction. Raises DiskFault, and then none is stored.
 
-        `sender`: the peer that brought them; its word counts for authors that are new here (see `AdmissionGate`).
+        Entries that are known, out of order, over quota or of refused authors are skipped. `sender`: the peer that
+        sent them; an admitted one vouches for new authors (see `AdmissionGate`).
         """
         feeds: dict[PeerId, _Feed] = {}
         forked: set[PeerId] = set()
@@ -164,15 +157,15 @@ class Ledger:
         return InsertResult(tuple(fresh), gap, tuple(forks), tuple(refused))
 
     def admits(self, peer: PeerId) -> bool:
-        """May `peer` take part? One whose feed has begun here may, and those whom the run names."""
+        """Whether `peer` may take part: its feed has begun here, or the run admits it without a permit."""
         return self._gate is None or peer in self._feeds or self._gate.admits_by_name(peer)
 
     def refusal(self, peer: PeerId) -> str:
-        """Why we store nothing of `peer`, if it tried; else empty."""
-        return "" if self._gate is None or self.admits(peer) else self._gate.reason(peer)
+        """Reason why entries of `peer` are refused; empty if they are not, or it never tried."""
+        return "" if self._gate is None or self.admits(peer) else self._gate.refusal_reason(peer)
 
     def end_bootstrap(self, peer: PeerId) -> None:
-        """A whole exchange with a member is over: from now on strangers must show permits that are good today."""
+        """After a whole exchange with a member `peer`, accept only permits that are valid now from strangers."""
         if self._gate is not None and self.admits(peer):
             self._gate.trusts_all = False
 
@@ -181,7 +174,7 @@ class Ledger:
         return {author: feed.next for author, feed in self._feeds.items()}
 
     def wanted(self) -> dict[PeerId, int]:
-        """`vector`, with CLOSED for authors of whom we take no more."""
+        """`vector`, with CLOSED for authors of which no more entries are accepted."""
         return {
             author: CLOSED if author in self._forked or self._is_full(feed) else feed.next
             for author, feed in self._feeds.items()
@@ -189,13 +182,14 @@ class Ledger:
 
     @property
     def is_closed(self) -> bool:
-        """No new author fits."""
+        """Whether the quota of authors is used up."""
         return len(self._feeds) >= self.quota.authors
 
     def missing(self, vector: Mapping[PeerId, int], limit_bytes: int, *, only_known: bool = False) -> list[bytes]:
-        """Entries that the holder of `vector` lacks, each feed in order, up to `limit_bytes`, at least one.
+        """Bytes of entries that a peer with `vector` lacks, each feed in order, up to `limit_bytes` but at least
+        one.
 
-        `only_known`: nothing of authors that the vector does not name.
+        `only_known`: leave out authors that the vector does not name.
         """
         found: list[bytes] = []
         size = 0
@@ -216,38 +210,38 @@ class Ledger:
     def entries(
         self, *, kind: type[Any] | None = None, round: int | None = None, author: PeerId | None = None
     ) -> list[Entry]:
-        """All entries with this body type, round and author, in arrival order."""
+        """All entries with this body type, round and author (None: any), in arrival order."""
         filters = {"kind": kind and _kind(kind), "round": round, "author": author}
         chosen = {name: value for name, value in filters.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in chosen) or "1"
         return [self._decode(data) for _, data in self._select(f"{where} ORDER BY arrival", *chosen.values())]
 
     def since(self, cursor: int, limit: int = 256) -> list[tuple[int, Entry]]:
-        """Entries that arrived after `cursor` (0: all), each with the cursor that comes after it."""
+        """Entries that arrived after `cursor` (0: all), each with the cursor that follows it."""
         rows = self._select("arrival > ? ORDER BY arrival LIMIT ?", cursor, limit)
         return [(arrival, self._decode(data)) for arrival, data in rows]
 
     def get(self, entry_id: Digest) -> Entry | None:
-        """The entry of this id."""
+        """The entry with this id; None if it is unknown."""
         rows = self._select("id = ?", entry_id)
         return self._decode(rows[0][1]) if rows else None
 
     def head(self, author: PeerId) -> Entry | None:
-        """The author's newest entry."""
+        """The author's newest entry; None if there is none."""
         rows = self._select("author = ? ORDER BY seq DESC LIMIT 1", author)
         return self._decode(rows[0][1]) if rows else None
 
     def equivocators(self) -> frozenset[PeerId]:
-        """Authors who signed two histories; nothing more is taken of them."""
+        """Authors that signed two histories; no more of their entries are accepted."""
         return frozenset(self._forked)
 
     def proof(self, author: PeerId) -> tuple[bytes, bytes] | None:
-        """Two signed entries of `author` that cannot both belong to one feed."""
+        """Two signed entries of `author` that cannot belong to one feed; None without a proof."""
         rows = self._db.rows("SELECT first, second FROM proofs WHERE author = ?", author)
         return (rows[0][0], rows[0][1]) if rows else None
 
     def add_proof(self, first: Entry, second: Entry) -> bool:
-        """Keep a proof that somebody else found; both entries are verified. False if it proves nothing new."""
+        """Store a proof of two verified entries that a peer found. False if it proves nothing new."""
         if first.author in self._forked or not self.admits(first.author) or not contradicts(first, second):
             return False
         with self._db.transaction():
@@ -281,7 +275,7 @@ class Ledger:
             return False
         vouched = sender is not None and sender != entry.author and self.admits(sender)
         reason = self._gate.refusal(entry, vouched=vouched)
-        if reason and self._gate.refused(entry.author, reason):
+        if reason and self._gate.record_refusal(entry.author, reason):
             news.append((entry.author, reason))
         return bool(reason)
 
@@ -295,7 +289,13 @@ class Ledger:
         data = encode_entry(entry)
         self._db.write(
             "INSERT INTO entries (author, seq, id, round, kind, data, seal) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            *(entry.author, entry.seq, entry.id, entry.body.round, _kind(type(entry.body)), data, _seal(data)),
+            entry.author,
+            entry.seq,
+            entry.id,
+            entry.body.round,
+            _kind(type(entry.body)),
+            data,
+            _seal(data),
         )
         return _Feed(entry.seq + 1, entry.id, feed.size_bytes + len(data))
 
@@ -314,7 +314,9 @@ class Ledger:
     def _write_proof(self, first: Entry, second: Entry) -> None:
         self._db.write(
             "INSERT OR IGNORE INTO proofs VALUES (?, ?, ?)",
-            *(first.author, encode_entry(first), encode_entry(second)),
+            first.author,
+            encode_entry(first),
+            encode_entry(second),
         )
 
     def _select(self, where: str, *values: object) -> list[tuple[int, bytes]]:
@@ -332,7 +334,7 @@ class Ledger:
 
 
 def contradicts(first: Entry, second: Entry) -> bool:
-    """Do two verified entries prove that their author signed two histories?"""
+    """Whether two verified entries prove that their author signed two histories."""
     if first.author != second.author:
         return False
     if first.seq == second.seq:

@@ -1,9 +1,9 @@
-"""Anti-entropy between two ledgers, over one call that both sides may make: `ledger.sync`.
+"""Ledger sync: anti-entropy between two ledgers over one call, `ledger.sync`, which either side may make.
 
-1. we send our vector (first with no entries)   2. the peer adds our entries, answers with its vector and what
-we lack   3. we add that, and send what it lacks   4. again, until neither side has news for the other
+1. we send our vector (at first without entries)   2. the peer adds our entries and answers with its vector and the
+entries that we lack   3. we add those and send the entries that it lacks   4. we repeat this until both are equal
 
-Safe to cancel at any point: inserting is idempotent and every batch is whole.
+It is safe to cancel at any point: inserting is idempotent and every batch is whole.
 """
 
 import asyncio
@@ -23,32 +23,32 @@ log = logging.getLogger(__name__)
 METHOD = "ledger.sync"
 BATCH_BYTES = 256 * 1024
 MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
-"""A batch, two vectors' worth of authors and a few proofs."""
+"""Largest message, in bytes: a batch, two vectors of authors and a few proofs."""
 _PROOFS = 2
 _REASON_MAX_CHARACTERS = 200
 _VERIFIED_PER_TURN = 32
-"""Signatures checked before other tasks get a turn: about 3 ms."""
+"""Number of signatures verified before other tasks run: about 3 ms."""
 
 OnFresh = Callable[[PeerId, tuple[Entry, ...]], None]
 
 
 class Exchange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one side has and a part of what the other lacks."""
+    """State of one side, and a batch of entries that the other side lacks."""
 
     wanted: dict[PeerId, int]
     """Next sequence number wanted, by author."""
     closed: bool
-    """Takes no authors that `wanted` does not name."""
+    """Whether this side accepts no authors that `wanted` does not name."""
     forked: tuple[PeerId, ...]
     """Authors whose equivocation this side can prove."""
     entries: tuple[bytes, ...]
     proofs: tuple[tuple[bytes, bytes], ...]
     refusal: str = ""
-    """Why this side stores nothing that the other wrote; empty where it does, or the other never tried."""
+    """Reason why this side refuses the other's own entries; empty if it does not, or the other never tried."""
 
 
 class LedgerSync:
-    """Serves and makes exchanges for one ledger."""
+    """Exchanges entries of one ledger with peers."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class LedgerSync:
         on_fault: Callable[[PeerId, PeerFault], None],
         on_refused: Callable[[PeerId, str], None] = lambda peer, reason: None,
     ) -> None:
-        """`on_fresh(sender, entries)` hears of entries that are durable now.
+        """`on_fresh(sender, entries)` receives entries that were stored.
 
-        `on_refused(peer, reason)` hears that `peer` does not admit us to the run.
+        `on_refused(peer, reason)` runs when `peer` does not admit us to the run.
         """
         self._ledger = ledger
         self._calls = calls
@@ -70,7 +70,7 @@ class LedgerSync:
         calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
 
     async def exchange(self, peer: PeerId) -> int:
-        """Bring both ledgers to their union; the number of entries that were new to us.
+        """Bring both ledgers to their union; return the number of entries that were new to us.
 
         Raises Unreachable, PeerFault, RunMismatch, DiskFault. The caller owns the deadline.
         """
@@ -79,7 +79,7 @@ class LedgerSync:
         while True:
             ours = self._state(theirs, peer)
             before, theirs = theirs, await self._calls.call(peer, METHOD, ours, Exchange, max_bytes=MESSAGE_BYTES)
-            fresh = await self._take(peer, theirs)
+            fresh = await self._insert(peer, theirs)
             gained += fresh
             is_stuck = before is not None and before.wanted == theirs.wanted
             if not fresh and (is_stuck or not self._has_news_for(theirs)):
@@ -87,10 +87,10 @@ class LedgerSync:
                 return gained
 
     async def _answer(self, peer: PeerId, theirs: Exchange) -> Exchange:
-        await self._take(peer, theirs)
+        await self._insert(peer, theirs)
         return self._state(theirs, peer)
 
-    async def _take(self, peer: PeerId, message: Exchange) -> int:
+    async def _insert(self, peer: PeerId, message: Exchange) -> int:
         if message.refusal:
             self._on_refused(peer, _plain(message.refusal))
         entries = [await self._verified(data, at) for at, data in enumerate(message.entries)]
@@ -102,7 +102,7 @@ class LedgerSync:
         for fork in done.forks:
             self._blame(fork)
         for first, second in message.proofs:
-            self._take_proof(decode_entry(first, self._ledger.run), decode_entry(second, self._ledger.run))
+            self._add_proof(decode_entry(first, self._ledger.run), decode_entry(second, self._ledger.run))
         return len(done.fresh)
 
     async def _verified(self, data: bytes, at: int) -> Entry:
@@ -110,7 +110,7 @@ class LedgerSync:
             await asyncio.sleep(0)
         return decode_entry(data, self._ledger.run)
 
-    def _take_proof(self, first: Entry, second: Entry) -> None:
+    def _add_proof(self, first: Entry, second: Entry) -> None:
         if self._ledger.add_proof(first, second):
             self._blame(Equivocation(first.author, second.seq))
 
@@ -137,7 +137,7 @@ class LedgerSync:
 
 
 def _plain(reason: str) -> str:
-    """A peer's words, fit for a terminal. Raises DecodeError."""
+    """A peer's text, checked to be printable. Raises DecodeError."""
     if len(reason) > _REASON_MAX_CHARACTERS or not reason.isprintable():
         raise DecodeError("a reason has at most 200 printable characters")
     return reason

@@ -1,1 +1,1 @@
-"""Which peers are there: leases and other registers, addresses, liveness, and who is kept away."""
+"""Membership: registers (leases and others), the address book, liveness, and reputation with bans."""

@@ -1,4 +1,4 @@
-"""Where peers may be dialled: the syntax of seeds, the address book, and its copy on disk."""
+"""The address book: addresses at which peers may be dialled, its copy on disk, and the syntax of seeds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,9 +14,10 @@ from atoll.protocols.ids import PeerId, peer_bytes
 
 MAX_PEERS = 2000
 CACHED_PEERS = 64
+"""Number of peers in the copy on disk."""
 CACHE_FORMAT = 1
 LASTING_S = 30.0
-"""A connection that is lost sooner counts as a failed dial: the peer sends us away, or the path is bad."""
+"""A connection that is lost sooner counts as a failed dial: the peer disconnects us, or the path is bad."""
 _CACHE_MAX_BYTES = 1 << 20
 _EXAMPLE = "a seed looks like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW… or /dnsaddr/seed.example.org"
 _DNSADDR = "/dnsaddr/"
@@ -24,10 +25,11 @@ _DNS_NAME_MAX = 253 - len("_dnsaddr.")
 
 
 def parse_seed(text: str) -> PeerAddress:
-    """`/ip4/…/tcp/…/p2p/12D3…`, also through a relay (`…/p2p/RELAY/p2p-circuit/p2p/PEER`), or a name in DNS.
+    """Address of a seed: `/ip4/…/tcp/…/p2p/PEER`, through a relay `…/p2p/RELAY/p2p-circuit/p2p/PEER`, or a DNS
+    name.
 
-    `/dnsaddr/NAME[/p2p/PEER]` becomes an address with the one multiaddr `/dnsaddr/NAME`, and an empty PeerID
-    where any peer that DNS names will do; Discovery resolves it. Raises ConfigError.
+    `/dnsaddr/NAME[/p2p/PEER]` becomes an address with the single multiaddr `/dnsaddr/NAME`; its PeerID is empty if
+    any peer that DNS names will do. Discovery resolves it. Raises ConfigError.
     """
     if text.strip().startswith(_DNSADDR):
         return _parse_dns_seed(text.strip())
@@ -42,12 +44,12 @@ def parse_seed(text: str) -> PeerAddress:
 
 
 def is_dns_seed(seed: PeerAddress) -> bool:
-    """A seed that must be resolved before it can be dialled."""
+    """Whether a seed is a DNS name, which must be resolved before it can be dialled."""
     return seed.maddrs[0].startswith(_DNSADDR)
 
 
 def dns_name(maddr: str) -> str:
-    """NAME of `/dnsaddr/NAME`. Raises DecodeError."""
+    """The NAME in `/dnsaddr/NAME`. Raises DecodeError."""
     name = maddr.removeprefix(_DNSADDR)
     if not maddr.startswith(_DNSADDR) or not is_name(name) or len(name) > _DNS_NAME_MAX:
         raise DecodeError(f"{maddr[:80]!r} does not name a host in DNS")
@@ -67,36 +69,37 @@ def _parse_dns_seed(text: str) -> PeerAddress:
 
 @dataclass(slots=True)
 class KnownPeer:
-    """What we know of reaching one peer. Times are on our monotonic clock."""
+    """Addresses of one peer and the history of dials to it. Times are on our monotonic clock."""
 
     peer: PeerId
     maddrs: dict[str, str] = field(default_factory=dict)
-    """Multiaddr -> where we have it from: seed, dns, cache, exchange, dht, dialled."""
+    """Source of each multiaddr: seed, dns, cache, exchange, dht, dialled."""
     failures: int = 0
+    """Number of failed dials in a row."""
     next_dial: float = 0.0
     last_error: str = ""
     last_seen: float | None = None
     connected_at: float | None = None
     banned_until: float = 0.0
-    """Not dialled before, whatever happens."""
+    """The peer is banned, and not dialled, before this time."""
     connection_order: int = 0
-    """Rises with each connection in the whole book; 0: never connected."""
+    """Serial number, in the whole book, of its newest connection; 0: never connected."""
     misses: int = 0
-    """From the cache: earlier lives in which others answered but this peer did not."""
+    """Number of earlier runs of this node in which other peers answered but this one did not (from the cache)."""
 
     @property
     def is_proven(self) -> bool:
-        """Connected in this life, or in the one that wrote the cache."""
+        """Whether it was connected since the start, or in the run of this node that wrote the cache."""
         return self.connection_order > 0 or "cache" in self.maddrs.values()
 
     @property
     def address(self) -> PeerAddress:
-        """Everything worth dialling, newest knowledge first."""
+        """All known multiaddrs, the newest first."""
         return PeerAddress(self.peer, tuple(reversed(self.maddrs)))
 
 
 class AddressBook:
-    """Peers and their addresses, bounded; seeds are never evicted."""
+    """A bounded table of peers and their addresses; seeds are never evicted."""
 
     def __init__(self, own: PeerId, *, max_peers: int = MAX_PEERS) -> None:
         self._own = own
@@ -105,7 +108,7 @@ class AddressBook:
         self._connections = 0
 
     def add(self, peer: PeerId, maddrs: Iterable[str], source: str) -> None:
-        """Learn addresses of a peer; illegal ones and our own are ignored."""
+        """Add addresses of a peer; illegal ones, and our own, are ignored."""
         legal = legal_maddrs(maddrs)
         if peer == self._own or not legal:
             return
@@ -118,22 +121,24 @@ class AddressBook:
             del known.maddrs[next(iter(known.maddrs))]
 
     def get(self, peer: PeerId) -> KnownPeer | None:
-        """What we know of `peer`."""
+        """The entry of `peer`; None if it is unknown."""
         return self._known.get(peer)
 
     def all(self) -> list[KnownPeer]:
-        """Everybody we know of, in the order of hearing."""
+        """All entries, in the order in which they were added."""
         return list(self._known.values())
 
     def connected(self, peer: PeerId, now: float) -> None:
-        """A connection to `peer` exists."""
+        """Record a connection to `peer`."""
         known = self._known.get(peer) or self._admit(peer)
         if known is not None:
             self._connections += 1
-            known.connection_order, known.last_seen, known.connected_at = self._connections, now, now
+            known.connection_order = self._connections
+            known.last_seen = now
+            known.connected_at = now
 
     def lost(self, peer: PeerId, now: float) -> bool:
-        """The connection to `peer` is gone; True if it had lasted, and the peer deserves a quick new dial."""
+        """Record a lost connection; True if it had lasted, so that `peer` may be dialled again at once."""
         known = self._known.get(peer)
         if known is None or known.connected_at is None:
             return True
@@ -144,27 +149,30 @@ class AddressBook:
         return lasted_s >= LASTING_S
 
     def ban(self, peer: PeerId, reason: str, until: float) -> None:
-        """Do not dial `peer` before `until`."""
+        """Do not dial `peer` before the time `until`."""
         if known := self._known.get(peer):
             known.failures += 1
-            known.last_error, known.next_dial, known.banned_until = reason, until, until
+            known.last_error = reason
+            known.next_dial = until
+            known.banned_until = until
 
     def failed(self, peer: PeerId, reason: str, next_dial: float) -> None:
-        """A dial failed; the next may be made at `next_dial`."""
+        """Record a failed dial; the next may be made at the time `next_dial`."""
         if known := self._known.get(peer):
             known.failures += 1
             known.last_error, known.next_dial = reason, next_dial
 
     def postponed(self, peer: PeerId, reason: str, next_dial: float) -> None:
-        """Nobody really dialled, because the last try was a moment ago; what that one said still holds."""
+        """Record that the transport skipped a dial because the last one was a moment ago; keep its error."""
         if known := self._known.get(peer):
             known.failures = max(known.failures, 1)
             known.last_error, known.next_dial = known.last_error or reason, next_dial
 
     def save(self, path: Path) -> None:
-        """Write the best peers, best first: those of this life, then those of the cache we started with.
+        """Write the best peers, best first: those connected since the start, then those of the cache read at the
+        start.
 
-        Nothing is written before the first connection: a life without a network knows no better. DiskFault.
+        Nothing is written before the first connection, which would lose a better cache. Raises DiskFault.
         """
         if not self._connections:
             return
@@ -173,9 +181,9 @@ class AddressBook:
         write_whole(path, msgspec.json.format(msgspec.json.encode(_Cache(CACHE_FORMAT, rows))) + b"\n")
 
     def load(self, path: Path) -> int:
-        """Learn the peers of an earlier life, or of another node of the run; how many. Raises DiskFault.
+        """Add the peers of a cache file; return the number of known peers. Raises DiskFault.
 
-        A damaged file is no cache. Addresses are checked as any peer's claims are.
+        A damaged file is ignored. Addresses are checked like any other.
         """
         try:
             data = read_whole(path, max_bytes=_CACHE_MAX_BYTES)

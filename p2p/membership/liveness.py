@@ -1,8 +1,8 @@
-"""Are the peers that we are connected to still there? Ping them all, and hang up on those that stay silent.
+"""Liveness: pings every connected peer and disconnects those that do not answer.
 
-A router that restarts, a new address, a laptop that slept: the transport finds out after half a minute or never.
-Two pings without an answer do it in less than ten seconds; then the peer is dialled anew. A machine that was
-itself too busy to listen blames nobody.
+After a router restart, a new address or a suspended laptop, the transport notices the loss after half a minute or
+never. Two unanswered pings take less than ten seconds; then the peer is dialled again. If this machine itself was
+too busy to receive answers, nothing is concluded.
 """
 
 import asyncio
@@ -16,17 +16,19 @@ from atoll.protocols.ids import PeerId, short
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.5
+"""Interval between two pings of one peer, in seconds."""
 SILENCE_S = 3.0
-"""A ping is lost when its answer has not come by then; the next is sent at once."""
+"""Deadline of a ping's answer, in seconds; after a lost ping the next is sent at once."""
 STRIKES = 2
+"""Number of lost pings after which a peer is disconnected."""
 TICK_S = 0.5
 LAG_S = 1.0
-"""A timer of ours that is late by so much: we did not listen in time, so the silence proves nothing."""
+"""Lateness of our own timer, in seconds, above which an unanswered ping proves nothing."""
 PING_BYTES = 64
 
 
 class LivenessMonitor:
-    """Round-trip times of the neighbours."""
+    """Pings the neighbours, and measures their round-trip times."""
 
     def __init__(
         self,
@@ -36,17 +38,21 @@ class LivenessMonitor:
         on_fault: Callable[[PeerId, PeerFault], None],
         on_silent: Callable[[PeerId], None],
     ) -> None:
-        """`on_silent`: a peer did not answer for two pings."""
-        self._calls, self._neighbours, self._now = calls, neighbours, now
-        self._on_fault, self._on_silent = on_fault, on_silent
+        """`on_silent(peer)` runs after two unanswered pings."""
+        self._calls = calls
+        self._neighbours = neighbours
+        self._now = now
+        self._on_fault = on_fault
+        self._on_silent = on_silent
         self._due: dict[PeerId, float] = {}
         self._busy: set[PeerId] = set()
         self._silent: set[PeerId] = set()
         self.rtt_s: dict[PeerId, float] = {}
+        """Round-trip time of each peer's newest answered ping, in seconds."""
         calls.register("ping", bytes, bytes, _pong, max_bytes=PING_BYTES)
 
     async def serve(self) -> None:
-        """Ping until cancelled, each neighbour at its own pace."""
+        """Ping every neighbour at its own interval, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 neighbours = sorted(self._neighbours())
@@ -61,7 +67,7 @@ class LivenessMonitor:
                 await asyncio.sleep(TICK_S)
 
     def forget(self, peer: PeerId) -> None:
-        """The connection is gone."""
+        """Drop the state of a peer whose connection is gone."""
         self.rtt_s.pop(peer, None)
         self._silent.discard(peer)
 
@@ -82,7 +88,7 @@ class LivenessMonitor:
         self._on_silent(peer)
 
     def _is_our_own_end(self) -> bool:
-        """Most neighbours fell silent together: it is our router or our address, and waiting does not help."""
+        """Whether most neighbours fell silent together: then our own network failed, and waiting does not help."""
         silent = sum(1 for peer in self._neighbours() if peer in self._silent)
         return silent >= max(2, len(self._neighbours()) / 2)
 
@@ -100,7 +106,7 @@ class LivenessMonitor:
             log.debug("ping of %s: %s", short(peer), error)
         else:
             self.rtt_s[peer] = self._now() - began
-        return True  # an error is an answer of the transport, which tells of losses itself
+        return True  # an error is an answer of the transport, which reports losses itself
 
 
 async def _pong(peer: PeerId, request: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""The registers of one run in memory: leases and addresses that die unless their authors renew them.
+"""The registers of one run in memory: leases and other values that expire unless their authors renew them.
 
 Merging is a join: the larger (epoch, seq) of an author wins, whatever the order of arrival. Only a larger one is
-news: an echo of a known register neither lives longer for it nor comes back after its end.
+news: receiving a known register again neither prolongs its life nor revives it.
 """
 
 from collections import OrderedDict, deque
@@ -25,16 +25,16 @@ Order = tuple[int, int, bytes]
 
 
 class StoredRegister(NamedTuple):
-    """A register as we hold it."""
+    """A live register with its bytes and time of expiry."""
 
     value: Value
     data: bytes
     expires: float
-    """On our own monotonic clock."""
+    """Time of expiry on our own monotonic clock."""
 
 
 class RegisterStore:
-    """All live registers. Pure but for memory: `now` is an argument of every method that needs it."""
+    """All live registers of a run. It reads no clock: methods get `now`, monotonic seconds."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class RegisterStore:
         max_authors: int = MAX_AUTHORS,
         admits: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
-        """`epoch`: rises by one with each start of the node, see `next_epoch`.
+        """`epoch`: number of this start of the node, see `next_epoch`.
 
-        `admits`: whose registers are kept; those of others are no news and no fault, now or later.
+        `admits(peer)`: whether registers of `peer` are stored; others are ignored, without blame.
         """
         self._run = run
         self._identity = identity
@@ -59,12 +59,12 @@ class RegisterStore:
         self._newest: OrderedDict[Key, Order] = OrderedDict()
         self._elsewhere: dict[Key, Order] = {}
         self.echoes = 0
-        """How often a register of ours was news that this life did not write. While it rises another life goes on,
-        if this one writes nothing under that key."""
+        """Number of newer registers of ours that this process did not write. If it rises, another process with our
+        identity is running."""
         self._news: deque[tuple[PeerId, Value]] = deque(maxlen=_NEWS)
 
     def publish(self, value: Value, ttl_s: float, now: float) -> bytes:
-        """Our own next register, merged here; its wire form."""
+        """Sign and store our own next register; return its bytes."""
         self._seq += 1
         register = sign_register(self._run, self._identity, self._epoch, self._seq, ttl_s, value)
         data = codec.encode(register)
@@ -72,9 +72,9 @@ class RegisterStore:
         return data
 
     def merge(self, data: bytes, now: float, age_s: float = 0.0) -> bool:
-        """Take a register that a peer sent; True if it was news. Raises DecodeError or SignatureFault.
+        """Store a register that a peer sent; True if it was news. Raises DecodeError or SignatureFault.
 
-        `age_s`: how long the sender has held it; that much of its life is over.
+        `age_s`: seconds since the sender received it, which count against its time to live.
         """
         draft = codec.decode(data, Register, max_bytes=REGISTER_MAX_BYTES)
         key, order = (draft.author, _tag(draft.value)), _order(draft, data)
@@ -92,13 +92,13 @@ class RegisterStore:
         return True
 
     def drain_news(self) -> list[tuple[PeerId, Value]]:
-        """What `merge` took since the last call, the newest few thousand."""
+        """Registers that `merge` stored since the last call, at most the newest few thousand."""
         news = list(self._news)
         self._news.clear()
         return news
 
     def live(self, kind: type[V], now: float) -> dict[PeerId, V]:
-        """Current values of one type by author."""
+        """Live values of one type by author."""
         return {
             author: held.value
             for (author, _), held in self._held.items()
@@ -106,22 +106,22 @@ class RegisterStore:
         }
 
     def expires(self, author: PeerId, kind: type[Value], now: float) -> float | None:
-        """Seconds that the author's register still lives; None if it is dead or unknown."""
+        """Seconds until the author's register expires; None if it is expired or unknown."""
         held = self._held.get((author, _tag_of(kind)))
         return held.expires - now if held and held.expires > now else None
 
     def versions(self) -> dict[Key, tuple[int, int]]:
-        """Newest (epoch, seq) known of every author and key, dead ones too."""
+        """Newest (epoch, seq) known of every author and key, expired ones included."""
         return {key: order[:2] for key, order in self._newest.items()}
 
     def missing(
-        self, heard: dict[Key, tuple[int, int]], now: float, limit_bytes: int
+        self, known: dict[Key, tuple[int, int]], now: float, limit_bytes: int
     ) -> list[tuple[float, bytes]]:
-        """Live registers that the holder of `heard` lacks, each as (age_s, data), up to `limit_bytes`."""
+        """Live registers newer than the versions in `known`, each as (age_s, data), up to `limit_bytes`."""
         found: list[tuple[float, bytes]] = []
         size = 0
         for key, held in self._held.items():
-            if held.expires <= now or heard.get(key, (-1, -1)) >= self._newest[key][:2]:
+            if held.expires <= now or known.get(key, (-1, -1)) >= self._newest[key][:2]:
                 continue
             size += len(held.data)
             if found and size > limit_bytes:
@@ -131,7 +131,7 @@ class RegisterStore:
         return found
 
     def drop_expired(self, now: float) -> int:
-        """Forget the dead; what remains is their (epoch, seq), so that an echo cannot revive them."""
+        """Drop expired registers; return how many. Their (epoch, seq) stay, so old copies cannot revive them."""
         dead = [key for key, held in self._held.items() if held.expires <= now]
         for key in dead:
             del self._held[key]
@@ -141,10 +141,6 @@ class RegisterStore:
                 break
             del self._newest[oldest]
         return len(dead)
-
-    def next_expiry(self) -> float | None:
-        """When the next register dies."""
-        return min((held.expires for held in self._held.values()), default=None)
 
     def _store(self, register: Register, data: bytes, expires: float) -> None:
         key = (register.author, _tag(register.value))
@@ -156,7 +152,7 @@ class RegisterStore:
         if key not in self._elsewhere or self._elsewhere[key] < order:
             self._elsewhere[key] = order
             self.echoes += 1
-        # A former life of ours was in a higher epoch: its counter was lost. Ours continues above it.
+        # An earlier process of ours reached a higher epoch and its counter was lost: continue above it.
         if (register.epoch, register.seq) > (self._epoch, self._seq):
             self._epoch = register.epoch + 1
         return False
@@ -169,7 +165,7 @@ class RegisterStore:
 
 
 def next_epoch(path: Path) -> int:
-    """Count this start in `path`, durably. Raises DiskFault, CorruptFault."""
+    """Count this start of the node in the file `path`, durably. Raises DiskFault, CorruptFault."""
     data = read_whole(path, max_bytes=32)
     if data is not None and not data.strip().isdigit():
         raise CorruptFault(f"{path} does not hold a number", hint="remove the file; peers tell us where we were")
@@ -179,7 +175,7 @@ def next_epoch(path: Path) -> int:
 
 
 def _order(register: Register, data: bytes) -> Order:
-    # An author that signs two values with one number is a liar; the larger bytes win, everywhere.
+    # If an author signs two values with one number, the larger bytes win, on every node.
     return register.epoch, register.seq, data
 
 

@@ -1,7 +1,8 @@
-"""Pull every live register that a peer holds and we lack, so that a newcomer knows all leases at once.
+"""Register sync: pulls the live registers that a peer has and this node lacks, so that a newcomer knows all
+leases.
 
-1. we send the (epoch, seq) that we know of each author and key   2. the peer answers with newer live registers,
-each with the time it has been held   3. again while there is more
+1. we send the (epoch, seq) that we know of each author and key   2. the peer answers with newer live registers and
+their ages   3. we repeat this while there is more
 """
 
 from collections.abc import Callable
@@ -19,19 +20,19 @@ _MAX_PULLS = 64
 
 
 class KnownVersions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Newest (epoch, seq) that the asker knows, by author and key."""
+    """Request: the newest (epoch, seq) that the sender knows, by author and key."""
 
     newest: tuple[tuple[PeerId, str, int, int], ...]
 
 
 class RegisterBatch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Newer registers: (age in seconds, bytes)."""
+    """Answer: newer registers, each as (age in seconds, bytes)."""
 
     held: tuple[tuple[float, bytes], ...]
 
 
 class RegisterSync:
-    """Serves and makes pulls for one set of registers."""
+    """Pulls registers into one store, and answers pulls of peers."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class RegisterSync:
         now: Callable[[], float],
         on_news: Callable[[list[bytes]], None],
     ) -> None:
-        """`on_news(registers)` hears of those that a pull brought."""
+        """`on_news(registers)` receives the bytes of registers that a pull brought."""
         self._registers = registers
         self._calls = calls
         self._now = now
@@ -48,7 +49,7 @@ class RegisterSync:
         calls.register(METHOD, KnownVersions, RegisterBatch, self._answer, max_bytes=MESSAGE_BYTES)
 
     async def pull(self, peer: PeerId) -> int:
-        """Take what `peer` has; the number of registers that were news.
+        """Pull registers from `peer`; return the number of those that were news.
 
         Raises Unreachable, PeerFault, RunMismatch. The caller owns the deadline.
         """
@@ -66,6 +67,6 @@ class RegisterSync:
             self._on_news(news)
         return gained
 
-    async def _answer(self, peer: PeerId, heard: KnownVersions) -> RegisterBatch:
-        known = {(author, key): (epoch, seq) for author, key, epoch, seq in heard.newest}
+    async def _answer(self, peer: PeerId, request: KnownVersions) -> RegisterBatch:
+        known = {(author, key): (epoch, seq) for author, key, epoch, seq in request.newest}
         return RegisterBatch(tuple(self._registers.missing(known, self._now(), BATCH_BYTES)))

@@ -1,6 +1,6 @@
-"""What peers did wrong, as far as we can prove it, and whom we keep away for a while.
+"""Reputation: counts proven protocol violations of peers, and bans peers for a while.
 
-Only PeerFaults count: bytes that no correct node sends. Slowness and lost connections never do.
+Only PeerFaults count: bytes that no correct node sends. Slowness and lost connections never count.
 """
 
 from collections.abc import Callable
@@ -10,16 +10,18 @@ from atoll.protocols.errors import DecodeError, PeerFault, RunMismatch, Signatur
 from atoll.protocols.ids import PeerId
 
 FAULTS_ALLOWED = 8.0
+"""Score above which a peer is banned; each fault adds 1."""
 HALF_LIFE_S = 600.0
+"""Seconds in which a score halves."""
 BAN_S = 600.0
 STRANGER_S = 600.0
-"""A peer of another run is left alone for so long; its operator may change it."""
+"""Ban of a peer of another run, in seconds; its operator may correct it."""
 _MAX_PEERS = 4096
 
 
 @dataclass(slots=True)
 class Reputation:
-    """One peer's record. Times on our monotonic clock."""
+    """Faults of one peer. Times are on our monotonic clock."""
 
     faults: int = 0
     score: float = 0.0
@@ -29,36 +31,36 @@ class Reputation:
 
 
 class ReputationTable:
-    """Records of all peers that ever did something wrong."""
+    """Reputations of all peers with a fault."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._peers: dict[PeerId, Reputation] = {}
 
     def blame(self, peer: PeerId, fault: PeerFault) -> bool:
-        """Count a fault; True if the peer is to be disconnected now."""
-        standing, now = self._of(peer), self._now()
-        standing.last = fault.line()
+        """Count a fault; True if the peer is banned now."""
+        record, now = self._of(peer), self._now()
+        record.last = fault.line()
         if isinstance(fault, RunMismatch):
-            standing.banned_until = now + STRANGER_S
+            record.banned_until = now + STRANGER_S
             return True
         if not isinstance(fault, DecodeError | SignatureFault):
             return False  # a plain PeerFault is the peer's own complaint about us
-        standing.faults += 1
-        standing.score = standing.score * 0.5 ** ((now - standing.at) / HALF_LIFE_S) + 1
-        standing.at = now
-        if standing.score > FAULTS_ALLOWED:
-            standing.banned_until = now + BAN_S
+        record.faults += 1
+        record.score = record.score * 0.5 ** ((now - record.at) / HALF_LIFE_S) + 1
+        record.at = now
+        if record.score > FAULTS_ALLOWED:
+            record.banned_until = now + BAN_S
             return True
         return False
 
     def is_banned(self, peer: PeerId) -> bool:
-        """Do we keep away from `peer` now?"""
-        standing = self._peers.get(peer)
-        return standing is not None and standing.banned_until > self._now()
+        """Whether `peer` is banned now."""
+        record = self._peers.get(peer)
+        return record is not None and record.banned_until > self._now()
 
     def get(self, peer: PeerId) -> Reputation:
-        """The peer's record."""
+        """Reputation of `peer`."""
         return self._peers.get(peer) or Reputation()
 
     def _of(self, peer: PeerId) -> Reputation:

@@ -1,4 +1,4 @@
-"""One calls stream: the Hello, an outbox that joins frames into few writes, and the caller's half."""
+"""One stream of the calls wire: the Hello, an outbox that joins frames into few writes, and the caller's half."""
 
 import asyncio
 from collections import deque
@@ -15,19 +15,19 @@ from atoll.protocols.ids import PeerId, short
 from atoll.protocols.wires import CALLS, pick
 
 IN_FLIGHT = 64
-"""Requests of one peer that are answered at one time; also what we send to one."""
+"""Most requests in flight per peer, in each direction."""
 NOTICES_QUEUED = 256
-"""Notices to one peer that wait; then the oldest is dropped."""
+"""Most notices queued to one peer; then the oldest is dropped."""
 NOTICES_QUEUED_BYTES = 1024 * 1024
 QUEUED_BYTES = 1024 * 1024
-"""Requests or replies of one stream that wait to be written; then nothing more is taken on."""
+"""Bytes of requests or replies queued on one stream at which no more are accepted."""
 _WRITE_BYTES = 64 * 1024
-"""Notices in one write, so that they do not delay replies."""
+"""Most bytes of notices in one write, so that they do not delay replies."""
 _IDS = 1 << 32
 
 
 def check_hello(ours: frames.Hello, theirs: frames.Hello, peer: PeerId) -> int:
-    """Version to speak. Raises RunMismatch, or DecodeError for a Hello that cannot be followed."""
+    """Version of the wire to speak. Raises RunMismatch, or DecodeError for a wrong peer, wire or version."""
     if theirs.wire != CALLS.name or theirs.peer != peer:
         raise DecodeError(f"{short(peer)} introduced itself as {short(theirs.peer)} on the wire {theirs.wire}")
     version = pick(CALLS, theirs.newest, theirs.oldest)
@@ -40,17 +40,17 @@ def check_hello(ours: frames.Hello, theirs: frames.Hello, peer: PeerId) -> int:
 
 
 async def read_hello(stream: Stream) -> frames.Hello:
-    """The other side's first frame. Raises DecodeError, Unreachable."""
+    """Read the other side's first frame. Raises DecodeError, Unreachable."""
     return codec.decode(await read_frame(stream, frames.HELLO_MAX_BYTES), frames.Hello)
 
 
 async def send_hello(stream: Stream, hello: frames.Hello) -> None:
-    """Our first frame. Raises Unreachable."""
+    """Send our first frame. Raises Unreachable."""
     await write_frame(stream, codec.encode(hello))
 
 
 class NoticeQueue:
-    """Bounded; a full queue loses its oldest notice."""
+    """A bounded queue of notices; a full queue drops its oldest notice."""
 
     def __init__(self) -> None:
         self._frames: deque[bytes] = deque()
@@ -58,7 +58,7 @@ class NoticeQueue:
         self.dropped = 0
 
     def put(self, frame: bytes) -> None:
-        """Queue one whole frame."""
+        """Queue one frame."""
         self._frames.append(frame)
         self._bytes += len(frame)
         while len(self._frames) > NOTICES_QUEUED or self._bytes > NOTICES_QUEUED_BYTES:
@@ -66,7 +66,7 @@ class NoticeQueue:
             self.dropped += 1
 
     def take(self, max_bytes: int) -> list[bytes]:
-        """The oldest frames, together about `max_bytes`."""
+        """Remove and return the oldest frames, about `max_bytes` together."""
         taken: list[bytes] = []
         size = 0
         while self._frames and size < max_bytes:
@@ -75,7 +75,7 @@ class NoticeQueue:
         return taken
 
     def drop_all(self) -> None:
-        """The link is gone."""
+        """Drop every queued notice: the stream is gone."""
         self.dropped += len(self._frames)
         self._frames.clear()
         self._bytes = 0
@@ -90,9 +90,9 @@ class NoticeQueue:
 
 
 class FrameOutbox:
-    """Frames to one stream: everything queued in one turn of the event loop leaves in one write.
+    """Queue of frames to one stream: all frames queued in one turn of the event loop leave in one write.
 
-    Whoever fills it waits for `room` first, so a side that sends but does not read cannot make it grow.
+    Senders wait for `room` first, so a peer that sends but does not read cannot make the queue grow.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class FrameOutbox:
         self.notices = NoticeQueue()
 
     async def room(self) -> None:
-        """Return when less than QUEUED_BYTES wait."""
+        """Wait until less than QUEUED_BYTES are queued."""
         await self._has_room.wait()
 
     def put(self, frame: bytes) -> None:
@@ -126,7 +126,7 @@ class FrameOutbox:
             self.notices.drop_all()
 
     async def drain(self, stream: Stream) -> None:
-        """Write until cancelled or until the stream breaks; then the stream is reset."""
+        """Write queued frames until cancelled or until the stream breaks; then reset the stream."""
         try:
             while True:
                 batch = self._take()
@@ -141,7 +141,7 @@ class FrameOutbox:
             self.finish()
 
     def finish(self) -> None:
-        """The stream is gone: nobody waits any more, nothing is kept. Idempotent."""
+        """Release all waiters and drop all frames: the stream is gone. Idempotent."""
         self._finished = True
         self._urgent = []
         self._has_room.set()
@@ -159,10 +159,11 @@ class PendingCall:
 
     reply: "asyncio.Future[memoryview]"
     max_bytes: int
+    """Largest legal reply."""
 
 
 class OutgoingCalls:
-    """Our half of a stream that we opened: requests out, replies in. Owned by the task in `run`."""
+    """The caller's half of a stream that we opened: requests out, replies in. The task in `run` owns it."""
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
@@ -186,7 +187,7 @@ class OutgoingCalls:
                 writer.cancel()
 
     def finish(self, error: AtollError) -> None:
-        """Everybody who waits gets `error`."""
+        """Fail every pending request with `error`."""
         self._end = self._end or error
         if not self.opened.done():
             self.opened.set_result(None)
@@ -198,7 +199,7 @@ class OutgoingCalls:
         self.outbox.finish()
 
     async def request(self, method: str, body: bytes, max_bytes: int) -> memoryview:
-        """Body of the reply. Raises Unreachable, DecodeError, and what the peer replied."""
+        """Body of the reply to a request. Raises Unreachable, DecodeError, and the failure that the peer sent."""
         if not self.opened.done():
             await asyncio.wait((self.opened,))
         async with self.slots:
@@ -241,10 +242,10 @@ class OutgoingCalls:
         return frames.HEADER_MAX_BYTES + max(largest, MESSAGE_MAX_BYTES)
 
     def _remote_error(self, body: memoryview) -> AtollError:
-        """What the peer says, as our own error.
+        """The peer's failure as an error of ours.
 
-        A complaint about us is a plain PeerFault: DecodeError always means that *their* bytes were bad. A
-        fault on their machine looks like the network's: retried, never fatal, nobody's score.
+        A fault that the peer found in our request becomes a plain PeerFault: DecodeError always means that *their*
+        bytes were bad. A fault on their machine becomes Unreachable: retried, never fatal, and no score changes.
         """
         failure = codec.decode(body, frames.Failure)
         text = f"peer {short(self.peer)}: {failure.message}"
@@ -259,7 +260,7 @@ _PEER_FAULTS = frozenset({"PeerFault", "DecodeError", "SignatureFault"})
 
 
 def fresh_copy(error: AtollError) -> AtollError:
-    """A fresh copy, so that each waiter raises its own traceback."""
+    """A copy of `error`, so that each waiter raises an exception with a traceback of its own."""
     copy = type(error)(str(error), hint=error.hint)
     copy.__cause__ = error
     return copy

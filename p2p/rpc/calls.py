@@ -1,6 +1,6 @@
 """Typed unary calls and notices, multiplexed on one long-lived stream per direction and peer.
 
-Here is the half that calls; `calls_link` is one stream of it, `calls_answers` the half that answers. Wire:
+`Calls` is the caller's side; `call_stream` has one stream of it, `server` the side that answers. Wire:
 docs/wires/calls.md.
 """
 
@@ -25,7 +25,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class CallsStatistics:
-    """Totals since the start."""
+    """Numbers of calls and notices since the start."""
 
     calls: int
     answered: int
@@ -34,7 +34,7 @@ class CallsStatistics:
 
 
 class Calls:
-    """Calls over `host` among the members of one run."""
+    """Calls and notices over `host` among the members of one run."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Calls:
         open_s: float = 20.0,
         handler_s: float = 60.0,
     ) -> None:
-        """`hello_s`: a peer that says nothing for so long is dropped. `handler_s`: longest answer."""
+        """Deadlines in seconds: `hello_s` for the Hello, `open_s` for a new stream, `handler_s` for an answer."""
         self._host = host
         self._hello = frames.hello(run_id, host.peer_id, agent)
         self._answers = CallServer(self._hello, on_fault, hello_s, handler_s)
@@ -57,7 +57,9 @@ class Calls:
         self._group: asyncio.TaskGroup | None = None
         self.started = asyncio.Event()
         """Set once `serve` runs: from then on calls can be made."""
-        self._calls = self._notices = self._dropped = 0
+        self._calls = 0
+        self._notices = 0
+        self._dropped = 0
         host.set_handler(frames.PROTOCOL, self._answers.serve)
 
     def register(
@@ -69,10 +71,10 @@ class Calls:
         *,
         max_bytes: int = MESSAGE_MAX_BYTES,
     ) -> None:
-        """Answer `method`. `max_bytes` caps the request and the reply.
+        """Answer `method` with `handler`. `max_bytes` caps request and reply.
 
-        A PeerFault that `handler` raises counts against the peer that asked: one that asks a third peer
-        catches that peer's faults itself.
+        A PeerFault that `handler` raises counts against the calling peer. A handler that calls a third peer must
+        catch that peer's faults itself.
         """
         self._answers.add(method, Method(request, handler, max_bytes, one_way=False))
 
@@ -84,11 +86,11 @@ class Calls:
         *,
         max_bytes: int = MESSAGE_MAX_BYTES,
     ) -> None:
-        """Take one-way notices. They start in the order of arrival and may overlap."""
+        """Receive one-way notices with `handler`. Handlers start in the order of arrival and may overlap."""
         self._answers.add(method, Method(message, handler, max_bytes, one_way=True))
 
     async def serve(self) -> None:
-        """Own all streams that we open, until cancelled."""
+        """Run the streams that we open, until cancelled."""
         async with asyncio.TaskGroup() as self._group:
             self.started.set()
             try:
@@ -99,7 +101,7 @@ class Calls:
     async def call(
         self, peer: PeerId, method: str, request: Any, reply: type[Reply], *, max_bytes: int = MESSAGE_MAX_BYTES
     ) -> Reply:
-        """Ask a connected peer and wait for its reply.
+        """Send a request to a connected peer and wait for its reply.
 
         Raises Unreachable (the network, or a fault on the peer's machine), RunMismatch, PeerFault (the peer
         refused the request), DecodeError (the peer sent bad bytes).
@@ -109,7 +111,7 @@ class Calls:
         return codec.decode(body, reply, max_bytes=max_bytes)
 
     def notify(self, peer: PeerId, method: str, message: Any) -> None:
-        """Queue a notice; never waits. Lost when the peer is slow or gone, and counted then."""
+        """Queue a notice without waiting. Notices to a slow or lost peer are dropped and counted."""
         if self._group is None:
             self._dropped += 1
             return
@@ -117,7 +119,7 @@ class Calls:
         self._link(peer).outbox.put_notice(frames.notice(method, codec.encode(message)))
 
     def statistics(self) -> CallsStatistics:
-        """A snapshot."""
+        """Totals so far."""
         dropped = self._dropped + sum(link.outbox.notices.dropped for link in self._links.values())
         return CallsStatistics(self._calls, self._answers.answered, self._notices, dropped)
 
@@ -131,7 +133,7 @@ class Calls:
         return link
 
     async def _run_link(self, link: OutgoingCalls) -> None:
-        """Open, greet and carry one link; its end is everybody's error."""
+        """Open a stream, exchange Hellos and carry calls; its end fails every pending request."""
         error: AtollError = Unreachable(f"peer {short(link.peer)} closed the stream")
         stream: Stream | None = None
         try:

@@ -1,7 +1,6 @@
-"""The bytes of the calls wire: Hello, then frames of one kind byte, an id, a method and a body.
+"""The bytes of the calls wire: a Hello, then frames of a kind byte, an id, a method and a body.
 
-Every frame has exactly one encoding. `docs/wires/calls.md` has the page; `tests/p2p/rpc/test_frames.py` the
-golden bytes.
+Every frame has exactly one encoding. Wire: docs/wires/calls.md; golden bytes: tests/p2p/rpc/test_frames.py.
 """
 
 import struct
@@ -18,7 +17,7 @@ from atoll.protocols.ids import PeerId, RunId
 from atoll.protocols.wires import CALLS
 
 PROTOCOL = CALLS.protocol(1)
-"""The number is the version of the Hello, which never changes; what follows is agreed in the Hello."""
+"""Protocol id. Its number is the Hello's version and never changes; the Hello settles the wire's version."""
 HELLO_MAX_BYTES = 1024
 METHOD_MAX_BYTES = 64
 HEADER_MAX_BYTES = 6 + METHOD_MAX_BYTES
@@ -33,8 +32,9 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     agent: Annotated[str, Meta(max_length=AGENT_CHARACTERS)]
     """Program and version, for people."""
     newest: int
+    """Newest version of the wire that the sender speaks."""
     oldest: int
-    """Versions of the wire that we speak."""
+    """Oldest version of the wire that the sender speaks."""
     peer: Annotated[str, Meta(max_length=64)]
     run: Annotated[bytes, Meta(min_length=32, max_length=32)]
     wire: Annotated[str, Meta(max_length=32)]
@@ -44,7 +44,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Body of a FAILURE frame."""
 
     error: Annotated[str, Meta(max_length=32)]
-    """Class name in the error tree."""
+    """Class name of the error in protocols/errors.py."""
     message: Annotated[str, Meta(max_length=MESSAGE_CHARACTERS)]
 
 
@@ -69,7 +69,7 @@ class Frame:
 
 
 def hello(run_id: RunId, peer: PeerId, agent: str) -> Hello:
-    """Our Hello."""
+    """The Hello of this node."""
     printable = "".join(letter for letter in agent if letter.isprintable())[:AGENT_CHARACTERS]
     return Hello(agent=printable, newest=CALLS.newest, oldest=CALLS.oldest, peer=peer, run=run_id, wire=CALLS.name)
 
@@ -85,7 +85,7 @@ def reply(number: int, body: bytes) -> bytes:
 
 
 def failure(number: int, error: str, message: str) -> bytes:
-    """Frame that says why request `number` has no reply."""
+    """Frame with the reason why request `number` failed."""
     body = Failure(error=error[:32], message=" ".join(message.split())[:MESSAGE_CHARACTERS])
     return _ID.pack(Kind.FAILURE, number) + codec.encode(body)
 
@@ -96,12 +96,12 @@ def notice(method: str, body: bytes) -> bytes:
 
 
 def cancel(number: int) -> bytes:
-    """Frame that says that nobody waits for request `number` any more."""
+    """Frame that cancels request `number`: its caller no longer waits."""
     return _ID.pack(Kind.CANCEL, number)
 
 
 def parse(data: bytes) -> Frame:
-    """A frame. Raises DecodeError."""
+    """Decode one frame. Raises DecodeError."""
     if not data:
         raise DecodeError("an empty frame")
     kind = data[0]

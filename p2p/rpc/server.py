@@ -1,4 +1,4 @@
-"""The half of calls that answers: streams that peers opened, their requests, and the limits of each peer."""
+"""The answering side of the calls wire: streams that peers opened, their requests, and the limits of each peer."""
 
 import asyncio
 import logging
@@ -19,11 +19,13 @@ from atoll.protocols.ids import PeerId
 log = logging.getLogger(__name__)
 
 STREAMS_PER_PEER = 4
-"""Calls streams that one peer may hold towards us; one is in use, others are dying."""
+"""Most calls streams of one peer; one is in use, others are about to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
+    """A registered method: its request type, handler, size cap, and whether it is a notice."""
+
     request: Any
     handler: Callable[[PeerId, Any], Awaitable[Any]]
     max_bytes: int
@@ -31,7 +33,7 @@ class Method:
 
 
 class _Guest:
-    """A peer that calls us: its streams share one allowance."""
+    """A peer that calls us; its streams share one limit of requests in flight."""
 
     def __init__(self) -> None:
         self.slots = asyncio.Semaphore(IN_FLIGHT)
@@ -39,7 +41,7 @@ class _Guest:
 
 
 class CallServer:
-    """Methods, and the peers that use them."""
+    """Answers the requests and notices of peers with registered methods."""
 
     def __init__(self, hello: frames.Hello, on_fault: OnFault, hello_s: float, handler_s: float) -> None:
         self.answered = 0
@@ -52,14 +54,14 @@ class CallServer:
         self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
 
     def add(self, name: str, method: Method) -> None:
-        """Answer `name` from now on."""
+        """Register `method` as `name`. Raises ValueError if the name is taken."""
         if name in self._methods:
             raise ValueError(f"method {name} is registered already")
         self._methods[name] = method
         self._frame_max_bytes = max(self._frame_max_bytes, frames.HEADER_MAX_BYTES + method.max_bytes)
 
     async def serve(self, stream: Stream) -> None:
-        """Handler of the protocol. Raises Unreachable and DecodeError."""
+        """Serve one stream of a peer. Raises Unreachable and DecodeError."""
         guest = self._guests.setdefault(stream.peer, _Guest())
         guest.streams += 1
         try:
@@ -73,7 +75,7 @@ class CallServer:
                 del self._guests[stream.peer]
 
     async def _welcome(self, stream: Stream) -> bool:
-        """Exchange Hellos; False for a peer of another run, which learns that from our Hello."""
+        """Exchange Hellos; False for a peer of another run, which learns of it from our Hello."""
         try:
             async with asyncio.timeout(self._hello_s):
                 theirs = await read_hello(stream)
@@ -87,7 +89,7 @@ class CallServer:
         return True
 
     async def _answer_all(self, stream: Stream, guest: _Guest) -> None:
-        """Answer requests until the stream ends; then what still runs is cancelled."""
+        """Answer requests until the stream ends; then cancel the handlers that still run."""
         outbox, running = FrameOutbox(), dict[int, asyncio.Task[None]]()
         failure: AtollError | None = None
         async with asyncio.TaskGroup() as group:
@@ -114,7 +116,7 @@ class CallServer:
             raise failure
 
     async def _answer(self, peer: PeerId, frame: frames.Frame, outbox: FrameOutbox) -> None:
-        """Run one handler; its outcome goes to the outbox."""
+        """Run one handler and queue its reply or failure."""
         try:
             async with asyncio.timeout(self._handler_s):
                 body = await self._run_method(peer, frame)
@@ -147,7 +149,7 @@ class CallServer:
 
 
 class _Done:
-    """What is left to do when an answer is over."""
+    """Clean-up after one answer, as a done-callback of its task."""
 
     __slots__ = ("number", "running", "slots", "tasks")
 
@@ -158,7 +160,10 @@ class _Done:
         number: int,
         slots: asyncio.Semaphore,
     ) -> None:
-        self.tasks, self.running, self.number, self.slots = tasks, running, number, slots
+        self.tasks = tasks
+        self.running = running
+        self.number = number
+        self.slots = slots
 
     def __call__(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)

@@ -1,6 +1,6 @@
-"""One question on a stream, one answer on it: what is too large for calls and too particular for blobs.
+"""Single requests: one request and one answer on a stream of their own, for answers too large for a call.
 
-An empty answer says that it is not here. See docs/wires/reduction.md.
+An empty answer means that the peer does not have what was requested. Wire: docs/wires/reduction.md.
 """
 
 import asyncio
@@ -15,43 +15,48 @@ from atoll.protocols.ids import PeerId
 RequestHandler = Callable[[PeerId, bytes], Awaitable[bytes]]
 
 REQUEST_S = 60.0
-"""Longest answer, and longest wait for a question."""
+"""Deadline, in seconds, for receiving a request and for computing its answer."""
 AT_ONCE = 4
-"""Questions of one peer that are answered at a time; the others wait in their streams."""
+"""Most requests of one peer that are answered at a time; others wait in their streams."""
 
 
 class SingleRequests:
-    """Asks and answers on one protocol of a host."""
+    """Sends and answers requests on one protocol of a host."""
 
-    def __init__(self, host: Host, protocol: str, question_max_bytes: int) -> None:
-        self._host, self._protocol, self._max_bytes = host, protocol, question_max_bytes
-        self._answer: RequestHandler | None = None
+    def __init__(self, host: Host, protocol: str, request_max_bytes: int) -> None:
+        self._host = host
+        self._protocol = protocol
+        self._max_bytes = request_max_bytes
+        self._handler: RequestHandler | None = None
         self._turns: WeakValueDictionary[PeerId, asyncio.Semaphore] = WeakValueDictionary()
-        """Of those who are being answered."""
+        """Limits of the peers whose requests are being answered."""
 
-    def set_handler(self, answer: RequestHandler) -> None:
-        """Answer from now on. `answer` raises PeerFault for a question that no honest peer asks."""
-        self._answer = answer
+    def set_handler(self, handler: RequestHandler) -> None:
+        """Answer requests with `handler` from now on. It raises PeerFault for an illegal request."""
+        self._handler = handler
         self._host.set_handler(self._protocol, self._serve)
 
-    async def ask(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
-        """The answer; empty where the peer lacks it. Raises Unreachable, DecodeError; owns no deadline."""
+    async def ask(self, peer: PeerId, request: bytes, max_bytes: int) -> bytes:
+        """Send a request and return the answer, empty if the peer has none.
+
+        Raises Unreachable, DecodeError. The caller owns the deadline.
+        """
         stream = await self._host.open_stream(peer, self._protocol)
         try:
-            await write_frame(stream, question)
+            await write_frame(stream, request)
             return await read_frame(stream, max_bytes)
         finally:
             stream.reset()
 
     async def _serve(self, stream: Stream) -> None:
-        assert self._answer is not None
+        assert self._handler is not None
         try:
             async with asyncio.timeout(REQUEST_S):
-                question = await read_frame(stream, self._max_bytes)
+                request = await read_frame(stream, self._max_bytes)
             turn = self._turns.setdefault(stream.peer, asyncio.Semaphore(AT_ONCE))
             async with turn:
                 async with asyncio.timeout(REQUEST_S):
-                    body = await self._answer(stream.peer, question)
+                    body = await self._handler(stream.peer, request)
                 await write_frame(stream, body)
         except TimeoutError as error:
-            raise Unreachable("a question was not asked or answered in time") from error
+            raise Unreachable("a request was not sent or answered in time") from error

@@ -1,1 +1,1 @@
-"""Everything that the members of one run share over a host, put together: ledger, registers, blobs, peers."""
+"""Puts together what the members of a run share over one host: ledger, registers, blobs, connections."""

@@ -1,4 +1,4 @@
-"""Anti-entropy: whatever gossip lost, two peers who talk bring it back. At each connection, and now and then."""
+"""Anti-entropy: peers exchange what gossip lost, after each new connection and then at random intervals."""
 
 import asyncio
 import logging
@@ -14,15 +14,17 @@ from atoll.protocols.ids import PeerId, short
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
+"""Mean interval between two exchanges with a random neighbour, in seconds."""
 EXCHANGE_S = 60.0
+"""Deadline of one exchange, in seconds."""
 _AT_ONCE = 4
 _PAUSE_S = 1.0
 _RETRIES = 3
-"""A peer whose exchange failed is asked again so often after a short pause; then it waits for its turn."""
+"""Number of quick retries with a peer whose exchange failed; then it waits for its random turn."""
 
 
 class AntiEntropy:
-    """Queues peers and exchanges registers and ledger with them, each peer once at a time."""
+    """Exchanges registers and ledger entries with queued peers, at most once at a time with each."""
 
     def __init__(
         self,
@@ -46,11 +48,11 @@ class AntiEntropy:
         self._wake = Notifier()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.synced = asyncio.Event()
-        """Set after the first whole exchange with anybody."""
+        """Set after the first whole exchange with any peer."""
         self._exchanged: set[PeerId] = set()
 
     async def serve(self) -> None:
-        """Exchange until cancelled."""
+        """Exchange with queued peers until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._remind())
             while True:
@@ -62,21 +64,21 @@ class AntiEntropy:
                     group.create_task(self._exchange(peer))
 
     def ask(self, peer: PeerId) -> None:
-        """Exchange with `peer` soon."""
+        """Queue an exchange with `peer`."""
         self._queue[peer] = None
         self._wake.notify()
 
     def is_caught_up(self) -> bool:
-        """Whether there was a whole exchange with each neighbour, and with one at least.
+        """Whether there was a whole exchange with every neighbour, and with at least one.
 
-        Who does not answer, or breaks the protocol, does not count.
+        Neighbours that do not answer, or break the protocol, do not count.
         """
         neighbours = set(self._neighbours())
         asked = {peer for peer in neighbours if self._failed.get(peer, 0) <= _RETRIES}
         return bool(neighbours & self._exchanged) and asked <= self._exchanged
 
     def synced_peers(self) -> frozenset[PeerId]:
-        """Neighbours with whom there was a whole exchange."""
+        """Neighbours with which there was a whole exchange."""
         return frozenset(self._exchanged)
 
     async def _exchange(self, peer: PeerId) -> None:
@@ -92,7 +94,7 @@ class AntiEntropy:
             self._failed[peer] = self._failed.get(peer, 0) + 1
         except PeerFault as fault:
             self._on_fault(peer, fault)
-            self._failed[peer] = _RETRIES + 1  # asked in its turn, waited for no more
+            self._failed[peer] = _RETRIES + 1  # no quick retry, and `is_caught_up` does not wait for it
         except LocalFault as fault:
             self._on_local_fault(fault)
             await asyncio.sleep(_PAUSE_S)
@@ -109,7 +111,7 @@ class AntiEntropy:
             await asyncio.sleep(_PAUSE_S * self._rng.uniform(0.5, 1.5))
             neighbours = sorted(self._neighbours())
             self._failed = {peer: tries for peer, tries in self._failed.items() if peer in neighbours}
-            self._exchanged &= {*neighbours}  # who comes back may have more by then
+            self._exchanged &= {*neighbours}  # a peer that comes back may have more by then
             for peer in [peer for peer, tries in self._failed.items() if tries <= _RETRIES]:
                 self.ask(peer)
             if neighbours and loop.time() >= turn:

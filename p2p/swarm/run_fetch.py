@@ -1,7 +1,7 @@
-"""The signed RunSpec from any node of the run, before membership: an invite names it only by its hash.
+"""Fetches the signed RunSpec from any node of the run, before membership: an invite names it only by its hash.
 
-One stream of the wire `run`: the asker sends the run id (32 bytes) as a frame, the answer is one frame with the
-`.run` file, empty where the node does not have it. Whoever answers is not trusted: the hash must be the run id.
+On one stream of the wire `run`, the requester sends the run id (32 bytes) as a frame. The answer is one frame with
+the `.run` file, empty if the node does not have it. The answer is not trusted: its hash must be the run id.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from atoll.protocols.wires import RUN
 
 PROTOCOL = RUN.protocol()
 SEED_S = 15.0
-"""One seed: name, dial, question and answer."""
+"""Deadline for one seed, in seconds: name, dial, request and answer."""
 _ANSWER_S = 10.0
 
 
 def serve_run(host: Host, run_file: bytes) -> None:
-    """Give `run_file` to everybody who asks for its run id. Raises DecodeError or SignatureFault."""
+    """Answer requests for the run id of `run_file`. Raises DecodeError or SignatureFault."""
     run = open_run(run_file).id
 
     async def answer(stream: Stream) -> None:
@@ -45,9 +45,9 @@ def serve_run(host: Host, run_file: bytes) -> None:
 async def fetch_run(
     host: Host, seeds: Sequence[PeerAddress], run: RunId, *, lookup: TxtLookup = system_lookup
 ) -> bytes:
-    """The `.run` file of `run` from whichever seed gives it first; all are asked at once, each for SEED_S.
+    """The `.run` file of `run`, from the first seed that has it; all seeds are asked at once, each for SEED_S.
 
-    Raises Unreachable that names each seed with its reason.
+    Raises Unreachable with the reason of each seed.
     """
     asking = _Asking(host, run, lookup)
     async with asyncio.TaskGroup() as asking.group:
@@ -59,18 +59,20 @@ async def fetch_run(
 
 
 class _Asking:
-    """Questions under way. The first good answer ends the others."""
+    """Requests in progress. The first good answer cancels the others."""
 
     group: asyncio.TaskGroup
 
     def __init__(self, host: Host, run: RunId, lookup: TxtLookup) -> None:
-        self._host, self._run, self._lookup = host, run, lookup
+        self._host = host
+        self._run = run
+        self._lookup = lookup
         self._tasks: list[asyncio.Task[None]] = []
         self.found: list[bytes] = []
         self.reasons: dict[str, str] = {}
 
     def add(self, seeds: Sequence[PeerAddress]) -> None:
-        """Ask these too."""
+        """Start requests to these seeds, too."""
         self._tasks += [self.group.create_task(self._ask(seed)) for seed in seeds]
 
     async def _ask(self, seed: PeerAddress) -> None:
@@ -111,7 +113,7 @@ def _verified(data: bytes, peer: PeerId, run: RunId) -> bytes:
 
 
 def _by_peer(seeds: Sequence[PeerAddress]) -> list[PeerAddress]:
-    """One question per peer, with all its addresses; names stay apart."""
+    """Group addresses by peer, so that each peer gets one request; DNS names stay separate."""
     grouped: dict[str, PeerAddress] = {}
     for seed in seeds:
         key = _name(seed) if is_dns_seed(seed) else str(seed.peer)

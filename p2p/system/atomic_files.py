@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the one place where OSError becomes DiskFault."""
+"""Writes files whole or not at all; the one place where OSError becomes DiskFault."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ _HINTS = {
 
 
 def disk_fault(error: OSError, path: Path) -> DiskFault:
-    """What the disk refused, with what the user does about it."""
+    """DiskFault for `error`, with a hint for the user."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     hint = _HINTS.get(error.errno or 0, "check the disk")
     return DiskFault(f"{path}: {reason}", hint=hint)
@@ -29,7 +29,7 @@ def disk_fault(error: OSError, path: Path) -> DiskFault:
 
 @contextmanager
 def disk(path: Path) -> Iterator[None]:
-    """Map every OSError inside the block to DiskFault."""
+    """Context manager that raises DiskFault for every OSError inside the block."""
     try:
         yield
     except OSError as error:
@@ -37,7 +37,7 @@ def disk(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> Path:
-    """Create `path` (0700) and its parents. Raises DiskFault."""
+    """Create the folder `path` (0700) and its parents; return it. Raises DiskFault."""
     with disk(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
@@ -61,7 +61,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 
 
 def read_whole(path: Path, *, max_bytes: int) -> bytes | None:
-    """The bytes of `path`, None where there is none. Raises DiskFault, CorruptFault above `max_bytes`."""
+    """Bytes of the file `path`; None if it does not exist. Raises DiskFault, CorruptFault above `max_bytes`."""
     with disk(path):
         try:
             with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Child processes that must not outlive the node, however it ends."""
+"""Ties child processes to the node: they end with it, even after kill −9 (Linux only)."""
 
 import ctypes
 import os
@@ -12,14 +12,14 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(parent: int) -> Callable[[], None] | None:
-    """`preexec_fn` after which the kernel kills the child when `parent` is gone (Linux); None elsewhere."""
+    """A `preexec_fn` that lets the kernel kill the child when process `parent` ends; None except on Linux."""
     if _libc is None:
         return None
     prctl, getppid, leave = _libc.prctl, os.getppid, os._exit
 
     def ask_kernel() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if getppid() != parent:  # it died before the kernel knew
+        if getppid() != parent:  # the parent died before the request reached the kernel
             leave(1)
 
     return ask_kernel

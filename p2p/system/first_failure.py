@@ -1,4 +1,4 @@
-"""Run the parts of one conversation at once: the first failure ends all of them."""
+"""Runs coroutines concurrently; the first failure ends all of them and is raised alone."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def together(*parts: Coroutine[Any, Any, None]) -> None:
-    """Until all `parts` return. If one fails the others are cancelled and its error alone is raised."""
+    """Run `parts` until all return. If one fails, the others are cancelled and its error alone is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for part in parts:

@@ -1,12 +1,13 @@
 """The node's private key on disk: 32 secret bytes in a file that only its owner can read.
 
-Written once, whole or not at all, and never overwritten: the key is the node's name in every run.
+The file is written once, whole or not at all, and never overwritten: the key is the node's identity in every run.
 """
 
 import os
 import stat
 from pathlib import Path
 
+from atoll.p2p.system.atomic_files import sync_folder
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.identity import Identity
 
@@ -14,7 +15,7 @@ SEED_BYTES = 32
 
 
 def load_or_create(path: Path) -> Identity:
-    """The identity at `path`; a new one when there is no file.
+    """The identity stored at `path`; creates one if there is no file.
 
     Raises ConfigError when others may read the file or it is damaged, DiskFault when the disk refuses.
     """
@@ -62,7 +63,7 @@ def _require_private(path: Path, status: os.stat_result) -> None:
 
 
 def _create(path: Path, seed: bytes) -> None:
-    """A whole file or none: written beside, synced, then linked to a name that must be free."""
+    """Write a temporary file, sync it, and link it to `path`, which must be free: a whole file or none."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -77,12 +78,4 @@ def _create(path: Path, seed: bytes) -> None:
             return  # another process of ours was first: its key counts
     finally:
         beside.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)

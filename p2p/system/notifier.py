@@ -1,19 +1,19 @@
-"""A wake-up call for a listener who re-reads the state: rings coalesce, so nothing queues and nothing is lost."""
+"""Notifier: wakes a task that re-reads state after changes. Notifications coalesce, and none is lost."""
 
 import asyncio
 
 
 class Notifier:
-    """Rings once for any number of changes since its listener last waited. One listener each."""
+    """Wakes its one waiting task once for any number of changes since it last waited."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Something changed."""
+        """Report a change."""
         self._event.set()
 
     async def wait(self) -> None:
-        """Return after the next ring, or at once if it rang since the last wait. Safe to cancel."""
+        """Return after the next change, or at once if there was one since the last wait. Safe to cancel."""
         await self._event.wait()
         self._event.clear()

@@ -22,6 +22,14 @@ AUTHORS = [Identity(bytes([number]) * 32) for number in range(1, 5)]
 ME = AUTHORS[0]
 
 
+def insert(ledger: Ledger, entry: Entry) -> bool:
+    """Insert one entry; whether it was new. Raises Equivocation."""
+    done = ledger.insert_all([entry])
+    if done.forks:
+        raise done.forks[0]
+    return bool(done.fresh)
+
+
 def ack(number: int, what: bytes = b"") -> Ack:
     return Ack(Round(number), digest(b"set"), digest(b"state", what))
 
@@ -74,10 +82,10 @@ def test_queries(ledger: Ledger) -> None:
 
 def test_remote_entries_come_in_order_or_not_at_all(ledger: Ledger) -> None:
     first, second, third = feed(AUTHORS[1], 3)
-    assert not ledger.insert(second)
+    assert not insert(ledger, second)
     assert ledger.insert_all([third]).gap
-    assert ledger.insert(first)
-    assert not ledger.insert(first), "a duplicate is the same element"
+    assert insert(ledger, first)
+    assert not insert(ledger, first), "a duplicate is the same element"
     done = ledger.insert_all([second, second, third])
     assert done.fresh == (second, third)
     assert not done.gap
@@ -90,14 +98,14 @@ def test_a_second_history_is_proven_and_the_author_frozen(tmp_path: Path, at: in
     ours, theirs = feed(AUTHORS[1], 2), feed(AUTHORS[1], 3, b"lie")
     ledger.insert_all(ours)
     with pytest.raises(Equivocation) as caught:
-        ledger.insert(theirs[at])
+        insert(ledger, theirs[at])
     assert isinstance(caught.value, SignatureFault)
     assert caught.value.author == AUTHORS[1].peer_id
     proof = ledger.proof(AUTHORS[1].peer_id)
     assert proof is not None
     assert contradicts(*(decode_entry(data, RUN) for data in proof)), "anyone can check the proof"
     assert ledger.wanted() == {AUTHORS[1].peer_id: CLOSED}
-    assert not ledger.insert(theirs[at]), "what is known of a liar is no news"
+    assert not insert(ledger, theirs[at]), "what is known of a liar is no news"
     ledger.close()
     again = Ledger(tmp_path / "l.sqlite", RUN)
     assert again.equivocators() == {AUTHORS[1].peer_id}
@@ -111,13 +119,13 @@ def test_a_proof_from_elsewhere_is_checked(ledger: Ledger) -> None:
     assert not ledger.add_proof(ours[0], feed(AUTHORS[2], 1)[0])
     assert ledger.add_proof(ours[0], theirs[1]), "a link that does not fit is a proof too"
     assert not ledger.add_proof(ours[0], theirs[0])
-    assert not ledger.insert(ours[0])
+    assert not insert(ledger, ours[0])
 
 
 def test_our_own_fork_is_our_fault(ledger: Ledger) -> None:
     ledger.append(ME, ack(0))
     with pytest.raises(Equivocation):
-        ledger.insert(feed(ME, 1, b"from a copied home")[0])
+        insert(ledger, feed(ME, 1, b"from a copied home")[0])
     with pytest.raises(LocalFault, match="two histories") as caught:
         ledger.append(ME, ack(1))
     assert "new identity" in caught.value.hint

@@ -115,7 +115,6 @@ def test_types_do_not_mix_and_our_own_are_live_at_once() -> None:
     assert mine.live(Lease, 1.0) == {ME.peer_id: lease(3)}
     assert set(mine.live(Addresses, 11.0)) == {ME.peer_id}
     assert mine.live(Lease, 11.0) == {}
-    assert mine.next_expiry() == 10.0
 
 
 def test_a_lost_epoch_counter_is_outrun_by_what_peers_remember() -> None:

@@ -225,8 +225,8 @@ def test_an_equivocator_is_known_to_all_and_relays_are_innocent(tmp_path: Path) 
 
     async def main() -> None:
         async with World(tmp_path) as world:
-            (await world.start(1)).ledger.insert(branches[0])
-            (await world.start(2)).ledger.insert(branches[1])
+            (await world.start(1)).ledger.insert_all(branches[:1])
+            (await world.start(2)).ledger.insert_all(branches[1:])
             await world.start(3, 1, 2)
             await asyncio.sleep(60)
             for node in world.nodes.values():
