@@ -12,10 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from atoll.node.daemon.build import build
-from atoll.node.daemon.coordinator.run_moments import bring_moments
-from atoll.node.daemon.coordinator.run_tokenizer import bring_tokenizer
+from atoll.node.daemon.coordinator.run_assets import fetch_moments, fetch_tokenizer
 from atoll.node.daemon.join_plan import JoinPlan
-from atoll.node.daemon.rounds.types import Behind
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.moments import files_for
@@ -91,7 +89,7 @@ class Daemon:
         self._begin(group, "web", parts.web.serve())
         self._begin(group, "addresses", parts.net.watch_addresses())
         await self._begin_ready(group, "driver", parts.driver.serve)
-        self._begin(group, "carry", parts.net.carry(parts.driver))
+        self._begin(group, "carry", parts.net.carry(parts.driver, self._plan.run.spec.pace.lease_s))
         self._begin(group, "goodput", parts.goodput.serve())
         self._begin(group, "worker", self._serve_worker())
         on_up()
@@ -147,16 +145,11 @@ class Daemon:
     async def _serve_worker(self) -> None:
         """Get the files that the worker starts with, then keep a worker alive."""
         spec, net, driver = self._plan.run.spec, self._parts.net, self._parts.driver
-        await bring_tokenizer(spec, net, self._report)
+        await fetch_tokenizer(spec, net, driver.on_behind)
         if self._plan.restored is None:  # a restored state has moments of a later round
             files = files_for(spec.model, () if splits(spec) else range(spec.model.expert_count))
-            await bring_moments(spec, files, net, self._report, driver.has_begun)
+            await fetch_moments(spec, files, net, driver.on_behind, driver.has_begun)
         await self._parts.trainer.serve()
-
-    def _report(self, reason: str) -> None:
-        """Show why this node does not train yet."""
-        driver = self._parts.driver
-        driver.post(lambda: driver.feed_round(Behind(reason, driver.now())))
 
 
 @asynccontextmanager

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from atoll.node.daemon.control_server import ControlServer
 from atoll.node.daemon.coordinator.driver import Driver
+from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.host_factory import NodeHost, route_host
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.status import DaemonOperator, StopDaemon
@@ -79,7 +81,7 @@ def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
         limited=network.limited,
         swarm=network.swarm,
         net=network.net,
-        driver=training.driver,
+        control=training.driver,
         trainer=training.trainer,
         goodput=training.goodput,
         web=web,
@@ -141,18 +143,17 @@ def _build_training(plan: JoinPlan, folder: Path, network: _Network, log: RoundL
         on_gone=lambda: _on_worker_gone(goodput, driver),
         on_spent=lambda spent: goodput.on_spent(spent),
     )
-    driver = Driver(
-        plan.run.spec,
-        plan.identity.peer_id,
+    driver = build_driver(
+        RunContext(plan.run.spec, plan.identity.peer_id, log, time.monotonic),
         network.net,
-        log,
+        trainer,
         folder / "spool",
-        time.monotonic,
         eval_every=plan.config.eval_every,
         room=plan.room.experts if plan.room else None,
     )
-    driver.trainer = trainer
-    goodput = GoodputCollector(log, time.monotonic, lambda: driver.round, lambda: network.net.bytes_moved()[3])
+    goodput = GoodputCollector(
+        log, time.monotonic, lambda: driver.round, lambda: network.net.bytes_moved().blob_contents_up
+    )
     return _Training(trainer, driver, goodput)
 
 

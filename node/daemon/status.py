@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from atoll.node.daemon.coordinator.driver import Driver
+from atoll.node.daemon.coordinator.interfaces import NodeControl
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.rounds.queries import reason, untrained
 from atoll.node.daemon.rounds.state import Phase
@@ -32,7 +32,7 @@ from atoll.protocols.local.control_messages import (
     RoundStatus,
     Status,
 )
-from atoll.protocols.local.worker_messages import EvaluateReply, EvaluateRequest, TrainProgress
+from atoll.protocols.local.worker_messages import TrainProgress
 
 
 class StopDaemon(Protocol):
@@ -54,7 +54,7 @@ class DaemonOperator:
         limited: LimitedHost,
         swarm: Swarm,
         net: SwarmNetwork,
-        driver: Driver,
+        control: NodeControl,
         trainer: Trainer,
         goodput: GoodputCollector,
         web: WebServer,
@@ -67,7 +67,7 @@ class DaemonOperator:
         self._limited = limited
         self._swarm = swarm
         self._net = net
-        self._driver = driver
+        self._control = control
         self._trainer = trainer
         self._goodput = goodput
         self._web = web
@@ -77,14 +77,14 @@ class DaemonOperator:
 
     def status(self) -> Status:
         """The node now."""
-        driver, log, config = self._driver, self._log, self._plan.config
+        node, log, config = self._control.view(), self._log, self._plan.config
         spec, me = self._plan.run.spec, self._plan.identity.peer_id
         row, own = log.newest_closed(), log.newest_trained()
         moved, blobs, worker = self._host.statistics(), self._swarm.blobs.statistics(), self._trainer.statistics()
-        number = min(driver.round.round, spec.outer.rounds - 1)
+        number = min(node.round.round, spec.outer.rounds - 1)
         # What an inner step reported is of the round at hand only while one is trained.
-        training = driver.round.phase is Phase.TRAIN
-        progress = driver.progress
+        training = node.round.phase is Phase.TRAIN
+        progress = node.progress
         at_work = progress if training else None
         return Status(
             version=self._version,
@@ -95,17 +95,17 @@ class DaemonOperator:
             addresses=self._net.addresses,
             run=spec.id.hex(),
             run_name=spec.name,
-            activity=driver.round.phase.value,
+            activity=node.round.phase.value,
             reason=self._reason(),
-            eta_s=_eta_s(at_work, driver.round.step_s),
+            eta_s=_eta_s(at_work, node.round.step_s),
             round=number,
             rounds=spec.outer.rounds,
             step=at_work.step if at_work else 0,
             steps=at_work.steps if at_work else spec.steps(number),
-            final=max(-1, driver.finals.applied),
+            final=max(-1, node.applied),
             digest=row.digest if row else "",
             contributors=tuple(row.contributors) if row else (),
-            experts=driver.share.trained,
+            experts=node.experts,
             members=len(self._swarm.live(Lease)),
             peers=len(self._swarm.neighbours()),
             paths=dict(Counter(peer.path for peer in self._swarm.peers() if peer.connected and peer.path)),
@@ -117,7 +117,7 @@ class DaemonOperator:
             bytes_down=moved.bytes_down,
             train_s=own.train_s if own else None,
             wait_s=own.wait_s if own else None,
-            overlap_allowed=driver.round.ahead.chosen,
+            overlap_allowed=node.round.ahead.chosen,
             overlapped=own.overlapped if own else None,
             held_s=own.held_s if own else None,
             device=config.device,
@@ -127,7 +127,7 @@ class DaemonOperator:
             trouble=self._trouble(),
             goodput=self._goodput.report(),
             room=self._plan.room,
-            shortage=driver.round.shortage,
+            shortage=node.round.shortage,
             tokens=log.tokens,
             blob_bytes_up=blobs.bytes_up,
             blob_bytes_down=blobs.bytes_down,
@@ -169,26 +169,26 @@ class DaemonOperator:
 
     async def pause(self, reason: str) -> str:
         """Start no further round."""
-        self._driver.pause(reason)
+        self._control.pause(reason)
         return "the round at hand is finished, then the node pauses"
 
     async def resume(self) -> str:
         """Go on."""
-        self._driver.resume()
+        self._control.resume()
         return "going on at the round where the others are"
 
     async def evaluate(self) -> EvaluationResult:
         """Validation loss of the view."""
-        found = await self._driver.ask(EvaluateRequest(), EvaluateReply)
+        found = await self._control.evaluate()
         row = self._log.newest_closed()
         return EvaluationResult(row.round if row else -1, found.val_bpb, found.val_loss)
 
     def _reason(self) -> str:
-        driver = self._driver
-        if not driver.worker_ready:
-            return driver.round.syncing or "the worker is starting"
-        text = driver.waiting or reason(driver.round)
-        if driver.round.phase is not Phase.SYNC:
+        node = self._control.view()
+        if not node.is_worker_ready:
+            return node.round.syncing or "the worker is starting"
+        text = node.waiting or reason(node.round)
+        if node.round.phase is not Phase.SYNC:
             return text
         table = self._swarm.discovery_table()
         return f"{text}: " + "; ".join(f"{seed} {state}" for seed, state in table.items()) if table else text
@@ -196,8 +196,8 @@ class DaemonOperator:
     def _trouble(self) -> str:
         swarm = self._swarm
         refusal = next(iter(swarm.refusals.values()), "")
-        driver = self._driver
-        own = driver.trouble or untrained(driver.round) or (swarm.local_fault.line() if swarm.local_fault else "")
+        node = self._control.view()
+        own = node.trouble or untrained(node.round) or (swarm.local_fault.line() if swarm.local_fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "")
 
     def _peer_row(self, row: PeerView, lease: Lease | None, left_s: float) -> PeerStatus:

@@ -1,4 +1,4 @@
-"""The swarm as the driver sees it (`needs.Network`), and the tasks that carry its news to the driver."""
+"""The swarm as the driver sees it (`Network`), and the tasks that carry its news to the driver."""
 
 import asyncio
 import contextlib
@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.node.daemon.coordinator.driver import Driver
-from atoll.node.daemon.feed_recovery import Lost, marked, unmark, wait_for_feed
-from atoll.node.daemon.rounds.types import Behind
+from atoll.node.daemon.coordinator.interfaces import SwarmListener
+from atoll.node.daemon.feed_recovery import marked, unmark, wait_for_feed
+from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.host.interface import Host
 from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
@@ -141,10 +141,15 @@ class SwarmNetwork:
         if isinstance(error, PeerFault):
             self._swarm.blame(peer, error)
 
-    def bytes_moved(self) -> tuple[int, int, int, int]:
-        """Totals since the start: up, down, blobs up as sent, blob contents up."""
+    def bytes_moved(self) -> TrafficTotals:
+        """Return the traffic totals since the start."""
         total, blobs = self._host.statistics(), self._swarm.blobs.statistics()
-        return total.bytes_up, total.bytes_down, blobs.wire_bytes_up, blobs.bytes_up
+        return TrafficTotals(
+            up=total.bytes_up,
+            down=total.bytes_down,
+            blobs_up=blobs.wire_bytes_up,
+            blob_contents_up=blobs.bytes_up,
+        )
 
     # --- tasks ----------------------------------------------------------------------------------
 
@@ -159,32 +164,35 @@ class SwarmNetwork:
             await asyncio.sleep(ADDRESSES_S)
             await self.look_at_addresses()
 
-    async def carry(self, driver: Driver) -> None:
-        """Bring every entry and every change of leases to the driver, in order, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._carry_entries(driver))
-            group.create_task(self._carry_changes(driver))
-            group.create_task(self._tell_synced(driver))
+    async def carry(self, listener: SwarmListener, lease_s: float) -> None:
+        """Bring every entry and every change of leases to the listener, in order, until cancelled.
 
-    async def _carry_entries(self, driver: Driver) -> None:
+        `lease_s`: how long the run's leases last, in seconds.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._carry_entries(listener))
+            group.create_task(self._carry_changes(listener))
+            group.create_task(self._tell_synced(listener, lease_s))
+
+    async def _carry_entries(self, listener: SwarmListener) -> None:
         async for cursor, entry in self._swarm.entries(self._replayed):
-            driver.on_entry(entry)
+            listener.on_entry(entry)
             self._carried = cursor
             self._has_carried.set()
 
-    async def _carry_changes(self, driver: Driver) -> None:
+    async def _carry_changes(self, listener: SwarmListener) -> None:
         bell = self._swarm.subscribe()
         while True:
             await bell.wait()
-            driver.on_leases()
+            listener.on_leases()
 
-    async def _tell_synced(self, driver: Driver) -> None:
+    async def _tell_synced(self, listener: SwarmListener, lease_s: float) -> None:
         """Synced after one exchange with a peer; a node that knows nobody is synced with everybody.
 
         The driver hears it after what the exchange brought: of our own votes, too.
         """
         if self._folder is not None and self._awaited is not None:
-            await self._get_feed_back(driver, self._awaited)
+            await wait_for_feed(self._swarm, self._me, self._awaited, lease_s, self._now, listener.on_behind)
             unmark(self._folder)
             self._awaited = None
         elif self._swarm.discovery.table() or self._swarm.discovery.book.all():
@@ -193,16 +201,10 @@ class SwarmNetwork:
                 async with asyncio.timeout(ALONE_S if worked else None):
                     await self._swarm.wait_synced()
             except TimeoutError:
-                driver.log.event("alone", after_s=ALONE_S)
+                listener.on_alone(ALONE_S)
         if self._opening is not None and self._me not in self._swarm.ledger.vector():
             self._swarm.publish(self._opening)
         while self._swarm.ledger.since(max(self._carried, self._replayed), 1):
             self._has_carried.clear()
             await self._has_carried.wait()
-        driver.on_synced()
-
-    async def _get_feed_back(self, driver: Driver, lost: Lost) -> None:
-        def say(reason: str) -> None:
-            driver.post(lambda: driver.feed_round(Behind(reason, driver.now())))
-
-        await wait_for_feed(self._swarm, self._me, lost, driver.spec.pace.lease_s, self._now, say)
+        listener.on_synced()

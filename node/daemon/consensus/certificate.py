@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, quorum, voter_order
-from atoll.node.daemon.coordinator.contribution_index import is_lawful
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.entry_rules import is_lawful
 from atoll.protocols.ledger.records import MAX_SET, Entry, Leave, Proposal, decode_entry, encode_entry
 from atoll.protocols.run.run_spec import RunSpec
 

@@ -1,152 +1,224 @@
-"""Sets of contributions and Reductions: whether they are here, getting them, the worker's work on them."""
+"""The contributions that the ledger knows, and the worker's requests about sets of them."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from atoll.node.daemon.consensus.types import EntryPayloadHeld
-from atoll.node.daemon.coordinator.contribution_index import Contributions
-from atoll.node.daemon.coordinator.interfaces import Network
-from atoll.node.daemon.coordinator.payload_fetcher import Named, Payloads, legal_size, pause_s
-from atoll.node.daemon.rounds.participants import Known, member_of
-from atoll.node.daemon.rounds.types import PayloadHeld
-from atoll.node.ipc.worker_process import WorkerDied
+import msgspec
+
+from atoll.node.daemon.coordinator.interfaces import BlobSource, RequestOf, RunContext, SlicedSets
+from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher, pause_s
+from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
 from atoll.protocols.errors import CorruptFault, DecodeError
-from atoll.protocols.ids import Digest, Round
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import cover_of, size_of
-from atoll.protocols.local.worker_messages import Ask, Counted, Member, Slice, VerifyReply, VerifyRequest
+from atoll.protocols.ledger.records import Contribution, PartContribution, SlicedContribution, experts_of
+from atoll.protocols.local.worker_messages import Counted, Member, Pending
 from atoll.protocols.run.arena import Span
 
-if TYPE_CHECKING:
-    from atoll.node.daemon.coordinator.driver import Driver
-    from atoll.node.daemon.reduction.coordinator import Reductions
-
 A = TypeVar("A")
-AskOf = Callable[[tuple[Member, ...], tuple[Slice, ...]], Ask]
-"""An ask for work on whole payloads, or on slices."""
 
 
-class Sets:
-    """Work on whole payloads is done here; on slices by `Reductions`."""
+class ContributionIndex:
+    """The known contributions by entry id, of all rounds whose payloads are not dropped. No I/O."""
 
-    def __init__(self, driver: "Driver", net: Network) -> None:
-        self._driver, self._net = driver, net
-        hear = (self._on_settled, driver.blame, driver.disk_trouble)
-        self.payloads = Payloads(net, partial(legal_size, driver.spec), self._verify, *hear)
-        self.contributions = Contributions(driver.me, self.payloads)
+    def __init__(self, me: PeerId, payloads: PayloadFetcher) -> None:
+        self._me = me
+        self._payloads = payloads
+        self._found: dict[Digest, tuple[PeerId, Contribution]] = {}
+        self._own_rounds: dict[int, Digest] = {}
+
+    def add(self, entry: Digest, author: PeerId, record: Contribution) -> None:
+        """Add a contribution. The own worker made the own payloads, so they are not verified."""
+        self._found[entry] = (author, record)
+        if author == self._me:
+            self._own_rounds[record.round] = entry
+            self._payloads.trust(record)
+
+    def is_held(self, entry: Digest) -> bool:
+        """Return whether the contribution is known and its payload can be folded now."""
+        return entry in self._found and self._payloads.is_held(self._found[entry][1])
+
+    def is_ours(self, number: int) -> bool:
+        """Return whether this node contributed to a round that was not forgotten."""
+        return number in self._own_rounds
+
+    def own_rounds(self, above: int) -> tuple[Round, ...]:
+        """Return the rounds above this one that this node contributed to, rising."""
+        return tuple(Round(number) for number in sorted(self._own_rounds) if number > above)
+
+    def find(self, entries: Iterable[Digest]) -> list[tuple[Digest, PeerId, Contribution]]:
+        """Return entry id, author and record of the known ones; Reductions and unknown entries are left out."""
+        return [(entry, *self._found[entry]) for entry in entries if entry in self._found]
+
+    def authors(self, entries: Iterable[Digest]) -> list[PeerId]:
+        """Return the authors of the known ones."""
+        return [author for _, author, _ in self.find(entries)]
+
+    def held_with(self, payload: Digest) -> list[tuple[Round, Digest]]:
+        """Return rounds and entry ids of the contributions that can be folded with this payload, rising."""
+        naming = [(record.round, entry) for entry, (_, record) in self._found.items() if record.payload == payload]
+        return sorted((number, entry) for number, entry in naming if self.is_held(entry))
+
+    def payloads(self) -> set[Digest]:
+        """Return all payloads that these contributions name."""
+        return {record.payload for _, record in self._found.values()}
+
+    def forget(self, before: Round) -> set[Digest]:
+        """Forget the rounds before `before`. Returns their payloads."""
+        old = {entry: record for entry, (_, record) in self._found.items() if record.round < before}
+        for entry in old:
+            del self._found[entry]
+        self._own_rounds = {number: entry for number, entry in self._own_rounds.items() if number >= before}
+        return {record.payload for record in old.values()}
+
+
+class ContributionSets:
+    """Fetches what sets of contributions need, and asks the worker for work on them.
+
+    Sets of whole payloads are handled here; sets of slices by what `slices` finds.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        blobs: BlobSource,
+        *,
+        index: ContributionIndex,
+        payloads: PayloadFetcher,
+        slices: SlicedSets,
+        worker: WorkerClient,
+        guard: FaultGuard,
+        applied: Callable[[], Round],
+    ) -> None:
+        """`applied` returns the newest round in the worker's Θ_final."""
+        self._context = context
+        self._blobs = blobs
+        self._index = index
+        self._payloads = payloads
+        self._slices = slices
+        self._worker = worker
+        self._guard = guard
+        self._applied = applied
         self._counted: dict[int, tuple[Counted, ...]] = {}
         self._asked: dict[int, tuple[Digest, ...]] = {}
         """The newest set of each round that the worker was asked about, until the round is final."""
 
-    def is_here(self, number: Round, names: tuple[Digest, ...]) -> bool:
-        """Whether everything that a set needs is on disk."""
-        slices = self._slices(number, names)
-        if slices is not None:
-            return slices.slices(number, names) is not None
-        known = self.contributions.known(names)
-        return len(known) == len(names) and all(one.held for one in known)
+    def is_available(self, number: Round, names: tuple[Digest, ...]) -> bool:
+        """Return whether everything that a set needs is on disk."""
+        sliced = self._slices.find(number, names)
+        return sliced.is_available() if sliced else all(map(self._index.is_held, names))
 
-    def want(self, number: Round, names: tuple[Digest, ...]) -> None:
-        """Get what is missing of a set."""
-        slices = self._slices(number, names)
-        if slices is not None:
-            slices.want(number, names)
+    def fetch(self, number: Round, names: tuple[Digest, ...]) -> None:
+        """Start fetching whatever a set lacks."""
+        sliced = self._slices.find(number, names)
+        if sliced:
+            sliced.fetch()
         else:
-            self.want_payloads(names)
+            self.fetch_payloads(names)
 
-    def want_payloads(self, names: tuple[Digest, ...]) -> None:
-        """Get the payloads of these contributions that are not here."""
-        for author, named in self.contributions.named(names):
-            self.payloads.want(self._driver.group, named, author)
+    def fetch_payloads(self, names: tuple[Digest, ...]) -> None:
+        """Start fetching the payloads of these contributions that are not here."""
+        for _, author, record in self._index.find(names):
+            self._payloads.fetch(record, author)
 
-    def counted(self, number: int, names: tuple[Digest, ...]) -> tuple[Counted, ...] | None:
-        """What of ours counts in a final set. None: a Reduction covers what the ledger lacks."""
+    def counted(self, number: Round, names: tuple[Digest, ...]) -> tuple[Counted, ...] | None:
+        """Return what of this node counts in a final set; None if a Reduction covers what the ledger lacks."""
         if number in self._counted:
             return self._counted[number]
-        slices = self._slices(number, names)
-        if slices is not None:
-            return slices.counted(number, names)
-        mine = (one for one in self.contributions.known(names) if one.author == self._driver.me)
-        return tuple(Counted(one.payload, self._all_rows(one), Round(number)) for one in mine)
+        sliced = self._slices.find(number, names)
+        if sliced:
+            return sliced.counted()
+        mine = [record for _, author, record in self._index.find(names) if author == self._context.me]
+        return tuple(Counted(record.payload, self._rows_of(record), number) for record in mine)
 
-    def finalized(self, number: Round, names: tuple[Digest, ...]) -> None:
-        """The worker holds this final set. For good: which of ours were used may be asked long after."""
+    def set_applied(self, number: Round, names: tuple[Digest, ...]) -> list[PeerId]:
+        """Record that the worker's Θ_final holds this set, and return its authors.
+
+        What of it was ours is remembered for good: a snapshot adopted long after needs to know it.
+        """
         counted = self.counted(number, names)
         if counted is not None:
             self._counted[number] = counted
-        self.payloads.forget(number)
+        self._payloads.forget(number)
+        self._slices.forget(number)
+        return self._index.authors(names)
 
-    def drop(self, before: Round) -> None:
-        """Forget rounds before `before`, with their payloads: newer snapshots cover them.
+    def drop(self, before: Round, needed: set[Digest]) -> None:
+        """Forget the rounds before `before`, which newer snapshots cover, and delete their payloads.
 
-        What something newer names too stays: nobody could fetch it again.
+        A blob in `needed`, or one that a newer record names too, stays: nobody could serve it again.
         """
-        driver, old = self._driver, self.contributions.forget(before)
-        needed = self.contributions.payloads() | driver.finals.snapshots | set(driver.spec.given)
-        if driver.reductions is not None:
-            old |= driver.reductions.forget_payloads(before)
-            needed |= driver.reductions.payloads(before)
+        old = self._index.forget(before) | self._slices.forget_payloads(before)
+        needed = needed | self._index.payloads() | self._slices.payloads(before) | set(self._context.spec.given)
         for payload in old - needed:
-            if self._net.has_blob(payload):
-                driver.delete_blob(payload)
+            if self._blobs.has_blob(payload):
+                self._guard.delete_blob(payload)
 
-    async def ask(self, number: Round, names: tuple[Digest, ...], ask_of: AskOf, kind: type[A]) -> A:
-        """Ask for work on a set; payloads that the disk has lost or damaged are fetched again first.
+    async def ask(self, number: Round, names: tuple[Digest, ...], request_of: RequestOf, kind: type[A]) -> A:
+        """Ask for work on a set; payloads that the disk lost or damaged are fetched again first.
 
-        The worker may need those of the other open rounds too, because it takes these again where experts are
-        merged: they are looked at when it did not help that the set itself is whole.
+        Where experts are merged, the worker reads the payloads of the other open rounds too. So these are restored
+        as well when it did not help to restore the set itself. Raises WorkerDied, or the worker's fault.
         """
-        slices = self._slices(number, names)
-        if slices is not None:
-            return await slices.ask(number, names, ask_of, kind)
-        known, life = self.contributions.known(names), self._driver.lives
-        attempt = 0
-        self._asked = {at: named for at, named in self._asked.items() if at > self._driver.finals.applied}
+        sliced = self._slices.find(number, names)
+        if sliced:
+            return await sliced.ask(request_of, kind)
+        found, life, attempt = self._index.find(names), self._worker.lives, 0
+        self._asked = {at: asked for at, asked in self._asked.items() if at > self._applied()}
         self._asked[number] = names
         while True:
-            if all(self._net.has_blob(one.payload) for one in known):
+            if all(self._blobs.has_blob(record.payload) for _, _, record in found):
+                members = tuple(
+                    member_of(entry, author, record, self._blobs.blob_path(record.payload))
+                    for entry, author, record in found
+                )
                 try:
-                    return await self._driver.ask_until_saved(ask_of(self._members(known), ()), kind)
+                    return await self._worker.ask_until_saved(request_of(members, ()), kind)
                 except (DecodeError, CorruptFault) as error:
-                    self._driver.log.event("payload_damaged", error=error.line())
+                    self._context.log.event("payload_damaged", error=error.line())
                     await asyncio.sleep(pause_s(attempt) if attempt else 0)
                     attempt += 1
             others = self._asked.values() if attempt > 1 else ()
-            for author, named in self.contributions.named(_joined(names, *others)):
-                await self.payloads.mend(named, author)
-            if life != self._driver.lives:
-                raise WorkerDied("the worker that was asked is gone")
+            for _, author, record in self._index.find(_joined(names, *others)):
+                await self._payloads.restore(record, author)
+            self._worker.check_life(life)
 
-    def _on_settled(self, named: Named) -> None:
-        self._driver.post(lambda: self._tell_settled(named.payload))
+    def _rows_of(self, record: Contribution) -> tuple[Span, ...]:
+        """Return all rows of a payload, as one span."""
+        return (Span(0, size_of(cover_of(self._context.spec, record.round, experts_of(record)))),)
 
-    def _tell_settled(self, payload: Digest) -> None:
-        """Tell of every record that names a payload, and says of it what it is."""
-        driver = self._driver
-        for number, entry in self.contributions.held_with(payload):
-            driver.feed_round(PayloadHeld(entry, number, driver.now()))
-            driver.feed_finality(EntryPayloadHeld(entry))
-        if driver.reductions is not None:
-            driver.reductions.payload_settled(payload)
-        driver.finals.step()
 
-    async def _verify(self, path: Path, named: Named) -> None:
-        await self._driver.ask(VerifyRequest(str(path), *named[1:]), VerifyReply)
+def member_of(entry: Digest, author: PeerId, record: Contribution, path: Path) -> Member:
+    """Return a contribution as the worker's fold reads it, with its payload at `path`."""
+    return Member(
+        entry=entry,
+        author=author,
+        weight=record.weight,
+        payload=record.payload,
+        path=str(path),
+        experts=experts_of(record),
+    )
 
-    def _slices(self, number: int, names: tuple[Digest, ...]) -> "Reductions | None":
-        """Who knows a set that is made of slices."""
-        reductions = self._driver.reductions
-        return reductions if reductions is not None and reductions.is_sliced(number, names) else None
 
-    def _all_rows(self, known: Known) -> tuple[Span, ...]:
-        return (Span(0, size_of(cover_of(self._driver.spec, known.round, known.experts))),)
-
-    def _members(self, known: tuple[Known, ...]) -> tuple[Member, ...]:
-        return tuple(member_of(one, self._net.blob_path(one.payload)) for one in known)
+def contribution_of(pending: Pending) -> Contribution:
+    """Return the record that announces a payload of this node's worker. No run both reduces and shares experts."""
+    common = Contribution(
+        round=pending.round,
+        base=pending.base,
+        payload=pending.payload,
+        steps=pending.steps,
+        tokens=pending.tokens,
+        weight=pending.weight,
+        loss=pending.loss,
+    )
+    fields = msgspec.structs.asdict(common)
+    if pending.experts:
+        return PartContribution(**fields, experts=pending.experts)
+    return SlicedContribution(**fields, rows=Digest(pending.rows)) if pending.rows else common
 
 
 def _joined(*sets: tuple[Digest, ...]) -> tuple[Digest, ...]:
-    """Each name once, in its first place."""
+    """Return each name once, in its first place."""
     return tuple(dict.fromkeys(name for names in sets for name in names))

@@ -1,34 +1,62 @@
-"""When the model is evaluated: after a round that closed, as often as its pace allows."""
+"""Validates the view after a round: every few rounds, or as often as it costs little."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
 
-from atoll.node.daemon.coordinator.eval_pace import EvalPace
+from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.coordinator.runtime import WorkerClient
 from atoll.node.daemon.rounds.types import PublishAck
+from atoll.node.ipc.time_budget import TimeBudget
 from atoll.protocols.local.worker_messages import EvaluateReply, EvaluateRequest
 
-if TYPE_CHECKING:
-    from atoll.node.daemon.coordinator.driver import Driver
+SHARE = 0.01
+"""Largest share of the time that goes into validation where the user names no number of rounds."""
 
 
-class Evaluations:
+@dataclass(slots=True)
+class EvaluationPace:
+    """`every`: rounds from one validation to the next; 0: as SHARE allows. The last round is always validated."""
+
+    every: int
+    rounds: int
+    budget: TimeBudget = field(default_factory=lambda: TimeBudget(SHARE))
+
+    def is_due(self, number: int, now: float) -> bool:
+        """Return whether round `number`, which has closed, is to be validated at `now` (monotonic seconds)."""
+        if number == self.rounds - 1:
+            return True
+        return number % self.every == 0 if self.every else self.budget.is_due(now)
+
+
+class Evaluator:
     """Asks the worker for validation losses and logs them."""
 
-    def __init__(self, driver: "Driver", every: int) -> None:
-        self._driver, self._pace = driver, EvalPace(every, driver.spec.outer.rounds)
+    def __init__(
+        self,
+        context: RunContext,
+        worker: WorkerClient,
+        start_task: Callable[[Coroutine[Any, Any, None], str], None],
+        every: int,
+    ) -> None:
+        self._context = context
+        self._worker = worker
+        self._start_task = start_task
+        self._pace = EvaluationPace(every, context.spec.outer.rounds)
 
-    def closed(self, action: PublishAck) -> None:
-        """A round closed: evaluate it if it is time."""
-        if self._pace.is_due(action.round, self._driver.now()):
-            self._pace.allowance.asked()
-            self._driver.start_task(self._evaluate(action), f"evaluate {action.round}")
+    def on_closed(self, closed: PublishAck) -> None:
+        """Evaluate a round that closed, if it is due."""
+        if self._pace.is_due(closed.round, self._context.now()):
+            self._pace.budget.asked()
+            self._start_task(self._evaluate(closed), f"evaluate {closed.round}")
 
     async def _evaluate(self, closed: PublishAck) -> None:
-        """Loss of the view that this round closed with. A view that was folded meanwhile gets its own number."""
+        """Log the loss of the view that this round closed with. A view that was folded meanwhile is not logged."""
         took_s = 0.0
         try:
-            evaluated = await self._driver.ask(EvaluateRequest(), EvaluateReply)
+            evaluated = await self._worker.ask(EvaluateRequest(), EvaluateReply)
             took_s = evaluated.took_s
         finally:
-            self._pace.allowance.took(self._driver.now(), took_s)
+            self._pace.budget.took(self._context.now(), took_s)
         if evaluated.state == closed.state:
-            self._driver.log.evaluated(closed.round, evaluated.val_bpb)
+            self._context.log.evaluated(closed.round, evaluated.val_bpb)

@@ -1,77 +1,287 @@
-"""What the driver needs of the network, as an interface that `SwarmNetwork` meets; and what follows from it."""
+"""What the coordinator needs of the swarm, of the worker and of reduced rounds, as small interfaces."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
-from atoll.node.daemon.coordinator.expert_assignment import HoldingRegisters
-from atoll.node.daemon.coordinator.payload_fetcher import BlobSource
+from atoll.node.daemon.rounds.state import RoundState
+from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals
 from atoll.p2p.rpc.single_request import RequestHandler
 from atoll.protocols.errors import AtollError
-from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
-from atoll.protocols.ledger.registers import Lease
+from atoll.protocols.ledger.registers import Holding, Lease
+from atoll.protocols.local.worker_messages import Ask, Counted, EvaluateReply, Member, Slice, TrainProgress
 from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.moments import file_of
 from atoll.protocols.run.run_spec import RunSpec
 
+A = TypeVar("A")
+RequestOf: TypeAlias = Callable[[tuple[Member, ...], tuple[Slice, ...]], Ask]
+"""Makes a worker request from whole payloads (members) or from slices; one of the two is empty."""
 
-class Network(BlobSource, HoldingRegisters, Protocol):
-    """What the driver needs of the swarm."""
 
-    def publish(self, body: Body) -> Entry:
-        """Append to our feed, durably, and spread. The entry also arrives as any other. Raises DiskFault."""
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What every part of the coordinator knows about its run."""
 
-    def entries(self) -> list[Entry]:
-        """All entries on disk, each author's in order."""
+    spec: RunSpec
+    me: PeerId
+    log: RoundLog
+    now: Callable[[], float]
+    """Monotonic seconds."""
 
-    def put_lease(self, lease: Lease, ttl_s: float) -> None:
-        """Say what we do."""
 
-    def leases(self) -> dict[PeerId, tuple[Lease, float]]:
-        """Live leases of others, with their remaining life in seconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What the node's status shows of the driver and its parts."""
+
+    round: RoundState
+    applied: int
+    """The newest round in the worker's Θ_final."""
+    experts: tuple[int, ...] | None
+    """Experts that are trained here; None where all members train all."""
+    progress: TrainProgress | None
+    waiting: str
+    """What a round that has begun waits for before its first step."""
+    trouble: str
+    """What the disk refused."""
+    is_worker_ready: bool
+
+
+class NodeControl(Protocol):
+    """What the node's user can see and do; `Driver` implements it."""
+
+    def view(self) -> NodeView:
+        """Return what the node does now."""
+
+    def pause(self, reason: str) -> None:
+        """Finish the round at hand and rest."""
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+
+    async def evaluate(self) -> EvaluateReply:
+        """Return the validation loss of the view. Raises WorkerDied."""
+
+
+# --- the swarm ------------------------------------------------------------------------------------
+
+
+class BlobSource(Protocol):
+    """Blobs on disk, and peers that may have others."""
+
+    def has_blob(self, blob: Digest) -> bool:
+        """Return whether the blob is complete and on disk."""
+
+    def blob_path(self, blob: Digest) -> Path:
+        """Return the path of a blob that is on disk."""
+
+    def delete_blob(self, blob: Digest) -> None:
+        """Delete a blob. Raises DiskFault."""
+
+    def neighbours(self) -> list[PeerId]:
+        """Return the connected peers."""
+
+    async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
+        """Download and verify a blob. Raises Unreachable, PeerFault or DiskFault."""
+
+
+class BlobShelf(BlobSource, Protocol):
+    """A `BlobSource` that also stores files of this node."""
 
     def add_blob(self, path: Path, *, move: bool = False) -> Digest:
-        """Take a file into the store; with `move` it may be gone afterwards. Raises DiskFault."""
+        """Store a file as a blob; with `move` the file may be gone afterwards. Raises DiskFault."""
 
     def blobs_above(self, size_bytes: int) -> list[Digest]:
-        """All whole blobs that are larger."""
+        """Return all complete blobs that are larger than `size_bytes`."""
 
     async def is_whole(self, blob: Digest) -> bool:
-        """Whether a held blob's bytes still have its hash. Raises DiskFault."""
+        """Return whether the bytes of a blob on disk still have its hash. Raises DiskFault."""
+
+
+class HoldingRegisters(Protocol):
+    """The registers in which members announce the experts that they train."""
+
+    def put_holding(self, holding: Holding, ttl_s: float) -> None:
+        """Announce the experts that this node trains."""
+
+    def holdings(self) -> dict[PeerId, Holding]:
+        """Return the live announcements of other members."""
+
+
+class LeaseRegisters(Protocol):
+    """The registers in which members announce their activity."""
+
+    def put_lease(self, lease: Lease, ttl_s: float) -> None:
+        """Announce the activity of this node."""
+
+    def leases(self) -> dict[PeerId, tuple[Lease, float]]:
+        """Return the live leases of others with their remaining life in seconds."""
+
+
+class Feed(Protocol):
+    """This node's own feed and the ledger."""
+
+    def publish(self, body: Body) -> Entry:
+        """Append to the own feed, durably, and spread. The entry also arrives as any other. Raises DiskFault."""
+
+    def entries(self) -> list[Entry]:
+        """Return all entries on disk, each author's in order."""
 
     def sync_soon(self) -> None:
         """Ask a peer for missing entries now."""
 
+
+class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, Protocol):
+    """The whole swarm as the coordinator sees it; `SwarmNetwork` implements it."""
+
     def blame(self, peer: PeerId, error: AtollError) -> None:
-        """What `peer` offered broke the protocol."""
+        """Count a protocol fault of a peer."""
 
     async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
-        """An answer on wire `reduction`; empty where the peer lacks it. Raises Unreachable, DecodeError."""
+        """Return an answer on wire `reduction`; empty if the peer has none. Raises Unreachable, DecodeError."""
 
     def answer_by(self, answer: RequestHandler) -> None:
-        """Answer the questions of others on wire `reduction`."""
+        """Register the function that answers questions on wire `reduction`."""
 
-    def bytes_moved(self) -> tuple[int, int, int, int]:
-        """Totals since the start: up, down, blobs up as sent, blob contents up."""
+    def bytes_moved(self) -> TrafficTotals:
+        """Return the traffic totals."""
 
 
-def whom_to_ask(first: PeerId, net: BlobSource) -> list[PeerId]:
-    """A peer that should have it, then all that are connected."""
+class SwarmListener(Protocol):
+    """Receives the swarm's news; `Driver` implements it."""
+
+    def on_entry(self, entry: Entry) -> None:
+        """An entry, ours included, is in the ledger."""
+
+    def on_leases(self) -> None:
+        """A register changed, perhaps a lease."""
+
+    def on_synced(self) -> None:
+        """The ledger was compared with a peer's, or there is nobody to ask."""
+
+    def on_behind(self, reason: str) -> None:
+        """The node cannot train yet, for this reason."""
+
+    def on_alone(self, after_s: float) -> None:
+        """No peer answered for so many seconds, so the node goes on alone."""
+
+
+# --- the worker -----------------------------------------------------------------------------------
+
+
+class WorkerProcess(Protocol):
+    """The process that trains and folds; `Trainer` implements it."""
+
+    async def ask(self, ask: Ask, kind: type[A]) -> A:
+        """Return the worker's reply. Raises WorkerDied, or the fault that the worker named."""
+
+
+# --- reduced rounds -------------------------------------------------------------------------------
+
+
+class SlicedSet(Protocol):
+    """One set of contributions and Reductions that is folded slice by slice."""
+
+    def is_available(self) -> bool:
+        """Return whether everything that the set needs is on disk."""
+
+    def fetch(self) -> None:
+        """Start fetching whatever is missing."""
+
+    def counted(self) -> tuple[Counted, ...] | None:
+        """Return what of this node counts in the set; None if a Reduction covers what the ledger lacks."""
+
+    async def ask(self, request_of: RequestOf, kind: type[A]) -> A:
+        """Ask the worker for work on the set once all of it is here. Raises WorkerDied, Superseded."""
+
+
+class SlicedSets(Protocol):
+    """What `ContributionSets` needs of reduced rounds."""
+
+    def find(self, number: Round, names: tuple[Digest, ...]) -> SlicedSet | None:
+        """Return the set if it is folded slice by slice here; None if whole payloads give the same bits."""
+
+    def forget(self, final: Round) -> None:
+        """Stop fetching what is missing of rounds up to `final`."""
+
+    def payloads(self, first: Round) -> set[Digest]:
+        """Return the blobs of Reductions and fault proofs from round `first` on."""
+
+    def forget_payloads(self, before: Round) -> set[Digest]:
+        """Forget the rounds before `before`, which newer snapshots cover. Returns their blobs."""
+
+
+class RoundReducer(Protocol):
+    """This node's part in reduced rounds, as the driver sees it. `NoReduction` is for runs without."""
+
+    def is_reduced(self, number: int) -> bool:
+        """Return whether reducers are known for a round, so that nobody reads its payloads as a whole."""
+
+    def add_entry(self, entry: Entry) -> None:
+        """Record a lawful entry of the ledger."""
+
+    def close_round(self, number: Round) -> None:
+        """The round machine closed a reduced round: find out what counts in it."""
+
+    def set_final(self, number: Round, names: tuple[Digest, ...]) -> None:
+        """The final set of a round is known; it decides the reducers of a later round."""
+
+    def step(self) -> None:
+        """Perform what is due at this time."""
+
+
+class NoReduction:
+    """The `RoundReducer` and `SlicedSets` of a run whose rounds are never reduced."""
+
+    def find(self, number: Round, names: tuple[Digest, ...]) -> None:
+        """Return None: no set is folded slice by slice."""
+
+    def forget(self, final: Round) -> None:
+        """Do nothing."""
+
+    def payloads(self, first: Round) -> set[Digest]:
+        """Return no blobs."""
+        return set()
+
+    def forget_payloads(self, before: Round) -> set[Digest]:
+        """Return no blobs."""
+        return set()
+
+    def is_reduced(self, number: int) -> bool:
+        """Return False."""
+        return False
+
+    def add_entry(self, entry: Entry) -> None:
+        """Ignore the entry."""
+
+    def close_round(self, number: Round) -> None:
+        """Ignore the round: the round machine closes no reduced round in such a run."""
+
+    def set_final(self, number: Round, names: tuple[Digest, ...]) -> None:
+        """Ignore the set."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def peers_to_ask(first: PeerId, net: BlobSource) -> list[PeerId]:
+    """Return the peer that should have a blob, then all connected peers."""
     return list(dict.fromkeys((first, *net.neighbours())))
 
 
-def round_half_s(seconds: float) -> float:
-    """To half seconds: the time a lease was heard must not look new at each look."""
-    return float(int(seconds * 2.0 + 0.5)) / 2.0
-
-
 def moments_max_bytes(spec: RunSpec, number: int) -> int:
-    """More than this moments file of the run needs: 12 bytes a value and four header entries per atom."""
+    """Return an upper bound of a moments file of the run: 12 bytes a value and four header entries per atom."""
     mine = [atom for atom in atoms(spec.model) if file_of(spec.model, atom.name) == number]
     return 12 * sum(math.prod(atom.shape) for atom in mine) + 4 * 512 * len(mine) + 4096
 
 
 def snapshot_max_bytes(spec: RunSpec) -> int:
-    """More than any snapshot of this run needs: 4 bytes a value and a header entry per atom."""
+    """Return an upper bound of a snapshot of the run: 4 bytes a value and a header entry per atom."""
     return 4 * spec.model.parameters + 512 * len(atoms(spec.model)) + 4096

@@ -1,142 +1,160 @@
-"""Moments of experts that change their holder: from whoever gives one up to whoever takes it.
+"""Transfers the optimizer moments of experts that change their holder.
 
-Who gives an expert up offers its moments as a blob, in its register `holding`, for some rounds; who takes one
-looks for such an offer for as long and adds what it gets to its own moments (`Inner.continue_from`). Nobody waits
-for it: without an offer, as after a death, moments start fresh.
+The node that gives an expert up offers its moments as a blob, in its register `holding`, for some rounds. The node
+that gets the expert looks for such an offer for as long, and its worker adds the moments to its own
+(`Inner.continue_from`). Nobody waits for the transfer: without an offer, as after a death, moments start fresh.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from atoll.node.daemon.coordinator.interfaces import Network
+from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
+from atoll.node.daemon.coordinator.interfaces import Network, RunContext
+from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.local.worker_messages import InheritReply, InheritRequest, ReleasedMoments
 from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.moments import MAX_OFFERED, moments_bytes
 
-if TYPE_CHECKING:
-    from atoll.node.daemon.coordinator.driver import Driver
-
 log = logging.getLogger(__name__)
 
 ROUNDS = 3
-"""So long moments are offered and looked for. What is older has been forgotten by the optimiser anyway."""
+"""Rounds for which moments are offered and looked for. The optimizer has forgotten older ones anyway."""
 ATTEMPT_S = 600.0
 REST_S = 2.0
-"""A worker that has not come to the round that takes them is asked again after so long."""
+"""Seconds before a worker that has not come to the round that needs the moments is asked again."""
 
 
-class Handover:
-    """One download at a time."""
+class MomentTransfer:
+    """Offers the moments of experts that left this node, and fetches those of experts that came: one at a time."""
 
-    def __init__(self, driver: "Driver", net: Network) -> None:
-        self._driver, self._net = driver, net
+    def __init__(
+        self,
+        context: RunContext,
+        net: Network,
+        *,
+        worker: WorkerClient,
+        guard: FaultGuard,
+        assignment: ExpertAssignment,
+        round_now: Callable[[], int],
+        start_task: Callable[[Coroutine[Any, Any, None], str], None],
+    ) -> None:
+        """`round_now` returns the round that this node works on."""
+        self._context = context
+        self._net = net
+        self._worker = worker
+        self._guard = guard
+        self._assignment = assignment
+        self._round_now = round_now
+        self._start_task = start_task
         self._offers: dict[int, tuple[Digest, int]] = {}
-        """By expert: the blob, and the round in which it was given up."""
+        """By expert: the blob, and the round in which the expert was given up."""
         self._wanted: dict[int, int] = {}
         """Experts that came, and the round in which they did."""
         self._tried: set[Digest] = set()
-        """Offers that led to nothing more."""
+        """Offers that need no further attempt."""
         self._fetched: set[Digest] = set()
-        """Blobs that are here for this alone."""
+        """Blobs that were fetched for the transfer alone."""
         self._busy = False
-        self._again_at = 0.0
+        self._retry_at = 0.0
 
-    def drop_old(self) -> None:
-        """Delete what an earlier life of this node offered or fetched. All such files have one size."""
-        size = moments_bytes(self._driver.spec.model)
+    def drop_old(self, needed: set[Digest]) -> None:
+        """Delete what an earlier life of this node offered or fetched, except `needed`. All have one size."""
+        size = moments_bytes(self._context.spec.model)
         if size:
             found = set(self._net.blobs_above(size - 1)).difference(self._net.blobs_above(size))
-            for blob in found - self._driver.contributions.payloads() - set(self._driver.spec.given):
-                self._driver.delete_blob(blob)
+            for blob in found - needed - set(self._context.spec.given):
+                self._guard.delete_blob(blob)
 
-    def taken(self, before: bytes, now: bytes) -> bytes:
-        """In the round at hand we train the experts `now`, no longer those of `before` (bitmaps). Gives `now`."""
-        if now != before:
-            old, new = (experts_in(bitmap, self._driver.spec.model.expert_count) for bitmap in (before, now))
-            self._wanted = {expert: at for expert, at in self._wanted.items() if expert in new}
-            self._wanted.update(dict.fromkeys(new - old, self._driver.round.round))
-        return now
+    def on_assigned(self, before: bytes, now: bytes) -> None:
+        """From this round on the node trains the experts `now` in place of `before` (bitmaps)."""
+        if now == before:
+            return
+        old, new = (experts_in(bitmap, self._context.spec.model.expert_count) for bitmap in (before, now))
+        self._wanted = {expert: at for expert, at in self._wanted.items() if expert in new}
+        self._wanted.update(dict.fromkeys(new - old, self._round_now()))
 
-    def offer(self, parted: tuple[ReleasedMoments, ...]) -> None:
-        """The worker gave these up in the round at hand."""
+    def offer(self, released: tuple[ReleasedMoments, ...]) -> None:
+        """Offer the moments that the worker gave up in this round."""
         try:
-            for one in parted[: MAX_OFFERED - len(self._offers)]:
+            for one in released[: MAX_OFFERED - len(self._offers)]:
                 self._withdraw(one.expert)
-                self._offers[one.expert] = self._net.add_blob(Path(one.path)), self._driver.round.round
+                self._offers[one.expert] = self._net.add_blob(Path(one.path)), self._round_now()
         except DiskFault as error:
-            self._driver.disk_trouble(error)
-        if parted:
-            self._say()
+            self._guard.on_disk_fault(error)
+        if released:
+            self._publish()
 
     def step(self) -> None:
         """Start what can be done now. Harmless at any time."""
-        number = self._driver.round.round
-        self._forget(number)
-        is_free = not self._busy and self._driver.worker_ready and self._driver.now() >= self._again_at
-        found = self._next() if self._wanted and is_free else None
+        self._forget(self._round_now())
+        is_free = not self._busy and self._worker.is_ready and self._context.now() >= self._retry_at
+        found = self._next_offer() if self._wanted and is_free else None
         if found is not None:
             self._busy = True
-            self._driver.start_task(self._bring(*found), f"moments {found[0]}")
+            expert, peer, blob = found
+            self._start_task(self._transfer(expert, peer, blob), f"moments {expert}")
 
-    def _next(self) -> tuple[int, PeerId, Digest] | None:
+    def _next_offer(self) -> tuple[int, PeerId, Digest] | None:
         for peer, holding in sorted(self._net.holdings().items()):
             for expert, blob in holding.moments:
                 if expert in self._wanted and Digest(blob) not in self._tried:
                     return expert, peer, Digest(blob)
         return None
 
-    async def _bring(self, expert: int, peer: PeerId, blob: Digest) -> None:
+    async def _transfer(self, expert: int, peer: PeerId, blob: Digest) -> None:
         try:
-            if await self._used(expert, peer, blob):
+            if await self._is_used(expert, peer, blob):
                 self._wanted.pop(expert, None)
-                self._driver.log.event("inherited", expert=expert, peer=peer)
+                self._context.log.event("inherited", expert=expert, peer=peer)
                 self._tried.add(blob)
             else:
-                self._again_at = self._driver.now() + REST_S
+                self._retry_at = self._context.now() + REST_S
             return
         except DecodeError as error:
-            self._driver.blame(peer, error)
+            self._guard.blame(peer, error)
         except DiskFault as error:
-            self._driver.disk_trouble(error)
+            self._guard.on_disk_fault(error)
         except (AtollError, TimeoutError) as error:
             log.debug("moments of expert %d: %s", expert, error)
         finally:
             self._busy = False
         self._tried.add(blob)
 
-    async def _used(self, expert: int, peer: PeerId, blob: Digest) -> bool:
-        """False where the worker has not come to the round that takes it. Raises AtollError, TimeoutError."""
+    async def _is_used(self, expert: int, peer: PeerId, blob: Digest) -> bool:
+        """Return False if the worker has not come to the round that needs it. Raises AtollError, TimeoutError."""
         if blob not in self._fetched:
-            if self._net.has_blob(blob):  # something else's, which must not be deleted with this
+            if self._net.has_blob(blob):  # it has another use, and must not be deleted with this one
                 raise AtollError("what is offered as moments is another blob of the run")
             async with asyncio.timeout(ATTEMPT_S):
-                await self._net.fetch_blob(blob, [peer], moments_bytes(self._driver.spec.model))
+                await self._net.fetch_blob(blob, [peer], moments_bytes(self._context.spec.model))
             self._fetched.add(blob)
-        return (await self._driver.ask(InheritRequest(expert, str(self._net.blob_path(blob))), InheritReply)).used
+        return (await self._worker.ask(InheritRequest(expert, str(self._net.blob_path(blob))), InheritReply)).used
 
     def _forget(self, number: int) -> None:
         self._wanted = {expert: at for expert, at in self._wanted.items() if number < at + ROUNDS}
         if not self._busy:
             for blob in self._fetched & self._tried if self._wanted else self._fetched.copy():
                 self._fetched.discard(blob)
-                self._driver.delete_blob(blob)
+                self._guard.delete_blob(blob)
         if not self._wanted:
             self._tried.clear()
         old = [expert for expert, (_, at) in self._offers.items() if number >= at + ROUNDS]
         for expert in old:
             self._withdraw(expert)
         if old:
-            self._say()
+            self._publish()
 
     def _withdraw(self, expert: int) -> None:
         if expert in self._offers:
             blob, _ = self._offers.pop(expert)
-            self._driver.delete_blob(blob)
+            self._guard.delete_blob(blob)
 
-    def _say(self) -> None:
-        self._driver.share.moments = tuple(sorted((e, bytes(blob)) for e, (blob, _) in self._offers.items()))
-        self._driver.share.say()
+    def _publish(self) -> None:
+        offers = sorted((expert, bytes(blob)) for expert, (blob, _) in self._offers.items())
+        self._assignment.offered_moments = tuple(offers)
+        self._assignment.publish()

@@ -1,21 +1,24 @@
-"""Getting the payloads of others: fetch, verify, hold; again and again until they are not needed.
+"""Gets the payloads of others: fetches, verifies and holds them, again and again until they are not needed.
 
-A payload is held when its bytes are on disk and the worker found them, since the start, to be what a record says
-that they are: a blob of that name may be something else, or have come just before a kill. Bytes that verify by
-hash but are not what the record says are void: its author is blamed and they are never held. What is legal in one
-record may be void in another: as a payload of another fragment, as one of other experts or with other rows, as
-that of a Reduction.
+A payload is held when its bytes are on disk and the worker has verified them, since the start, against a record:
+a blob of that name may be something else, or may have come just before a kill. Bytes that have the right hash but
+do not fit the record are void: the record's author is blamed, and the record never gets a payload. A blob that is
+legal for one record may be void for another: with another fragment, other experts or other rows, or as the payload
+of a Reduction.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, TypeAlias
 
+from atoll.node.daemon.coordinator.interfaces import BlobSource
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import payload_size
+from atoll.protocols.ledger.records import Contribution, Reduction, SlicedContribution, experts_of
+from atoll.protocols.local.worker_messages import VerifyRequest
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
@@ -30,178 +33,168 @@ SMALL_BYTES = 1 << 20
 """Up to this size few peers are asked, the author first: many holders cost more than they save."""
 FEW = 3
 
-
-class Named(NamedTuple):
-    """What a record says that a payload is. Another may name the same bytes as something else."""
-
-    payload: Digest
-    round: Round
-    experts: bytes = b""
-    """Bitmap of those that it covers; empty: all."""
-    rows: bytes = b""
-    """Merkle root of its rows; empty: the record has none."""
-    slice: tuple[Span, ...] = ()
-    """Of a Reduction: the chunks that it covers."""
-
-
+PayloadRecord: TypeAlias = Contribution | Reduction
+"""A ledger record that names a payload. Another record may name the same bytes as something else."""
 Key = tuple[Digest, int, bytes, tuple[Span, ...]]
-"""A payload, its legal size, and what else was said of it. Experts make a payload by their number only."""
+"""Payload, legal size, root of the rows and slice. Experts change a payload by their number only."""
 
 
-def legal_size(spec: RunSpec, named: Named) -> int:
-    """The only legal length: what a node may ask for before it saw a byte."""
-    if named.slice and spec.reduce:
-        return payload_bytes("sparse2", named.slice[0].chunks, spec.reduce.k)
-    return payload_size(spec, named.round, named.experts)
+def legal_size(spec: RunSpec, record: PayloadRecord) -> int:
+    """Return the only legal length in bytes of a record's payload, before a byte of it was seen."""
+    if isinstance(record, Contribution):
+        return payload_size(spec, record.round, experts_of(record))
+    assert spec.reduce is not None, "other runs have no lawful Reductions"
+    return payload_bytes("sparse2", record.span.chunks, spec.reduce.k)
 
 
-class BlobSource(Protocol):
-    """What payloads need of the network."""
-
-    def has_blob(self, blob: Digest) -> bool:
-        """Complete and on disk."""
-
-    def blob_path(self, blob: Digest) -> Path:
-        """Where a held blob lies."""
-
-    def delete_blob(self, blob: Digest) -> None:
-        """Forget a blob."""
-
-    def neighbours(self) -> list[PeerId]:
-        """Connected peers."""
-
-    async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
-        """Download and verify. Raises Unreachable, PeerFault or DiskFault."""
+def verification_of(path: Path, record: PayloadRecord) -> VerifyRequest:
+    """Return the request that verifies the file at `path` against a record."""
+    experts = experts_of(record) if isinstance(record, Contribution) else b""
+    return VerifyRequest(
+        str(path), record.round, experts=experts, rows=_rows_of(record), reduced=_slice_of(record)
+    )
 
 
-class Payloads:
+class PayloadFetcher:
     """Owns the downloads of payloads. One task per wanted payload, at most PARALLEL at work."""
 
     def __init__(
         self,
         blobs: BlobSource,
-        size_of: Callable[[Named], int],
-        verify: Callable[[Path, Named], Awaitable[None]],
-        on_settled: Callable[[Named], None],
+        *,
+        size_of: Callable[[PayloadRecord], int],
+        verify: Callable[[Path, PayloadRecord], Awaitable[None]],
+        start_task: Callable[[Coroutine[Any, Any, None], str], None],
+        post: Callable[[Callable[[], None]], None],
         on_fault: Callable[[PeerId, AtollError], None],
-        on_disk: Callable[[DiskFault], None],
+        on_disk_fault: Callable[[DiskFault], None],
     ) -> None:
-        """`size_of`: the one legal size. `on_settled` hears once of each wanted payload that it is held, or void;
-        `on_disk` of a disk that refuses one: it is tried again.
-        """
-        self._blobs, self._size_of = blobs, size_of
-        self._verify, self._on_settled, self._on_fault, self._on_disk = verify, on_settled, on_fault, on_disk
+        """`size_of` gives the one legal size. `verify` raises DecodeError for bytes that do not fit the record."""
+        self._blobs = blobs
+        self._size_of = size_of
+        self._verify = verify
+        self._start_task = start_task
+        self._post = post
+        self._on_fault = on_fault
+        self._on_disk_fault = on_disk_fault
+        self._listeners: list[Callable[[Digest], None]] = []
         self._wanted: dict[Key, Round] = {}
         self._void: dict[Key, Round] = {}
         self._sound: set[Key] = set()
         self._fetched: set[Digest] = set()
         self._slots = asyncio.Semaphore(PARALLEL)
 
-    def held(self, named: Named) -> bool:
-        """Whether the payload can be folded now, as what is said of it."""
-        return self._blobs.has_blob(named.payload) and self._key(named) in self._sound
+    def subscribe(self, listener: Callable[[Digest], None]) -> None:
+        """Call `listener` with each wanted payload once it is held, or void. Listeners run in this order."""
+        self._listeners.append(listener)
 
-    def is_void(self, named: Named) -> bool:
-        """Whether it was looked at, and is not what is said of it."""
-        return self._key(named) in self._void
+    def is_held(self, record: PayloadRecord) -> bool:
+        """Return whether the record's payload can be folded now."""
+        return self._blobs.has_blob(record.payload) and self._key(record) in self._sound
 
-    def trust(self, named: Named) -> None:
-        """Our own worker made it so: it needs no look."""
-        self._sound.add(self._key(named))
+    def is_void(self, record: PayloadRecord) -> bool:
+        """Return whether the payload was verified, and does not fit the record."""
+        return self._key(record) in self._void
 
-    def want(self, group: asyncio.TaskGroup, named: Named, author: PeerId) -> None:
+    def trust(self, record: PayloadRecord) -> None:
+        """Skip the verification of a payload that this node's own worker made."""
+        self._sound.add(self._key(record))
+
+    def fetch(self, record: PayloadRecord, author: PeerId) -> None:
         """Start getting a payload, unless that is under way or hopeless."""
-        key = self._key(named)
-        if key in self._void or self.held(named):
+        key = self._key(record)
+        if key in self._void or self.is_held(record):
             return
         is_new = key not in self._wanted
-        self._wanted[key] = max(named.round, self._wanted.get(key, named.round))
+        self._wanted[key] = max(record.round, self._wanted.get(key, record.round))
         if is_new:
-            group.create_task(self._get(named, author), name=f"payload {named.payload.hex()[:8]}")
+            self._start_task(self._fetch_until_held(record, author), f"payload {record.payload.hex()[:8]}")
 
     def forget(self, final: Round) -> None:
-        """Stop getting payloads of rounds up to `final`."""
-        for table in (self._wanted, self._void):
-            for key, number in list(table.items()):
-                if number <= final:
-                    del table[key]
+        """Stop getting the payloads of rounds up to `final`."""
+        self._wanted = {key: number for key, number in self._wanted.items() if number > final}
+        self._void = {key: number for key, number in self._void.items() if number > final}
         self._sound = {key for key in self._sound if self._blobs.has_blob(key[0])}
         self._fetched = {payload for payload in self._fetched if self._blobs.has_blob(payload)}
 
-    async def mend(self, named: Named, author: PeerId) -> None:
+    async def restore(self, record: PayloadRecord, author: PeerId) -> None:
         """Return when a payload that was held is whole: what the disk lost or damaged is fetched again."""
         attempt = 0
         while True:
             try:
-                await self._load(named, author, attempt)
+                await self._load(record, author, attempt)
                 return
             except DecodeError:
-                self._drop(named.payload)
+                self._drop(record.payload)
             except DiskFault as error:
-                self._on_disk(error)
+                self._on_disk_fault(error)
             except (AtollError, TimeoutError) as error:
-                log.debug("payload %s: %s", named.payload.hex()[:8], error)
+                log.debug("payload %s: %s", record.payload.hex()[:8], error)
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
-    async def _get(self, named: Named, author: PeerId) -> None:
-        attempt, key = 0, self._key(named)
-        while key in self._wanted and not await self._attempt(named, author, attempt):
+    async def _fetch_until_held(self, record: PayloadRecord, author: PeerId) -> None:
+        attempt, key = 0, self._key(record)
+        while key in self._wanted and not await self._attempt(record, author, attempt):
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
-    async def _attempt(self, named: Named, author: PeerId, attempt: int) -> bool:
-        """One try. True when there is nothing left to do."""
-        key = self._key(named)
+    async def _attempt(self, record: PayloadRecord, author: PeerId, attempt: int) -> bool:
+        """Try once. Returns True when there is nothing left to do."""
+        key = self._key(record)
         try:
             async with self._slots:
-                await self._load(named, author, attempt)
+                await self._load(record, author, attempt)
         except DecodeError as error:
-            self._refuse(named, author, error)
+            self._refuse(record, author, error)
             return True
         except DiskFault as error:
-            self._on_disk(error)
+            self._on_disk_fault(error)
             return False
         except (AtollError, TimeoutError) as error:
-            log.debug("payload %s: %s", named.payload.hex()[:8], error)
+            log.debug("payload %s: %s", record.payload.hex()[:8], error)
             return False
         self._sound.add(key)
         if self._wanted.pop(key, None) is not None:
-            self._on_settled(named)
+            self._post(lambda: self._notify(record.payload))
         return True
 
-    def _refuse(self, named: Named, author: PeerId, error: DecodeError) -> None:
-        key, payload = self._key(named), named.payload
+    def _refuse(self, record: PayloadRecord, author: PeerId, error: DecodeError) -> None:
+        key, payload = self._key(record), record.payload
         wanted = self._wanted.pop(key, None)
         if wanted is not None:
             self._void[key] = wanted
         if payload in self._fetched and not any(payload == sound[0] for sound in self._sound):
-            self._drop(payload)  # else it is something else's too
+            self._drop(payload)  # else another record has the same payload
         self._on_fault(author, error)
         if wanted is not None:
-            self._on_settled(named)
+            self._post(lambda: self._notify(payload))
 
-    async def _load(self, named: Named, author: PeerId, attempt: int) -> None:
-        payload, size = named.payload, self._size_of(named)
+    def _notify(self, payload: Digest) -> None:
+        for listener in self._listeners:
+            listener(payload)
+
+    async def _load(self, record: PayloadRecord, author: PeerId, attempt: int) -> None:
+        payload, size = record.payload, self._size_of(record)
         async with asyncio.timeout(ATTEMPT_S):
             if not self._blobs.has_blob(payload):
-                await self._blobs.fetch_blob(payload, self._whom(author, attempt, size), size)
+                await self._blobs.fetch_blob(payload, self._holders(author, attempt, size), size)
                 self._fetched.add(payload)
-            await self._verify(self._blobs.blob_path(payload), named)
+            await self._verify(self._blobs.blob_path(payload), record)
 
-    def _key(self, named: Named) -> Key:
-        return named.payload, self._size_of(named), named.rows, named.slice
+    def _key(self, record: PayloadRecord) -> Key:
+        return record.payload, self._size_of(record), _rows_of(record), _slice_of(record)
 
     def _drop(self, payload: Digest) -> None:
         try:
             self._blobs.delete_blob(payload)
         except DiskFault as error:
-            self._on_disk(error)
+            self._on_disk_fault(error)
 
-    def _whom(self, author: PeerId, attempt: int, size_bytes: int) -> list[PeerId]:
-        """The author; for what is large, or on a second try, others too, in turn.
+    def _holders(self, author: PeerId, attempt: int, size_bytes: int) -> list[PeerId]:
+        """Return the author; for a large payload, or on a second try, others too, in turn.
 
-        An author who is not connected is dialled at every other try.
+        An author that is not connected is dialled at every other try.
         """
         near = self._blobs.neighbours()
         others = [peer for peer in near if peer != author]
@@ -212,12 +205,20 @@ class Payloads:
         return [author, *others] if attempt % 2 or not others else others
 
 
+def _rows_of(record: PayloadRecord) -> bytes:
+    return record.rows if isinstance(record, SlicedContribution | Reduction) else b""
+
+
+def _slice_of(record: PayloadRecord) -> tuple[Span, ...]:
+    return (record.span,) if isinstance(record, Reduction) else ()
+
+
 def few_in_turn(peers: list[PeerId], attempt: int) -> list[PeerId]:
-    """Some of them, with each attempt the next ones."""
+    """Return FEW of the peers: with each attempt the next ones."""
     first = FEW * attempt % max(1, len(peers))
     return (peers[first:] + peers[:first])[:FEW]
 
 
 def pause_s(attempt: int) -> float:
-    """Rest before this try (from 1)."""
+    """Return the seconds of rest before this attempt, counted from 1."""
     return min(FIRST_RETRY_S * 2.0 ** min(attempt - 1, 16), LAST_RETRY_S)

@@ -1,6 +1,6 @@
-"""Checking reducers: open a chunk of a Reduction now and then, tell of a wrong one, and check what others tell.
+"""Audits reducers: opens random chunks of Reductions, publishes proofs of wrong ones, and checks others' proofs.
 
-Nobody believes a fault without its proof, and a proof is checked with the RunSpec alone.
+No node believes a reported fault without its proof, and the RunSpec alone is enough to check a proof.
 """
 
 import asyncio
@@ -8,12 +8,11 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from atoll.node.daemon.coordinator.interfaces import Network, whom_to_ask
-from atoll.node.daemon.reduction.effective_set import Effective
-from atoll.node.daemon.reduction.ledger_view import ReducedSets
+from atoll.node.daemon.coordinator.interfaces import Network, peers_to_ask
+from atoll.node.daemon.reduction.effective_set import EffectiveSlice
+from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, PeerFault
@@ -33,87 +32,96 @@ from atoll.protocols.local.worker_messages import JudgeReply, JudgeRequest
 from atoll.protocols.run.payload import payload_bytes
 
 log = logging.getLogger(__name__)
-A = TypeVar("A")
 
 ANSWER_S = 60.0
-MOST_OPENINGS = 16
-"""In one round, of one member."""
-TRIES = 5
+MAX_OPENINGS = 16
+"""Openings of one round that this node asks for, and of one Reduction that it gives to one member."""
+ATTEMPTS = 5
 RETRY_S = 2.0
 
 
-class Openings:
-    """Samples, proofs, and which Reductions are known to be wrong."""
+class Auditor:
+    """Samples Reductions, checks proofs, and knows which Reductions are wrong."""
 
     def __init__(
         self,
         net: Network,
-        sets: ReducedSets,
+        ledger: ReductionLedger,
         spool: Path,
+        *,
         ask: Callable[[JudgeRequest, type[JudgeReply]], Awaitable[JudgeReply]],
         publish: Callable[[Body], Entry | None],
-        blame: Callable[[PeerId, AtollError], None],
-        luck: random.Random,
+        on_fault: Callable[[PeerId, AtollError], None],
+        rng: random.Random,
     ) -> None:
-        """`luck`: must be unknown to reducers before they publish."""
-        self._net, self._sets, self._spool = net, sets, spool
-        self._ask, self._publish, self._blame, self._luck = ask, publish, blame, luck
+        """`rng` chooses what is opened: reducers must not know it before they publish."""
+        self._net = net
+        self._ledger = ledger
+        self._spool = spool
+        self._ask = ask
+        self._publish = publish
+        self._on_fault = on_fault
+        self._rng = rng
         self.wrong: frozenset[Digest] = frozenset()
-        self._told: dict[tuple[PeerId, Digest], ReductionFault] = {}
-        self._asked: dict[tuple[PeerId, Digest], int] = {}
-        self._untrue: set[PeerId] = set()
-        """Who told of a fault that is none."""
+        self._reports: dict[tuple[PeerId, Digest], ReductionFault] = {}
+        self._openings_given: dict[tuple[PeerId, Digest], int] = {}
+        self._false_reporters: set[PeerId] = set()
+        """Peers that reported a fault without a valid proof."""
         self._turns: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
 
-    def note(self, author: PeerId, fault: ReductionFault) -> bool:
-        """Somebody tells of a fault; whether to check it: nobody is heard twice about one Reduction."""
-        return self._told.setdefault((author, fault.reduction), fault) is fault
+    def add_report(self, author: PeerId, fault: ReductionFault) -> bool:
+        """Record a reported fault. Returns whether to check it: one report of an author about each Reduction."""
+        return self._reports.setdefault((author, fault.reduction), fault) is fault
 
     def may_ask(self, peer: PeerId, claim: Claim) -> bool:
-        """Whether a peer is given one more opening of our Reduction: each takes the worker's time."""
-        asked = self._asked.get((peer, claim.entry), 0)
-        self._asked[peer, claim.entry] = asked + 1
-        return asked < MOST_OPENINGS
+        """Return whether a peer gets one more opening of our Reduction: each takes the worker's time."""
+        given = self._openings_given.get((peer, claim.entry), 0)
+        self._openings_given[peer, claim.entry] = given + 1
+        return given < MAX_OPENINGS
 
     def proofs(self, first: int = 0) -> set[Digest]:
-        """Blobs that are said to prove faults of Reductions of this round or a later one."""
-        return {fault.proof for fault in self._told.values() if fault.round >= first}
+        """Return the blobs that are reported as proofs of faults of this round or a later one."""
+        return {fault.proof for fault in self._reports.values() if fault.round >= first}
 
     def forget(self, before: int) -> None:
-        """The payloads of rounds before this one are dropped."""
-        self._told = {key: fault for key, fault in self._told.items() if fault.round >= before}
-        self._asked = {key: asked for key, asked in self._asked.items() if key[1] in self._sets.claims}
+        """Forget the rounds before this one, whose payloads are dropped."""
+        self._reports = {key: fault for key, fault in self._reports.items() if fault.round >= before}
+        given = self._openings_given.items()
+        self._openings_given = {key: count for key, count in given if key[1] in self._ledger.claims}
 
-    async def sample(self, parts: tuple[Effective, ...]) -> None:
-        """Open some chunks of a round's Reductions, as many as the run's share of the traffic allows."""
+    async def sample(self, parts: tuple[EffectiveSlice, ...]) -> None:
+        """Open random chunks of a round's Reductions, as many as the run's share of the traffic allows."""
         claims = [part.reduced for part in parts if part.reduced is not None]
-        theirs = [claim for claim in claims if claim.author != self._sets.me]
+        theirs = [claim for claim in claims if claim.author != self._ledger.me]
         for _ in range(self._draws(claims) if theirs else 0):
-            await self._open(self._luck.choice(theirs))
+            await self._open(self._rng.choice(theirs))
 
     def _draws(self, claims: list[Claim]) -> int:
-        rules, share = self._sets.rules, self._sets.spec.sample_256 / 256
+        """Return how many chunks to open in a round: their traffic is the run's share of what members exchange."""
+        rules, share = self._ledger.rules, self._ledger.spec.sample_256 / 256
         traffic = sum(payload_bytes("sparse2", rules.chunks, k) for k in (rules.k, rules.reduced_k))
-        members = max((len(self._sets.covered(claim)) for claim in claims), default=1)
+        members = max((len(self._ledger.covered(claim)) for claim in claims), default=1)
         wanted = share * traffic / opening_max_bytes(rules, members)
-        return min(MOST_OPENINGS, int(wanted) + (self._luck.random() < wanted % 1.0))
+        # The fraction is drawn too. Rounding would never audit a run whose share is below one opening a round.
+        return min(MAX_OPENINGS, int(wanted) + (self._rng.random() < wanted % 1.0))
 
     async def _open(self, claim: Claim) -> None:
-        """Open one chunk; whoever does not answer is not proven wrong."""
-        covered, span = self._sets.covered(claim), claim.body.span
-        cap = opening_max_bytes(self._sets.rules, len(covered))
-        ask = OpeningAsk(claim.entry, self._luck.randrange(span.start, span.stop))
+        # A reducer that does not answer is not proven wrong: it may be gone, or busy.
+        covered, span = self._ledger.covered(claim), claim.body.span
+        cap = opening_max_bytes(self._ledger.rules, len(covered))
+        ask = OpeningAsk(claim.entry, self._rng.randrange(span.start, span.stop))
         try:
             async with asyncio.timeout(ANSWER_S):
                 data = await self._net.ask_peer(claim.author, codec.encode(ask), cap)
             if data:
-                await self._judge_answer(claim, covered, codec.decode(data, Opening, max_bytes=cap), ask.chunk)
+                await self._judge(claim, covered, codec.decode(data, Opening, max_bytes=cap), ask.chunk)
         except PeerFault as error:
-            self._blame(claim.author, error)
+            self._on_fault(claim.author, error)
         except (AtollError, TimeoutError) as error:
             log.debug("an opening of %s: %s", claim.author, error)
 
-    async def _judge_answer(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening, chunk: int) -> None:
+    async def _judge(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening, chunk: int) -> None:
+        """Publish the opening as the proof of a fault, if the worker finds that it proves one."""
         if opening.chunk != chunk:
             raise DecodeError("opening: of another chunk than was asked for")
         proof = codec.encode(self._proof(claim, covered, opening))
@@ -127,57 +135,60 @@ class Openings:
             path.unlink(missing_ok=True)
 
     def _proof(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening) -> FaultProof:
-        entries, previous = self._sets.entries, Digest(claim.body.previous)
+        # The proof holds every signed entry that it depends on, so that a node with another ledger can check it.
+        entries, previous = self._ledger.entries, Digest(claim.body.previous)
         if previous and previous not in entries:
             raise DecodeError("opening: of a Reduction that continues an unknown one")
         return FaultProof(
-            PROOF_VERSION,
-            encode_entry(entries[claim.entry]),
-            encode_entry(entries[previous]) if previous else b"",
-            tuple(encode_entry(entries[offer.entry]) for offer in covered),
-            opening,
+            version=PROOF_VERSION,
+            reduction=encode_entry(entries[claim.entry]),
+            previous=encode_entry(entries[previous]) if previous else b"",
+            contributions=tuple(encode_entry(entries[offer.entry]) for offer in covered),
+            opening=opening,
         )
 
-    async def hear(self, author: PeerId, fault: ReductionFault) -> bool:
-        """Check what somebody tells; whether a Reduction is now known to be wrong that was not before.
+    async def check(self, author: PeerId, fault: ReductionFault) -> bool:
+        """Check a report. Returns whether its Reduction is now known to be wrong, and was not before.
 
-        Checking means fetching: one proof of an author at a time, and none of who told one that proves nothing.
+        A check fetches the proof. So an author gets one at a time, and none after a report that proves nothing.
         """
         turn = self._turns.setdefault(author, asyncio.Lock())
         async with turn:
-            return await self._checked(author, fault)
+            return await self._check_often(author, fault)
 
-    async def _checked(self, author: PeerId, fault: ReductionFault) -> bool:
-        if fault.reduction in self.wrong or author in self._untrue:
+    async def _check_often(self, author: PeerId, fault: ReductionFault) -> bool:
+        if fault.reduction in self.wrong or author in self._false_reporters:
             return False
-        for _ in range(TRIES):
+        for _ in range(ATTEMPTS):
             try:
-                wrong = await self._check(author, fault)
+                is_wrong = await self._check_once(author, fault)
             except PeerFault as error:
-                self._untrue.add(author)
-                self._blame(author, error)
+                self._false_reporters.add(author)
+                self._on_fault(author, error)
                 return False
             except (AtollError, TimeoutError) as error:
                 log.debug("proof of a fault: %s", error)
                 await asyncio.sleep(RETRY_S)
+                continue
+            if is_wrong:
+                self.wrong |= {fault.reduction}
             else:
-                if not wrong:
-                    self._untrue.add(author)
-                    self._blame(author, DecodeError("a proof of a fault that proves nothing"))
-                self.wrong |= {fault.reduction} if wrong else set()
-                return wrong
+                self._false_reporters.add(author)
+                self._on_fault(author, DecodeError("a proof of a fault that proves nothing"))
+            return is_wrong
         return False
 
-    async def _check(self, author: PeerId, fault: ReductionFault) -> bool:
-        cap, is_here = proof_max_bytes(self._sets.rules, MAX_SET), self._net.has_blob(fault.proof)
-        if not is_here:
+    async def _check_once(self, author: PeerId, fault: ReductionFault) -> bool:
+        cap, was_held = proof_max_bytes(self._ledger.rules, MAX_SET), self._net.has_blob(fault.proof)
+        if not was_held:
             async with asyncio.timeout(ANSWER_S):
-                await self._net.fetch_blob(fault.proof, whom_to_ask(author, self._net), cap)
-        wrong = False
+                await self._net.fetch_blob(fault.proof, peers_to_ask(author, self._net), cap)
+        is_wrong = False
         try:
             ask = JudgeRequest(str(self._net.blob_path(fault.proof)), fault.reduction)
-            wrong = (await self._ask(ask, JudgeReply)).wrong
+            is_wrong = (await self._ask(ask, JudgeReply)).wrong
         finally:
-            if not wrong and not is_here:  # else it is something else's too
+            # A blob that was here before has another use. A valid proof stays: this node serves it to others.
+            if not is_wrong and not was_held:
                 self._net.delete_blob(fault.proof)
-        return wrong
+        return is_wrong

@@ -1,36 +1,44 @@
-"""What the ledger says about reduced rounds: who reduces, what was offered and claimed, what counts. Pure.
+"""The ledger's entries about reduced rounds: the reducers, the contributions, the Reductions. No I/O.
 
-A set names contributions and Reductions; what counts in it follows from the set alone, once everything that its
-Reductions cover is known.
+A set names contributions and Reductions. What counts in it follows from the set alone, once the ledger has all
+contributions that its Reductions cover.
 """
 
 from collections.abc import Collection
 
-from atoll.node.daemon.reduction.effective_set import Effective, effective, entries_of, one_per_author, tainted
+from atoll.node.daemon.reduction.effective_set import (
+    EffectiveSlice,
+    effective_slices,
+    entries_of,
+    one_per_author,
+    tainted,
+)
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Entry, Reduction, SlicedContribution
 from atoll.protocols.ledger.reduction import Claim, Offer, ReductionRules, covered_by
 from atoll.protocols.run.slices import ReduceSpec, SlicePlan, all_gather, plan_of
 
 REMEMBERED = 128
-"""Rounds whose plans and Reductions are kept after their payloads are dropped: later ones may continue them."""
+"""Rounds for which plans and Reductions stay known after their payloads are dropped: later ones continue them."""
 
 
-class ReducedSets:
-    """Entries about rounds, and the plans that follow from final sets."""
+class ReductionLedger:
+    """Contributions and Reductions by round, and the plans that follow from final sets."""
 
     def __init__(self, me: PeerId, rules: ReductionRules, spec: ReduceSpec) -> None:
-        self.me, self.rules, self.spec = me, rules, spec
+        self.me = me
+        self.rules = rules
+        self.spec = spec
         self.entries: dict[Digest, Entry] = {}
         """Contributions and Reductions."""
         self.claims: dict[Digest, Claim] = {}
-        """At most one of an author and round: of several the first in its feed counts."""
+        """Reductions by entry id, at most one for each author and round: the first in the author's feed."""
         self._claimed: set[tuple[PeerId, int]] = set()
         self._offers: dict[int, dict[Digest, Offer]] = {}
         self._plans: dict[int, SlicePlan] = {}
 
-    def note(self, entry: Entry) -> Offer | Claim | None:
-        """Take an entry; what it is for a round, if anything."""
+    def add(self, entry: Entry) -> Offer | Claim | None:
+        """Record an entry. Returns the contribution or the Reduction that it is; None if it does not count."""
         match entry.body:
             case SlicedContribution(number):
                 offer = Offer(entry.id, entry.author, entry.body.weight, entry.seq)
@@ -39,72 +47,75 @@ class ReducedSets:
                 return offer
             case Reduction(number) if (entry.author, number) not in self._claimed:
                 self._claimed.add((entry.author, number))
+                # A second Reduction of one author and round would let it change a set that was folded already.
                 claim = self.claims[entry.id] = Claim(entry.id, entry.author, entry.body)
                 self.entries[entry.id] = entry
                 return claim
         return None
 
     def plan(self, number: int) -> SlicePlan:
-        """Slices and reducers of a round; nobody reduces as long as its deciding set is not known."""
+        """Return slices and reducers of a round; without reducers while the set that decides them is not known."""
         return self._plans.get(number) or all_gather(self.rules.chunks)
 
     def offers(self, number: int) -> tuple[Offer, ...]:
-        """Contributions to a round that count, by rising entry id."""
+        """Return the contributions to a round that count, by rising entry id."""
         return one_per_author(self._offers.get(number, {}).values())
 
     def contribution(self, entry: Digest) -> SlicedContribution:
-        """The body of an offer."""
+        """Return the record of a contribution."""
         body = self.entries[entry].body
         assert isinstance(body, SlicedContribution)
         return body
 
     def decide(self, number: int, names: Collection[Digest]) -> Round:
-        """The final set of a round is known: it names the reducers of a later one, which is returned."""
+        """Derive the reducers of a later round, which is returned, from the final set of this one."""
         authors = frozenset(self.entries[e].author for e in names if e not in self.claims and e in self.entries)
+        # A reducer without a Reduction in the set is left out of the next plan: it was dead, slow or wrong.
         present = {self.claims[e].author for e in names if e in self.claims}
         absent = frozenset(self.plan(number).reducers) - present
         decided = Round(number + self.spec.gap)
         self._plans[decided] = plan_of(self.rules.run, authors, absent, self.rules.chunks, self.spec)
         return decided
 
-    def parts(self, number: int, names: Collection[Digest]) -> tuple[Effective, ...] | None:
-        """What counts in each slice of a set. None: something covered is not known yet, or the set is illegal."""
+    def parts(self, number: int, names: Collection[Digest]) -> tuple[EffectiveSlice, ...] | None:
+        """Return what counts in each slice; None if the set is illegal or covers what is not known yet."""
         offers = self.offers(number)
         claims = {name: self.claims[name] for name in names if name in self.claims}
         absent = {offer.entry for offer in offers} - set(names)
-        parts = effective(Round(number), self.plan(number), offers, claims, (), absent)
+        # What is in the ledger but not in the set counts only where a Reduction of the set covers it.
+        parts = effective_slices(Round(number), self.plan(number), offers, claims, (), absent)
         return parts if entries_of(parts, offers, absent) == tuple(sorted(names)) else None
 
     def covered(self, claim: Claim) -> tuple[Offer, ...]:
-        """What a Reduction covers; empty where that is not known."""
+        """Return the contributions that a Reduction covers; nothing while one of them is not known."""
         number = claim.body.round
         return covered_by(claim.body, self.plan(number), self.offers(number)) or ()
 
-    def has_ours(self, part: Effective) -> bool:
-        """Whether our own contribution counts in a slice."""
+    def has_ours(self, part: EffectiveSlice) -> bool:
+        """Return whether the own contribution counts in a slice."""
         covered = self.covered(part.reduced) if part.reduced is not None else ()
         return any(offer.author == self.me for offer in (*covered, *part.raw))
 
     def ours(self, number: int) -> Claim | None:
-        """Our own Reduction of a round."""
+        """Return the own Reduction of a round."""
         mine = (c for c in self.claims.values() if c.author == self.me and c.body.round == number)
         return next(mine, None)
 
     def newest_of_ours(self, before: int) -> Claim | None:
-        """Our newest Reduction of a round before this one."""
+        """Return the newest own Reduction of a round before this one."""
         mine = [c for c in self.claims.values() if c.author == self.me and c.body.round < before]
         return max(mine, key=lambda claim: claim.body.round, default=None)
 
     def tainted(self, wrong: Collection[Digest]) -> frozenset[Digest]:
-        """These, and what continues them."""
+        """Return these Reductions and all that continue them."""
         return tainted(self.claims, wrong)
 
     def reduced_payloads(self, first: int = 0) -> set[Digest]:
-        """Payloads of all Reductions from this round on."""
+        """Return the payloads of all Reductions from this round on."""
         return {claim.body.payload for claim in self.claims.values() if claim.body.round >= first}
 
     def forget(self, before: int) -> None:
-        """The payloads of rounds before this one are dropped."""
+        """Forget the rounds before this one, whose payloads are dropped."""
         self._offers = {at: offers for at, offers in self._offers.items() if at >= before}
         self._plans = {at: plan for at, plan in self._plans.items() if at >= before - REMEMBERED}
         self.claims = {e: claim for e, claim in self.claims.items() if claim.body.round >= before - REMEMBERED}

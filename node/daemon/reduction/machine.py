@@ -1,19 +1,19 @@
-"""One node in one round of the second topology: a pure machine. What it needs it asks for once; then it folds.
+"""One node in one reduced round: a pure machine. It asks once for everything that it needs, and then it folds.
 
     contributions seen ──▶ reducer: rows of its slice ──▶ collected ──▶ Reduce ──▶ its Reduction is published
-                           everybody: Reductions as they appear, raw rows of what they leave out
-    no Reduction of a slice when patience ends ──▶ raw rows of that slice, of everybody
+                           every node: Reductions as they appear, raw rows of what they leave out
+    no Reduction of a slice when patience ends ──▶ raw rows of that slice, of all contributions
     a proven fault ──▶ the Reduction is no longer one; raw rows instead, and the fold is made again
     rows, or a Reduction's payload, that nobody has ──▶ the fold is made without, and again should they come
 
-`step(state, event)` has no clock, no network and no randomness. Who drives it says when contributions are
+`step(state, event)` has no clock, no network and no randomness. The coordinator decides when contributions are
 collected (the round closes) and when patience with reducers ends.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from atoll.node.daemon.reduction.effective_set import Effective, effective, entries_of, one_per_author
+from atoll.node.daemon.reduction.effective_set import EffectiveSlice, effective_slices, entries_of, one_per_author
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.reduction import Claim, Offer
 from atoll.protocols.run.arena import Span
@@ -51,7 +51,7 @@ class ReductionHeld:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The round closes: whoever is not here yet is late."""
+    """The round closes: contributions that come later are late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ Event = OfferSeen | ClaimSeen | RowsHeld | ReductionHeld | Collected | PatienceO
 
 @dataclass(frozen=True, slots=True)
 class FetchRows:
-    """Get rows of a contribution, from its author or from whoever has them."""
+    """Get rows of a contribution, from its author or from another holder."""
 
     offer: Offer
     span: Span
@@ -101,9 +101,9 @@ class ReduceSlice:
 
 @dataclass(frozen=True, slots=True)
 class FoldSlices:
-    """Everything that counts is here: set the round to it."""
+    """Everything that counts is here: fold exactly these slices."""
 
-    parts: tuple[Effective, ...]
+    parts: tuple[EffectiveSlice, ...]
     entries: tuple[Digest, ...]
 
 
@@ -112,62 +112,71 @@ Action = FetchRows | FetchReduction | ReduceSlice | FoldSlices
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one node knows of one round."""
+    """Everything that one node knows about one reduced round."""
 
     me: PeerId
     number: Round
     plan: SlicePlan
     offers: frozenset[Offer] = frozenset()
     claims: Mapping[Digest, Claim] = field(default_factory=dict)
+    """Reductions of this round and of earlier ones, which it may continue."""
     wrong: frozenset[Digest] = frozenset()
     gone: frozenset[Digest] = frozenset()
+    """Contributions and Reductions that nobody gives."""
     rows: frozenset[tuple[Digest, Span]] = frozenset()
+    """Rows on disk, by contribution and slice."""
     payloads: frozenset[Digest] = frozenset()
+    """Reductions whose payload is on disk."""
     asked: frozenset[Action] = frozenset()
+    """Every fetch that was asked for: none is repeated, because the fetchers retry by themselves."""
     collected: bool = False
     patient: bool = True
     reduced: bool = False
-    folded: tuple[Effective, ...] = ()
-    parts: tuple[Effective, ...] = ()
-    """What counts by the records alone."""
+    """The own slice was reduced, or needs no reduction any more."""
+    folded: tuple[EffectiveSlice, ...] = ()
+    """What the newest FoldSlices held."""
+    parts: tuple[EffectiveSlice, ...] = ()
+    """What counts by the records alone, whether it is on disk or not."""
 
 
 def step(state: State, event: Event) -> tuple[State, list[Action]]:
-    """The next state and what to do. The same event twice changes nothing and asks for nothing."""
-    state = _heard(state, event)
+    """Return the next state and the actions. A repeated event changes nothing and asks for nothing."""
+    state = _apply(state, event)
     state = replace(state, parts=_parts(state, event))
-    fresh = [action for action in dict.fromkeys(_wanted(state)) if action not in state.asked]
+    fresh = [action for action in dict.fromkeys(_needed(state)) if action not in state.asked]
     state = replace(state, asked=state.asked | frozenset(fresh))
     state, reduction = _reduction(state)
     state, fold = _fold(state)
     return state, [*fresh, *reduction, *fold]
 
 
-def _parts(state: State, event: Event) -> tuple[Effective, ...]:
-    """What counts after an event; a Reduction of this round changes its own slice only."""
+def _parts(state: State, event: Event) -> tuple[EffectiveSlice, ...]:
+    """Return what counts after an event."""
+    # A payload that was given up counts again when it comes; rows on disk never change what counts.
     changes = isinstance(event, Gone | ReductionHeld) and event.entry in state.claims and event.entry in state.gone
     if not changes and not isinstance(event, OfferSeen | ClaimSeen | Wrong):
         return state.parts
     spans = state.plan.spans
+    # A Reduction of this round changes its own slice only. One of an earlier round may taint those of any slice.
     if isinstance(event, ClaimSeen) and state.parts and event.claim.body.round == state.number:
         spans = (event.claim.body.span,)
-    made = effective(state.number, state.plan, state.offers, state.claims, state.wrong, _lost(state), spans)
+    made = effective_slices(state.number, state.plan, state.offers, state.claims, state.wrong, _lost(state), spans)
     fresh = {part.span: part for part in made}
     return tuple(fresh.get(part.span, part) for part in state.parts) if state.parts else made
 
 
 def missing_slices(state: State) -> tuple[Span, ...]:
-    """Slices that wait for their Reduction."""
+    """Return the slices that wait for their Reduction."""
     return tuple(part.span for part in state.parts if part.reduced is None and state.plan.reducers)
 
 
 def missing_payloads(state: State) -> tuple[Digest, ...]:
-    """Reductions that count and whose payload is not here."""
+    """Return the Reductions that count and whose payload is not here."""
     reduced = (part.reduced.entry for part in state.parts if part.reduced is not None)
     return tuple(entry for entry in reduced if entry not in state.payloads)
 
 
-def _heard(state: State, event: Event) -> State:
+def _apply(state: State, event: Event) -> State:
     match event:
         case OfferSeen(offer):
             return replace(state, offers=state.offers | {offer})
@@ -189,15 +198,17 @@ def _heard(state: State, event: Event) -> State:
             return replace(state, patient=False)
 
 
-def _wanted(state: State) -> Iterator[Action]:
-    """Everything that this node needs and does not hold, asked for before or not."""
+def _needed(state: State) -> Iterator[Action]:
+    """Yield everything that this node needs and does not hold, asked for before or not."""
     mine = state.plan.span_of(state.me)
+    # A reducer needs the rows of its slice from everybody, before the round closes.
     if mine is not None and not state.reduced:
         yield from _rows(state, one_per_author(state.offers), mine)
     for part in state.parts:
         if part.reduced is not None and part.reduced.entry not in state.payloads:
             yield FetchReduction(part.reduced)
-        if _is_settled(state, part):
+        # Raw rows only once no Reduction can spare them: they are most of the traffic of a round.
+        if _is_decided(state, part):
             yield from _rows(state, part.raw, part.span)
 
 
@@ -207,24 +218,27 @@ def _rows(state: State, offers: tuple[Offer, ...], span: Span) -> Iterator[Fetch
             yield FetchRows(offer, span)
 
 
-def _is_settled(state: State, part: Effective) -> bool:
-    """Whether to go on with what the slice has: before, a Reduction may still come and cover the rest."""
-    if not state.plan.reducers or not state.collected:
-        return not state.plan.reducers
+def _is_decided(state: State, part: EffectiveSlice) -> bool:
+    """Return whether the slice stays as it is. Before that a Reduction may still come and cover the rest."""
+    if not state.plan.reducers:
+        return True
+    if not state.collected:
+        return False
     return part.reduced is not None or not state.patient or _is_caught(state, part.span)
 
 
 def _is_caught(state: State, span: Span) -> bool:
-    """Whether the slice's reducer was proven wrong in this round: nothing better will come."""
+    """Return whether the slice's reducer was proven wrong in this round: nothing better will come."""
     claims = (state.claims[entry] for entry in state.wrong if entry in state.claims)
     return any(claim.body.round == state.number and claim.body.span == span for claim in claims)
 
 
 def _reduction(state: State) -> tuple[State, list[Action]]:
-    """Reduce once, when the round closes, whatever rows are here then."""
+    """Reduce the own slice once, when the round closes, from the rows that are here then."""
     mine = state.plan.span_of(state.me)
     if mine is None or state.reduced or not state.collected:
         return state, []
+    # A contribution without rows here is left out of the Reduction. It still counts raw where it is held.
     offers = tuple(
         o for o in one_per_author(state.offers) if o.author == state.me or (o.entry, mine) in state.rows
     )
@@ -233,28 +247,29 @@ def _reduction(state: State) -> tuple[State, list[Action]]:
 
 def _fold(state: State) -> tuple[State, list[Action]]:
     """Fold when all that counts is here, and again when something else counts."""
-    if not state.collected or not all(_is_settled(state, part) for part in state.parts):
+    if not state.collected or not all(_is_decided(state, part) for part in state.parts):
         return state, []
     absent, parts = _absent(state), state.parts
     if absent:
+        # Rows that nobody gives: the set is made without their contributions, in all slices alike.
         lost = absent | _lost(state)
-        parts = effective(state.number, state.plan, state.offers, state.claims, state.wrong, lost)
+        parts = effective_slices(state.number, state.plan, state.offers, state.claims, state.wrong, lost)
     if parts == state.folded or not all(_is_here(state, part) for part in parts):
         return state, []
     return replace(state, folded=parts), [FoldSlices(parts, entries_of(parts, state.offers, absent))]
 
 
 def _absent(state: State) -> frozenset[Digest]:
-    """Contributions of which rows are needed that nobody has."""
+    """Return the contributions whose rows are needed and given by nobody."""
     lacking = (action.offer.entry for part in state.parts for action in _rows(state, part.raw, part.span))
     return state.gone.intersection(lacking)
 
 
 def _lost(state: State) -> frozenset[Digest]:
-    """Reductions whose payload nobody has."""
+    """Return the Reductions whose payload nobody gives."""
     return state.gone.intersection(state.claims) - state.payloads
 
 
-def _is_here(state: State, part: Effective) -> bool:
+def _is_here(state: State, part: EffectiveSlice) -> bool:
     reduced = part.reduced is None or part.reduced.entry in state.payloads
     return reduced and not any(_rows(state, part.raw, part.span))

@@ -1,20 +1,25 @@
-"""Getting and giving what slices are made of: rows of contributions.
+"""Gets and serves the rows that slices are made of.
 
-Rows are held when they are under the root of their contribution. What is wanted is tried again and again until its
-round is final.
+Rows are held when they are under the root that their contribution names. Wanted rows are tried again and again
+until their round is final.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
-from atoll.node.daemon.coordinator.contribution_index import named
 from atoll.node.daemon.coordinator.interfaces import Network
-from atoll.node.daemon.coordinator.payload_fetcher import ATTEMPT_S, PARALLEL, Payloads, few_in_turn, pause_s
-from atoll.node.daemon.reduction.ledger_view import ReducedSets
-from atoll.node.daemon.reduction.row_store import RowStore
-from atoll.p2p.system.atomic_files import disk
+from atoll.node.daemon.coordinator.payload_fetcher import (
+    ATTEMPT_S,
+    PARALLEL,
+    PayloadFetcher,
+    few_in_turn,
+    pause_s,
+)
+from atoll.node.daemon.reduction.ledger_view import ReductionLedger
+from atoll.p2p.system.atomic_files import disk, make_folder, write_whole
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId
@@ -24,96 +29,148 @@ from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
 
 log = logging.getLogger(__name__)
-
-Heard = Callable[[], None]
-"""What to do when something wanted is here."""
+_SUFFIX = ".rows"
 
 
-class SliceSources:
+class RowStore:
+    """Rows of other members' payloads on disk, by entry id and span. Every method may raise DiskFault.
+
+    Each file holds an encoded RowsAnswer, as it came and as it is served.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open or create `folder`; files with other names are left alone."""
+        self._folder = make_folder(folder)
+        self._known: set[tuple[Digest, Span]] = set()
+        with disk(folder):
+            names = [path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")]
+        self._known.update(found for name in names if (found := _read_name(name)) is not None)
+
+    def has(self, entry: Digest, span: Span) -> bool:
+        """Return whether these rows are on disk."""
+        return (entry, span) in self._known
+
+    def path(self, entry: Digest, span: Span) -> Path:
+        """Return the path of these rows, on disk or not."""
+        return self._folder / f"{entry.hex()}-{span.start}-{span.stop}{_SUFFIX}"
+
+    def put(self, entry: Digest, span: Span, answer: bytes) -> None:
+        """Store rows that were verified."""
+        write_whole(self.path(entry, span), answer)
+        self._known.add((entry, span))
+
+    def drop(self, entry: Digest, span: Span) -> None:
+        """Delete rows that are damaged or not needed."""
+        self._known.discard((entry, span))
+        path = self.path(entry, span)
+        with disk(path):
+            path.unlink(missing_ok=True)
+
+    def keep_only(self, entries: Collection[Digest]) -> None:
+        """Delete the rows of all other contributions."""
+        for entry, span in [one for one in self._known if one[0] not in entries]:
+            self.drop(entry, span)
+
+
+def _read_name(name: str) -> tuple[Digest, Span] | None:
+    try:
+        entry, start, stop = name.split("-")
+        return Digest(bytes.fromhex(entry)), Span(int(start), int(stop))
+    except ValueError:
+        return None
+
+
+class RowFetcher:
     """Owns the rows on disk and all downloads of rows."""
 
     def __init__(
         self,
         net: Network,
-        sets: ReducedSets,
-        payloads: Payloads,
+        ledger: ReductionLedger,
+        payloads: PayloadFetcher,
         folder: Path,
-        blame: Callable[[PeerId, AtollError], None],
-        on_disk: Callable[[DiskFault], None],
+        *,
+        start_task: Callable[[Coroutine[Any, Any, None], str], None],
+        on_fault: Callable[[PeerId, AtollError], None],
+        on_disk_fault: Callable[[DiskFault], None],
     ) -> None:
-        """`payloads`: whole ones that are held; rows are cut out of them. `folder`: for rows."""
-        self._net, self._sets, self._payloads = net, sets, payloads
-        self._blame, self._on_disk = blame, on_disk
-        self.shelf = RowStore(folder)
+        """`payloads` knows the whole payloads that are held; rows are cut out of them. `folder`: for rows."""
+        self._net = net
+        self._ledger = ledger
+        self._payloads = payloads
+        self._start_task = start_task
+        self._on_fault = on_fault
+        self._on_disk_fault = on_disk_fault
+        self.store = RowStore(folder)
         self._wanted: dict[tuple[Digest, Span], int] = {}
         self._tree: tuple[Digest, RowTree] | None = None
         self._slots = asyncio.Semaphore(PARALLEL)
 
-    def has_rows(self, offer: Offer, span: Span) -> bool:
-        """Whether rows of a contribution are on disk, cut out or within a whole payload that is here."""
-        if self.shelf.has(offer.entry, span):
+    def has(self, offer: Offer, span: Span) -> bool:
+        """Return whether rows of a contribution are on disk, cut out or within a whole payload."""
+        if self.store.has(offer.entry, span):
             return True
         try:
             rows = self._cut(offer, span)
             if rows is not None:
-                self.shelf.put(offer.entry, span, rows)
+                self.store.put(offer.entry, span, rows)
         except DiskFault as error:
-            self._on_disk(error)
+            self._on_disk_fault(error)
             return False
         return rows is not None
 
-    def want_rows(self, group: asyncio.TaskGroup, number: int, offer: Offer, span: Span, heard: Heard) -> None:
-        """Get rows until they are here. `heard` is called once, perhaps at once; not while another want waits."""
-        if self.has_rows(offer, span):
-            heard()
+    def fetch(self, number: int, offer: Offer, span: Span, on_held: Callable[[], None]) -> None:
+        """Get rows until they are here. `on_held` is called once, perhaps now; not while another fetch waits."""
+        if self.has(offer, span):
+            on_held()
         elif (offer.entry, span) not in self._wanted:
             self._wanted[offer.entry, span] = number
-            group.create_task(self._get(offer, span, heard), name=f"rows {number}")
+            self._start_task(self._fetch_until_held(offer, span, on_held), f"rows {number}")
 
     def forget(self, final: int) -> None:
-        """Stop getting what belongs to rounds up to `final`."""
+        """Stop getting rows of rounds up to `final`."""
         self._wanted = {key: number for key, number in self._wanted.items() if number > final}
 
-    def damaged(self, offer: Offer, span: Span) -> None:
-        """The rows on disk cannot be read: get them again when they are wanted."""
-        self.shelf.drop(offer.entry, span)
+    def drop(self, offer: Offer, span: Span) -> None:
+        """Delete rows that cannot be read, so that they are fetched again when they are wanted."""
+        self.store.drop(offer.entry, span)
 
-    def rows_for(self, ask: RowsAsk) -> bytes:
-        """The answer to a question for rows; empty where they are not here. Raises DecodeError.
+    def answer(self, ask: RowsAsk) -> bytes:
+        """Return the answer to a question for rows; empty if they are not here. Raises DecodeError.
 
-        Nothing is written: who asks may name any span.
+        Nothing is written to the disk: a peer may name any span.
         """
         start, stop = ask.span
-        if not 0 <= start < stop <= self._sets.rules.chunks:
+        if not 0 <= start < stop <= self._ledger.rules.chunks:
             raise DecodeError("rows: a span outside the arena")
         offer = next((o for o in self._known(ask.contribution)), None)
         try:
             return b"" if offer is None else self._rows_now(offer, ask.span)
         except DiskFault as error:
-            self._on_disk(error)
+            self._on_disk_fault(error)
             return b""
 
     def _known(self, entry: Digest) -> Iterator[Offer]:
-        if entry in self._sets.entries and entry not in self._sets.claims:
-            number = self._sets.contribution(entry).round
-            yield from (offer for offer in self._sets.offers(number) if offer.entry == entry)
+        if entry in self._ledger.entries and entry not in self._ledger.claims:
+            number = self._ledger.contribution(entry).round
+            yield from (offer for offer in self._ledger.offers(number) if offer.entry == entry)
 
     def _rows_now(self, offer: Offer, span: Span) -> bytes:
-        """Encoded rows, empty where they are not here. Raises DiskFault."""
-        if not self.shelf.has(offer.entry, span):
+        """Return encoded rows; empty if they are not here. Raises DiskFault."""
+        if not self.store.has(offer.entry, span):
             return self._cut(offer, span) or b""
-        path = self.shelf.path(offer.entry, span)
+        path = self.store.path(offer.entry, span)
         with disk(path):
             return path.read_bytes()
 
     def _cut(self, offer: Offer, span: Span) -> bytes | None:
-        """Rows cut out of a payload that is here as a whole; None where it is not. Raises DiskFault."""
-        body = self._sets.contribution(offer.entry)
-        if not self._payloads.held(named(body)):
+        """Return rows cut out of a whole payload; None if it is not here. Raises DiskFault."""
+        record = self._ledger.contribution(offer.entry)
+        if not self._payloads.is_held(record):
             return None
         try:
-            tree = self._tree_of(body.payload)
-            if tree.root != body.rows:
+            tree = self._tree_of(record.payload)
+            if tree.root != record.rows:
                 raise DecodeError("rows: not those of the payload")
             return codec.encode(RowsAnswer(*tree.part(span)))
         except DecodeError as error:
@@ -121,37 +178,37 @@ class SliceSources:
             return None
 
     def _tree_of(self, payload: Digest) -> RowTree:
-        """One is kept: all reducers ask for their parts of the same payload at the same time."""
+        # The newest tree is kept: all reducers ask for their parts of the same payload at the same time.
         if self._tree is None or self._tree[0] != payload:
-            path, rules = self._net.blob_path(payload), self._sets.rules
+            path, rules = self._net.blob_path(payload), self._ledger.rules
             with disk(path):
                 data = path.read_bytes()
             self._tree = (payload, RowTree(data, Layout("sparse2", rules.chunks, rules.k)))
         return self._tree[1]
 
-    async def _get(self, offer: Offer, span: Span, heard: Heard) -> None:
-        """Attempts until one is done. What was forgotten meanwhile is nobody's news."""
-        tries, key = 0, (offer.entry, span)
+    async def _fetch_until_held(self, offer: Offer, span: Span, on_held: Callable[[], None]) -> None:
+        """Try until the rows are here, or were forgotten; forgotten rows are not reported."""
+        attempt, key = 0, (offer.entry, span)
         while key in self._wanted:
             try:
                 async with self._slots, asyncio.timeout(ATTEMPT_S):
-                    done = await self._rows(offer, span, tries)
+                    is_done = await self._attempt(offer, span, attempt)
             except DiskFault as error:
-                self._on_disk(error)
+                self._on_disk_fault(error)
             except (AtollError, TimeoutError) as error:
                 log.debug("rows of %s: %s", offer.author, error)
             else:
-                if done and self._wanted.pop(key, None) is not None:
-                    heard()
-                if done:
+                if is_done and self._wanted.pop(key, None) is not None:
+                    on_held()
+                if is_done:
                     return
-            tries += 1
-            await asyncio.sleep(pause_s(tries))
+            attempt += 1
+            await asyncio.sleep(pause_s(attempt))
 
-    async def _rows(self, offer: Offer, span: Span, attempt: int) -> bool:
-        rules, root = self._sets.rules, self._sets.contribution(offer.entry).rows
+    async def _attempt(self, offer: Offer, span: Span, attempt: int) -> bool:
+        rules, root = self._ledger.rules, self._ledger.contribution(offer.entry).rows
         cap = rows_max_bytes(span, rules.chunks, rules.k)
-        for peer in self._whom(offer.author, attempt):
+        for peer in self._holders(offer.author, attempt):
             try:
                 data = await self._net.ask_peer(peer, codec.encode(RowsAsk(offer.entry, span)), cap)
                 if not data:
@@ -159,16 +216,16 @@ class SliceSources:
                 answer = codec.decode(data, RowsAnswer, max_bytes=cap)
                 checked_rows(root, rules.chunks, rules.k, span, answer.rows, answer.path)
             except DecodeError as error:
-                self._blame(peer, error)
+                self._on_fault(peer, error)
                 continue
             except Unreachable as error:
                 log.debug("rows of %s: %s", offer.author, error)
                 continue
-            self.shelf.put(offer.entry, span, data)
+            self.store.put(offer.entry, span, data)
             return True
         return False
 
-    def _whom(self, author: PeerId, attempt: int) -> list[PeerId]:
-        """The author first; on a further try some of the others, in turn."""
+    def _holders(self, author: PeerId, attempt: int) -> list[PeerId]:
+        # The author surely has the rows. Another peer has them only if it needed them, or the whole payload.
         others = [peer for peer in self._net.neighbours() if peer != author]
         return [author, *(few_in_turn(others, attempt) if attempt else ())]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from atoll.node.daemon.rounds import overlap_depth
-from atoll.node.daemon.rounds.participants import known_of, rounds_just_left
+from atoll.node.daemon.rounds.participants import ContributionStatus, rounds_just_left
 from atoll.node.daemon.rounds.queries import all_known, came_late, contributed, in_flight
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.rounds.types import (
@@ -126,7 +126,7 @@ def _contribution_seen(state: RoundState, event: ContributionSeen) -> Out:
     # same, and an author cannot make the others fetch and fold its round again and again.
     if any(known.author == event.author for known in book.values()):
         return state, []
-    book[event.entry] = known_of(event.entry, event.author, body, event.held)
+    book[event.entry] = ContributionStatus(event.entry, event.author, body.round, event.held)
     state = replace(state, books={**state.books, body.round: book})
     if event.author == state.config.me:
         state = replace(state, unannounced=_unannounced_but(state, body.round))

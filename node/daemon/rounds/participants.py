@@ -5,12 +5,9 @@ All functions are pure. `members` are the live leases of others; this node is ne
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.records import Contribution, experts_of
 from atoll.protocols.ledger.registers import Activity
-from atoll.protocols.local.worker_messages import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +22,16 @@ class MemberView:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """One contribution of a round, as far as the fold and the round need it."""
+class ContributionStatus:
+    """The author of a contribution to a round, and whether its payload can be folded now."""
 
     entry: Digest
     author: PeerId
     round: Round
-    weight: int
-    payload: Digest
     held: bool
-    experts: bytes = b""
-    """Bitmap of what it covers; empty: all."""
 
 
-def known_of(entry: Digest, author: PeerId, body: Contribution, held: bool) -> Known:
-    """What the ledger says, as the fold needs it."""
-    return Known(entry, author, body.round, body.weight, body.payload, held, experts_of(body))
-
-
-def member_of(known: Known, path: Path) -> Member:
-    """A contribution as the worker wants it, with its payload at `path`."""
-    return Member(known.entry, known.author, known.weight, known.payload, str(path), known.experts)
-
-
-def fold_set(known: Iterable[Known]) -> tuple[Known, ...]:
+def fold_set(known: Iterable[ContributionStatus]) -> tuple[ContributionStatus, ...]:
     """The set to fold: held contributions, sorted by entry id; at most one of each author."""
     # Sorted, because the digest of a set must not depend on the order of arrival.
     return tuple(sorted((k for k in known if k.held), key=lambda k: k.entry))
@@ -80,7 +63,7 @@ def rounds_just_left(
 def expected(
     me: PeerId,
     number: int,
-    known: Iterable[Known],
+    known: Iterable[ContributionStatus],
     members: Mapping[PeerId, MemberView],
     just_left: Mapping[PeerId, int],
 ) -> set[PeerId]:
@@ -103,7 +86,10 @@ def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead
 
 
 def frontier(
-    first: int, last: int, books: Mapping[int, Mapping[Digest, Known]], members: Mapping[PeerId, MemberView]
+    first: int,
+    last: int,
+    books: Mapping[int, Mapping[Digest, ContributionStatus]],
+    members: Mapping[PeerId, MemberView],
 ) -> int:
     """Newest round in `first … last` to which at least half of the other members contributed; else first - 1."""
     # Members that are done count too: a node that comes late to the end goes to the end.

@@ -5,7 +5,7 @@ Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.m
 
 from collections.abc import Callable
 
-from atoll.node.daemon.rounds.participants import Known, MemberView, expected, frontier
+from atoll.node.daemon.rounds.participants import ContributionStatus, MemberView, expected, frontier
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
 from atoll.protocols.ids import PeerId
 
@@ -129,7 +129,7 @@ def worked_in(state: RoundState, number: int) -> bool:
     return not written or contributed(state, number)
 
 
-def all_known(state: RoundState) -> list[Known]:
+def all_known(state: RoundState) -> list[ContributionStatus]:
     """Every contribution of every open round."""
     return [known for book in state.books.values() for known in book.values()]
 

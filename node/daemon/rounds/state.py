@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from atoll.node.daemon.rounds.overlap_depth import Ahead
-from atoll.node.daemon.rounds.participants import Known, MemberView
+from atoll.node.daemon.rounds.participants import ContributionStatus, MemberView
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.registers import Activity
 from atoll.protocols.local.worker_messages import Pending
@@ -79,7 +79,7 @@ def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
     )
 
 
-Book: TypeAlias = Mapping[Digest, Known]
+Book: TypeAlias = Mapping[Digest, ContributionStatus]
 """Contributions of one round, by entry id."""
 FoldSet: TypeAlias = tuple[Digest, ...]
 """Entry ids of the contributions (and of the Reductions, in a reduced round) that are folded together, sorted."""

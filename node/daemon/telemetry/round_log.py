@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
@@ -25,6 +25,16 @@ log = logging.getLogger(__name__)
 KEEP_ROWS = 10_000
 JOURNAL_BYTES = 16 << 20
 """At the start of a node a longer journal becomes `events.1.jsonl`, which replaces the previous one."""
+
+
+class TrafficTotals(NamedTuple):
+    """Bytes moved since the start of the node."""
+
+    up: int
+    down: int
+    blobs_up: int
+    """Blob transfers with their framing."""
+    blob_contents_up: int
 
 
 @dataclass(slots=True)
@@ -83,7 +93,7 @@ class RoundLog:
         """Tokens that this daemon's worker trained on, in rounds that it finished."""
         self._current: int | None = None
         """Round whose row gets the time: the newest one whose training began."""
-        self._moved = (0, 0, 0, 0)
+        self._moved = TrafficTotals(0, 0, 0, 0)
         path = folder / "rounds.jsonl"
         with disk(folder):
             self._load(path)
@@ -156,19 +166,16 @@ class RoundLog:
         members: Digest,
         state: Digest,
         authors: list[PeerId],
-        moved: tuple[int, int, int, int],
+        moved: TrafficTotals,
     ) -> None:
-        """Record that the round closed here, or that its set grew.
-
-        `moved` has total bytes since the start: up, down, blobs up, payloads up.
-        """
+        """Record that the round closed here, or that its set grew."""
         row = self._row(number)
         if not row.final:
             self._set_state(row, members, state, authors)
-        row.bytes_up += moved[0] - self._moved[0]
-        row.bytes_down += moved[1] - self._moved[1]
-        row.blob_bytes_up += moved[2] - self._moved[2]
-        row.blob_payload_up += moved[3] - self._moved[3]
+        row.bytes_up += moved.up - self._moved.up
+        row.bytes_down += moved.down - self._moved.down
+        row.blob_bytes_up += moved.blobs_up - self._moved.blobs_up
+        row.blob_payload_up += moved.blob_contents_up - self._moved.blob_contents_up
         self._moved = moved
         self._save(number)
         self.event("closed", round=number, state=state.hex()[:16], contributors=len(authors))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.node.daemon.reduction.effective_set import Effective
+from atoll.node.daemon.reduction.effective_set import EffectiveSlice
 from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.reduction.reducing import (
@@ -89,7 +89,7 @@ class States:
     def after(
         self,
         before: Digest,
-        parts: tuple[Effective, ...],
+        parts: tuple[EffectiveSlice, ...],
         raw: Mapping[tuple[Digest, Span], bytes],
         reduced: Mapping[Digest, bytes],
     ) -> Digest:
@@ -109,7 +109,7 @@ class States:
         self._after.clear()
 
     def _update(
-        self, part: Effective, raw: Mapping[tuple[Digest, Span], bytes], reduced: Mapping[Digest, bytes]
+        self, part: EffectiveSlice, raw: Mapping[tuple[Digest, Span], bytes], reduced: Mapping[Digest, bytes]
     ) -> Tensor:
         key = _name_of(part, raw, reduced)
         if key not in self._known:
@@ -119,7 +119,9 @@ class States:
         return self._known[key]
 
 
-def _name_of(part: Effective, raw: Mapping[tuple[Digest, Span], bytes], reduced: Mapping[Digest, bytes]) -> Digest:
+def _name_of(
+    part: EffectiveSlice, raw: Mapping[tuple[Digest, Span], bytes], reduced: Mapping[Digest, bytes]
+) -> Digest:
     """Of everything that an update is made of."""
     words = [part.span.start, part.span.chunks, part.weight, *(offer.weight for offer in part.raw)]
     payload = [] if part.reduced is None else [reduced[part.reduced.entry]]

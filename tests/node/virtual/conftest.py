@@ -18,6 +18,8 @@ import pytest
 import torch
 
 from atoll.node.daemon.coordinator.driver import Driver
+from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
@@ -394,19 +396,24 @@ class Node:
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
         net = SwarmNetwork(swarm, host, self.peer, loop.time, folder=self.home)
-        facts = (self.world.spec, self.peer, net, log, self.home / "spool", loop.time)
-        luck = random.Random(f"samples {self.number}")
-        driver = Driver(*facts, room=self.world.room, luck=luck)
-        driver.trainer = self.worker  # type: ignore[assignment]
+        driver = build_driver(
+            RunContext(self.world.spec, self.peer, log, loop.time),
+            net,
+            self.worker,
+            self.home / "spool",
+            room=self.world.room,
+            rng=random.Random(f"samples {self.number}"),
+        )
         self.driver, self.swarm = driver, swarm
         try:
             async with asyncio.TaskGroup() as group:
                 up = asyncio.Event()
                 group.create_task(swarm.serve(up.set))
                 await up.wait()
-                group.create_task(driver.serve())
-                await asyncio.sleep(0)
-                group.create_task(net.carry(driver))
+                replayed = asyncio.Event()
+                group.create_task(driver.serve(replayed.set))
+                await replayed.wait()
+                group.create_task(net.carry(driver, self.world.spec.pace.lease_s))
                 await driver.on_started(self.worker.started())
         finally:
             log.close()
@@ -491,7 +498,7 @@ class World:
         states: dict[int, set[str]] = {}
         for node in self.nodes.values():
             assert node.driver is not None
-            for row in node.driver.log.rows.values():
+            for row in node.driver.context.log.rows.values():
                 if row.final:
                     states.setdefault(row.round, set()).add(row.digest)
         assert {number: len(found) for number, found in states.items() if len(found) > 1} == {}

@@ -163,13 +163,15 @@ def test_a_liar_about_what_it_covers_stops_nobody(world):
             await w.until(lambda: bool(w.nodes[0].worker.pending))
             payload = w.nodes[0].worker.pending[0]
             liar = w.start(3)
-            await w.until(lambda: liar.swarm is not None and liar.driver is not None and liar.driver.synced)
+            await w.until(
+                lambda: liar.swarm is not None and liar.driver is not None and liar.driver.finalizer.is_synced
+            )
             for experts in (b"\x01", b"\x00\x00", b"\xff"):
                 facts = (payload.round, payload.base, payload.payload, 1, 16, 64, 1.0)
                 liar.swarm.publish(PartContribution(*facts, experts))
             await w.until(w.all_final)
             w.check_agreement()
-            rows = w.nodes[0].driver.log.rows
+            rows = w.nodes[0].driver.context.log.rows
             assert w.nodes[3].peer not in rows[payload.round].contributors
             assert all(w.nodes[0].peer in rows[at].contributors for at in range(6))
 

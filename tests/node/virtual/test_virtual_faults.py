@@ -48,10 +48,10 @@ def test_a_disk_that_fills_up_is_told_and_waited_out(world):
             await asyncio.sleep(120.0)
             assert sick.task is not None
             assert not sick.task.done(), "a full disk does not end a node"
-            assert sick.driver.trouble == "no space left; free some space"
+            assert sick.driver.guard.trouble == "no space left; free some space"
             assert w.nodes[0].worker.final > sick.worker.final, "the others go on"
             sick.worker.refuses = None
-            await w.until(lambda: not sick.driver.trouble, 60.0)
+            await w.until(lambda: not sick.driver.guard.trouble, 60.0)
             await w.until(w.all_final)
             w.check_agreement()
             await w.check_feeds()
@@ -70,7 +70,8 @@ def test_a_payload_that_rots_is_fetched_again(world):
                 """Payloads of others in a round that was not folded yet."""
                 books = node.driver.round.books.values()
                 others = [known for book in books for known in book.values() if known.author != node.peer]
-                return [node.swarm.blobs.store.path(known.payload) for known in others if known.held]
+                found = node.driver.contributions.find(known.entry for known in others if known.held)
+                return [node.swarm.blobs.store.path(record.payload) for _, _, record in found]
 
             await w.until(lambda: w.newest() >= 2)
             await w.until(held, look_s=0.001)  # a payload is held for a moment before its round is folded

@@ -58,11 +58,11 @@ def test_who_comes_late_goes_on_with_the_moments_of_who_was_there(world):
             ages = {expert: age(w, late, expert) - steps_here(late, expert) for expert in ours(late)}
             assert all(4 * STEPS <= older <= 8 * STEPS for older in ages.values()), ages
             for node in w.nodes.values():  # offers end, and no blob of them stays behind
-                assert not node.driver.share.moments
-                assert not node.driver.handover._fetched
+                assert not node.driver.assignment.offered_moments
+                assert not node.driver.moments._fetched
                 bodies = [entry.body for _, entry in node.swarm.ledger.since(0, 1 << 20)]
                 payloads = {body.payload for body in bodies if isinstance(body, Contribution)}
-                assert set(node.swarm.blobs.store.blobs()) <= payloads | node.driver.finals.snapshots
+                assert set(node.swarm.blobs.store.blobs()) <= payloads | node.driver.finalizer.snapshots
 
     run_virtual(story())
 
@@ -81,15 +81,15 @@ def test_who_lies_about_moments_stops_nobody(world):
             junk.write_bytes(b"\xff" * 1000)
             blobs = [liar.swarm.blobs.store.add_file(junk), *sorted(liar.swarm.blobs.store.blobs())[:3]]
             lies = tuple((expert, bytes(blobs[expert % len(blobs)])) for expert in range(EXPERTS))
-            liar.driver.handover._say = lambda: None
-            liar.driver.share.moments = lies
-            liar.driver.share.say()
+            liar.driver.moments._publish = lambda: None
+            liar.driver.assignment.offered_moments = lies
+            liar.driver.assignment.publish()
             late = w.start(2)
             await w.until(w.all_final)
             w.check_agreement()
             assert max(late.worker.trained) == 9
-            assert not late.driver.handover._busy
-            assert all(w.nodes[n].driver.share.moments == () for n in (0, 2))
+            assert not late.driver.moments._busy
+            assert all(w.nodes[n].driver.assignment.offered_moments == () for n in (0, 2))
 
     run_virtual(story())
 

@@ -12,6 +12,7 @@ from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Ack, Body, Contribution
 
 Liar = Callable[[Body], Body]
@@ -19,8 +20,8 @@ Liar = Callable[[Body], Body]
 
 def corrupt(node, change: Liar) -> None:
     """From now on `node` publishes `change(body)` in place of each body."""
-    honest = node.driver._net.publish
-    node.driver._net.publish = lambda body: honest(change(body))
+    honest = node.driver.net.publish
+    node.driver.net.publish = lambda body: honest(change(body))
 
 
 def the_others_finish(world, liar: int) -> bool:
@@ -34,12 +35,12 @@ async def snapshot_as_payload(w, kind: type[Body], limit_s: float) -> None:
     for number in range(4):
         w.start(number)
     await w.until(lambda: w.newest() >= 1)
-    await w.until(lambda: all(node.driver.finals.offer for node in w.nodes.values()))
+    await w.until(lambda: all(node.driver.finalizer.offer for node in w.nodes.values()))
 
     def lie(body: Body) -> Body:
         if said or not isinstance(body, kind):
             return body
-        said.append(w.nodes[0].driver.finals.offer.blob)
+        said.append(w.nodes[0].driver.finalizer.offer.blob)
         return msgspec.structs.replace(body, payload=said[0])
 
     corrupt(w.nodes[3], lie)
@@ -73,26 +74,26 @@ def test_what_others_still_need_is_not_deleted_as_an_old_payload(world):
                 BlobStore(w.root / f"n{number}" / "blobs").add_bytes(b"{}")
                 w.start(number)
             await w.until(lambda: w.newest() >= 0)
-            await w.until(lambda: all(node.driver.finals.offer for node in w.nodes.values()))
+            await w.until(lambda: all(node.driver.finalizer.offer for node in w.nodes.values()))
             driver, store = w.nodes[0].driver, w.nodes[0].swarm.blobs.store
 
             def lie(body: Body) -> Body:
                 """One more contribution to an old round with each ack."""
                 old = next(c for _, c in w.nodes[3].driver.contributions._found.values())
-                for blob in (tokenizer, driver.finals.offer.blob) if isinstance(body, Ack) else ():
+                for blob in (tokenizer, driver.finalizer.offer.blob) if isinstance(body, Ack) else ():
                     again(msgspec.structs.replace(old, round=0, payload=blob))
                 return body
 
-            again = w.nodes[3].driver._net.publish
+            again = w.nodes[3].driver.net.publish
             corrupt(w.nodes[3], lie)
             drop = driver.sets.drop
 
-            def watch(before: int) -> None:
-                drop(before)
+            def watch(before: int, kept: set[Digest]) -> None:
+                drop(before, kept)
                 needed = {
                     "tokenizer": tokenizer,
-                    "newest": driver.finals.offer.blob,
-                    "older": driver.finals._older.blob,
+                    "newest": driver.finalizer.offer.blob,
+                    "older": driver.finalizer._older_offer.blob,
                 }
                 missing.extend(name for name, blob in needed.items() if not store.has(blob))
 
@@ -153,7 +154,7 @@ def test_an_old_payload_that_is_announced_again_is_kept_with_the_newer_round(wor
                     old = next(c for _, c in liar.driver.contributions._found.values() if c.round == 3)
                     again.append(old.payload)
                     asyncio.get_running_loop().call_soon(
-                        liar.driver.publish, msgspec.structs.replace(old, round=body.round + 1)
+                        liar.driver.guard.publish, msgspec.structs.replace(old, round=body.round + 1)
                     )
                 return body
 
@@ -175,7 +176,7 @@ def test_a_member_that_contributes_many_times_to_a_round_counts_once_with_its_fi
                 w.start(number)
             await w.until(lambda: w.newest() >= 1)
             liar, said = w.nodes[3], []
-            honest = liar.driver._net.publish
+            honest = liar.driver.net.publish
 
             def lie(body: Body) -> Body:
                 if not isinstance(body, Contribution) or body.round < 4:
@@ -192,6 +193,6 @@ def test_a_member_that_contributes_many_times_to_a_round_counts_once_with_its_fi
             w.check_agreement()
             for node in list(w.nodes.values())[:3]:
                 assert not any(node.swarm.blobs.store.has(blob) for blob in said)
-                assert (liar.peer in node.driver.log.rows[6].contributors) == first_is_sound
+                assert (liar.peer in node.driver.context.log.rows[6].contributors) == first_is_sound
 
     run_virtual(story())

@@ -19,7 +19,7 @@ class Gang:
             self._take_over(node.driver)
 
     def _take_over(self, driver) -> None:
-        feed, publish = driver.feed_finality, driver.publish
+        feed, publish = driver.machines.feed_finality, driver.guard.publish
 
         def greedy(event: Event) -> None:
             if isinstance(event, RoundClosed):
@@ -39,18 +39,18 @@ class Gang:
                     return None
             return publish(body)
 
-        driver.feed_finality, driver.publish = greedy, say
+        driver.machines.feed_finality, driver.guard.publish = greedy, say
 
     def _note(self, driver, entry: Digest) -> tuple[Digest, ...]:
         author, body = driver.contributions._found[entry]
         assert isinstance(body, Contribution)
         if author in self.peers:
             self.sets.setdefault(body.round, set()).add(entry)
-        return tuple(sorted(e for e in self.sets.get(body.round, ()) if driver.contributions.held(e)))
+        return tuple(sorted(e for e in self.sets.get(body.round, ()) if driver.contributions.is_held(e)))
 
 
 def final_sets(node) -> list[set]:
-    rows = node.driver.log.rows
+    rows = node.driver.context.log.rows
     return [set(rows[number].contributors) for number in sorted(rows) if rows[number].final]
 
 

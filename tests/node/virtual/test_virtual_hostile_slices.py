@@ -77,13 +77,13 @@ def test_an_old_reduction_that_names_what_is_needed_now_takes_nothing_along(worl
 
             def lie(body: Body) -> Body:
                 if isinstance(body, Ack) and body.round == 2 * SNAPSHOT_EVERY - 1 and not said:
-                    old = next(c for c in liar.driver.reductions.sets.claims.values() if c.author == liar.peer)
+                    old = next(c for c in liar.driver.reducer.ledger.claims.values() if c.author == liar.peer)
                     newest = max(number for number in range(99) if contributions(liar, number))
                     wanted = next(iter(contributions(liar, newest).values())).payload
-                    for blob in (wanted, liar.driver.finals.offer.blob):
+                    for blob in (wanted, liar.driver.finalizer.offer.blob):
                         said.append(blob)
                         again = msgspec.structs.replace(old.body, round=Round(2), payload=blob)
-                        asyncio.get_running_loop().call_soon(liar.driver.publish, again)
+                        asyncio.get_running_loop().call_soon(liar.driver.guard.publish, again)
                 return body
 
             await w.until(lambda: w.newest() >= 6)
@@ -104,7 +104,7 @@ def test_who_reduces_many_times_is_folded_once(world):
             for number in range(4):
                 w.start(number)
             await w.until(lambda: w.newest() >= 2)
-            publish = w.nodes[3].driver._net.publish
+            publish = w.nodes[3].driver.net.publish
 
             def lie(body: Body) -> Body:
                 if isinstance(body, Reduction):
@@ -137,11 +137,11 @@ def test_proofs_are_kept_as_long_as_their_round_and_false_ones_not_at_all(world)
 
             def lie(body: Body) -> Body:
                 if isinstance(body, Reduction) and not false:
-                    claims = fool.driver.reductions.sets.claims.values()
+                    claims = fool.driver.reducer.ledger.claims.values()
                     for theirs in [claim for claim in claims if claim.author != fool.peer]:
                         false.append(fool.swarm.blobs.store.add_bytes(b"no proof" * (99 + len(false))))
                         fault = ReductionFault(theirs.body.round, theirs.entry, false[-1])
-                        asyncio.get_running_loop().call_soon(fool.driver.publish, fault)
+                        asyncio.get_running_loop().call_soon(fool.driver.guard.publish, fault)
                 return body
 
             await w.until(lambda: w.newest() >= 3)
@@ -149,9 +149,7 @@ def test_proofs_are_kept_as_long_as_their_round_and_false_ones_not_at_all(world)
             proofs: set[Digest] = set()
 
             def seen() -> bool:
-                proofs.update(
-                    blob for node in w.nodes.values() for blob in node.driver.reductions._openings.proofs()
-                )
+                proofs.update(blob for node in w.nodes.values() for blob in node.driver.reducer._auditor.proofs())
                 return w.newest() >= 7
 
             await w.until(seen)

@@ -47,7 +47,7 @@ def ran(world: Worlds, speeds_s: Sequence[float], **more: float) -> Ran:
             took_s = await w.until(w.all_final)
             w.check_agreement()
             await w.check_feeds()
-            nodes, rows = list(w.nodes.values()), w.nodes[0].driver.log.rows
+            nodes, rows = list(w.nodes.values()), w.nodes[0].driver.context.log.rows
             idle = [1.0 - node.worker.busy_s / took_s for node in nodes]
             included = [sum(node.peer in row.contributors for row in rows.values()) for node in nodes]
             found.append(Ran(took_s, idle, [len(node.worker.trained) for node in nodes], included))
@@ -107,7 +107,7 @@ def test_kills_pauses_and_a_partition_with_overlap(world, overlap_steps):
             await w.until(w.all_final)
             w.check_agreement()
             await w.check_feeds()
-            rows = w.nodes[0].driver.log.rows
+            rows = w.nodes[0].driver.context.log.rows
             assert len(rows) == 24
             sizes = [len(rows[number].contributors) for number in range(24)]
             assert sizes[:2] + sizes[-2:] == [6] * 4, f"all are in step again: {sizes}"
@@ -173,7 +173,7 @@ def test_a_node_whose_link_is_slow_runs_further_ahead_and_waits_for_no_fold(worl
             await w.until(w.all_final)
             w.check_agreement()
             for number, node in w.nodes.items():
-                seen[number] = [row for _, row in sorted(node.driver.log.rows.items())]
+                seen[number] = [row for _, row in sorted(node.driver.context.log.rows.items())]
 
     run_virtual(story())
     late = {number: rows[8:] for number, rows in seen.items()}
@@ -198,7 +198,7 @@ def test_without_more_room_the_same_node_waits(world):
             for peer in peers[:3]:
                 w.network.way(peer, peers[3]).quality = Quality(1.0, math.inf, 0.0)
             await w.until(w.all_final)
-            held.extend(row.held_s for row in w.nodes[3].driver.log.rows.values() if row.round >= 4)
+            held.extend(row.held_s for row in w.nodes[3].driver.context.log.rows.values() if row.round >= 4)
 
     run_virtual(story())
     assert sum(held) / len(held) > 1.0

@@ -37,7 +37,7 @@ def test_rounds_are_reduced_as_soon_as_a_final_set_names_the_reducers(world, ove
             assert found[4:] == [4] * 4, found
             for node in w.nodes.values():
                 assert node.worker.trained == list(range(8))
-                assert [len(row.contributors) for row in node.driver.log.rows.values()] == [4] * 8
+                assert [len(row.contributors) for row in node.driver.context.log.rows.values()] == [4] * 8
 
     run_virtual(story())
 
@@ -54,7 +54,7 @@ def test_eighteen_members_reduce_above_sixteen(world):
             await w.check_feeds()
             assert all_rounds(w) == [0, 0, 12, 12, 12]
             for node in w.nodes.values():
-                assert [len(row.contributors) for row in node.driver.log.rows.values()] == [18] * 5
+                assert [len(row.contributors) for row in node.driver.context.log.rows.values()] == [18] * 5
 
     run_virtual(story())
 
@@ -100,7 +100,7 @@ def test_a_reducer_that_lives_but_is_silent_is_waited_for_no_longer_than_patienc
             w.check_agreement()
             await w.check_feeds()
             assert 3 in all_rounds(w), "the other slices were reduced"
-            assert all(len(row.contributors) == 4 for row in w.nodes[0].driver.log.rows.values())
+            assert all(len(row.contributors) == 4 for row in w.nodes[0].driver.context.log.rows.values())
 
     run_virtual(story())
 
@@ -116,14 +116,14 @@ def test_a_reducer_that_is_killed_in_the_middle_of_a_round_and_comes_back(world,
             await w.until(lambda: w.newest() >= 4)
             node, at = w.nodes[3], 5
             node.worker.mute = not published
-            sets = w.nodes[0].driver.reductions.sets
+            sets = w.nodes[0].driver.reducer.ledger
 
             def mine() -> list[Reduction]:
                 return [claim.body for claim in sets.claims.values() if claim.author == node.peer]
 
             def is_time() -> bool:
                 said = any(body.round == at for body in mine())
-                return said if published else at in node.driver.reductions._reducing
+                return said if published else at in node.driver.reducer._reducing
 
             await w.until(is_time, look_s=0.001)
             await w.kill(3)
@@ -157,7 +157,7 @@ def test_a_lying_reducer_is_proven_wrong_and_its_slice_is_raw(world, overlap_ste
             w.check_agreement()
             await w.check_feeds()
             for node in w.nodes.values():
-                assert node.driver.reductions._openings.wrong, "everybody checked the proof"
+                assert node.driver.reducer._auditor.wrong, "everybody checked the proof"
                 liars = {m.author for parts in node.worker.sliced.values() for p in parts for m in p.reduced}
                 assert w.nodes[2].peer not in liars, "nothing of it is in a final set"
             assert 3 in all_rounds(w)
@@ -201,7 +201,7 @@ def test_a_newcomer_applies_reduced_rounds_or_a_snapshot(world):
             await w.until(w.all_final)
             w.check_agreement()
             assert max(late.worker.trained) == 13
-            assert late.peer in w.nodes[0].driver.log.rows[13].contributors
+            assert late.peer in w.nodes[0].driver.context.log.rows[13].contributors
 
     run_virtual(story())
 
@@ -216,8 +216,8 @@ def test_a_reduction_that_the_disk_refused_is_published_a_moment_later(world):
                 w.start(number)
             sick = w.nodes[3]
             await w.until(lambda: sick.driver is not None)
-            net, sources = sick.driver._net, sick.driver.reductions._sources
-            publish, has_rows = net.publish, sources.has_rows
+            net, sources = sick.driver.net, sick.driver.reducer._rows
+            publish, has_rows = net.publish, sources.has
 
             def full(body):
                 if isinstance(body, Reduction) and not refused:
@@ -228,10 +228,10 @@ def test_a_reduction_that_the_disk_refused_is_published_a_moment_later(world):
             def late(offer, span):
                 return has_rows(offer, span) and (bool(refused) or offer.author != w.nodes[0].peer)
 
-            net.publish, sources.has_rows = full, late
+            net.publish, sources.has = full, late
             await w.until(w.all_final)
             w.check_agreement()
-            sets = w.nodes[0].driver.reductions.sets
+            sets = w.nodes[0].driver.reducer.ledger
             found = [c for c in sets.claims.values() if (c.author, c.body.round) == (sick.peer, refused[0])]
             assert found, "it was published"
             assert len(sets.covered(found[0])) == 3

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator import run_moments
+from atoll.node.daemon.coordinator import run_assets
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
@@ -60,7 +60,7 @@ def test_members_wait_for_the_file_and_say_so(world):
                 assert node.driver is not None
                 assert node.driver.round.syncing == WAITING
                 assert node.worker.trained == []
-                assert node.driver.finals.applied == -2
+                assert node.driver.finalizer.applied == -2
             w.start(0)
             await w.until(lambda: w.all_final(1))
             w.check_agreement()
@@ -236,7 +236,7 @@ def test_each_fetches_the_moments_of_its_own_experts(world):
 
 
 def test_a_round_begins_without_moments_that_nobody_has(world, monkeypatch):
-    monkeypatch.setattr(run_moments, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(run_assets, "PATIENCE_S", 60.0)
 
     async def story() -> None:
         async with world(1, 2, holders=1) as w:
@@ -245,10 +245,10 @@ def test_a_round_begins_without_moments_that_nobody_has(world, monkeypatch):
             w.spec = replace(w.spec, start=replace(w.spec.start, moments=moments))
             nodes = [w.start(number) for number in range(2)]
             await asyncio.sleep(40)
-            assert all("waiting for the moments" in node.driver.waiting for node in nodes)
+            assert all("waiting for the moments" in node.driver.training.waiting for node in nodes)
             assert not any(node.worker.trained for node in nodes)
             await w.until(w.all_final)
-            assert [node.driver.waiting for node in nodes] == ["", ""]
+            assert [node.driver.training.waiting for node in nodes] == ["", ""]
             w.check_agreement()
 
     run_virtual(story())

@@ -20,8 +20,8 @@ def test_four_nodes_agree_on_every_round(world):
             await w.check_feeds()
             for node in w.nodes.values():
                 assert node.worker.trained == list(range(6))
-                assert node.driver.finished
-                sets = [len(row.contributors) for row in node.driver.log.rows.values()]
+                assert node.driver.is_finished
+                sets = [len(row.contributors) for row in node.driver.context.log.rows.values()]
                 assert sets == [4] * 6
 
     run_virtual(story())
@@ -74,7 +74,7 @@ def test_a_late_joiner_adopts_a_snapshot_and_contributes(world, overlap_steps):
             w.check_agreement()
             assert min(late.worker.trained) >= 9
             assert max(late.worker.trained) == 15
-            last = w.nodes[0].driver.log.rows[15]
+            last = w.nodes[0].driver.context.log.rows[15]
             assert late.peer in last.contributors
 
     run_virtual(story())
@@ -140,7 +140,7 @@ def test_twenty_nodes_with_churn(world):
             await w.until(w.all_final)
             w.check_agreement()
             await w.check_feeds()
-            last = w.nodes[0].driver.log.rows[11]
+            last = w.nodes[0].driver.context.log.rows[11]
             assert len(last.contributors) >= 14
 
     run_virtual(story())

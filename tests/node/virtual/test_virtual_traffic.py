@@ -26,7 +26,7 @@ def measured(world, reduce: ReduceSpec | None) -> tuple[float, float]:
             await w.until(w.all_final)
             w.check_agreement()
             await w.check_feeds()
-            rows = [node.driver.log.rows[number] for node in w.nodes.values() for number in SETTLED]
+            rows = [node.driver.context.log.rows[number] for node in w.nodes.values() for number in SETTLED]
             assert all(len(row.contributors) == MEMBERS for row in rows)
             found.extend((sum(row.bytes_up for row in rows) / len(rows), seconds / len(SETTLED)))
             sliced = [part for number in SETTLED for part in w.nodes[0].worker.sliced.get(number, ())]

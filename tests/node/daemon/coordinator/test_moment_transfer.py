@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.moment_transfer import REST_S, Handover
+from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.coordinator.moment_transfer import REST_S, MomentTransfer
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import digest
 from atoll.protocols.local.worker_messages import InheritReply
@@ -18,26 +19,24 @@ BLOB = digest(b"moments")
 RUN = replace(SPEC, model=replace(SPEC.model, experts=ExpertsSpec(count=2, per_token=1, ffn=64)))
 
 
-class Driver:
-    def __init__(self, takes_at_s, group):
-        self._group = group
-        self.deleted = []
-        self.spec, self.round, self.worker_ready = RUN, SimpleNamespace(round=4), True
-        self.log = SimpleNamespace(event=lambda *_, **__: None)
-        self._takes_at_s, self.asked = takes_at_s, []
+class Worker:
+    """Its worker and its guard."""
 
-    def now(self):
-        return asyncio.get_running_loop().time()
+    is_ready = True
 
-    def start_task(self, work, name):
-        self._group.create_task(work, name=name)
+    def __init__(self, takes_at_s):
+        self._takes_at_s, self.asked, self.deleted = takes_at_s, [], []
 
     def delete_blob(self, blob):
         self.deleted.append(blob)
 
     async def ask(self, ask, kind):
-        self.asked.append(self.now())
-        return InheritReply(self.now() >= self._takes_at_s)
+        self.asked.append(now())
+        return InheritReply(now() >= self._takes_at_s)
+
+
+def now():
+    return asyncio.get_running_loop().time()
 
 
 class Net:
@@ -59,16 +58,24 @@ class Net:
 
 def test_a_worker_that_is_not_there_yet_is_asked_again_after_a_rest():
     async def story():
-        began, net = asyncio.get_running_loop().time(), Net()
+        began, net = now(), Net()
         async with asyncio.TaskGroup() as group:
-            driver = Driver(began + 7.0, group)
-            handover = Handover(driver, net)
-            handover.taken(bitmap_of({0}, 2), bitmap_of({1}, 2))
+            worker = Worker(began + 7.0)
+            transfer = MomentTransfer(
+                RunContext(RUN, OTHER, SimpleNamespace(event=lambda *_, **__: None), now),
+                net,
+                worker=worker,
+                guard=worker,
+                assignment=None,
+                round_now=lambda: 4,
+                start_task=lambda work, name: group.create_task(work, name=name),
+            )
+            transfer.on_assigned(bitmap_of({0}, 2), bitmap_of({1}, 2))
             for _ in range(60):
-                handover.step()
+                transfer.step()
                 await asyncio.sleep(0.25)
-        assert net.fetched == driver.deleted == [BLOB], "fetched once, and not kept when it was used"
-        rests = [after - before for before, after in zip(driver.asked, driver.asked[1:], strict=False)]
+        assert net.fetched == worker.deleted == [BLOB], "fetched once, and not kept when it was used"
+        rests = [after - before for before, after in zip(worker.asked, worker.asked[1:], strict=False)]
         assert rests == pytest.approx([REST_S] * 4, abs=0.3)
 
     run_virtual(story())

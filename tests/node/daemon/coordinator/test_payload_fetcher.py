@@ -7,13 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.daemon.coordinator.payload_fetcher import LAST_RETRY_S, PARALLEL, SMALL_BYTES, Named, Payloads
+from atoll.node.daemon.coordinator.payload_fetcher import (
+    LAST_RETRY_S,
+    PARALLEL,
+    SMALL_BYTES,
+    PayloadFetcher,
+    PayloadRecord,
+)
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, LocalFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round, digest
+from atoll.protocols.ledger.records import Contribution, SlicedContribution
 
 AUTHOR, *OTHERS = (PeerId(f"p{n}") for n in range(9))
 ONE = digest(b"payload")
+
+
+def record(payload: Digest, number: int, rows: bytes = b"") -> Contribution:
+    """A contribution to this round with this payload."""
+    fields = (Round(number), digest(b"base"), payload, 1, 1, 64, 1.0)
+    return SlicedContribution(*fields, Digest(rows)) if rows else Contribution(*fields)
 
 
 class Shelf:
@@ -67,15 +80,23 @@ class Rig:
         self.disk: list[DiskFault] = []
         self.bad: set[Digest] = set()
         self.void: list[Digest] = []
-        self.payloads = Payloads(
-            *(self.shelf, lambda named: payload_bytes, self.verify, self.settled),
-            *(lambda peer, error: self.faults.append((peer, error)), self.disk.append),
+        self.group: asyncio.TaskGroup | None = None
+        self.payloads = PayloadFetcher(
+            self.shelf,
+            size_of=lambda record: payload_bytes,
+            verify=self.verify,
+            start_task=lambda work, name: self.group.create_task(work, name=name),
+            post=lambda event: event(),
+            on_fault=lambda peer, error: self.faults.append((peer, error)),
+            on_disk_fault=self.disk.append,
         )
+        self.payloads.subscribe(self.resolved)
 
-    def settled(self, named: Named) -> None:
-        (self.held if self.payloads.held(named) else self.void).append(named.payload)
+    def resolved(self, payload: Digest) -> None:
+        is_void = any(key[0] == payload for key in self.payloads._void)
+        (self.void if is_void else self.held).append(payload)
 
-    async def verify(self, path: Path, named: Named) -> None:
+    async def verify(self, path: Path, record: PayloadRecord) -> None:
         if Digest(bytes.fromhex(path.name)) in self.bad:
             raise DecodeError("not a payload")
 
@@ -95,6 +116,7 @@ def play(tmp_path: Path) -> Callable[..., Rig]:
 
                 async def inner() -> None:
                     async with asyncio.TaskGroup() as group:
+                        rig.group = group
                         await story(rig, group)
                         raise asyncio.CancelledError
 
@@ -109,12 +131,12 @@ def play(tmp_path: Path) -> Callable[..., Rig]:
 def test_the_author_alone_is_asked_for_a_small_payload(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding = {peer: {ONE} for peer in (AUTHOR, *OTHERS)}
-        assert not rig.payloads.held(Named(ONE, Round(0)))
+        assert not rig.payloads.is_held(record(ONE, 0))
         for _ in range(3):
-            rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+            rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(1.0)
-        assert rig.payloads.held(Named(ONE, Round(0)))
-        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        assert rig.payloads.is_held(record(ONE, 0))
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(1.0)
 
     rig = play(story)
@@ -124,7 +146,7 @@ def test_the_author_alone_is_asked_for_a_small_payload(play):
 
 def test_a_large_payload_comes_from_many_at_once(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
-        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(0.2)
 
     assert play(story, payload_bytes=SMALL_BYTES + 1).shelf.asked[0][1] == [AUTHOR, *OTHERS]
@@ -135,7 +157,7 @@ def test_whoever_holds_it_is_found_when_the_author_is_gone(play, holder):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.connected = OTHERS
         rig.shelf.holding = {holder: {ONE}}
-        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(10.0)
 
     rig = play(story)
@@ -147,7 +169,7 @@ def test_an_author_whom_we_do_not_know_directly_is_dialled(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.connected = OTHERS
         rig.shelf.holding = {AUTHOR: {ONE}}
-        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(5.0)
 
     rig = play(story)
@@ -157,7 +179,7 @@ def test_an_author_whom_we_do_not_know_directly_is_dialled(play):
 
 def test_it_is_tried_for_ever_but_not_without_rest_until_its_round_is_final(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
-        rig.payloads.want(group, Named(ONE, Round(4)), AUTHOR)
+        rig.payloads.fetch(record(ONE, 4), AUTHOR)
         await asyncio.sleep(600.0)
         rig.payloads.forget(Round(3))
         before = len(rig.shelf.asked)
@@ -181,11 +203,11 @@ def test_bytes_that_do_not_decode_are_void_and_blamed_on_their_author_once(play)
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.bad.add(ONE)
         rig.shelf.holding = {AUTHOR: {ONE}}
-        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(1.0)
-        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(1.0)
-        assert not rig.payloads.held(Named(ONE, Round(0)))
+        assert not rig.payloads.is_held(record(ONE, 0))
 
     rig = play(story)
     assert [(peer, type(error)) for peer, error in rig.faults] == [(AUTHOR, DecodeError)]
@@ -195,7 +217,7 @@ def test_bytes_that_do_not_decode_are_void_and_blamed_on_their_author_once(play)
 def test_a_full_disk_is_told_and_waited_out(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding, rig.shelf.full = {AUTHOR: {ONE}}, True
-        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(3.0)
         assert rig.disk
         rig.shelf.full = False
@@ -210,7 +232,7 @@ def test_few_at_a_time_and_one_that_hangs_does_not_stop_the_others(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding = {AUTHOR: set(many[1:])}
         for payload in many:
-            rig.payloads.want(group, Named(payload, Round(0)), AUTHOR)
+            rig.payloads.fetch(record(payload, 0), AUTHOR)
         await asyncio.sleep(3.0)
 
     rig = play(story)
@@ -223,7 +245,7 @@ def test_a_payload_that_the_disk_damaged_is_fetched_again(play):
         rig.shelf.here.add(ONE)
         rig.bad.add(ONE)
         rig.shelf.holding = {AUTHOR: {ONE}}
-        mending = group.create_task(rig.payloads.mend(Named(ONE, Round(0)), AUTHOR))
+        mending = group.create_task(rig.payloads.restore(record(ONE, 0), AUTHOR))
         await asyncio.sleep(0.05)
         rig.bad.clear()
         await mending
@@ -241,11 +263,11 @@ def test_what_lies_on_the_disk_counts_only_after_a_look(play):
         two = digest(b"another")
         rig.shelf.here, rig.bad = {ONE, two}, {ONE}
         for payload in (ONE, two):
-            assert not rig.payloads.held(Named(payload, Round(0)))
-            rig.payloads.want(group, Named(payload, Round(0)), AUTHOR)
+            assert not rig.payloads.is_held(record(payload, 0))
+            rig.payloads.fetch(record(payload, 0), AUTHOR)
         await asyncio.sleep(1.0)
-        assert not rig.payloads.held(Named(ONE, Round(0)))
-        assert rig.payloads.held(Named(two, Round(0)))
+        assert not rig.payloads.is_held(record(ONE, 0))
+        assert rig.payloads.is_held(record(two, 0))
         assert rig.shelf.here == {ONE, two}
 
     rig = play(story)
@@ -254,19 +276,19 @@ def test_what_lies_on_the_disk_counts_only_after_a_look(play):
 
 def test_a_payload_of_one_fragment_is_not_one_of_another(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
-        rig.payloads._size_of = lambda named: 1000 + named.round % 2
+        rig.payloads._size_of = lambda record: 1000 + record.round % 2
 
-        async def verify(path: Path, named: Named) -> None:
-            if named.round % 2:
+        async def verify(path: Path, record: PayloadRecord) -> None:
+            if record.round % 2:
                 raise DecodeError("of another size")
 
         rig.payloads._verify = verify
         rig.shelf.holding = {AUTHOR: {ONE}}
-        rig.payloads.want(group, Named(ONE, Round(0)), AUTHOR)
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(1.0)
-        rig.payloads.want(group, Named(ONE, Round(1)), OTHERS[0])
+        rig.payloads.fetch(record(ONE, 1), OTHERS[0])
         await asyncio.sleep(1.0)
-        assert [rig.payloads.held(Named(ONE, Round(number))) for number in range(4)] == [True, False, True, False]
+        assert [rig.payloads.is_held(record(ONE, number)) for number in range(4)] == [True, False, True, False]
 
     rig = play(story)
     assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
@@ -275,17 +297,17 @@ def test_a_payload_of_one_fragment_is_not_one_of_another(play):
 
 def test_a_payload_with_these_rows_is_not_one_with_others(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
-        async def verify(path: Path, named: Named) -> None:
-            if named.rows != b"true":
+        async def verify(path: Path, record: PayloadRecord) -> None:
+            if record.rows != b"true":
                 raise DecodeError("of another root")
 
         rig.payloads._verify = verify
         rig.shelf.holding = {AUTHOR: {ONE}}
         for rows, author in ((b"true", AUTHOR), (b"false", OTHERS[0])):
-            rig.payloads.want(group, Named(ONE, Round(0), rows=rows), author)
+            rig.payloads.fetch(record(ONE, 0, rows=rows), author)
             await asyncio.sleep(1.0)
-        assert rig.payloads.held(Named(ONE, Round(0), rows=b"true"))
-        assert rig.payloads.is_void(Named(ONE, Round(0), rows=b"false"))
+        assert rig.payloads.is_held(record(ONE, 0, rows=b"true"))
+        assert rig.payloads.is_void(record(ONE, 0, rows=b"false"))
         assert rig.shelf.here == {ONE}
 
     rig = play(story)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.daemon.reduction.effective_set import effective, entries_of, one_per_author, tainted
+from atoll.node.daemon.reduction.effective_set import effective_slices, entries_of, one_per_author, tainted
 from atoll.node.learning.compress.sparse2 import decode
 from atoll.node.learning.outer.mean import outer_update
 from atoll.node.learning.reduction.stepping import slice_update
@@ -24,7 +24,7 @@ def by_id(*claims):
 
 
 def parts_of(world, offers, claims=(), wrong=(), absent=(), number=0):
-    return effective(Round(number), world.plan, offers, by_id(*claims), wrong, absent)
+    return effective_slices(Round(number), world.plan, offers, by_id(*claims), wrong, absent)
 
 
 def update_of(world, parts, alpha_256=256):
@@ -45,7 +45,7 @@ def mean_update(world, offers, floor_256=64):
 
 def test_without_reductions_it_is_the_first_topology(small):
     world, offers = small.world, small.offers
-    whole = effective(Round(0), all_gather(world.rules.chunks), offers, {})
+    whole = effective_slices(Round(0), all_gather(world.rules.chunks), offers, {})
     assert torch.equal(update_of(world, whole), mean_update(world, offers))
     assert torch.equal(update_of(world, parts_of(world, offers)), mean_update(world, offers))
 

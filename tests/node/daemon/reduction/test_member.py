@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.daemon.reduction.effective_set import effective
+from atoll.node.daemon.reduction.effective_set import effective_slices
 from atoll.node.daemon.reduction.machine import (
     ClaimSeen,
     Collected,
@@ -242,7 +242,7 @@ def test_any_order_and_any_repeats_end_in_the_same_fold(world_of, luck: random.R
         if luck.random() < 0.3:
             play.serve()
     play.serve()
-    wanted = effective(Round(0), world.plan, offers, {claim.entry: claim for claim in claims}, wrong)
+    wanted = effective_slices(Round(0), world.plan, offers, {claim.entry: claim for claim in claims}, wrong)
     assert play.of(FoldSlices)[-1].parts == wanted
     fetches = [action for action in play.log if not isinstance(action, FoldSlices)]
     assert len(fetches) == len(set(fetches))

@@ -4,9 +4,9 @@ from itertools import combinations
 
 import pytest
 
-from atoll.node.daemon.reduction.audit import MOST_OPENINGS, Openings
-from atoll.node.daemon.reduction.ledger_view import ReducedSets
-from atoll.node.daemon.reduction.row_fetcher import SliceSources
+from atoll.node.daemon.reduction.audit import MAX_OPENINGS, Auditor
+from atoll.node.daemon.reduction.ledger_view import ReductionLedger
+from atoll.node.daemon.reduction.row_fetcher import RowFetcher
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.reduction import RowsAnswer, RowsAsk
@@ -22,8 +22,8 @@ class Store:
     def __init__(self, folder):
         self.folder = folder
 
-    def held(self, named):
-        return self.blob_path(named.payload).exists()
+    def is_held(self, record):
+        return self.blob_path(record.payload).exists()
 
     def blob_path(self, blob):
         return self.folder / blob.hex()
@@ -32,36 +32,44 @@ class Store:
 @pytest.fixture
 def node(small, tmp_path):
     world, troubles = small.world, []
-    sets = ReducedSets(world.peers[0], world.rules, ReduceSpec(above=1, gap=2, k=16))
+    sets = ReductionLedger(world.peers[0], world.rules, ReduceSpec(above=1, gap=2, k=16))
     for entry in world.entries.values():
-        sets.note(entry)
+        sets.add(entry)
         (tmp_path / entry.body.payload.hex()).write_bytes(world.payloads[entry.id])
     store = Store(tmp_path)
-    sources = SliceSources(store, sets, store, tmp_path / "rows", lambda *_: None, troubles.append)
+    sources = RowFetcher(
+        store,
+        sets,
+        store,
+        tmp_path / "rows",
+        start_task=None,
+        on_fault=lambda *_: None,
+        on_disk_fault=troubles.append,
+    )
     return world, small.offers[0], sources, troubles
 
 
 def files(sources):
-    return list(sources.shelf.path(bytes(32), Span(0, 1)).parent.iterdir())
+    return list(sources.store.path(bytes(32), Span(0, 1)).parent.iterdir())
 
 
 def test_whatever_span_is_asked_for_leaves_nothing_on_the_disk(node):
     world, offer, sources, _ = node
     for start, stop in combinations(range(CHUNKS + 1), 2):
-        data = sources.rows_for(RowsAsk(offer.entry, Span(start, stop)))
+        data = sources.answer(RowsAsk(offer.entry, Span(start, stop)))
         found = codec.decode(data, RowsAnswer)
         checked_rows(world.trees[offer.entry].root, CHUNKS, K, Span(start, stop), found.rows, found.path)
     assert files(sources) == []
     with pytest.raises(DecodeError):
-        sources.rows_for(RowsAsk(offer.entry, Span(0, CHUNKS + 1)))
+        sources.answer(RowsAsk(offer.entry, Span(0, CHUNKS + 1)))
 
 
 def test_rows_that_this_node_needs_itself_are_kept(node):
     _, offer, sources, _ = node
     span = Span(1, 4)
-    assert sources.has_rows(offer, span)
+    assert sources.has(offer, span)
     assert [path.name for path in files(sources)] == [f"{offer.entry.hex()}-1-4.rows"]
-    assert sources.rows_for(RowsAsk(offer.entry, span)) == files(sources)[0].read_bytes()
+    assert sources.answer(RowsAsk(offer.entry, span)) == files(sources)[0].read_bytes()
 
 
 def test_a_disk_that_lost_what_is_asked_for_is_trouble_and_no_crash(node):
@@ -69,8 +77,8 @@ def test_a_disk_that_lost_what_is_asked_for_is_trouble_and_no_crash(node):
     payload = sources._net.blob_path(world.entries[offer.entry].body.payload)
     payload.unlink()
     payload.mkdir()
-    assert sources.rows_for(RowsAsk(offer.entry, Span(0, 2))) == b""
-    assert not sources.has_rows(offer, Span(0, 2))
+    assert sources.answer(RowsAsk(offer.entry, Span(0, 2))) == b""
+    assert not sources.has(offer, Span(0, 2))
     assert len(troubles) == 2
 
 
@@ -79,11 +87,11 @@ def test_a_peer_is_given_some_openings_of_a_reduction_and_no_more(node, small, t
     world, _, sources, _ = node
     claims = [world.reduce(0, small.offers, number) for number in (2, 3)]
     for claim in claims:
-        sources._sets.note(world.entries[claim.entry])
-    openings = Openings(None, sources._sets, tmp_path, None, None, None, None)
-    given = [sum(openings.may_ask(peer, claims[0]) for _ in range(50)) for peer in world.peers[1:3]]
-    assert given == [MOST_OPENINGS, MOST_OPENINGS]
-    assert openings.may_ask(world.peers[1], claims[1])
-    sources._sets.forget(10_000)
-    openings.forget(10_000)
-    assert openings._asked == {}
+        sources._ledger.add(world.entries[claim.entry])
+    auditor = Auditor(None, sources._ledger, tmp_path, ask=None, publish=None, on_fault=None, rng=None)
+    given = [sum(auditor.may_ask(peer, claims[0]) for _ in range(50)) for peer in world.peers[1:3]]
+    assert given == [MAX_OPENINGS, MAX_OPENINGS]
+    assert auditor.may_ask(world.peers[1], claims[1])
+    sources._ledger.forget(10_000)
+    auditor.forget(10_000)
+    assert auditor._openings_given == {}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.participants import (
-    Known,
+    ContributionStatus,
     MemberView,
     expected,
     fold_set,
@@ -22,17 +22,17 @@ from atoll.protocols.ids import Digest, PeerId, Round, digest
 ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
 
 
-def known(author: PeerId, number: int = 3, *, held: bool = True, salt: int = 0) -> Known:
+def known(author: PeerId, number: int = 3, *, held: bool = True, salt: int = 0) -> ContributionStatus:
     entry = digest(author.encode(), bytes([number, salt]))
-    return Known(entry, author, Round(number), 64, digest(b"payload", entry), held)
+    return ContributionStatus(entry, author, Round(number), held)
 
 
 def view(number: int, activity="training") -> MemberView:
     return MemberView(activity, Round(number), 0.0)
 
 
-def books(*ones: Known) -> dict[int, dict[Digest, Known]]:
-    table: dict[int, dict[Digest, Known]] = {}
+def books(*ones: ContributionStatus) -> dict[int, dict[Digest, ContributionStatus]]:
+    table: dict[int, dict[Digest, ContributionStatus]] = {}
     for one in ones:
         table.setdefault(one.round, {})[one.entry] = one
     return table

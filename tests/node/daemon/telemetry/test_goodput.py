@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.machine import begin
-from atoll.node.daemon.rounds.participants import Known, MemberView
+from atoll.node.daemon.rounds.participants import ContributionStatus, MemberView
 from atoll.node.daemon.rounds.state import Phase, RoundConfig, RoundState
 from atoll.node.daemon.telemetry.collector import UploadState, idle_reason
 from atoll.node.daemon.telemetry.goodput import (
@@ -199,8 +199,8 @@ def state(phase: Phase, *, missing: int | None = None, alone: bool = False) -> R
     )  # fmt: skip
 
 
-def known(number: int, *, held: bool) -> Known:
-    return Known(digest(b"e"), YOU, Round(number), 64, digest(b"p"), held)
+def known(number: int, *, held: bool) -> ContributionStatus:
+    return ContributionStatus(digest(b"e"), YOU, Round(number), held)
 
 
 @pytest.mark.parametrize(

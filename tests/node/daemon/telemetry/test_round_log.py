@@ -9,14 +9,14 @@ import pytest
 
 from atoll.node.daemon.telemetry import round_log as roundlog
 from atoll.node.daemon.telemetry.goodput import Shares
-from atoll.node.daemon.telemetry.round_log import RoundLog, RoundRecord
+from atoll.node.daemon.telemetry.round_log import RoundLog, RoundRecord, TrafficTotals
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local import control_messages as control
 from atoll.protocols.local.worker_messages import Pending, TrainReply
 
 ME, YOU = PeerId("me"), PeerId("you")
-NOBODY = (0, 0, 0, 0)
+NOBODY = TrafficTotals(0, 0, 0, 0)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     log = opened(tmp_path)
     log.training(Round(0))
     log.trained(trained(0), 5)
-    log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], (100, 200, 30, 20))
+    log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(100, 200, 30, 20))
     log.evaluated(Round(0), 3.25)
     log.add_time(Shares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
     log.training(Round(1))
@@ -122,9 +122,9 @@ def test_lines_of_older_versions_load(opened, tmp_path):
 
 def test_bytes_are_counted_for_the_round_in_which_they_moved(opened, tmp_path):
     log = opened(tmp_path)
-    log.closed(Round(0), digest(b"s"), digest(b"v"), [ME], (10, 1, 0, 0))
-    log.closed(Round(1), digest(b"s"), digest(b"v"), [ME], (25, 3, 0, 0))
-    log.closed(Round(0), digest(b"t"), digest(b"w"), [ME, YOU], (26, 3, 0, 0))
+    log.closed(Round(0), digest(b"s"), digest(b"v"), [ME], TrafficTotals(10, 1, 0, 0))
+    log.closed(Round(1), digest(b"s"), digest(b"v"), [ME], TrafficTotals(25, 3, 0, 0))
+    log.closed(Round(0), digest(b"t"), digest(b"w"), [ME, YOU], TrafficTotals(26, 3, 0, 0))
     assert (log.rows[0].bytes_up, log.rows[1].bytes_up) == (11, 15)
 
 

@@ -1,34 +1,34 @@
 """Validation every few rounds, or as often as it costs little; the last round always."""
 
-from atoll.node.daemon.coordinator.eval_pace import SHARE, EvalPace
+from atoll.node.daemon.coordinator.evaluation import SHARE, EvaluationPace
 
 
 def test_every_few_rounds_whatever_it_costs():
-    pace = EvalPace(3, 8)
+    pace = EvaluationPace(3, 8)
     assert [number for number in range(8) if pace.is_due(number, 0.0)] == [0, 3, 6, 7]
 
 
 def test_by_itself_it_takes_its_share_of_the_time_and_no_more():
-    pace, now, spent_s = EvalPace(0, 10**6), 0.0, 0.0
+    pace, now, spent_s = EvaluationPace(0, 10**6), 0.0, 0.0
     for number in range(10_000):
         now += 1.0
         if pace.is_due(number, now):
-            pace.allowance.asked()
+            pace.budget.asked()
             assert not pace.is_due(number, now + 1e9), "one at a time"
             now, spent_s = now + 0.2, spent_s + 0.2
-            pace.allowance.took(now, 0.2)
+            pace.budget.took(now, 0.2)
     assert 0.9 * SHARE <= spent_s / now <= SHARE + 1e-4
 
 
 def test_the_last_round_is_validated_even_if_another_was_just_now():
-    pace = EvalPace(0, 5)
-    pace.allowance.took(10.0, 60.0)
+    pace = EvaluationPace(0, 5)
+    pace.budget.took(10.0, 60.0)
     assert not pace.is_due(3, 11.0)
     assert pace.is_due(4, 11.0)
 
 
 def test_one_that_failed_costs_nothing():
-    pace = EvalPace(0, 5)
-    pace.allowance.asked()
-    pace.allowance.took(10.0, 0.0)
+    pace = EvaluationPace(0, 5)
+    pace.budget.asked()
+    pace.budget.took(10.0, 0.0)
     assert pace.is_due(1, 10.0)

@@ -1,0 +1,117 @@
+"""Fetches the files that travel with a run: the tokenizer, and the moments that a run may begin with.
+
+The worker cannot begin without the tokenizer. Nothing depends on the moments: those that all members train come
+before the worker begins; those of shared experts come when round 0 begins and the node knows its experts.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from atoll.node.daemon.coordinator.interfaces import Network, moments_max_bytes, peers_to_ask
+from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, PeerFault, Unreachable
+from atoll.protocols.ids import Digest
+from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, RunSpec
+
+ATTEMPT_S = 120.0
+"""Seconds before an attempt is repeated with the peers that are connected by then. Parts that came are kept."""
+RETRY_S = 5.0
+POLL_S = 1.0
+"""Seconds between two checks, during a fetch of moments, whether they are still worth it."""
+PATIENCE_S = 600.0
+"""Seconds for all moments files of one call. Then the node begins with fresh moments."""
+
+
+async def fetch_tokenizer(spec: RunSpec, net: Network, report: Callable[[str], None]) -> None:
+    """Return when the tokenizer is complete on disk; at once for a run without one.
+
+    `report` receives the reason of a wait, and "" when the wait is over. Raises ConfigError if the file is larger
+    than legal: then nobody can train this run.
+    """
+    blob = Digest(spec.data.tokenizer_blob)
+    if not blob:
+        return
+    waited = False
+    while True:
+        try:
+            if await _is_sound(net, blob):
+                break
+            async with asyncio.timeout(ATTEMPT_S):
+                await net.fetch_blob(blob, peers_to_ask(spec.owner, net), TOKENIZER_MAX_BYTES)
+            continue
+        except DecodeError as error:
+            raise ConfigError(
+                f"the tokenizer of this run cannot be used: {error}", hint="ask its owner"
+            ) from error
+        except DiskFault as error:
+            report(error.line())
+        except (Unreachable, PeerFault, TimeoutError):
+            report("waiting for the tokenizer: nobody reachable has it yet")
+        waited = True
+        await asyncio.sleep(RETRY_S)
+    if waited:
+        report("")
+
+
+async def _is_sound(net: Network, blob: Digest) -> bool:
+    """Return whether a blob is on disk and undamaged. A damaged one is deleted, so that it is fetched again."""
+    if not net.has_blob(blob):
+        return False
+    if await net.is_whole(blob):
+        return True
+    net.delete_blob(blob)
+    return False
+
+
+async def fetch_moments(
+    spec: RunSpec, files: Iterable[int], net: Network, report: Callable[[str], None], has_begun: Callable[[], bool]
+) -> None:
+    """Return when these moments files are on disk, or when it is too late for them, or after PATIENCE_S.
+
+    It is too late when `has_begun` returns True, or more than half of the other members are past round 0. `report`
+    receives what is fetched or waited for, and "" when that is over.
+    """
+    now = asyncio.get_running_loop().time
+    until_s = now() + PATIENCE_S
+    blobs = spec.start.moment_blobs if spec.start else ()
+    lacking = [number for number in files if blobs and not net.has_blob(blobs[number])]
+    if not lacking or has_begun() or _are_ahead(net):
+        return
+    async with asyncio.TaskGroup() as group:
+        fetching = group.create_task(_fetch_files(spec, lacking, net, report))
+        while not (fetching.done() or has_begun() or _are_ahead(net) or now() >= until_s):
+            await asyncio.wait([fetching], timeout=POLL_S)
+        fetching.cancel()
+    report("")
+
+
+async def _fetch_files(spec: RunSpec, lacking: list[int], net: Network, report: Callable[[str], None]) -> None:
+    """Fetch one file after the other, each until it is here."""
+    for at, number in enumerate(lacking, 1):
+        name = f"file {at} of {len(lacking)}"
+        report(f"fetching the moments of the run's checkpoint: {name}")
+        while reason := await _try_file(spec, number, net, name):
+            report(f"waiting for the moments of the run's checkpoint: {reason}")
+            await asyncio.sleep(RETRY_S)
+            report(f"fetching the moments of the run's checkpoint: {name}")
+
+
+async def _try_file(spec: RunSpec, number: int, net: Network, name: str) -> str:
+    """Fetch one file. Returns why it did not come, or nothing."""
+    assert spec.start
+    try:
+        async with asyncio.timeout(ATTEMPT_S):
+            holders = peers_to_ask(spec.owner, net)
+            await net.fetch_blob(spec.start.moment_blobs[number], holders, moments_max_bytes(spec, number))
+    except DiskFault as error:
+        return error.line()
+    except TimeoutError:
+        return f"{name} comes slowly"
+    except (PeerFault, Unreachable):
+        return "nobody reachable has them yet"
+    return ""
+
+
+def _are_ahead(net: Network) -> bool:
+    """Return whether most others are past round 0. One of them alone may claim anything."""
+    rounds = [lease.round for lease, _ in net.leases().values()]
+    return 2 * sum(number > 0 for number in rounds) > len(rounds)

@@ -1,0 +1,180 @@
+"""Builds the driver and all its parts. This is the only place that knows how they are connected."""
+
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+from atoll.node.daemon.consensus import machine as finality_machine
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
+from atoll.node.daemon.coordinator.driver import Driver
+from atoll.node.daemon.coordinator.evaluation import Evaluator
+from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
+from atoll.node.daemon.coordinator.finalizer import Finalizer
+from atoll.node.daemon.coordinator.interfaces import Network, NoReduction, RunContext, WorkerProcess
+from atoll.node.daemon.coordinator.leases import MemberLeases
+from atoll.node.daemon.coordinator.local_training import LocalTraining
+from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
+from atoll.node.daemon.coordinator.payload_fetcher import (
+    PayloadFetcher,
+    PayloadRecord,
+    legal_size,
+    verification_of,
+)
+from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
+from atoll.node.daemon.rounds import machine as round_machine
+from atoll.node.daemon.rounds.state import config_of
+from atoll.protocols.ids import Round
+from atoll.protocols.local.worker_messages import VerifyReply
+
+
+class _Common(NamedTuple):
+    """What most parts need."""
+
+    context: RunContext
+    net: Network
+    spool: Path
+    queue: EventQueue
+    machines: Machines
+    guard: FaultGuard
+    worker: WorkerClient
+
+
+class _Training(NamedTuple):
+    assignment: ExpertAssignment
+    moments: MomentTransfer
+    leases: MemberLeases
+    training: LocalTraining
+
+
+def build_driver(
+    context: RunContext,
+    net: Network,
+    worker_process: WorkerProcess,
+    spool: Path,
+    *,
+    eval_every: int = 0,
+    room: int | None = None,
+    rng: random.Random | None = None,
+) -> Driver:
+    """Return the driver of one node in one run.
+
+    `room`: experts of each layer that this node may train, where members train some only; None: any number.
+    `rng` chooses which Reductions are audited; by default nobody can foresee it.
+    """
+    common = _build_common(context, net, worker_process, spool)
+    payloads = _build_payloads(common)
+    contributions = ContributionIndex(context.me, payloads)
+
+    def applied() -> Round:
+        return finalizer.applied  # built last, because it applies sets; the others only ask how far it is
+
+    reducer: ReductionCoordinator | NoReduction = NoReduction()
+    if context.spec.reduce:
+        reducer = ReductionCoordinator(
+            **common._asdict(),
+            payloads=payloads,
+            contributions=contributions,
+            applied=applied,
+            on_rows=lambda: finalizer.step(),
+            rng=rng or random.SystemRandom(),
+        )
+    sets = ContributionSets(
+        context,
+        net,
+        index=contributions,
+        payloads=payloads,
+        slices=reducer,
+        worker=common.worker,
+        guard=common.guard,
+        applied=applied,
+    )
+    finalizer = Finalizer(**common._asdict(), sets=sets)
+    driver = Driver(
+        context=context,
+        net=net,
+        queue=common.queue,
+        machines=common.machines,
+        guard=common.guard,
+        worker=common.worker,
+        contributions=contributions,
+        sets=sets,
+        reducer=reducer,
+        finalizer=finalizer,
+        **_build_training(common, contributions, finalizer, room)._asdict(),
+        evaluator=Evaluator(context, common.worker, common.queue.start_task, eval_every),
+    )
+    payloads.subscribe(driver.on_payload_resolved)
+    payloads.subscribe(lambda _: finalizer.step())
+    return driver
+
+
+def _build_common(context: RunContext, net: Network, worker_process: WorkerProcess, spool: Path) -> _Common:
+    guard = FaultGuard(net, context.log)
+    spec = context.spec
+    machines = Machines(
+        round_machine.begin(config_of(spec, context.me)),
+        finality_machine.begin(spec.id, context.me, spec.outer.rounds, spec.owner),
+    )
+    return _Common(
+        context=context,
+        net=net,
+        spool=spool,
+        queue=EventQueue(),
+        machines=machines,
+        guard=guard,
+        worker=WorkerClient(worker_process, guard),
+    )
+
+
+def _build_payloads(common: _Common) -> PayloadFetcher:
+    async def verify(path: Path, record: PayloadRecord) -> None:
+        await common.worker.ask(verification_of(path, record), VerifyReply)
+
+    return PayloadFetcher(
+        common.net,
+        size_of=lambda record: legal_size(common.context.spec, record),
+        verify=verify,
+        start_task=common.queue.start_task,
+        post=common.queue.post,
+        on_fault=common.guard.blame,
+        on_disk_fault=common.guard.on_disk_fault,
+    )
+
+
+def _build_training(
+    common: _Common, contributions: ContributionIndex, finalizer: Finalizer, room: int | None
+) -> _Training:
+    context, net = common.context, common.net
+    assignment = ExpertAssignment(context.spec, context.me, net, room)
+    moments = MomentTransfer(
+        context,
+        net,
+        worker=common.worker,
+        guard=common.guard,
+        assignment=assignment,
+        round_now=lambda: common.machines.round.round,
+        start_task=common.queue.start_task,
+    )
+    leases = MemberLeases(
+        context,
+        net,
+        assignment=assignment,
+        feed_round=common.machines.feed_round,
+        offer=lambda: finalizer.offer,
+        applied=lambda: finalizer.applied,
+        tokens_per_s=lambda: training.tokens_per_s,
+    )
+    training = LocalTraining(
+        context,
+        net,
+        machines=common.machines,
+        worker=common.worker,
+        guard=common.guard,
+        contributions=contributions,
+        assignment=assignment,
+        moments=moments,
+        leases=leases,
+        applied=lambda: finalizer.applied,
+    )
+    return _Training(assignment, moments, leases, training)
