@@ -25,24 +25,9 @@ FIELDS = {
 @pytest.mark.timeout(300)
 def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     report_file = tmp_path / "report.json"
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "atoll.cli.main",
-            "sim",
-            "-n",
-            "3",
-            "--rounds",
-            "14",
-            "--steps",
-            "4",
-            "--seed",
-            "5",
-        ),
-        *("--data", "synthetic:markov", "--kill", "--late-join", "--timeout", "240"),
-        *("--dir", str(tmp_path / "swarm"), "--json", str(report_file)),
-    ]
+    words = "sim -n 3 --rounds 14 --steps 4 --seed 5 --data synthetic:markov --kill --late-join --timeout 240"
+    command = [sys.executable, "-m", "atoll.cli.main", *words.split()]
+    command += ["--dir", str(tmp_path / "swarm"), "--json", str(report_file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert report_file.exists(), done.stdout + done.stderr
     report = json.loads(report_file.read_text())
@@ -89,12 +74,10 @@ def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
 def test_three_nodes_share_the_experts_of_a_mixture(tmp_path: Path):
     """Each expert is trained by one of three; they are merged; all hold one model, nobody sends a whole one."""
     report_file, folder = tmp_path / "report.json", tmp_path / "swarm"
-    command = [
-        *(sys.executable, "-m", "atoll.cli.main", "sim", "-n", "3", "--rounds", "5", "--steps", "2"),
-        *("--preset", "moe-smoke", "--holders", "1", "--data", "synthetic:markov", "--timeout", "240"),
-        *("--set", 'outer.merge={"every":2,"until":9,"alpha_4096":1024}'),
-        *("--dir", str(folder), "--json", str(report_file)),
-    ]
+    words = "sim -n 3 --rounds 5 --steps 2 --preset moe-smoke --holders 1 --data synthetic:markov --timeout 240"
+    command = [sys.executable, "-m", "atoll.cli.main", *words.split()]
+    command += ["--set", 'outer.merge={"every":2,"until":9,"alpha_4096":1024}']
+    command += ["--dir", str(folder), "--json", str(report_file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert report_file.exists(), done.stdout + done.stderr
     report = json.loads(report_file.read_text())
