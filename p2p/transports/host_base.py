@@ -1,13 +1,11 @@
 """What hosts and streams share over every transport: identity, handlers, events, and counted bytes."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
-from atoll.p2p.host.interface import Handler, HostStatistics
+from atoll.p2p.host.interface import Handler, HostStatistics, Stream
 from atoll.p2p.system.backoff import backoff_s
 from atoll.p2p.transports.events import Announcer, Subscription
-from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S, Admission, OnFault
+from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S, Admission, OnFault, run_handler
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -17,36 +15,38 @@ STABLE_S = 60.0
 """A transport that lived so long starts again without back-off from earlier deaths."""
 
 
-class ByteCounter:
-    """Payload bytes over all streams of one host."""
+class StreamRegistry:
+    """The open streams of one host, in the order of their opening, and the payload bytes over all its streams."""
 
     def __init__(self) -> None:
-        self.up = 0
-        self.down = 0
+        self.open: dict[StreamBase, None] = {}
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    def reset_all(self) -> None:
+        """Reset every open stream."""
+        for stream in tuple(self.open):
+            stream.reset()
 
 
 class StreamBase:
-    """The identity of a stream, and its end, which is reported once."""
+    """A stream that counts as open from its creation to the end of our side."""
 
-    def __init__(
-        self, peer: PeerId, protocol: str, traffic: ByteCounter, on_end: Callable[[Any], None], *, initiator: bool
-    ) -> None:
-        """`on_end`: gets the stream when our side of it has ended."""
+    def __init__(self, peer: PeerId, protocol: str, registry: StreamRegistry, *, initiator: bool) -> None:
         self.peer = peer
         self.protocol = protocol
-        self._traffic = traffic
-        self._on_end = on_end
+        self._registry = registry
         self._initiator = initiator
         self._ended = False
+        registry.open[self] = None
 
     def reset(self) -> None:
         """Drop the stream now. Idempotent."""
         raise NotImplementedError
 
     def _finish(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._on_end(self)
+        self._ended = True
+        self._registry.open.pop(self, None)
 
 
 class ReaderStream(StreamBase):
@@ -62,7 +62,7 @@ class ReaderStream(StreamBase):
             raise Unreachable(f"stream ended {size - len(error.partial)} bytes early") from error
         except OSError as error:
             raise Unreachable(f"stream broke: {error}") from error
-        self._traffic.down += size
+        self._registry.bytes_down += size
         return data
 
     async def _linger(self) -> None:
@@ -83,8 +83,7 @@ class HostBase:
         self._handlers: dict[str, Handler] = {}
         self._announcer = Announcer()
         self._admission = Admission()
-        self._traffic = ByteCounter()
-        self._streams: set[StreamBase] = set()
+        self._streams = StreamRegistry()
         self._restarts = 0
         self._group: asyncio.TaskGroup | None = None
         """Owner of inbound streams; None unless the host is served."""
@@ -99,11 +98,18 @@ class HostBase:
 
     def statistics(self) -> HostStatistics:
         """Return a snapshot."""
-        return HostStatistics(self._traffic.up, self._traffic.down, len(self._streams), self._restarts)
+        streams = self._streams
+        return HostStatistics(streams.bytes_up, streams.bytes_down, len(streams.open), self._restarts)
 
-    def _reset_streams(self) -> None:
-        for stream in tuple(self._streams):
-            stream.reset()
+    async def forget_failures(self) -> None:
+        """Do nothing: a transport without a back-off of its own has nothing to forget."""
+
+    async def _serve_stream(self, stream: Stream, handler: Handler) -> None:
+        """Run the handler of an admitted inbound stream."""
+        try:
+            await run_handler(stream, handler, self._on_fault)
+        finally:
+            self._admission.leave(stream.peer)
 
 
 def restart_pause_s(deaths: int) -> float:

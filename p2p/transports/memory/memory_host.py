@@ -6,7 +6,6 @@ from typing import Protocol
 
 from atoll.p2p.host.interface import (
     Connection,
-    Handler,
     HostRestarted,
     PeerAddress,
     PeerConnected,
@@ -14,7 +13,7 @@ from atoll.p2p.host.interface import (
     Route,
 )
 from atoll.p2p.transports.host_base import HostBase
-from atoll.p2p.transports.inbound_stream import OnFault, run_handler
+from atoll.p2p.transports.inbound_stream import OnFault
 from atoll.p2p.transports.memory.memory_stream import MemoryStream
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, short
@@ -50,8 +49,8 @@ class MemoryHost(HostBase):
         super().__init__(peer, on_fault)
         self.maddr = maddr
         self._network = network
-        self._links: dict[PeerId, dict[MemoryStream, None]] = {}
-        """Connected peer -> its streams; dictionaries, because sets would not keep an order."""
+        self._connected: dict[PeerId, None] = {}
+        """Connected peers; a dictionary, because a set would not keep an order."""
         self._dead = False
 
     @property
@@ -78,7 +77,7 @@ class MemoryHost(HostBase):
     async def connect(self, address: PeerAddress) -> None:
         """Dial a peer. Raises Unreachable."""
         self._require_alive()
-        if address.peer in self._links:
+        if address.peer in self._connected:
             return
         if address.peer == self.peer_id:
             raise Unreachable("dial to self")
@@ -99,7 +98,7 @@ class MemoryHost(HostBase):
             if target is None or not target.is_connected(self.peer_id):
                 raise Unreachable(f"{short(address.peer)} is gone again")
         except BaseException:
-            if address.peer not in self._links:
+            if address.peer not in self._connected:
                 self._send_end(address.peer)
             raise
         self.connected(address.peer)
@@ -108,7 +107,7 @@ class MemoryHost(HostBase):
         """Send first packets until the other side's router lets one in. Raises Unreachable."""
         try:
             async with asyncio.timeout(self._network.silence_s):
-                while not self._network.knock(self.peer_id, peer) and peer not in self._links:  # noqa: ASYNC110
+                while not self._network.knock(self.peer_id, peer) and peer not in self._connected:  # noqa: ASYNC110
                     await asyncio.sleep(RESEND_S)  # as retransmissions do: nobody tells us when a hole opens
         except TimeoutError as error:
             raise Unreachable(f"{short(peer)} does not answer") from error
@@ -116,49 +115,47 @@ class MemoryHost(HostBase):
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to a peer."""
         self._require_alive()
-        if peer in self._links:
+        if peer in self._connected:
             self._send_end(peer)
             self.disconnected(peer)
 
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections."""
-        return tuple(Connection(peer, self._network.maddr_of(peer), Route.DIRECT) for peer in self._links)
+        return tuple(Connection(peer, self._network.maddr_of(peer), Route.DIRECT) for peer in self._connected)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> MemoryStream:
         """Open a stream to a connected peer. Raises Unreachable."""
         self._require_alive()
-        if peer not in self._links:
+        if peer not in self._connected:
             raise Unreachable(f"not connected to {short(peer)}")
         stream = self._stream(peer, protocol, initiator=True)
         try:
             if not await self._request(peer, lambda: self._offer(stream)):
                 raise Unreachable(f"{short(peer)} does not speak {protocol}")
-            if peer not in self._links:
+            if peer not in self._connected:
                 raise Unreachable(f"lost {short(peer)}")
         except BaseException:
             stream.reset()
             raise
         return stream
 
-    async def forget_failures(self) -> None:
-        """Do nothing: this transport has no back-off of its own."""
-
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a connection to `peer` exists on this side."""
-        return peer in self._links
+        return peer in self._connected
 
     def connected(self, peer: PeerId) -> None:
         """Record that a connection to `peer` exists. Idempotent."""
-        if peer not in self._links:
-            self._links[peer] = {}
+        if peer not in self._connected:
+            self._connected[peer] = None
             self._announcer.announce(PeerConnected(peer))
 
     def disconnected(self, peer: PeerId) -> None:
         """Record that the connection to `peer` is gone, and its streams. Idempotent."""
-        streams = self._links.pop(peer, None)
-        if streams is not None:
-            for stream in tuple(streams):
-                stream.break_off()
+        if peer in self._connected:
+            del self._connected[peer]
+            for stream in tuple(self._streams.open):
+                if isinstance(stream, MemoryStream) and stream.peer == peer:
+                    stream.break_off()
             self._announcer.announce(PeerDisconnected(peer))
 
     def die(self) -> None:
@@ -176,37 +173,27 @@ class MemoryHost(HostBase):
     def accept(self, theirs: MemoryStream, peer: PeerId) -> bool:
         """Accept a stream that `peer` opens to us; whether we serve it."""
         handler = self._handlers.get(theirs.protocol)
-        if handler is None or self._group is None or peer not in self._links or not self._admission.enter(peer):
+        if (
+            handler is None
+            or self._group is None
+            or peer not in self._connected
+            or not self._admission.enter(peer)
+        ):
             return False
         ours = self._stream(peer, theirs.protocol, initiator=False)
         ours.partner, theirs.partner = theirs, ours
-        self._group.create_task(self._handle(ours, handler))
+        self._group.create_task(self._serve_stream(ours, handler))
         return True
-
-    async def _handle(self, stream: MemoryStream, handler: Handler) -> None:
-        try:
-            await run_handler(stream, handler, self._on_fault)
-        finally:
-            self._admission.leave(stream.peer)
 
     def _offer(self, stream: MemoryStream) -> bool:
         target = self._network.living(stream.peer)
         return target is not None and target.accept(stream, self.peer_id)
 
     def _stream(self, peer: PeerId, protocol: str, *, initiator: bool) -> MemoryStream:
-        streams = self._links[peer]
-
         def send(size: int, action: Callable[[], None]) -> None:
             self._network.send(self.peer_id, peer, size, action)
 
-        def on_end(stream: MemoryStream) -> None:
-            streams.pop(stream, None)
-            self._streams.discard(stream)
-
-        stream = MemoryStream(peer, protocol, send, self._traffic, on_end, initiator=initiator)
-        streams[stream] = None
-        self._streams.add(stream)
-        return stream
+        return MemoryStream(peer, protocol, self._streams, send, initiator=initiator)
 
     async def _request(self, peer: PeerId, query: Callable[[], bool]) -> bool:
         """Call `query` at `peer` and return its answer. Raises Unreachable on silence."""
@@ -237,7 +224,7 @@ class MemoryHost(HostBase):
         self._network.send(self.peer_id, peer, 0, at_peer)
 
     def _drop_all(self) -> None:
-        for peer in tuple(self._links):
+        for peer in tuple(self._connected):
             self._send_end(peer)
             self.disconnected(peer)
 

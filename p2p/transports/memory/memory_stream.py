@@ -7,9 +7,8 @@ initiator's end.
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
-from atoll.p2p.transports.host_base import ByteCounter, StreamBase
+from atoll.p2p.transports.host_base import StreamBase, StreamRegistry
 from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
@@ -27,16 +26,9 @@ class MemoryStream(StreamBase):
     """See `atoll.p2p.host.interface.Stream`. `partner` is the same stream as the other side holds it."""
 
     def __init__(
-        self,
-        peer: PeerId,
-        protocol: str,
-        send: Send,
-        traffic: ByteCounter,
-        on_end: Callable[[Any], None],
-        *,
-        initiator: bool,
+        self, peer: PeerId, protocol: str, registry: StreamRegistry, send: Send, *, initiator: bool
     ) -> None:
-        super().__init__(peer, protocol, traffic, on_end, initiator=initiator)
+        super().__init__(peer, protocol, registry, initiator=initiator)
         self._send = send
         self._partner_ended = False
         self._unread = bytearray()
@@ -74,7 +66,7 @@ class MemoryStream(StreamBase):
                 await self._writable.wait()
             self._require_open(reading=False)
             self._unacknowledged += len(part)
-            self._traffic.up += len(part)
+            self._registry.bytes_up += len(part)
             self._post(part)
         await asyncio.sleep(0)
 
@@ -128,7 +120,7 @@ class MemoryStream(StreamBase):
 
     def _consume(self, size: int) -> None:
         del self._unread[:size]
-        self._traffic.down += size
+        self._registry.bytes_down += size
         if self.partner is not None:
             self.partner._unacknowledged -= size
             self._partner_changed()

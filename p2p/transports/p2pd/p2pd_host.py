@@ -20,7 +20,7 @@ from atoll.p2p.host.interface import (
     Route,
 )
 from atoll.p2p.transports.host_base import BUFFER_BYTES, STABLE_S, HostBase, restart_pause_s
-from atoll.p2p.transports.inbound_stream import OnFault, log_fault, run_handler
+from atoll.p2p.transports.inbound_stream import OnFault, log_fault
 from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket, read_message
 from atoll.p2p.transports.p2pd.listen import require_free, with_port
 from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
@@ -130,7 +130,7 @@ class P2pdHost(HostBase):
         """Open a stream to a connected peer. Raises Unreachable."""
         socket = await self._live().open_stream(peer, protocol)
         self._on_connected(peer)
-        return self._adopt(peer, protocol, socket, initiator=True)
+        return P2pdStream(peer, protocol, self._streams, socket, initiator=True)
 
     async def forget_failures(self) -> None:
         """Restart p2pd if it has no connection: nothing else ends go-libp2p's dial back-off."""
@@ -168,7 +168,7 @@ class P2pdHost(HostBase):
     async def _stop(self) -> None:
         """End p2pd and every stream."""
         self._control = None
-        self._reset_streams()
+        self._streams.reset_all()
         for peer in tuple(self._peers):
             self._on_disconnected(peer)
         attached, self._attached = self._attached, None
@@ -254,16 +254,8 @@ class P2pdHost(HostBase):
         if not self._admission.enter(peer):
             return socket.writer.transport.abort()
         self._on_connected(peer)
-        try:
-            stream = self._adopt(peer, info.proto, socket, initiator=False)
-            await run_handler(stream, handler, self._on_fault)
-        finally:
-            self._admission.leave(peer)
-
-    def _adopt(self, peer: PeerId, protocol: str, socket: Socket, *, initiator: bool) -> P2pdStream:
-        stream = P2pdStream(peer, protocol, socket, self._traffic, self._streams.discard, initiator=initiator)
-        self._streams.add(stream)
-        return stream
+        stream = P2pdStream(peer, info.proto, self._streams, socket, initiator=False)
+        await self._serve_stream(stream, handler)
 
     def _live(self) -> P2pdControl:
         if self._control is None:

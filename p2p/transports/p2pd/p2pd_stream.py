@@ -5,10 +5,8 @@ initiator closes, and the responder's `close` waits for the initiator's end befo
 """
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
 
-from atoll.p2p.transports.host_base import BUFFER_BYTES, ByteCounter, ReaderStream
+from atoll.p2p.transports.host_base import BUFFER_BYTES, ReaderStream, StreamRegistry
 from atoll.p2p.transports.p2pd.control_client import Socket
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
@@ -18,16 +16,9 @@ class P2pdStream(ReaderStream):
     """See `atoll.p2p.host.interface.Stream`."""
 
     def __init__(
-        self,
-        peer: PeerId,
-        protocol: str,
-        socket: Socket,
-        traffic: ByteCounter,
-        on_end: Callable[[Any], None],
-        *,
-        initiator: bool,
+        self, peer: PeerId, protocol: str, registry: StreamRegistry, socket: Socket, *, initiator: bool
     ) -> None:
-        super().__init__(peer, protocol, traffic, on_end, initiator=initiator)
+        super().__init__(peer, protocol, registry, initiator=initiator)
         self._reader, self._writer = socket
         self._writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
 
@@ -43,7 +34,7 @@ class P2pdStream(ReaderStream):
                 await self._writer.drain()
             except OSError as error:
                 raise Unreachable(f"stream broke: {error}") from error
-            self._traffic.up += len(part)
+            self._registry.bytes_up += len(part)
 
     async def close(self) -> None:
         """End our side in good order; a stream that is broken already is only dropped."""

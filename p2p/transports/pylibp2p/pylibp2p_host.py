@@ -23,7 +23,7 @@ from atoll.p2p.host.interface import (
     Route,
 )
 from atoll.p2p.transports.host_base import STABLE_S, HostBase, restart_pause_s
-from atoll.p2p.transports.inbound_stream import OnFault, log_fault, run_handler
+from atoll.p2p.transports.inbound_stream import OnFault, log_fault
 from atoll.p2p.transports.p2pd.listen import require_free
 from atoll.p2p.transports.pylibp2p.options import PyLibp2pOptions, refused_listen
 from atoll.protocols.errors import LocalFault, Unreachable
@@ -74,19 +74,17 @@ class PyLibp2pHost(HostBase):
 
     async def addresses(self) -> tuple[str, ...]:
         """Addresses at which we may be dialled. Raises Unreachable while nothing is served."""
-        maddrs = self._live().maddrs
+        maddrs = self._live()[0].maddrs
         return self._options.announce or tuple(one for maddr in maddrs for one in _interfaces(maddr))
 
     async def connect(self, address: PeerAddress) -> None:
         """Dial a peer. Raises Unreachable."""
-        engine, guest = self._live(), self._guest
-        assert guest is not None
+        engine, guest = self._live()
         await guest.call(lambda: engine.dial(address), within=engine.nursery)
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer."""
-        engine, guest = self._live(), self._guest
-        assert guest is not None
+        engine, guest = self._live()
         await guest.call(lambda: engine.close(peer), within=engine.nursery)
 
     async def connections(self) -> tuple[Connection, ...]:
@@ -96,8 +94,7 @@ class PyLibp2pHost(HostBase):
 
     async def open_stream(self, peer: PeerId, protocol: str) -> "PyLibp2pStream":
         """Open a stream to a connected peer. Raises Unreachable."""
-        engine, guest = self._live(), self._guest
-        assert guest is not None
+        engine, guest = self._live()
         link = next((link for link in engine.links(peer) if link.nursery is not None), None)
         if link is None:
             raise Unreachable(f"not connected to {peer}")
@@ -112,9 +109,6 @@ class PyLibp2pHost(HostBase):
             return stream
 
         return await guest.call(open_adopted, within=link.nursery, lost=lambda stream: stream.reset())
-
-    async def forget_failures(self) -> None:
-        """Do nothing: this transport has no back-off of its own."""
 
     def set_handler(self, protocol: str, handler: Handler) -> None:
         """Serve `protocol`, from now on and after every restart."""
@@ -161,7 +155,7 @@ class PyLibp2pHost(HostBase):
             connected=lambda peer: self._announcer.announce(PeerConnected(peer)),
             disconnected=lambda peer: self._announcer.announce(PeerDisconnected(peer)),
             inbound=self._on_inbound,
-            ending=self._reset_streams,
+            ending=self._streams.reset_all,
         )
         engine = Engine(upgrader, tuple(self._handlers), self._options.connections_max, callbacks)
 
@@ -173,33 +167,25 @@ class PyLibp2pHost(HostBase):
             await self._guest.call(lambda: engine.run(self._listen, listening))
         finally:
             self._engine = None
-            self._reset_streams()
+            self._streams.reset_all()
 
     def _on_inbound(self, peer: PeerId, protocol: str, lane: "Lane") -> "PyLibp2pStream | None":
         """Serve a stream that a peer opened; called in trio."""
         if self._group is None or not self._admission.enter(peer):
             return None
         stream = self._adopt(peer, protocol, lane, initiator=False)
-        self._group.create_task(self._inbound(stream))
+        self._group.create_task(self._serve_stream(stream, self._handlers[protocol]))
         return stream
-
-    async def _inbound(self, stream: "PyLibp2pStream") -> None:
-        try:
-            await run_handler(stream, self._handlers[stream.protocol], self._on_fault)
-        finally:
-            self._admission.leave(stream.peer)
 
     def _adopt(self, peer: PeerId, protocol: str, lane: "Lane", *, initiator: bool) -> "PyLibp2pStream":
         from atoll.p2p.transports.pylibp2p.pylibp2p_stream import PyLibp2pStream
 
-        stream = PyLibp2pStream(peer, protocol, lane, self._traffic, self._streams.discard, initiator=initiator)
-        self._streams.add(stream)
-        return stream
+        return PyLibp2pStream(peer, protocol, self._streams, lane, initiator=initiator)
 
-    def _live(self) -> "Engine":
-        if self._engine is None or self._engine.nursery is None:
+    def _live(self) -> "tuple[Engine, Guest]":
+        if self._guest is None or self._engine is None or self._engine.nursery is None:
             raise Unreachable("the network is not running")
-        return self._engine
+        return self._engine, self._guest
 
 
 def _cannot_start(maddrs: tuple[str, ...], error: Exception) -> LocalFault:

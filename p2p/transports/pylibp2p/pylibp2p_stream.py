@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import trio
 from libp2p.io.exceptions import IOException
 
-from atoll.p2p.transports.host_base import BUFFER_BYTES, ByteCounter, ReaderStream
+from atoll.p2p.transports.host_base import BUFFER_BYTES, ReaderStream, StreamRegistry
 from atoll.p2p.transports.pylibp2p.yamux import Lane
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
@@ -26,16 +26,9 @@ class PyLibp2pStream(ReaderStream):
     """See `atoll.p2p.host.interface.Stream`; `carry` is trio's half."""
 
     def __init__(
-        self,
-        peer: PeerId,
-        protocol: str,
-        lane: Lane,
-        traffic: ByteCounter,
-        on_end: Callable[[Any], None],
-        *,
-        initiator: bool,
+        self, peer: PeerId, protocol: str, registry: StreamRegistry, lane: Lane, *, initiator: bool
     ) -> None:
-        super().__init__(peer, protocol, traffic, on_end, initiator=initiator)
+        super().__init__(peer, protocol, registry, initiator=initiator)
         self._lane = lane
         self._flow = _InboundFlow()
         self._reader = asyncio.StreamReader(limit=BUFFER_BYTES, loop=asyncio.get_running_loop())
@@ -63,7 +56,7 @@ class PyLibp2pStream(ReaderStream):
             part = bytes(view[start : start + BUFFER_BYTES])
             self._outbox.append(part)
             self._queued += len(part)
-            self._traffic.up += len(part)
+            self._registry.bytes_up += len(part)
             self._has_work.set()
 
     async def close(self) -> None:
