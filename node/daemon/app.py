@@ -82,7 +82,7 @@ class Daemon:
     async def _start_parts(self, group: asyncio.TaskGroup, on_up: Callable[[], None]) -> None:
         """Start each part as soon as those that it needs are ready."""
         parts = self._parts
-        await parts.host.start()
+        await self._plan.host.start()
         await self._begin_ready(group, "network", parts.swarm.serve)
         await parts.net.look_at_addresses()
         await self._begin_ready(group, "control", parts.control.serve)
@@ -113,7 +113,7 @@ class Daemon:
         await self._end("network", "addresses")
         await self._end("web", "control")
         async with _deadline("the host", PART_S):
-            await self._parts.host.stop()
+            await self._plan.host.stop()
 
     def _begin(self, group: asyncio.TaskGroup, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._tasks[name] = group.create_task(self._guarded(work), name=name)

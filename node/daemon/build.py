@@ -4,13 +4,12 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from atoll.node.daemon.control_server import ControlServer
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
-from atoll.node.daemon.host_factory import NodeHost, route_host
+from atoll.node.daemon.host_factory import route_host
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.status import DaemonOperator, StopDaemon
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
@@ -42,7 +41,6 @@ from atoll.protocols.local.worker_messages import StartRequest
 class NodeParts:
     """What runs in a daemon. Who needs a part is given that part, never all of them."""
 
-    host: NodeHost
     swarm: Swarm
     net: SwarmNetwork
     log: RoundLog
@@ -53,55 +51,43 @@ class NodeParts:
     web: WebServer
 
 
-class _Network(NamedTuple):
-    limited: LimitedHost
-    routed: RouteHost
-    swarm: Swarm
-    net: SwarmNetwork
-
-
-class _Training(NamedTuple):
-    trainer: Trainer
-    driver: Driver
-    goodput: GoodputCollector
-
-
 def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
     """Construct the parts; opens ledger and log. Raises DiskFault, CorruptFault, ConfigError, LocalFault."""
     folder = plan.home.run(plan.run.spec.id)
     make_folder(folder)
-    network = _build_network(plan, folder)
-    log = RoundLog(folder, plan.identity.peer_id, time.time)
-    training = _build_training(plan, folder, network, log)
+    limited, routed, swarm = _build_network(plan, folder)
+    me = plan.identity.peer_id
+    log = RoundLog(folder, me, time.time)
+    net = SwarmNetwork(swarm, routed, me, opening=opening_entry(plan.run.spec, me, plan.invite), folder=folder)
+    trainer, driver, goodput = _build_training(plan, folder, swarm, net, log)
     web = WebServer(parse_listen_address(plan.config.web), lambda request: site.answer(request), time.monotonic)
     operator = DaemonOperator(
         plan=plan,
         log=log,
-        host=network.routed,
-        limited=network.limited,
-        swarm=network.swarm,
-        net=network.net,
-        control=training.driver,
-        trainer=training.trainer,
-        goodput=training.goodput,
+        host=routed,
+        limited=limited,
+        swarm=swarm,
+        net=net,
+        control=driver,
+        trainer=trainer,
+        goodput=goodput,
         web=web,
-        stop=stop,
+        stop_daemon=stop,
     )
     site = Site(operator)
     return NodeParts(
-        host=plan.host,
-        swarm=network.swarm,
-        net=network.net,
+        swarm=swarm,
+        net=net,
         log=log,
-        driver=training.driver,
-        trainer=training.trainer,
-        goodput=training.goodput,
+        driver=driver,
+        trainer=trainer,
+        goodput=goodput,
         control=ControlServer(plan.home.control_socket, plan.home.log, operator),
         web=web,
     )
 
 
-def _build_network(plan: JoinPlan, folder: Path) -> _Network:
+def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost, Swarm]:
     """The node's host under the user's limits, with routes through NATs, and the swarm of the run on it."""
     spec, config, identity = plan.run.spec, plan.config, plan.identity
     seeds = [parse_seed(seed) for seed in config.seeds]
@@ -122,21 +108,16 @@ def _build_network(plan: JoinPlan, folder: Path) -> _Network:
         dht=_build_dht(plan) if config.dht else None,
         gate=AdmissionGate(spec, identity.peer_id, time.time),
     )
-    net = SwarmNetwork(
-        swarm,
-        routed,
-        identity.peer_id,
-        opening=opening_entry(spec, identity.peer_id, plan.invite),
-        folder=folder,
-    )
-    return _Network(limited, routed, swarm, net)
+    return limited, routed, swarm
 
 
-def _build_training(plan: JoinPlan, folder: Path, network: _Network, log: RoundLog) -> _Training:
+def _build_training(
+    plan: JoinPlan, folder: Path, swarm: Swarm, net: SwarmNetwork, log: RoundLog
+) -> tuple[Trainer, Driver, GoodputCollector]:
     """The worker's supervisor, the driver that asks the worker, and the account of the worker's time."""
     # The worker reports to parts that are made after it.
     trainer = Trainer(
-        _start_request(plan, folder, network.swarm),
+        _start_request(plan, folder, swarm),
         folder / "worker.log",
         lambda started: driver.on_started(started),
         lambda progress: driver.on_progress(progress),
@@ -145,16 +126,16 @@ def _build_training(plan: JoinPlan, folder: Path, network: _Network, log: RoundL
     )
     driver = build_driver(
         RunContext(plan.run.spec, plan.identity.peer_id, log, time.monotonic),
-        network.net,
+        net,
         trainer,
         folder / "spool",
         eval_every=plan.config.eval_every,
         room=plan.room.experts if plan.room else None,
     )
     goodput = GoodputCollector(
-        log, time.monotonic, lambda: driver.round, lambda: network.net.bytes_moved().blob_contents_up
+        log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved().blob_contents_up
     )
-    return _Training(trainer, driver, goodput)
+    return trainer, driver, goodput
 
 
 def _build_dht(plan: JoinPlan) -> Dht:

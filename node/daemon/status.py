@@ -5,7 +5,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -42,57 +42,42 @@ class StopDaemon(Protocol):
         """Begin to stop."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class DaemonOperator:
     """Answers the control socket and the web page of one daemon."""
 
-    def __init__(
-        self,
-        *,
-        plan: JoinPlan,
-        log: RoundLog,
-        host: RouteHost,
-        limited: LimitedHost,
-        swarm: Swarm,
-        net: SwarmNetwork,
-        control: NodeControl,
-        trainer: Trainer,
-        goodput: GoodputCollector,
-        web: WebServer,
-        stop: StopDaemon,
-    ) -> None:
-        """`stop` begins the daemon's end and returns at once."""
-        self._plan = plan
-        self._log = log
-        self._host = host
-        self._limited = limited
-        self._swarm = swarm
-        self._net = net
-        self._control = control
-        self._trainer = trainer
-        self._goodput = goodput
-        self._web = web
-        self._stop = stop
-        self._started_s = time.monotonic()
-        self._version = importlib.metadata.version("atoll")
+    plan: JoinPlan
+    log: RoundLog
+    host: RouteHost
+    limited: LimitedHost
+    swarm: Swarm
+    net: SwarmNetwork
+    control: NodeControl
+    trainer: Trainer
+    goodput: GoodputCollector
+    web: WebServer
+    stop_daemon: StopDaemon
+    started_s: float = field(default_factory=time.monotonic)
+    version: str = field(default_factory=lambda: importlib.metadata.version("atoll"))
 
     def status(self) -> Status:
         """The node now."""
-        node, log, config = self._control.view(), self._log, self._plan.config
-        spec, me = self._plan.run.spec, self._plan.identity.peer_id
+        node, log, config = self.control.view(), self.log, self.plan.config
+        spec, me = self.plan.run.spec, self.plan.identity.peer_id
         row, own = log.newest_closed(), log.newest_trained()
-        moved, blobs, worker = self._host.statistics(), self._swarm.blobs.statistics(), self._trainer.statistics()
+        moved, blobs, worker = self.host.statistics(), self.swarm.blobs.statistics(), self.trainer.statistics()
         number = min(node.round.round, spec.outer.rounds - 1)
         # What an inner step reported is of the round at hand only while one is trained.
         training = node.round.phase is Phase.TRAIN
         progress = node.progress
         at_work = progress if training else None
         return Status(
-            version=self._version,
+            version=self.version,
             pid=os.getpid(),
-            uptime_s=time.monotonic() - self._started_s,
+            uptime_s=time.monotonic() - self.started_s,
             peer=me,
             name=config.name or f"…{me[-8:]}",
-            addresses=self._net.addresses,
+            addresses=self.net.addresses,
             run=spec.id.hex(),
             run_name=spec.name,
             activity=node.round.phase.value,
@@ -106,9 +91,9 @@ class DaemonOperator:
             digest=row.digest if row else "",
             contributors=tuple(row.contributors) if row else (),
             experts=node.experts,
-            members=len(self._swarm.live(Lease)),
-            peers=len(self._swarm.neighbours()),
-            paths=dict(Counter(peer.path for peer in self._swarm.peers() if peer.connected and peer.path)),
+            members=len(self.swarm.live(Lease)),
+            peers=len(self.swarm.neighbours()),
+            paths=dict(Counter(peer.path for peer in self.swarm.peers() if peer.connected and peer.path)),
             train_loss=at_work.loss if at_work else own.train_loss if own else None,
             val_bpb=log.newest_bpb(),
             tokens_per_s=progress.tokens_per_s if progress else None,
@@ -125,20 +110,20 @@ class DaemonOperator:
             worker_restarts=worker.restarts,
             host_restarts=moved.restarts,
             trouble=self._trouble(),
-            goodput=self._goodput.report(),
-            room=self._plan.room,
+            goodput=self.goodput.report(),
+            room=self.plan.room,
             shortage=node.round.shortage,
             tokens=log.tokens,
             blob_bytes_up=blobs.bytes_up,
             blob_bytes_down=blobs.bytes_down,
-            web=self._web.url,
-            web_trouble=self._web.trouble,
+            web=self.web.url,
+            web_trouble=self.web.trouble,
             **self._network(),
         )
 
     def _network(self) -> dict[str, Any]:
         """How others reach us, and whom we relay for."""
-        routes = self._host.routes()
+        routes = self.host.routes()
         relay = routes.relay
         return {
             "reachability": routes.reach,
@@ -147,56 +132,56 @@ class DaemonOperator:
             "relaying": relay is not None,
             "relay": RelayUse(**asdict(relay)) if relay else None,
             "clock_ahead_s": routes.clock_ahead_s,
-            "seeds": self._swarm.discovery_table(),
-            "limits": LimitUse(**asdict(self._limited.limits())),
+            "seeds": self.swarm.discovery_table(),
+            "limits": LimitUse(**asdict(self.limited.limits())),
         }
 
     async def peers(self) -> Sequence[PeerStatus]:
         """All known peers."""
-        leases = self._net.leases()
-        return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self._swarm.peers()]
+        leases = self.net.leases()
+        return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self.swarm.peers()]
 
     def rounds(self, last: int) -> Sequence[RoundStatus]:
         """The newest `last` rows, oldest first."""
-        rows = self._log.rows
+        rows = self.log.rows
         newest = [rows[number] for number in sorted(rows)[-last:]]
         return msgspec.convert(newest, list[RoundStatus], from_attributes=True)
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""
-        self._stop(finish=finish)
+        self.stop_daemon(finish=finish)
         return "stopping after this round" if finish else "stopping"
 
     async def pause(self, reason: str) -> str:
         """Start no further round."""
-        self._control.pause(reason)
+        self.control.pause(reason)
         return "the round at hand is finished, then the node pauses"
 
     async def resume(self) -> str:
         """Go on."""
-        self._control.resume()
+        self.control.resume()
         return "going on at the round where the others are"
 
     async def evaluate(self) -> EvaluationResult:
         """Validation loss of the view."""
-        found = await self._control.evaluate()
-        row = self._log.newest_closed()
+        found = await self.control.evaluate()
+        row = self.log.newest_closed()
         return EvaluationResult(row.round if row else -1, found.val_bpb, found.val_loss)
 
     def _reason(self) -> str:
-        node = self._control.view()
+        node = self.control.view()
         if not node.is_worker_ready:
             return node.round.syncing or "the worker is starting"
         text = node.waiting or reason(node.round)
         if node.round.phase is not Phase.SYNC:
             return text
-        table = self._swarm.discovery_table()
+        table = self.swarm.discovery_table()
         return f"{text}: " + "; ".join(f"{seed} {state}" for seed, state in table.items()) if table else text
 
     def _trouble(self) -> str:
-        swarm = self._swarm
+        swarm = self.swarm
         refusal = next(iter(swarm.refusals.values()), "")
-        node = self._control.view()
+        node = self.control.view()
         own = node.trouble or untrained(node.round) or (swarm.local_fault.line() if swarm.local_fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "")
 
@@ -211,7 +196,7 @@ class DaemonOperator:
             round=lease.round if lease else None,
             final=lease.final if lease else None,
             tokens_per_s=lease.tokens_per_s if lease else None,
-            heard_s=max(0.0, self._plan.run.spec.pace.lease_s - left_s) if lease else None,
+            heard_s=max(0.0, self.plan.run.spec.pace.lease_s - left_s) if lease else None,
             faults=row.faults,
         )
 
