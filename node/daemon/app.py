@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from atoll.node.daemon.build import build
+from atoll.node.daemon.build import NodeParts, build
 from atoll.node.daemon.coordinator.run_assets import fetch_moments, fetch_tokenizer
 from atoll.node.daemon.join_plan import JoinPlan
+from atoll.node.daemon.status import StopDaemon
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.moments import files_for
@@ -47,12 +48,12 @@ class StopSignals:
 class Daemon:
     """One node in one run. The caller holds the home's lock, and reads the plan."""
 
-    def __init__(self, plan: JoinPlan) -> None:
+    def __init__(self, plan: JoinPlan, build_parts: Callable[[JoinPlan, StopDaemon], NodeParts] = build) -> None:
         """Build the parts. Raises what `build` raises."""
         self._plan = plan
         self._stop = asyncio.Event()
         self._finish = asyncio.Event()
-        self._parts = build(plan, self.stop)
+        self._parts = build_parts(plan, self.stop)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fault: AtollError | None = None
 
@@ -135,7 +136,7 @@ class Daemon:
             self._stop.set()
 
     async def _end(self, *names: str) -> None:
-        """Cancel these parts at once and wait until they have ended."""
+        """Cancel these parts at once and wait until they have ended. The deadline cuts their clean-up off."""
         tasks = [self._tasks[name] for name in names if name in self._tasks]
         for task in tasks:
             task.cancel()

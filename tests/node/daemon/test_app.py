@@ -1,0 +1,198 @@
+"""A daemon starts its parts one after the other, and ends them in the order of its script, whatever ended it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from atoll.node.daemon import app
+from atoll.node.daemon.app import Daemon, StopSignals
+from atoll.node.runs.presets import preset
+from atoll.protocols.errors import LocalFault
+from atoll.protocols.identity import Identity
+
+SPEC = preset("tiny", Identity(bytes(32)).peer_id, 1, "synthetic:markov")
+
+
+class Part:
+    """Says when it is up and when it has ended; `fault` ends it, `stubborn_s` delays its end."""
+
+    def __init__(self, name: str, story: list[str]) -> None:
+        self.name, self.story = name, story
+        self.fault: LocalFault | None = None
+        self.stubborn_s = 0.0
+        self.may_come_up = asyncio.Event()
+        self.may_come_up.set()
+
+    async def serve(self, ready=lambda: None) -> None:
+        try:
+            await self.may_come_up.wait()
+            ready()
+            self.story.append(f"{self.name} up")
+            if self.fault is not None:
+                raise self.fault
+            await asyncio.Event().wait()
+        finally:
+            if self.stubborn_s:
+                await asyncio.sleep(self.stubborn_s)
+            self.story.append(f"{self.name} ended")
+
+
+class Node:
+    """The parts of a daemon that do nothing."""
+
+    def __init__(self) -> None:
+        self.story: list[str] = []
+        names = ("network", "control", "web", "driver", "carry", "goodput", "worker")
+        self.parts = {name: Part(name, self.story) for name in names}
+        self.is_idle = asyncio.Event()
+        self.host_may_start = asyncio.Event()
+        self.host_may_start.set()
+        plan = SimpleNamespace(host=SimpleNamespace(start=self._start_host, stop=self._stop_host))
+        plan.run, plan.restored = SimpleNamespace(spec=SPEC), None
+        self.daemon = Daemon(plan, self._build)
+
+    def _build(self, plan, stop):
+        parts = self.parts
+        driver = SimpleNamespace(
+            serve=parts["driver"].serve,
+            pause=self.story.append,
+            wait_idle=self.is_idle.wait,
+            has_begun=lambda: True,
+        )
+        network = SimpleNamespace(look_at_addresses=self._nothing, carry=lambda _: parts["carry"].serve())
+        network.watch_addresses = asyncio.Event().wait
+        log = SimpleNamespace(event=lambda what, **more: self.story.append(what), close=lambda: None)
+        return SimpleNamespace(
+            swarm=parts["network"], net=network, log=log, driver=driver, control=parts["control"],
+            trainer=SimpleNamespace(serve=parts["worker"].serve, stop=self._save), goodput=parts["goodput"],
+            web=parts["web"],
+        )  # fmt: skip
+
+    async def _start_host(self) -> None:
+        await self.host_may_start.wait()
+        self.story.append("host up")
+
+    async def _stop_host(self) -> None:
+        self.story.append("host ended")
+
+    async def _save(self) -> None:
+        self.story.append("worker saved")
+
+    async def _nothing(self) -> None:
+        pass
+
+    async def run(self, then) -> None:
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            up = asyncio.Event()
+            running = group.create_task(self.daemon.run(up.set))
+            group.create_task(then(up))
+            await running
+
+
+def ended(story: list[str]) -> list[str]:
+    return [line.removesuffix(" ended") for line in story if line.endswith(("ended", "saved"))]
+
+
+async def stop_when_up(node: Node, up: asyncio.Event) -> None:
+    await up.wait()
+    await asyncio.sleep(0.01)
+    node.daemon.stop()
+
+
+async def test_parts_start_and_end_in_order():
+    node = Node()
+    await node.run(lambda up: stop_when_up(node, up))
+    assert [line for line in node.story if line.endswith(" up")][:3] == ["host up", "network up", "control up"]
+    order = ended(node.story)
+    assert order[0] == "worker saved"
+    assert set(order[1:5]) == {"worker", "goodput", "carry", "driver"}
+    assert (order[5], set(order[6:8]), order[8:]) == ("network", {"web", "control"}, ["host"])
+    assert "stopping" in node.story
+
+
+@pytest.mark.parametrize("name", ["driver", "control", "carry"])
+async def test_a_fault_of_a_part_ends_the_node_in_the_same_order(name):
+    node = Node()
+    node.parts[name].fault = LocalFault("the disk is gone")
+    with pytest.raises(LocalFault, match="the disk is gone"):
+        await node.daemon.run()
+    assert "failed" in node.story
+    order = [line for line in ended(node.story) if line != name]
+    assert order[0] == "worker saved"
+    assert order[-1] == "host"
+
+
+async def test_it_stops_while_it_loads():
+    for closed in ("host", "network", "driver"):
+        node = Node()
+        (node.host_may_start if closed == "host" else node.parts[closed].may_come_up).clear()
+
+        async def stop_soon(_, node=node) -> None:
+            await asyncio.sleep(0.01)
+            node.daemon.stop()
+
+        await node.run(stop_soon)
+        assert ended(node.story)[0] == "worker saved"
+        assert node.story[-1] == "host ended"
+        assert "worker up" not in node.story
+
+
+async def test_to_finish_is_to_wait_for_the_round_at_hand():
+    node = Node()
+
+    async def finish(up: asyncio.Event) -> None:
+        await up.wait()
+        node.daemon.stop(finish=True)
+        await asyncio.sleep(0.05)
+        assert "stopping after this round" in node.story
+        assert "worker saved" not in node.story
+        node.is_idle.set()
+
+    await node.run(finish)
+    assert node.story[-1] == "host ended"
+
+
+async def test_a_part_that_misses_its_deadline_is_named_and_the_next_one_ends(monkeypatch, caplog):
+    monkeypatch.setattr(app, "PART_S", 0.05)
+    node = Node()
+    node.parts["network"].stubborn_s = 0.3
+    await node.run(lambda up: stop_when_up(node, up))
+    assert "network, addresses did not end within 0 s" in caplog.text
+    assert "network ended" not in node.story, "its clean-up was cut off"
+    assert node.story[-1] == "host ended"
+
+
+def test_the_first_signal_asks_and_the_second_one_ends():
+    """In a process of its own: the second signal must not end the tests."""
+    code = (
+        "import asyncio\n"
+        "from atoll.node.daemon.app import StopSignals\n"
+        "async def main():\n"
+        "    StopSignals(lambda: print('asked', flush=True))\n"
+        "    print('up', flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "asked\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+
+
+async def test_what_the_first_signal_does_changes_with_the_phase():
+    heard = []
+    signals = StopSignals(lambda: heard.append("reading"))
+    signals.stop = lambda: heard.append("running")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.05)
+    assert heard == ["running"]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
