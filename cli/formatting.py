@@ -27,7 +27,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def size(count: float | None) -> str:
-    """Bytes: `612 B`, `1.5 MB`."""
+    """A number of bytes as `612 B` or `1.5 MB`; a dash for None."""
     if count is None:
         return "–"
     value, unit = float(count), 0
@@ -37,7 +37,7 @@ def size(count: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A duration: `85 ms`, `12.3 s`, `4 m 05 s`, `3 h 12 m`, `2 d 4 h`."""
+    """A duration as `85 ms`, `12.3 s`, `4 m 05 s`, `3 h 12 m` or `2 d 4 h`; a dash for None."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 1:
@@ -73,7 +73,7 @@ def _hexed(value: Any) -> Any:
 
 
 def room_text(room: Room) -> str:
-    """How many experts a node offers to train, and why so many."""
+    """The number of experts that a node offers to train, and the reason of it."""
     where = "of free memory" if room.place == "memory" else f"free on {room.place}"
     why = f"from {size(room.free_bytes)} {where}" if room.place else "`experts` in config.toml"
     return f"room for {room.experts} of {room.of} experts ({why})"

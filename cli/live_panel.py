@@ -33,7 +33,7 @@ _STYLES = {"training": "green", "done": "green", "finished": "green", "paused": 
 
 
 def seed_lines(now: Status) -> list[str]:
-    """How others join through this node, without an invite."""
+    """Lines with which others join through this node, without an invite."""
     return [f"others join with --seed {maddr}/p2p/{now.peer}" for maddr in now.addresses]
 
 
@@ -61,7 +61,7 @@ def shown(home: Home, *, as_json: bool, plain: bool, words: Words = seed_lines) 
 
 
 def render(now: Status) -> RenderableType:
-    """One status as a panel."""
+    """A status as a panel for the terminal."""
     head = Text.assemble(
         (now.activity, _STYLES.get(now.activity, "cyan")), f"  {now.reason}" if now.reason else ""
     )
@@ -79,7 +79,7 @@ def render(now: Status) -> RenderableType:
 
 
 def is_news(now: Status, before: Status | None, since_s: float) -> bool:
-    """Is this status worth a line, after the last one that was?"""
+    """Whether a status is worth a line, `since_s` seconds after the last one that was."""
     return (
         before is None
         or (now.activity, now.round, now.final, now.trouble)
@@ -112,7 +112,7 @@ def _rows(now: Status) -> Iterator[tuple[str, str]]:
 
 
 def _statuses(home: Home, ended: threading.Event) -> Iterator[Status]:
-    """Every status until the daemon or the block ends; waits for a daemon that only just starts."""
+    """Every status until the daemon or the block ends; waits for a daemon that is starting."""
     while not ended.is_set():
         try:
             for now in stream(home, Watch(), Status):

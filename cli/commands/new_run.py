@@ -21,12 +21,12 @@ _KEYS = ("experts", "per_token", "noise_shift")
 
 
 class Draft(NamedTuple):
-    """A run before it is signed."""
+    """A run as the user describes it, not signed yet."""
 
     spec: RunSpec
-    """Of a preset."""
+    """The preset's spec."""
     adjust: Callable[[RunSpec], RunSpec]
-    """What the user changes of it."""
+    """Applies the user's changes to a spec."""
     text: str
     """Path of the text where the source is `file:`."""
 

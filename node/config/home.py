@@ -31,50 +31,50 @@ class Home:
 
     @property
     def identity(self) -> Path:
-        """The node's secret, 0600."""
+        """File of the node's secret key, mode 0600."""
         return self.root / "identity.key"
 
     @property
     def config_toml(self) -> Path:
-        """NodeConfig; may be absent."""
+        """File of the NodeConfig; it may be absent."""
         return self.root / "config.toml"
 
     @property
     def lock(self) -> Path:
-        """Held by the running daemon; holds its pid."""
+        """Lock file of the running daemon, with its pid."""
         return self.root / "node.lock"
 
     @property
     def control_socket(self) -> Path:
-        """Where operators ask."""
+        """Unix socket on which the daemon answers `atoll status` and the like."""
         return self.root / "control.sock"
 
     @property
     def log(self) -> Path:
-        """The daemon's log, JSON lines."""
+        """The daemon's log file, one JSON object a line."""
         return self.root / "node.log"
 
     @property
     def port(self) -> Path:
-        """The port that was picked."""
+        """File of the port that was picked at the first start."""
         return self.root / "port"
 
     @property
     def month(self) -> Path:
-        """Traffic of this month."""
+        """File of the bytes that were moved this month."""
         return self.root / "month.json"
 
     @property
     def runs(self) -> Path:
-        """`NAME.run` files and one folder per run."""
+        """Folder of the `NAME.run` files and of one folder a run."""
         return self.root / "runs"
 
     def run_file(self, name: str) -> Path:
-        """The signed RunSpec that goes by `name` here."""
+        """File of the signed RunSpec that has this name here."""
         return self.runs / f"{name}.run"
 
     def run(self, run: RunId) -> Path:
-        """Everything that a run keeps on disk."""
+        """Folder of everything that a run stores on disk."""
         return self.runs / run.hex()
 
     def make(self) -> None:

@@ -1,6 +1,6 @@
-"""NodeConfig: what is mine to choose on this machine. `config.toml` in the home, then flags.
+"""NodeConfig: the local choices of one node, from `config.toml` in its home and from flags, which win.
 
-What peers must agree on is in RunSpec and nowhere here. Unknown keys are errors.
+What peers must agree on is in RunSpec and never here. Unknown keys are errors.
 """
 
 import difflib
@@ -46,16 +46,16 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     transport: Literal["p2pd", "pylibp2p"] = "p2pd"
     """go-libp2p as a child process, or py-libp2p in this one."""
     connections: int = 192
-    """Connections that are kept; above that, the least used are closed."""
+    """Most open connections; above that, the least used are closed."""
     relay: bool = False
     """Relay for nodes behind routers that cannot be punched."""
     relay_circuits: int = 256
-    """Streams relayed at once."""
+    """Most streams that are relayed at once."""
     relay_bytes_per_day: int = 20_000_000_000
     relay_rate_bytes_s: float = 0.0
-    """Over all circuits; 0: no cap but those of the node."""
+    """Bytes a second over all circuits; 0: no cap but those of the node."""
     relay_only: bool = False
-    """Be reached through relays only: dial nobody but seeds, tell nobody where we are."""
+    """Be reached through relays only: dial seeds only, and publish no address of this node."""
     seeds: tuple[str, ...] = ()
     """`…/p2p/PEERID` multiaddrs of nodes to dial first."""
     limits: LimitsConfig = LimitsConfig()
@@ -65,7 +65,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`; several that take each step together: `cuda:0,cuda:1`, or `cpu,cpu`."""
     shard: bool = False
-    """Of several devices each holds a part of what is trained: less memory of each, more between them."""
+    """Each of several devices holds a part of what is trained: less memory on each, more traffic between them."""
     exchange_on: Literal["auto", "host", "device"] = "auto"
     """Where contributions are encoded; on a GPU for 8 bytes of its memory a parameter. `auto`: if it has them."""
     threads: int = 0
@@ -74,9 +74,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
     has room for."""
     frozen: Literal["float32", "bfloat16", "int8"] = "float32"
-    """How the other experts are stored."""
+    """How experts that this node does not train are stored."""
     frozen_on_host: bool = False
-    """They stay in the host's memory."""
+    """Experts that this node does not train stay in the host's memory."""
     dht: bool = False
     """Look for peers in the DHT too, in a child process of its own."""
     web: str = ""
@@ -179,7 +179,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _readable(message: str) -> str:
-    """msgspec's message in the words of the file: `$.seeds` is `seeds`."""
+    """msgspec's message with keys as the file has them: `$.seeds` is `seeds`."""
     found = _UNKNOWN.search(message)
     if found:
         return f"unknown key {'.'.join(filter(None, (found[2], found[1])))}"
@@ -202,7 +202,7 @@ def _suggestion(message: str, kind: type[msgspec.Struct]) -> str:
 
 
 def _cuda_here() -> bool:
-    """A driver is loaded and the installed torch is not a CPU build. Does not import torch."""
+    """Whether a CUDA driver is loaded and the installed torch is not a CPU build. Does not import torch."""
     try:
         build = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

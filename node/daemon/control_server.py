@@ -1,7 +1,7 @@
-"""Serves protocols.control on a unix socket in the home: 0600, and only to the user who runs the node.
+"""Serves the control protocol on a Unix socket in the home, only to the user who runs the node (mode 0600).
 
-The server knows the protocol, the Operator knows the node. Requests of one connection are served one
-after the other; a connection that does not read what it asked for is dropped.
+The server knows the protocol, the Operator knows the node. Requests of one connection are served one after the
+other. A connection that does not read its answers is dropped.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 32
 REQUEST_S = 600.0
-"""An operator that asks nothing for so long is hung up on."""
+"""A connection without a request for so long is closed."""
 WRITE_S = 10.0
 FOLLOW_POLL_S = 0.25
 HEARTBEAT_S = 5.0
@@ -53,35 +53,37 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: Linux' struct ucred
 
 
 class Operator(Protocol):
-    """What the daemon lets its user do. Any method may raise AtollError: the user sees its line."""
+    """The reports and orders that the daemon offers. A method may raise AtollError: the user sees its line."""
 
     def status(self) -> Status:
-        """The node now."""
+        """The node's status now."""
 
     async def peers(self) -> Sequence[PeerStatus]:
-        """All known peers."""
+        """A row for each known peer."""
 
     def rounds(self, last: int) -> Sequence[RoundStatus]:
-        """The newest `last` rows, oldest first."""
+        """Rows of the newest `last` rounds, oldest first."""
 
     async def stop(self, *, finish: bool) -> str:
-        """Begin to stop and return at once, with what happens next."""
+        """Begin to stop; return at once with a line for the user."""
 
     async def pause(self, reason: str) -> str:
-        """Start no further round."""
+        """Start no further round; return a line for the user."""
 
     async def resume(self) -> str:
-        """Go on."""
+        """Go on after a pause; return a line for the user."""
 
     async def evaluate(self) -> EvaluationResult:
-        """Validation loss of the view."""
+        """Validation loss of the current weights."""
 
 
 class ControlServer:
     """Owns the socket. `serve` runs it."""
 
     def __init__(self, socket_path: Path, log_path: Path, operator: Operator) -> None:
-        self._socket_path, self._log_path, self._operator = socket_path, log_path, operator
+        self._socket_path = socket_path
+        self._log_path = log_path
+        self._operator = operator
         self._open = 0
         self._group: asyncio.TaskGroup | None = None
 
@@ -223,4 +225,5 @@ def _same_user(writer: asyncio.StreamWriter) -> bool:
     if option is None:
         return True
     raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(raw)[1] in (0, os.geteuid())
+    _pid, uid, _gid = _CREDENTIALS.unpack(raw)
+    return uid in (0, os.geteuid())

@@ -1,9 +1,9 @@
-"""A home that was restored has lost its ledger, and with it the end of this node's own feed.
+"""Recovers the node's own feed after its home was restored without its ledger. Nothing is written before that.
 
-Who goes on from an older end signs two histories, and nobody takes anything from it any more. So a mark in the
-run's folder says how long the feed was at least and who else was a member, and until the others gave it back
-nothing is written: not before every neighbour told what it has, and more than half of the other members did (one
-alone may have been away); and then not for one more lease, in which a twin with this identity would be heard.
+A node that continues an older end of its feed signs two histories, and its peers accept nothing from it any more.
+So a mark in the run's folder has a lower bound of the feed's length and the other members. The node waits until
+every neighbour and more than half of the other members (one may have been away) have exchanged ledgers with it.
+Then it listens for one more lease, in which registers of a second node with this identity would arrive.
 """
 
 import asyncio
@@ -19,33 +19,33 @@ from atoll.protocols.ids import PeerId, peer_bytes
 
 POLL_S = 1.0
 _LISTEN_MIN_S = 3 * POLL_S
-"""However short a lease is: a register needs some time to get here."""
+"""Shortest time to listen, however short a lease is: a register needs some time to arrive."""
 _MARK = "restored"
 _MARK_MAX_BYTES = 1 << 20
 _LISTENING = "this home was restored: listening whether its identity is in use elsewhere"
 
 
 class Lost(NamedTuple):
-    """What a mark says."""
+    """What is known of a feed that was lost: the content of a mark."""
 
     entries: int
-    """This node's feed has at least so many, wherever they are."""
+    """Lower bound of the entries of this node's feed, wherever they are."""
     others: frozenset[PeerId]
     """The other members of the checkpoint's newest rounds."""
 
     @property
     def needed(self) -> int:
-        """So many of the others must tell what they have: more than half."""
+        """How many of the others must exchange ledgers with this node: more than half."""
         return len(self.others) // 2 + 1 if self.others else 0
 
 
 def mark(run_folder: Path, entries: int, others: Iterable[PeerId]) -> None:
-    """See Lost. Raises DiskFault."""
+    """Write the mark of a restored home into a run's folder. Raises DiskFault."""
     write_whole(run_folder / _MARK, "".join(f"{line}\n" for line in (entries, *sorted(others))).encode())
 
 
 def marked(run_folder: Path) -> Lost | None:
-    """What `mark` said, if the feed has not come back since. Raises DiskFault, CorruptFault."""
+    """The mark in a run's folder; None if the feed is complete. Raises DiskFault, CorruptFault."""
     data = read_whole(run_folder / _MARK, max_bytes=_MARK_MAX_BYTES)
     if data is None:
         return None
@@ -61,7 +61,7 @@ def marked(run_folder: Path) -> Lost | None:
 
 
 def unmark(run_folder: Path) -> None:
-    """The feed is back. Raises DiskFault."""
+    """Remove the mark: the feed is complete again. Raises DiskFault."""
     with disk(run_folder):
         (run_folder / _MARK).unlink(missing_ok=True)
     sync_folder(run_folder)
@@ -70,10 +70,10 @@ def unmark(run_folder: Path) -> None:
 async def wait_for_feed(
     swarm: Swarm, me: PeerId, lost: Lost, lease_s: float, now: Callable[[], float], say: Callable[[str], None]
 ) -> None:
-    """Until the feed is back and nobody else uses it. `say` hears what is waited for.
+    """Return when the feed is complete and nobody else uses it. `say` receives the reason of the wait.
 
-    This node must not announce what it does meanwhile: what is announced under its name is another's then.
-    Raises LocalFault where another node has this identity.
+    This node must not publish registers meanwhile: those under its name come from a second node with this
+    identity. Raises LocalFault if there is one.
     """
     await _hear_others(swarm, me, lost, say)
     since_s, echoes = now(), swarm.registers.echoes
@@ -82,11 +82,11 @@ async def wait_for_feed(
         say(_LISTENING)
         await asyncio.sleep(POLL_S)
         swarm.sync_soon()
-    _check_alone(swarm, echoes)  # what came in the last second counts too
+    _check_alone(swarm, echoes)  # registers of the last second count too
 
 
 async def _hear_others(swarm: Swarm, me: PeerId, lost: Lost, say: Callable[[str], None]) -> None:
-    """Until enough of the others told what they have, and the feed is as long as it was at least."""
+    """Return when enough of the others exchanged ledgers with this node, and the feed has its least length."""
     told = swarm.synced_peers() & lost.others
     turns = itertools.cycle(sorted(lost.others))
     while not (

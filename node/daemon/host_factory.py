@@ -32,7 +32,7 @@ _TRIES = 200
 
 
 class ListenPlan(NamedTuple):
-    """Where a node will listen."""
+    """The addresses on which a node will listen."""
 
     maddrs: tuple[str, ...]
     picked_port: int = 0
@@ -143,7 +143,7 @@ def _places(port: int) -> tuple[str, str]:
 
 
 def _ip6() -> tuple[str, ...]:
-    """`ip6/::` where this machine speaks IPv6."""
+    """`ip6/::` if this machine speaks IPv6, else nothing."""
     if not socket.has_ipv6:
         return ()
     try:

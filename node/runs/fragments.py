@@ -43,5 +43,5 @@ def finer(outer: OuterSpec, count: int) -> OuterSpec:
 
 
 def _nearest(total: int, parts: int) -> int:
-    """total / parts, halves up."""
+    """total / parts, rounded to the nearest integer, halves up."""
     return (2 * total + parts) // (2 * parts)

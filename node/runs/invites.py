@@ -24,15 +24,15 @@ _INVITE_MAX_BYTES = 1 << 16
 
 
 class Making(msgspec.Struct, frozen=True, kw_only=True):
-    """What whoever invites may choose."""
+    """Choices of the user who makes an invite."""
 
     expires_s: int = EXPIRES_S
     name: str = ""
-    """Whom the permit is for."""
+    """Name of the person whom the permit is for."""
     members: int = 0
     """Most members that may join with the permit; 0: any number."""
     run_file: bytes = b""
-    """Put the signed run into the link; it is left out where it is too large."""
+    """The signed run, to be put into the link unless it is too large; empty: seeds are asked for it."""
 
 
 def keep_invite(home: Home, run: RunId, link: str) -> None:
@@ -54,7 +54,7 @@ def kept_invite(home: Home, run: RunId) -> Invite | None:
 
 
 def opening_entry(spec: RunSpec, me: PeerId, invite: Invite | None) -> Admit | None:
-    """What our feed must begin with; None where the run needs nothing of us, or we have nothing to show."""
+    """The entry with which this node's feed must begin; None if the run admits it by name, or without a permit."""
     if invite is None or not invite.token or Rule(spec.id, spec.owner, spec.admission).admits_by_name(me):
         return None
     (token,) = invite.token
@@ -62,7 +62,7 @@ def opening_entry(spec: RunSpec, me: PeerId, invite: Invite | None) -> Admit | N
 
 
 def check_admission(spec: RunSpec, me: PeerId | None, invite: Invite | None, unix_s: float) -> None:
-    """Raise ConfigError if peers would not let `me` (None: a new identity) in at `unix_s`."""
+    """Raise ConfigError if peers would not admit `me` (None: a new identity) at `unix_s`."""
     rule = Rule(spec.id, spec.owner, spec.admission)
     token = invite.token[0] if invite is not None and invite.token else None
     if spec.admission.mode == "open" or (me is not None and rule.admits_by_name(me)):
@@ -96,7 +96,8 @@ def invite_text(
 ) -> str:
     """A link that lets others join `spec` through `seeds` (`…/p2p/PEERID`).
 
-    `kept`: what we joined with ourselves; its permit is passed on where we are not the owner. Raises ConfigError.
+    `kept`: the invite that this node joined with; members other than the owner pass its permit on. Raises
+    ConfigError.
     """
     making = making or Making()
     expires = int(unix_s) + making.expires_s

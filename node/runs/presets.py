@@ -28,7 +28,7 @@ BPE = 8192
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What differs between model sizes; widths are multiples of the arena's 64."""
+    """The fields of a ModelSpec that differ between presets; widths are multiples of the arena's 64."""
 
     dim: int
     layers: int

@@ -26,7 +26,7 @@ Where = Literal["auto", "host", "device"]
 
 
 def room_of(spec: RunSpec, config: NodeConfig, free: Free) -> Room | None:
-    """Of each layer; what the user says counts, else the place that has the least room. None: all train all."""
+    """Room for experts of each layer: as the user says, else as the fullest memory allows. None: all train all."""
     count = splits(spec)
     if not count:
         return None
@@ -42,8 +42,8 @@ def room_of(spec: RunSpec, config: NodeConfig, free: Free) -> Room | None:
 
 
 def encoding_of(spec: RunSpec, config: NodeConfig, free: Free, room: Room) -> Where:
-    """`config.exchange_on`; for `auto` the host, unless what is offered fits beside e and the anchor: experts come
-    first."""
+    """Where contributions are encoded: `config.exchange_on`, and for `auto` the host unless all offered experts
+    fit beside error feedback and anchor. Experts come first."""
     if config.exchange_on != "auto" or free.gpu_bytes is None:
         return config.exchange_on
     there = needs_of(spec, msgspec.structs.replace(config, exchange_on="device"), room.experts).device
@@ -67,14 +67,14 @@ def share_of(spec: RunSpec, members: int) -> int:
 
 
 def trained_of(spec: RunSpec, room: Room | None, members: int) -> int | None:
-    """How many to count with: what the user says, else the share, as far as there is room. None: all train all."""
+    """Experts that this node will train: as the user says, else its share up to its room. None: all."""
     if room is None:
         return None
     return min(room.experts, share_of(spec, members)) if room.place else room.experts
 
 
 def _most(spec: RunSpec, config: NodeConfig, free: int, part: Callable[[Needs], int]) -> int:
-    """The needs rise with the experts; 0 also where none fits."""
+    """Most experts whose needs fit into the free memory; 0 also if none fits. The needs rise with the experts."""
 
     def too_many(experts: int) -> bool:
         return part(needs_of(spec, config, experts)) > (1 - SPARE) * free

@@ -1,4 +1,4 @@
-"""What this machine has free now: asked of the system, nothing else."""
+"""Measures the free memory and disk of this machine. The arithmetic with them is elsewhere and pure."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_here(folder: Path, device: str) -> Free:
-    """`folder`: where the run would live; it need not exist yet. `device`: as in NodeConfig."""
+    """Free memory, disk and GPU memory now. `folder` need not exist yet; `device` is NodeConfig's."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     memory, limit = psutil.virtual_memory().available, container_free_bytes(_CGROUP)
     return Free(
@@ -34,12 +34,12 @@ def free_here(folder: Path, device: str) -> Free:
 
 
 def room_here(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
-    """Experts of each layer that this machine has room for now; None: in this run all members train all."""
+    """Room for experts of each layer on this machine now; None if all members of the run train all."""
     return room_of(spec, config, free_here(folder, config.device)) if splits(spec) else None
 
 
 def container_free_bytes(folder: Path) -> int | None:
-    """What a container's limit of memory leaves (cgroup v2), with files that can be dropped. None: no limit."""
+    """Memory that a container's limit leaves (cgroup v2), with droppable file cache; None without a limit."""
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
         kinds = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -48,7 +48,7 @@ def container_free_bytes(folder: Path) -> int | None:
 
 
 def _gpu_free_bytes(devices: Sequence[str]) -> int | None:
-    """Free memory of `cuda` or `cuda:N`, of several that of the fullest; None where no tool tells.
+    """Free memory of `cuda` or `cuda:N`, or of the fullest of several; None if no tool reports it.
 
     The tool counts all devices, and torch those that CUDA_VISIBLE_DEVICES names, in its order.
     """

@@ -25,7 +25,7 @@ DAY_S = 86400.0
 _DISK_PARAMETER_BYTES = 40
 """Two saved states of 16 bytes a value, two snapshots of 4."""
 _MOMENT_PARAMETER_BYTES = 12
-"""Two moments and what is unsaid, of what is trained here; deleted when newer snapshots are there."""
+"""Two moments and the residual of what is trained here; deleted when newer snapshots exist."""
 _OPEN_ROUNDS = 64
 
 
@@ -34,33 +34,33 @@ class Preview(msgspec.Struct, frozen=True):
 
     parameters: int
     needs: Needs
-    """Of memory."""
+    """Memory with the experts that are trained here."""
     disk_bytes: int
-    """At most: with 64 rounds open."""
+    """Upper bound, reached with 64 rounds open."""
     join_bytes: int
     """Downloaded once: a snapshot of the weights, and a checkpoint's moments where the run begins with them."""
     payload_bytes: int
-    """The largest."""
+    """Size of the largest payload."""
     exchange_bytes: int
-    """One payload of each fragment."""
+    """Sum of one payload of each fragment."""
     members: int
     members_known: bool
-    """Else they are assumed."""
+    """Whether `members` is known; otherwise it is assumed."""
     round_s: float
-    """Assumed."""
+    """Assumed seconds a round."""
     round_bytes: int
-    """To and from all others together, without records."""
+    """Payload bytes to and from all other members together, without records."""
     rounds_day: float
-    """Never more than the run has."""
+    """Rounds a day, at most the rounds of the run."""
     day_up_bytes: int
     day_down_bytes: int
     text: str
     """Name of the file that each member must have; empty where none is needed."""
     experts: int | None
-    """Of each layer, trained here: all costs are with these. None: all members train all."""
+    """Experts of each layer that are trained here, which all costs assume; None if all members train all."""
     room: Room | None
     whole: Needs
-    """With all experts."""
+    """Memory with all experts."""
     whole_payload_bytes: int
     whole_exchange_bytes: int
 
@@ -121,7 +121,7 @@ def round_time_s(spec: RunSpec, config: NodeConfig) -> float:
 
 
 def _passed(model: ModelSpec) -> int:
-    """Parameters that a token meets: of a mixture not all experts."""
+    """Parameters that one token passes through: in a mixture only `per_token` experts of each layer."""
     if model.experts is None:
         return model.parameters
     met = min(model.experts.per_token, model.experts.count)
@@ -130,5 +130,5 @@ def _passed(model: ModelSpec) -> int:
 
 
 def _bitmap(model: ModelSpec, experts: int | None) -> bytes:
-    """Of any so many: they are of one size."""
+    """The bitmap of the first `experts` experts. All bitmaps with as many experts have one payload size."""
     return ALL if experts is None else bitmap_of(range(experts), model.expert_count)

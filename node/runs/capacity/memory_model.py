@@ -42,21 +42,21 @@ VALIDATED_AT_ONCE = 16
 
 
 class Free(msgspec.Struct, frozen=True):
-    """What a machine has to offer now."""
+    """Free resources of a machine, in bytes."""
 
     memory_bytes: int
     disk_bytes: int
     gpu_bytes: int | None = None
-    """Of the fullest of the devices. None: there are none, or nothing tells."""
+    """Free memory of the fullest GPU; None without a GPU, or if no tool reports it."""
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """Bytes at most at once."""
+    """Most bytes of memory that a run needs at once."""
 
     host: int
-    """Of all processes together."""
+    """Memory of the host, of all processes together."""
     device: int
-    """Of each GPU; 0 where steps are taken on the CPU."""
+    """Memory of each GPU; 0 where steps are taken on the CPU."""
 
 
 def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
 
 
 def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> Needs:
-    """With this many experts of each layer trained here; None: all. `config.device` is not `auto`."""
+    """Memory with `experts` experts of each layer trained here; None: all. `config.device` must not be `auto`."""
     trained, frozen = parts_of(spec.model, experts)
     shelf, devices = FROZEN_BYTES[config.frozen] * frozen, devices_of(config.device)
     taken = _TAKEN_BYTES * trained if splits(spec) else 0
@@ -85,7 +85,7 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
 
 
 def encoder_bytes(spec: RunSpec) -> int:
-    """What a device needs to encode contributions (node/worker/encoder_choice.py), for all experts."""
+    """Bytes that a device needs to encode contributions (node/worker/encoder_choice.py), for all experts."""
     chunks, k = arena_of(spec.model).chunks, spec.compress.k
     # Of each chunk: twice as many candidates as a power of two above k, with their values; places, values, order
     # and codes of k; unary bits.
@@ -94,9 +94,9 @@ def encoder_bytes(spec: RunSpec) -> int:
 
 
 def lack_of_room(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
-    """What a device with so much free memory lacks for e and the anchor; empty: nothing.
+    """Why a device with `free_bytes` cannot hold error feedback and anchor, as text; empty if it can.
 
-    `spare`: as much as these and training together need (16 bytes a parameter) must be left for everything else.
+    `spare`: it must have twice what these and training together need (16 bytes a parameter).
     """
     own = encoder_bytes(spec)
     need = 2 * (own + TRAINED_BYTES * spec.model.parameters) if spare else own
@@ -106,15 +106,15 @@ def lack_of_room(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
 
 
 def activation_bytes(model: ModelSpec, sequences: int, experts: int | None = None, *, cast: bool = False) -> int:
-    """What a step of so many sequences holds at most: what is saved for the backward pass, and what the pass needs
-    for one layer and the logits. `cast`: products are taken in bfloat16, as on a GPU."""
+    """Most bytes that a step of `sequences` sequences holds: the tensors saved for the backward pass, and what the
+    pass needs for one layer and the logits. `cast`: products are taken in bfloat16, as on a GPU."""
     token = model.layers * saved_bytes(model, experts, cast=cast) + 4 * (_passing(model) + 3 * model.vocab)
     return model.context * sequences * (token + (2 * model.vocab if cast else 0))
 
 
 def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = False) -> int:
-    """What autograd keeps of a layer and token, without copies of weights: residuals and norms, attention, and
-    feed-forward. Held against its own tensors by the tests."""
+    """Bytes that autograd saves of one layer and token, without copies of weights: residuals and norms, attention,
+    and feed-forward. Tests compare it with autograd's own tensors."""
     product, dim = 2 if cast else 4, model.dim
     wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention = 4 * 8 * dim + 3 * product * wide
@@ -128,7 +128,7 @@ def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = Fa
 
 
 def _gpu_bytes(spec: RunSpec, config: NodeConfig, experts: int | None) -> int:
-    """The allocator gives what a step left to the validation: the larger of them counts."""
+    """Bytes on each GPU. The allocator gives a step's memory to the validation: the larger of the two counts."""
     trained, frozen = parts_of(spec.model, experts)
     devices, model = len(devices_of(config.device)), spec.model
     shelf = 0 if config.frozen_on_host else FROZEN_BYTES[config.frozen] * frozen
@@ -153,7 +153,7 @@ def _validation(model: ModelSpec, trained: int) -> int:
 
 
 def _passing(model: ModelSpec) -> int:
-    """Values a token that one layer's backward pass holds for a while."""
+    """Values of one token that a layer's backward pass holds for a while."""
     rows = model.experts.per_token if model.experts else 1
     return 4 * model.ffn + (3 * rows + 1) * model.dim
 
