@@ -1,14 +1,16 @@
-"""Values as people read them, and as scripts do. Pure but for the two that print."""
+"""Values as people read them, and as scripts do. Pure but for `print_json` and `print_table`."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 import msgspec
 
-from atoll.protocols.local.control_messages import Room
+from atoll.protocols.local.control_messages import Goodput, Room, RoundStatus, TimeShares
 
+WORTH_PERCENT = 0.05
+"""Smallest share of time that is shown: less would be printed as 0.0."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -77,3 +79,33 @@ def room_text(room: Room) -> str:
     where = "of free memory" if room.place == "memory" else f"free on {room.place}"
     why = f"from {size(room.free_bytes)} {where}" if room.place else "`experts` in config.toml"
     return f"room for {room.experts} of {room.of} experts ({why})"
+
+
+def percents(shares: Mapping[str, Any]) -> dict[str, float]:
+    """Each share of time in percent of all of them, by name without its unit; empty when no time went by."""
+    seconds = {name.removesuffix("_s"): shares[name] for name in TimeShares.__struct_fields__}
+    whole_s = sum(seconds.values())
+    return {name: 100 * value_s / whole_s for name, value_s in seconds.items()} if whole_s > 0 else {}
+
+
+def round_share(row: RoundStatus) -> str:
+    """The share of a round's time in steps that count."""
+    shares = percents(msgspec.structs.asdict(row))
+    return f"{shares['steps']:.1f} %" if shares else "–"
+
+
+def window_share(goodput: Goodput | None) -> str:
+    """`93.1 %` of the last minutes; a dash when nothing is known."""
+    shares = percents(msgspec.structs.asdict(goodput.window)) if goodput else {}
+    return f"{shares['steps']:.1f} %" if shares else "–"
+
+
+def goodput_line(goodput: Goodput | None) -> str:
+    """`93.1 % of the last 10 m 00 s: wait 4.0, fold 1.9, encode 0.6`."""
+    if goodput is None or goodput.window_s <= 0:
+        return "–"
+    shares = percents(msgspec.structs.asdict(goodput.window))
+    del shares["steps"]
+    rest = sorted(shares.items(), key=lambda share: -share[1])
+    lost = ", ".join(f"{name} {percent:.1f}" for name, percent in rest if percent >= WORTH_PERCENT)
+    return f"{window_share(goodput)} of the last {span(goodput.window_s)}" + (f": {lost}" if lost else "")

@@ -17,10 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atoll.cli import time_shares as goodput
 from atoll.cli.client import stream
 from atoll.cli.commands.status import one_line
-from atoll.cli.formatting import number, print_json, size, span, tail
+from atoll.cli.formatting import goodput_line, number, print_json, size, span, tail
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
 from atoll.protocols.local.control_messages import Status, Watch
@@ -102,7 +101,7 @@ def _rows(now: Status) -> Iterator[tuple[str, str]]:
         "last round",
         f"trained {span(now.train_s)}, waited {span(now.wait_s)}, payload {size(now.payload_bytes)}",
     )
-    yield "goodput", goodput.line(now.goodput)
+    yield "goodput", goodput_line(now.goodput)
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield "swarm", f"{now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield "agreed", f"final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"

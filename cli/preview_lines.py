@@ -5,6 +5,7 @@ from atoll.node.config.devices import devices_of
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.join_preview import Preview
 from atoll.node.runs.capacity.memory_model import Free
+from atoll.protocols.errors import counted
 from atoll.protocols.ids import short
 from atoll.protocols.run.invite import Invite
 from atoll.protocols.run.run_spec import RunSpec
@@ -35,9 +36,8 @@ def expert_lines(spec: RunSpec, costs: Preview) -> list[str]:
     share = f"your share is {costs.experts} of {costs.room.of} in each layer:"
     if not costs.room.place:
         return [f"{share} at most, as `experts` in config.toml allows"]
-    members = f"{costs.members} member{'s' * (costs.members != 1)}{'' if costs.members_known else ' assumed'}"
-    holders = f"{spec.outer.holders} holder{'s' * (spec.outer.holders != 1)} each"
-    return [f"{share} {members}, {holders}", room_text(costs.room)]
+    members = f"{counted(costs.members, 'member')}{'' if costs.members_known else ' assumed'}"
+    return [f"{share} {members}, {counted(spec.outer.holders, 'holder')} each", room_text(costs.room)]
 
 
 def need_lines(costs: Preview, free: Free | None, config: NodeConfig) -> list[str]:
@@ -50,7 +50,7 @@ def need_lines(costs: Preview, free: Free | None, config: NodeConfig) -> list[st
     memory = f"memory     {host}{_with_all(costs, costs.whole.host)}"
     if devices[0] == "cpu":
         ranks = f" in {len(devices)} processes" if len(devices) > 1 else ""
-        return [memory, f"device     CPU, {config.threads} thread{'s' * (config.threads != 1)}{ranks}"]
+        return [memory, f"device     CPU, {counted(config.threads, 'thread')}{ranks}"]
     fit = f"{size(costs.needs.device)} needed"
     if free is not None:
         unknown = f"{fit}; how much is free is unknown here"

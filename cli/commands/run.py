@@ -23,7 +23,7 @@ from atoll.node.runs.fragments import fragmented
 from atoll.node.runs.presets import NAMES, preset
 from atoll.node.runs.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.p2p.system.key_file import load_or_create
-from atoll.protocols.errors import AtollError, ConfigError
+from atoll.protocols.errors import AtollError, ConfigError, counted
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
 from atoll.protocols.local.control_messages import GetStatus, Status
@@ -178,7 +178,7 @@ def summary(found: FoundRun) -> dict[str, Any]:
 
 
 def _who(admission: AdmissionSpec) -> str:
-    listed = f"{len(admission.members)} listed peer{'s' * (len(admission.members) != 1)}"
+    listed = counted(len(admission.members), "listed peer")
     if admission.mode == "open":
         return "open: anybody"
     if admission.mode == "allowlist":

@@ -4,9 +4,19 @@ from collections.abc import Iterator
 
 import click
 
-from atoll.cli import time_shares as goodput
 from atoll.cli.client import call, stream
-from atoll.cli.formatting import number, print_json, print_table, room_text, size, span, tail
+from atoll.cli.formatting import (
+    goodput_line,
+    number,
+    print_json,
+    print_table,
+    room_text,
+    round_share,
+    size,
+    span,
+    tail,
+    window_share,
+)
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.protocols.local.control_messages import (
@@ -95,7 +105,7 @@ def one_line(now: Status) -> str:
     if now.eta_s is not None:
         parts.append(f"about {span(now.eta_s)} left")
     parts += [f"loss {number(now.train_loss)}", f"val {number(now.val_bpb)} bpb", f"{now.members} members"]
-    parts.append(f"goodput {goodput.short(now.goodput)}")
+    parts.append(f"goodput {window_share(now.goodput)}")
     parts += [f"final {now.final}", f"up {size(now.bytes_up)}", f"down {size(now.bytes_down)}"]
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
 
@@ -122,7 +132,7 @@ def facts(now: Status) -> Iterator[str]:
     yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
     if now.overlap_allowed:
         yield f"overlap   {overlap(now)}"
-    yield f"goodput   {goodput.line(now.goodput)}"
+    yield f"goodput   {goodput_line(now.goodput)}"
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
@@ -191,5 +201,5 @@ def _round_cells(row: RoundStatus) -> tuple[str, ...]:
         span(row.train_s),
         span(row.wait_s + row.transfer_s),
         f"{row.overlapped} of {row.overlap_allowed}" if row.overlap_allowed else "–",
-        goodput.of_round(row),
+        round_share(row),
     )

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.node.learning.inner.share import StepShare
 from atoll.node.worker.multi_device.replica import Replica
-from atoll.protocols.errors import ConfigError, LocalFault
+from atoll.protocols.errors import ConfigError, LocalFault, counted
 
 MEET_S = 100.0
 """A rank's way from Ready to the group on a slow, busy machine."""
@@ -141,7 +141,7 @@ def check_batch(batch: int, ranks: int) -> None:
     """Raise ConfigError where a rank would have no sequence of a step."""
     if batch < ranks:
         raise ConfigError(
-            f"{ranks} devices cannot share steps of {batch} sequence{'s' * (batch != 1)}",
+            f"{ranks} devices cannot share steps of {counted(batch, 'sequence')}",
             hint="give fewer devices, or join a run with a larger inner.batch",
         )
 
@@ -152,5 +152,5 @@ def check_device(device: str) -> None:
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(device.partition(":")[2] or 0) >= count:
-        there = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
+        there = counted(count, "CUDA device") if count else "no CUDA device"
         raise ConfigError(f"{device} is not here: torch sees {there}", hint="see `atoll doctor`; or --device cpu")

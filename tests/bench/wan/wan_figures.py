@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from atoll.cli.time_shares import percents
+from atoll.cli.formatting import percents
 from atoll.protocols.local.control_messages import TimeShares
 
 Lines = Sequence[Mapping[str, Any]]
