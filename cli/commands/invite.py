@@ -12,7 +12,7 @@ from atoll.cli.formatting import print_json, span
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
-from atoll.node.runs.invites import EXPIRES_S, Making, invite_text, kept_invite, own_seeds, reach
+from atoll.node.runs.invites import EXPIRES_S, InviteOptions, invite_text, load_invite, own_seeds, reach_rank
 from atoll.node.runs.run_files import FoundRun, find_run
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system.key_file import load_or_create
@@ -73,9 +73,9 @@ def invite(
         raise ConfigError(
             f"the run has {len(found.data)} bytes; a link carries {EMBED_MAX_BYTES}", hint="drop --embed"
         )
-    making = Making(expires_s=expires, name=name, members=members, run_file=found.data if embed else b"")
-    me, kept = load_or_create(home.identity), kept_invite(home, found.spec.id)
-    link = invite_text(found.spec, me, places, time.time(), making=making, kept=kept)
+    options = InviteOptions(expires_s=expires, name=name, members=members, run_file=found.data if embed else b"")
+    me, kept = load_or_create(home.identity), load_invite(home, found.spec.id)
+    link = invite_text(found.spec, me, places, time.time(), options=options, kept=kept)
     _warn(places)
     if as_json:
         print_json(about(link))
@@ -141,7 +141,7 @@ def _run_and_seeds(home: Home, wanted: str | None, seeds: list[str]) -> tuple[Fo
 def _warn(places: list[str]) -> None:
     if not places:
         raise ConfigError("the node has no address yet", hint="try again in a moment, or give --seed")
-    best = min(map(reach, places))
+    best = min(map(reach_rank, places))
     if best >= 2:
         where = "in your own network" if best == 2 else "on this machine"
         click.echo(f"warning: these addresses work only {where}; give --seed for a public node", err=True)

@@ -17,7 +17,7 @@ from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config, to_struct
 from atoll.node.import_export.source_options import CheckpointSource
 from atoll.node.runs.capacity.expert_capacity import room_of
-from atoll.node.runs.capacity.free_resources import free_here
+from atoll.node.runs.capacity.free_resources import measure_free
 from atoll.node.runs.capacity.join_preview import Preview, preview_of
 from atoll.node.runs.fragments import fragmented
 from atoll.node.runs.presets import NAMES, preset
@@ -243,7 +243,7 @@ def _upload(spec: RunSpec, costs: Preview) -> str:
 def _print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) -> None:
     about, spec = summary(found), found.spec
     now = _node_in(home, spec)
-    free = None if now else free_here(home.root, config.device)
+    free = None if now else measure_free(home.root, config.device)
     room = room_of(spec, config, free) if free else now.room if now else None
     costs = preview_of(spec, config, room, now.members if now else None)
     if as_json:

@@ -25,7 +25,7 @@ from atoll.node.daemon.app import Daemon, StopSignals
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
 from atoll.node.runs.capacity.join_preview import preview_of
-from atoll.node.runs.invites import invite_text, own_seeds, reach
+from atoll.node.runs.invites import invite_text, own_seeds, reach_rank
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import Status
 from atoll.protocols.run.invite import is_invite
@@ -192,7 +192,7 @@ def _words(plan: JoinPlan) -> Words:
         if spec.admission.mode == "invite" and not sys.stdout.isatty():
             return ["others join with an invite: `atoll invite`"]
         seeds = own_seeds(now.addresses, me.peer_id, plan.config.seeds)
-        where = ("", "", " in this network", " on this machine")[min(map(reach, seeds))]
+        where = ("", "", " in this network", " on this machine")[min(map(reach_rank, seeds))]
         return [f"others join{where} with: node start {invite_text(spec, me, seeds, time.time())}"]
 
     return words

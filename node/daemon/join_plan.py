@@ -16,9 +16,9 @@ from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
 from atoll.node.daemon.feed_recovery import Lost, marked
 from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan_listen
 from atoll.node.runs.capacity.expert_capacity import offer_of
-from atoll.node.runs.capacity.free_resources import free_here
+from atoll.node.runs.capacity.free_resources import measure_free
 from atoll.node.runs.capacity.memory_model import Free
-from atoll.node.runs.invites import check_admission, keep_invite, kept_invite
+from atoll.node.runs.invites import check_admission, load_invite, store_invite
 from atoll.node.runs.run_files import (
     FoundRun,
     check_name,
@@ -75,7 +75,7 @@ class JoinPlan:
         if self.listen.picked_port:
             write_whole(self.home.port, b"%d\n" % self.listen.picked_port)
         if self.new_link:
-            keep_invite(self.home, self.run.spec.id, self.new_link)
+            store_invite(self.home, self.run.spec.id, self.new_link)
 
 
 async def read_plan(
@@ -98,14 +98,14 @@ async def read_plan(
     host = NodeHost(make_host(listen.maddrs, config, identity), group)
     if link is None:
         run = find_run(home, wanted)
-        choice = _Choice(run, kept_invite(home, run.spec.id), is_new=False)
+        choice = _Choice(run, load_invite(home, run.spec.id), is_new=False)
     else:
         choice = await _invited(home, link, unix_s, host, report)
     spec = choice.run.spec
     restored = marked(home.run(spec.id))
     if choice.is_new or not _has_worked(home, spec, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
-    free = free_here(home.root, config.device) if choice.is_new or splits(spec) else None
+    free = measure_free(home.root, config.device) if choice.is_new or splits(spec) else None
     room, config = offer_of(spec, config, free)
     return JoinPlan(
         home=home,
@@ -136,7 +136,7 @@ async def _invited(home: Home, link: str, unix_s: float, host: NodeHost, report:
     """The run of `link`: of this home if it joined with this invite before, even where the invite has expired."""
     invite = _decoded(lambda: read_invite(link))
     known = run_with_id(home, invite.run)
-    if known is not None and kept_invite(home, invite.run) == invite:
+    if known is not None and load_invite(home, invite.run) == invite:
         return _Choice(known, invite, is_new=False)
     _decoded(lambda: decode_invite(link, unix_s))
     return _Choice(known or await _invited_run(home, invite, host, report), invite, is_new=True)

@@ -8,7 +8,7 @@ from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.rounds.queries import MORE_ROOM
 from atoll.node.doctor.checks import DoctorCheck, DoctorInput, Finding
 from atoll.node.runs.capacity.expert_capacity import trained_of
-from atoll.node.runs.capacity.free_resources import room_here
+from atoll.node.runs.capacity.free_resources import measure_room
 from atoll.node.runs.capacity.join_preview import MEMBERS
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.local.control_messages import Room
@@ -42,7 +42,7 @@ def available_room(given: DoctorInput) -> Room | None:
         return msgspec.convert(found, Room) if found else None
     if given.run is None or not splits(given.run):
         return None
-    return room_here(given.run, config_or_cpu(given), given.home.root)
+    return measure_room(given.run, config_or_cpu(given), given.home.root)
 
 
 def trained_experts(given: DoctorInput) -> int | None:

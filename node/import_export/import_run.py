@@ -27,7 +27,7 @@ from atoll.node.import_export.source_options import CheckpointSource, HuggingFac
 from atoll.node.learning.data.given import open_tokenizer
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import state_digest
-from atoll.node.runs.continuation import onward
+from atoll.node.runs.continuation import continuation_of
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.system.atomic_files import disk, make_folder, read_whole
 from atoll.protocols.blobs import manifest_of_bytes, manifest_of_file
@@ -148,7 +148,7 @@ def _from_checkpoint(source: CheckpointSource, part: Path) -> Imported:
     for number, path in enumerate(paths):
         write_file(path, found.moments(number))
     start = replace(start, moments=b"".join(map(_blob_of, paths)))
-    recipe = onward(found.spec, found.manifest.round + 1)
+    recipe = continuation_of(found.spec, found.manifest.round + 1)
     tokenizer = _read_tokenizer(source.folder, recipe)
     warning = "" if found.manifest.quorum else f"{source.folder}: {found.manifest.who_signed()}"
     return Imported(

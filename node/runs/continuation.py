@@ -7,7 +7,7 @@ from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.run_spec import SPEC_VERSION, RunSpec, Stage
 
 
-def onward(recipe: RunSpec, done: int) -> RunSpec:
+def continuation_of(recipe: RunSpec, done: int) -> RunSpec:
     """The rest of a run of which `done` rounds are final: what is left of its rounds, stages and schedules.
 
     A run that was at its end has as many rounds again, at the rate where it ended.

@@ -23,7 +23,7 @@ SEED_PEERS = 4
 _INVITE_MAX_BYTES = 1 << 16
 
 
-class Making(msgspec.Struct, frozen=True, kw_only=True):
+class InviteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Choices of the user who makes an invite."""
 
     expires_s: int = EXPIRES_S
@@ -35,13 +35,13 @@ class Making(msgspec.Struct, frozen=True, kw_only=True):
     """The signed run, to be put into the link unless it is too large; empty: seeds are asked for it."""
 
 
-def keep_invite(home: Home, run: RunId, link: str) -> None:
+def store_invite(home: Home, run: RunId, link: str) -> None:
     """Remember the invite that this home joins `run` with. Raises DiskFault."""
     folder = make_folder(home.run(run))
     write_whole(folder / "invite", link.strip().encode())
 
 
-def kept_invite(home: Home, run: RunId) -> Invite | None:
+def load_invite(home: Home, run: RunId) -> Invite | None:
     """The invite that this home joined with, expired or not; None without one. Raises DiskFault, CorruptFault."""
     path = home.run(run) / "invite"
     data = read_whole(path, max_bytes=_INVITE_MAX_BYTES)
@@ -91,7 +91,7 @@ def invite_text(
     seeds: Sequence[str],
     unix_s: float,
     *,
-    making: Making | None = None,
+    options: InviteOptions | None = None,
     kept: Invite | None = None,
 ) -> str:
     """A link that lets others join `spec` through `seeds` (`…/p2p/PEERID`).
@@ -99,11 +99,11 @@ def invite_text(
     `kept`: the invite that this node joined with; members other than the owner pass its permit on. Raises
     ConfigError.
     """
-    making = making or Making()
-    expires = int(unix_s) + making.expires_s
-    run_file = making.run_file if len(making.run_file) <= EMBED_MAX_BYTES else b""
+    options = options or InviteOptions()
+    expires = int(unix_s) + options.expires_s
+    run_file = options.run_file if len(options.run_file) <= EMBED_MAX_BYTES else b""
     try:
-        token = _token(spec, me, making, expires, kept)
+        token = _token(spec, me, options, expires, kept)
         if token is not None:
             expires = min(expires, token.expires)
         return make_invite(me, spec.id, seeds_of(list(seeds)), expires, token, run_file)
@@ -116,9 +116,9 @@ def own_seeds(addresses: Iterable[str], me: PeerId, others: Iterable[str] = ()) 
 
     Public addresses first; those that mean something else on another machine only where there are no others.
     """
-    ranked = sorted(dict.fromkeys(addresses), key=reach)
-    limit = max(reach(ranked[0]), 1) if ranked else 0
-    best = [f"{maddr}/p2p/{me}" for maddr in ranked if reach(maddr) <= limit][:ADDRESSES]
+    ranked = sorted(dict.fromkeys(addresses), key=reach_rank)
+    limit = max(reach_rank(ranked[0]), 1) if ranked else 0
+    best = [f"{maddr}/p2p/{me}" for maddr in ranked if reach_rank(maddr) <= limit][:ADDRESSES]
     peers, chosen = {str(me)}, best
     for seed in others:
         peer = seed.rpartition("/p2p/")[2]
@@ -128,7 +128,7 @@ def own_seeds(addresses: Iterable[str], me: PeerId, others: Iterable[str] = ()) 
     return chosen
 
 
-def reach(maddr: str) -> int:
+def reach_rank(maddr: str) -> int:
     """0: anybody can dial it; 1: through a relay; 2: in the same network; 3: on this machine only."""
     if "/p2p-circuit" in maddr:
         return 1
@@ -142,11 +142,11 @@ def reach(maddr: str) -> int:
     return 0 if address.is_global else 2
 
 
-def _token(spec: RunSpec, me: Identity, making: Making, expires: int, kept: Invite | None) -> Token | None:
+def _token(spec: RunSpec, me: Identity, options: InviteOptions, expires: int, kept: Invite | None) -> Token | None:
     if spec.admission.mode != "invite":
         return None
     if spec.owner == me.peer_id:
-        return make_token(spec.id, me, os.urandom(32), expires, making.name, making.members)
+        return make_token(spec.id, me, os.urandom(32), expires, options.name, options.members)
     if kept is not None and kept.token:
         return kept.token[0]
     raise ConfigError("only the owner of this run can make permits", hint=f"ask {spec.owner} for an invite")

@@ -10,7 +10,7 @@ import torch
 from atoll.node.config.devices import devices_of
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoder import Encoder, OnHost
-from atoll.node.runs.capacity.memory_model import lack_of_room
+from atoll.node.runs.capacity.memory_model import memory_shortage
 from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -38,7 +38,7 @@ def _why_not(spec: RunSpec, start: StartRequest, device: torch.device) -> str:
         return "with shard the trained values come together there"
     if device.type != "cuda":
         return ""
-    return lack_of_room(spec, torch.cuda.mem_get_info(device)[0], spare=start.exchange_on == "auto")
+    return memory_shortage(spec, torch.cuda.mem_get_info(device)[0], spare=start.exchange_on == "auto")
 
 
 def _tried(spec: RunSpec, device: torch.device) -> Encoder | str:

@@ -22,7 +22,7 @@ _SMI_S = 5.0
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def free_here(folder: Path, device: str) -> Free:
+def measure_free(folder: Path, device: str) -> Free:
     """Free memory, disk and GPU memory now. `folder` need not exist yet; `device` is NodeConfig's."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     memory, limit = psutil.virtual_memory().available, container_free_bytes(_CGROUP)
@@ -33,9 +33,9 @@ def free_here(folder: Path, device: str) -> Free:
     )
 
 
-def room_here(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
+def measure_room(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
     """Room for experts of each layer on this machine now; None if all members of the run train all."""
-    return room_of(spec, config, free_here(folder, config.device)) if splits(spec) else None
+    return room_of(spec, config, measure_free(folder, config.device)) if splits(spec) else None
 
 
 def container_free_bytes(folder: Path) -> int | None:

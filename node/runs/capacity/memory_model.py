@@ -93,7 +93,7 @@ def encoder_bytes(spec: RunSpec) -> int:
     return _EXCHANGE_BYTES * CHUNK * chunks + each * min(chunks, _SLAB_CHUNKS) + largest_payload(spec)
 
 
-def lack_of_room(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
+def memory_shortage(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
     """Why a device with `free_bytes` cannot hold error feedback and anchor, as text; empty if it can.
 
     `spare`: it must have twice what these and training together need (16 bytes a parameter).

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.cli.commands.invite import QR_MAX_COLUMNS, qr_text
 from atoll.node.config.home import Home
-from atoll.node.runs.invites import invite_text, keep_invite
+from atoll.node.runs.invites import invite_text, store_invite
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.admission import Rule, verify_permit
@@ -110,7 +110,7 @@ def test_a_member_passes_its_own_permit_on(atoll, tmp_path):
     refused(ran, 78, f"only the owner of this run can make permits; ask {owner.peer_id} for an invite")
 
     from_owner = invite_text(theirs, owner, [PUBLIC], time.time())
-    keep_invite(home, theirs.id, from_owner)
+    store_invite(home, theirs.id, from_owner)
     passed_on = read_invite(atoll("invite", "--run", "theirs", "--seed", PUBLIC, "--expires", "52w").out)
     assert passed_on.signer == json.loads(atoll("id", "show", "--json").out)["peer"]
     assert passed_on.token == read_invite(from_owner).token

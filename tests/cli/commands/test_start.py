@@ -19,7 +19,7 @@ import pytest
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import load_config
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
-from atoll.node.runs.invites import Making, invite_text
+from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import Host
 from atoll.p2p.swarm.run_fetch import serve_run
@@ -91,7 +91,9 @@ SEED = f"/ip4/127.0.0.1/tcp/9/p2p/{OWNER.peer_id}"
 def invited(spec: RunSpec = SPEC, signer: Identity = OWNER, *, expires_s: int = 86400, embed: bool = True) -> str:
     """A link with the run inside, so that no seed is asked."""
     run_file = sign_run(spec, OWNER) if embed else b""
-    return invite_text(spec, signer, [SEED], time.time(), making=Making(expires_s=expires_s, run_file=run_file))
+    return invite_text(
+        spec, signer, [SEED], time.time(), options=InviteOptions(expires_s=expires_s, run_file=run_file)
+    )
 
 
 def admission(mode: str, *members: Identity) -> RunSpec:

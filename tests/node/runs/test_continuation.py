@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.runs.continuation import onward
+from atoll.node.runs.continuation import continuation_of
 from atoll.node.runs.presets import preset
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.run_spec import RunSpec
@@ -22,7 +22,7 @@ def recipe(merge: MergeSpec) -> RunSpec:
 
 @given(st.integers(0, 39), st.integers(0, 20))
 def test_merging_goes_on_falling(done, number):
-    rest = onward(recipe(MERGING), done).outer.merge
+    rest = continuation_of(recipe(MERGING), done).outer.merge
     before, after = MERGING.alpha(done + number), rest.alpha(number) if rest else 0
     assert before - (1 << 12) <= after <= before
     if rest:
@@ -31,8 +31,8 @@ def test_merging_goes_on_falling(done, number):
 
 @pytest.mark.parametrize("done", [40, 41, 53])
 def test_merging_that_has_ended_does_not_begin_again(done):
-    assert onward(recipe(MERGING), done).outer.merge is msgspec.UNSET
+    assert continuation_of(recipe(MERGING), done).outer.merge is msgspec.UNSET
 
 
 def test_a_share_too_small_to_say_is_none():
-    assert onward(recipe(replace(MERGING, alpha_4096=1)), 39).outer.merge is msgspec.UNSET
+    assert continuation_of(recipe(replace(MERGING, alpha_4096=1)), 39).outer.merge is msgspec.UNSET

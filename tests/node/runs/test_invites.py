@@ -7,14 +7,14 @@ from atoll.node.config.home import Home
 from atoll.node.runs.invites import (
     ADDRESSES,
     SEED_PEERS,
-    Making,
+    InviteOptions,
     check_admission,
     invite_text,
-    keep_invite,
-    kept_invite,
+    load_invite,
     opening_entry,
     own_seeds,
-    reach,
+    reach_rank,
+    store_invite,
 )
 from atoll.node.runs.presets import preset
 from atoll.protocols.errors import ConfigError, CorruptFault
@@ -37,13 +37,13 @@ def run(mode: str, *members: Identity):
 
 def test_kept_and_read_back(tmp_path):
     home = Home(tmp_path)
-    assert kept_invite(home, SPEC.id) is None
+    assert load_invite(home, SPEC.id) is None
     link = invite_text(SPEC, OWNER, SEEDS, NOW)
-    keep_invite(home, SPEC.id, f" {link}\n")
-    assert kept_invite(home, SPEC.id) == read_invite(link)
+    store_invite(home, SPEC.id, f" {link}\n")
+    assert load_invite(home, SPEC.id) == read_invite(link)
     (home.run(SPEC.id) / "invite").write_bytes(b"\xff\x00")
     with pytest.raises(CorruptFault, match="not an invite"):
-        kept_invite(home, SPEC.id)
+        load_invite(home, SPEC.id)
 
 
 @pytest.mark.parametrize("mode", ["open", "allowlist", "invite"])
@@ -62,7 +62,7 @@ def test_the_opening_of_a_feed(mode):
 
 def test_admission_as_the_joiner_sees_it():
     spec = run("invite", BEN)
-    invite = read_invite(invite_text(spec, OWNER, SEEDS, NOW, making=Making(expires_s=60)))
+    invite = read_invite(invite_text(spec, OWNER, SEEDS, NOW, options=InviteOptions(expires_s=60)))
     for me in (ANN.peer_id, None):
         check_admission(spec, me, invite, NOW)
         with pytest.raises(ConfigError, match="the permit expired 1 h 0 m ago; ask for a new invite"):
@@ -86,14 +86,19 @@ def test_a_permit_of_another_run_is_noticed():
 
 def test_an_embedded_run_is_left_out_when_it_is_too_large():
     small = sign_run(SPEC, OWNER)
-    assert read_invite(invite_text(SPEC, OWNER, SEEDS, NOW, making=Making(run_file=small))).run_file == small
-    assert read_invite(invite_text(SPEC, OWNER, SEEDS, NOW, making=Making(run_file=bytes(2000)))).run_file == b""
+    assert (
+        read_invite(invite_text(SPEC, OWNER, SEEDS, NOW, options=InviteOptions(run_file=small))).run_file == small
+    )
+    assert (
+        read_invite(invite_text(SPEC, OWNER, SEEDS, NOW, options=InviteOptions(run_file=bytes(2000)))).run_file
+        == b""
+    )
 
 
 def test_what_no_link_can_say():
-    for making in (Making(expires_s=-int(NOW)), Making(expires_s=1 << 50)):
+    for options in (InviteOptions(expires_s=-int(NOW)), InviteOptions(expires_s=1 << 50)):
         with pytest.raises(ConfigError, match="no invite can say this"):
-            invite_text(SPEC, OWNER, SEEDS, NOW, making=making)
+            invite_text(SPEC, OWNER, SEEDS, NOW, options=options)
 
 
 def test_own_addresses_best_first():
@@ -111,7 +116,13 @@ def test_own_addresses_best_first():
     assert seeds(loop, home, home) == [home]
     assert seeds(loop) == [loop]
     assert seeds() == []
-    assert [reach(one) for one in (public, relayed, home, loop, "/dns4/a.example.org/tcp/1")] == [0, 1, 2, 3, 0]
+    assert [reach_rank(one) for one in (public, relayed, home, loop, "/dns4/a.example.org/tcp/1")] == [
+        0,
+        1,
+        2,
+        3,
+        0,
+    ]
     assert len(own_seeds([f"/ip4/9.9.9.{n}/tcp/1" for n in range(9)], me)) == ADDRESSES
 
 

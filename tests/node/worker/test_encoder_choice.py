@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from atoll.node.learning.compress.encoder import OnHost
-from atoll.node.runs.capacity.memory_model import encoder_bytes, lack_of_room
+from atoll.node.runs.capacity.memory_model import encoder_bytes, memory_shortage
 from atoll.node.worker.encoder_choice import encoder_for
 from atoll.protocols import codec
 from atoll.protocols.local.worker_messages import StartRequest
@@ -70,10 +70,10 @@ def test_auto_wants_twice_the_room_that_encoding_and_training_take():
     own = encoder_bytes(SPEC)
     assert own > 8 * 4096 * arena_of(SPEC.model).chunks
     whole = own + 16 * SPEC.model.parameters
-    assert lack_of_room(SPEC, own, spare=False) == ""
-    assert "are wanted for that" in lack_of_room(SPEC, own - 1, spare=False)
-    assert lack_of_room(SPEC, 2 * whole, spare=True) == ""
-    assert "are wanted for that" in lack_of_room(SPEC, 2 * whole - 1, spare=True)
+    assert memory_shortage(SPEC, own, spare=False) == ""
+    assert "are wanted for that" in memory_shortage(SPEC, own - 1, spare=False)
+    assert memory_shortage(SPEC, 2 * whole, spare=True) == ""
+    assert "are wanted for that" in memory_shortage(SPEC, 2 * whole - 1, spare=True)
 
 
 @pytest.mark.timeout(300)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.expert_capacity import SPARE, encoding_of, offer_of, room_of, share_of, trained_of
-from atoll.node.runs.capacity.free_resources import container_free_bytes, free_here, room_here
+from atoll.node.runs.capacity.free_resources import container_free_bytes, measure_free, measure_room
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from tests.node.runs.capacity.test_memory_model import CPU, GPU, run_of
 
@@ -85,10 +85,10 @@ def test_a_device_encodes_by_itself_only_where_what_is_offered_fits_beside_it():
 
 def test_what_a_node_starts_with(tmp_path):
     dense, mine = run_of("tiny", 8, 0), msgspec.structs.replace(CPU, experts=2)
-    free = free_here(tmp_path, mine.device)
+    free = measure_free(tmp_path, mine.device)
     assert offer_of(dense, mine, free) == (None, mine)
     room, config = offer_of(SPEC, mine, free)
-    assert (room, config) == (room_here(SPEC, mine, tmp_path), mine)
+    assert (room, config) == (measure_room(SPEC, mine, tmp_path), mine)
 
 
 @given(free=st.integers(0, 4 << 30), device=st.sampled_from(["cpu", "cuda:0"]))
@@ -121,17 +121,17 @@ def test_what_is_counted_with_is_the_share_as_far_as_there_is_room():
 
 
 def test_this_machine(tmp_path):
-    free = free_here(tmp_path / "not" / "there", "cpu")
+    free = measure_free(tmp_path / "not" / "there", "cpu")
     assert free.gpu_bytes is None
     assert free.memory_bytes > 1 << 20
     assert free.disk_bytes > 1 << 20
-    assert room_here(run_of("tiny", 8, 0), CPU, tmp_path) is None
-    assert room_here(SPEC, msgspec.structs.replace(CPU, experts=2), tmp_path) is not None
+    assert measure_room(run_of("tiny", 8, 0), CPU, tmp_path) is None
+    assert measure_room(SPEC, msgspec.structs.replace(CPU, experts=2), tmp_path) is not None
 
 
 def test_a_gpu_of_which_nothing_tells(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert free_here(tmp_path, "cuda:7").gpu_bytes is None
+    assert measure_free(tmp_path, "cuda:7").gpu_bytes is None
 
 
 SMI = """#!/bin/sh
@@ -164,7 +164,7 @@ def test_a_gpu_that_tells(tmp_path, monkeypatch, device, visible, free):
     tool.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert free_here(tmp_path, device).gpu_bytes == free
+    assert measure_free(tmp_path, device).gpu_bytes == free
 
 
 def test_the_limit_of_a_container(tmp_path):
