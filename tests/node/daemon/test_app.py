@@ -62,9 +62,10 @@ class Node:
             serve=parts["driver"].serve,
             pause=self.story.append,
             wait_idle=self.is_idle.wait,
+            on_behind=self.story.append,
             has_begun=lambda: True,
         )
-        network = SimpleNamespace(look_at_addresses=self._nothing, carry=lambda _: parts["carry"].serve())
+        network = SimpleNamespace(look_at_addresses=self._nothing, carry=lambda *_: parts["carry"].serve())
         network.watch_addresses = asyncio.Event().wait
         log = SimpleNamespace(event=lambda what, **more: self.story.append(what), close=lambda: None)
         return SimpleNamespace(
