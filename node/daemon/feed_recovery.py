@@ -25,7 +25,7 @@ _MARK_MAX_BYTES = 1 << 20
 _LISTENING = "this home was restored: listening whether its identity is in use elsewhere"
 
 
-class Lost(NamedTuple):
+class LostFeed(NamedTuple):
     """What is known of a feed that was lost: the content of a mark."""
 
     entries: int
@@ -39,12 +39,12 @@ class Lost(NamedTuple):
         return len(self.others) // 2 + 1 if self.others else 0
 
 
-def mark(run_folder: Path, entries: int, others: Iterable[PeerId]) -> None:
+def mark_restored(run_folder: Path, entries: int, others: Iterable[PeerId]) -> None:
     """Write the mark of a restored home into a run's folder. Raises DiskFault."""
     write_whole(run_folder / _MARK, "".join(f"{line}\n" for line in (entries, *sorted(others))).encode())
 
 
-def marked(run_folder: Path) -> Lost | None:
+def read_mark(run_folder: Path) -> LostFeed | None:
     """The mark in a run's folder; None if the feed is complete. Raises DiskFault, CorruptFault."""
     data = read_whole(run_folder / _MARK, max_bytes=_MARK_MAX_BYTES)
     if data is None:
@@ -53,14 +53,14 @@ def marked(run_folder: Path) -> Lost | None:
         entries, *others = data.decode("ascii").split()
         for peer in others:
             peer_bytes(PeerId(peer))
-        return Lost(int(entries), frozenset(map(PeerId, others)))
+        return LostFeed(int(entries), frozenset(map(PeerId, others)))
     except (ValueError, DecodeError) as error:
         raise CorruptFault(
             f"{run_folder / _MARK} does not hold a number and peers", hint="restore this home again"
         ) from error
 
 
-def unmark(run_folder: Path) -> None:
+def clear_mark(run_folder: Path) -> None:
     """Remove the mark: the feed is complete again. Raises DiskFault."""
     with disk(run_folder):
         (run_folder / _MARK).unlink(missing_ok=True)
@@ -68,49 +68,54 @@ def unmark(run_folder: Path) -> None:
 
 
 async def wait_for_feed(
-    swarm: Swarm, me: PeerId, lost: Lost, lease_s: float, now: Callable[[], float], say: Callable[[str], None]
+    swarm: Swarm,
+    me: PeerId,
+    lost: LostFeed,
+    lease_s: float,
+    now: Callable[[], float],
+    report: Callable[[str], None],
 ) -> None:
-    """Return when the feed is complete and nobody else uses it. `say` receives the reason of the wait.
+    """Return when the feed is complete and nobody else uses it. `report` receives the reason of the wait.
 
     This node must not publish registers meanwhile: those under its name come from a second node with this
     identity. Raises LocalFault if there is one.
     """
-    await _hear_others(swarm, me, lost, say)
+    await _wait_for_others(swarm, me, lost, report)
     since_s, echoes = now(), swarm.registers.echoes
     while now() - since_s < max(lease_s, _LISTEN_MIN_S) or not swarm.is_caught_up():
-        _check_alone(swarm, echoes)
-        say(_LISTENING)
+        _check_unique(swarm, echoes)
+        report(_LISTENING)
         await asyncio.sleep(POLL_S)
         swarm.sync_soon()
-    _check_alone(swarm, echoes)  # registers of the last second count too
+    _check_unique(swarm, echoes)  # registers of the last second count too
 
 
-async def _hear_others(swarm: Swarm, me: PeerId, lost: Lost, say: Callable[[str], None]) -> None:
+async def _wait_for_others(swarm: Swarm, me: PeerId, lost: LostFeed, report: Callable[[str], None]) -> None:
     """Return when enough of the others exchanged ledgers with this node, and the feed has its least length."""
-    told = swarm.synced_peers() & lost.others
+    answered = swarm.synced_peers() & lost.others
     turns = itertools.cycle(sorted(lost.others))
     while not (
-        swarm.is_caught_up() and len(told) >= lost.needed and swarm.ledger.vector().get(me, 0) >= lost.entries
+        swarm.is_caught_up() and len(answered) >= lost.needed and swarm.ledger.vector().get(me, 0) >= lost.entries
     ):
-        say(_waiting(lost, len(told)))
-        if (peer := next(turns, me)) not in told:  # of many members only some are neighbours by themselves
+        report(_waiting(lost, len(answered)))
+        if (peer := next(turns, me)) not in answered:  # of many members only some are neighbours by themselves
             await swarm.connect(peer)
         await asyncio.sleep(POLL_S)
         swarm.sync_soon()
-        told |= swarm.synced_peers() & lost.others
+        answered |= swarm.synced_peers() & lost.others
 
 
-def _waiting(lost: Lost, told: int) -> str:
+def _waiting(lost: LostFeed, answered: int) -> str:
     reason = "this home was restored: waiting for peers that have this node's feed"
-    if told >= lost.needed:
+    if answered >= lost.needed:
         return reason
     return (
-        f"{reason}; {told} of {len(lost.others)} other members told what they have, {lost.needed} must "
+        f"{reason}; {answered} of {len(lost.others)} other members told what they have, {lost.needed} must "
         "(are they gone for good: `atoll run new NAME --from-checkpoint DIR`)"
     )
 
 
-def _check_alone(swarm: Swarm, echoes: int) -> None:
+def _check_unique(swarm: Swarm, echoes: int) -> None:
     if swarm.registers.echoes > echoes:
         raise LocalFault(
             "another node that runs has this identity",

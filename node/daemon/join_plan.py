@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
-from atoll.node.daemon.feed_recovery import Lost, marked
+from atoll.node.daemon.feed_recovery import LostFeed, read_mark
 from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan_listen
 from atoll.node.runs.capacity.expert_capacity import offer_of
 from atoll.node.runs.capacity.free_resources import measure_free
@@ -60,7 +60,7 @@ class JoinPlan:
     """The invite that this home joined or joins the run with."""
     new_link: str
     """The text of an invite that the user has not agreed to yet; empty without one."""
-    restored: Lost | None
+    restored: LostFeed | None
     """What must come back from the others before this node writes; None if its ledger is its own."""
     free: Free | None
     """The machine's free resources; None where nothing depends on them."""
@@ -102,7 +102,7 @@ async def read_plan(
     else:
         choice = await _invited(home, link, unix_s, host, report)
     spec = choice.run.spec
-    restored = marked(home.run(spec.id))
+    restored = read_mark(home.run(spec.id))
     if choice.is_new or not _has_worked(home, spec, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
     free = measure_free(home.root, config.device) if choice.is_new or splits(spec) else None
@@ -142,7 +142,7 @@ async def _invited(home: Home, link: str, unix_s: float, host: NodeHost, report:
     return _Choice(known or await _invited_run(home, invite, host, report), invite, is_new=True)
 
 
-def _has_worked(home: Home, spec: RunSpec, restored: Lost | None) -> bool:
+def _has_worked(home: Home, spec: RunSpec, restored: LostFeed | None) -> bool:
     """Whether this node worked in the run before, so that peers have seen its permit."""
     return (home.run(spec.id) / LEDGER_FILE).exists() or (restored is not None and restored.entries > 0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.node.daemon.coordinator.interfaces import SwarmListener
-from atoll.node.daemon.feed_recovery import marked, unmark, wait_for_feed
+from atoll.node.daemon.feed_recovery import clear_mark, read_mark, wait_for_feed
 from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.host.interface import Host
 from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
@@ -20,8 +20,9 @@ from atoll.protocols.ledger.registers import Holding, Lease
 from atoll.protocols.wires import REDUCTION
 
 ALONE_S = 8.0
-"""A node that has worked in this run goes on alone when nobody answers for so long after its start."""
+"""A node that has worked in this run continues alone if nobody answers for so long after its start."""
 ADDRESSES_S = 2.0
+"""Time between two looks at the node's own addresses."""
 
 
 class SwarmNetwork:
@@ -41,9 +42,12 @@ class SwarmNetwork:
         `folder`: the run's, which may be marked as restored (node/daemon/feed_recovery.py).
         """
         self._opening, self._folder = opening, folder
-        self._awaited = marked(folder) if folder is not None else None
-        """What must come back before we say anything; None: nothing was lost."""
-        self._swarm, self._host, self._me, self._now = swarm, host, me, now
+        self._lost_feed = read_mark(folder) if folder is not None else None
+        """The feed that must come back before this node publishes; None if nothing was lost."""
+        self._swarm = swarm
+        self._host = host
+        self._me = me
+        self._now = now
         self._replayed = 0
         self._carried = 0
         self._has_carried = asyncio.Event()
@@ -67,17 +71,17 @@ class SwarmNetwork:
 
     def put_holding(self, holding: Holding, ttl_s: float) -> None:
         """See Swarm.publish_register."""
-        if self._awaited is None:
+        if self._lost_feed is None:
             self._swarm.publish_register(holding, ttl_s)
 
     def holdings(self) -> dict[PeerId, Holding]:
-        """Live announcements of others."""
+        """Live announcements of other members."""
         live = self._swarm.registers.live(Holding, self._now())
         return {peer: holding for peer, holding in live.items() if peer != self._me}
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """See Swarm.publish_register."""
-        if self._awaited is None:
+        if self._lost_feed is None:
             self._swarm.publish_register(lease, ttl_s)
 
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
@@ -95,7 +99,7 @@ class SwarmNetwork:
         return self._swarm.blobs.store.add_file(path, move=move)
 
     def blobs_above(self, size_bytes: int) -> list[Digest]:
-        """All whole blobs that are larger."""
+        """All complete blobs larger than `size_bytes`."""
         store = self._swarm.blobs.store
         return [blob for blob in sorted(store.blobs()) if store.size(blob) > size_bytes]
 
@@ -116,7 +120,7 @@ class SwarmNetwork:
         self._swarm.blobs.store.delete(blob)
 
     def neighbours(self) -> list[PeerId]:
-        """Everybody whom we are connected to."""
+        """The connected peers."""
         return self._swarm.neighbours()
 
     async def fetch_blob(self, blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
@@ -124,7 +128,7 @@ class SwarmNetwork:
         return await self._swarm.fetch(blob, holders, max_bytes)
 
     async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
-        """Dials a peer that we are not connected to. See SingleRequests.ask."""
+        """Ask a peer, dialling it if it is not connected. See SingleRequests.ask."""
         await self._swarm.connect(peer)
         return await self._questions.ask(peer, question, max_bytes)
 
@@ -133,11 +137,11 @@ class SwarmNetwork:
         self._questions.set_handler(answer)
 
     def sync_soon(self) -> None:
-        """Ask for missing entries now."""
+        """Ask the neighbours for missing entries now."""
         self._swarm.sync_soon()
 
     def blame(self, peer: PeerId, error: AtollError) -> None:
-        """A payload or snapshot of `peer` broke the protocol."""
+        """Count a fault of a peer whose payload or snapshot broke the protocol."""
         if isinstance(error, PeerFault):
             self._swarm.blame(peer, error)
 
@@ -172,7 +176,7 @@ class SwarmNetwork:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._carry_entries(listener))
             group.create_task(self._carry_changes(listener))
-            group.create_task(self._tell_synced(listener, lease_s))
+            group.create_task(self._report_synced(listener, lease_s))
 
     async def _carry_entries(self, listener: SwarmListener) -> None:
         async for cursor, entry in self._swarm.entries(self._replayed):
@@ -186,15 +190,15 @@ class SwarmNetwork:
             await bell.wait()
             listener.on_leases()
 
-    async def _tell_synced(self, listener: SwarmListener, lease_s: float) -> None:
+    async def _report_synced(self, listener: SwarmListener, lease_s: float) -> None:
         """Synced after one exchange with a peer; a node that knows nobody is synced with everybody.
 
         The driver hears it after what the exchange brought: of our own votes, too.
         """
-        if self._folder is not None and self._awaited is not None:
-            await wait_for_feed(self._swarm, self._me, self._awaited, lease_s, self._now, listener.on_behind)
-            unmark(self._folder)
-            self._awaited = None
+        if self._folder is not None and self._lost_feed is not None:
+            await wait_for_feed(self._swarm, self._me, self._lost_feed, lease_s, self._now, listener.on_behind)
+            clear_mark(self._folder)
+            self._lost_feed = None
         elif self._swarm.discovery.table() or self._swarm.discovery.book.all():
             worked = self._me in self._swarm.ledger.vector()
             try:

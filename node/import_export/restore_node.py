@@ -17,7 +17,7 @@ from atoll.node.checkpoint.atoms import write_atom
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.node.checkpoint.shards import ERROR, STEP, WEIGHT, is_optimised
 from atoll.node.checkpoint.universal import SHARED, Shard
-from atoll.node.daemon.feed_recovery import mark, marked
+from atoll.node.daemon.feed_recovery import mark_restored, read_mark
 from atoll.node.import_export.export_run import BLOBS, STATE
 from atoll.node.import_export.join_shards import TOKENIZER, ShardedCheckpoint
 from atoll.p2p.blobs.store import BlobStore
@@ -66,7 +66,9 @@ def restore_node(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) ->
     entries = checkpoint.proof.entries.get(me, 0)
     has_feed = _has_feed(run_folder, spec.id, me, entries)
     if not has_feed:
-        mark(run_folder, entries, {*manifest.members} - {me})  # before a state that could be started without it
+        mark_restored(
+            run_folder, entries, {*manifest.members} - {me}
+        )  # before a state that could be started without it
     whole = {"final": checkpoint.theta(), "residual": residual_C4096, **tensors}
     begin_local(run_folder / STATE, body, whole).finish()
     return Restored(manifest.round, manifest.state, own is not None, has_feed)
@@ -74,7 +76,7 @@ def restore_node(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) ->
 
 def _has_feed(run_folder: Path, run: RunId, me: PeerId, entries: int) -> bool:
     """Whether only the state was lost: the ledger holds the node's whole feed, and no mark waits for more."""
-    if marked(run_folder) is not None or not (run_folder / LEDGER_FILE).exists():
+    if read_mark(run_folder) is not None or not (run_folder / LEDGER_FILE).exists():
         return False
     try:
         with closing(Ledger(run_folder / LEDGER_FILE, run)) as ledger:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.daemon.feed_recovery import Lost, mark, marked, unmark, wait_for_feed
+from atoll.node.daemon.feed_recovery import LostFeed, clear_mark, mark_restored, read_mark, wait_for_feed
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import CorruptFault, LocalFault
@@ -21,7 +21,7 @@ def lose(node, entries):
     for name in LOST:
         (node.home / name).unlink(missing_ok=True)
     node.worker.pending = ()
-    mark(node.home, entries, {other.peer for other in node.world.nodes.values()} - {node.peer})
+    mark_restored(node.home, entries, {other.peer for other in node.world.nodes.values()} - {node.peer})
 
 
 def entries_of(node, peer):
@@ -49,7 +49,7 @@ def test_who_lost_its_ledger_goes_on_in_its_own_feed(world):
             assert entries_of(w.nodes[0], node.peer) > had
             assert max(node.worker.trained) == 7
             assert len(set(node.worker.trained)) == len(node.worker.trained)
-            assert marked(node.home) is None
+            assert read_mark(node.home) is None
             assert all(set(said) <= set(range(number)) for number, said in node.worker.said.items())
             assert any(node.worker.said.values()), "it is told of what it sent to rounds that are not final there"
 
@@ -70,7 +70,7 @@ def test_it_writes_nothing_while_nobody_has_its_feed(world):
             await asyncio.sleep(200)
             assert "waiting for peers that have this node's feed" in node.driver.round.syncing
             assert entries_of(node, node.peer) == 0
-            assert marked(node.home) == Lost(3, frozenset({w.nodes[0].peer}))
+            assert read_mark(node.home) == LostFeed(3, frozenset({w.nodes[0].peer}))
             w.start(0)
             await w.until(w.all_final)
             w.check_agreement()
@@ -101,7 +101,7 @@ def test_one_neighbour_with_an_older_copy_is_not_enough(world):
             await w.until(w.all_final)
             w.check_agreement()
             assert forks(w) == set()
-            assert marked(node.home) is None
+            assert read_mark(node.home) is None
 
     run_virtual(story())
 
@@ -140,7 +140,7 @@ class Waiting:
         async def wait():
             began = self.now()
             async with asyncio.timeout(limit_s):
-                await wait_for_feed(self, ME, Lost(entries, self.others), lease_s, self.now, self.said.append)
+                await wait_for_feed(self, ME, LostFeed(entries, self.others), lease_s, self.now, self.said.append)
             return self.now() - began
 
         return run_virtual(wait())
@@ -176,15 +176,15 @@ def test_an_identity_that_is_in_use_is_refused(lease_s, at_s):
 
 
 def test_a_mark_is_a_number_and_peers_or_damaged(tmp_path):
-    assert marked(tmp_path) is None
+    assert read_mark(tmp_path) is None
     others = frozenset(Identity(number.to_bytes(32)).peer_id for number in range(300))
-    for lost in (Lost(12, others), Lost(0, frozenset())):
-        mark(tmp_path, *lost)
-        assert marked(tmp_path) == lost
+    for lost in (LostFeed(12, others), LostFeed(0, frozenset())):
+        mark_restored(tmp_path, *lost)
+        assert read_mark(tmp_path) == lost
     for damage in ("x", "", "1\nsomebody\n", "\xff"):
         (tmp_path / "restored").write_text(damage)
         with pytest.raises(CorruptFault):
-            marked(tmp_path)
-    unmark(tmp_path)
-    unmark(tmp_path)
-    assert marked(tmp_path) is None
+            read_mark(tmp_path)
+    clear_mark(tmp_path)
+    clear_mark(tmp_path)
+    assert read_mark(tmp_path) is None
