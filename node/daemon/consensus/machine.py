@@ -2,7 +2,7 @@
 
 Single-decree Paxos per round (Lamport, "Paxos Made Simple", 2001), one round at a time, with ledger entries for
 messages: a promise or a vote is durable before anybody can see it, and a node that restarts replays its own feed
-first (`Live` ends the replay). Rules in words: docs/finality.md.
+first (`ReplayDone` ends the replay). Rules in words: docs/finality.md.
 
 1. The owner of attempt 0 proposes its view of the set.      Proposal
 2. Members that fold it to the same state vote for it, if    Vote; ⌈2n/3⌉ of them make it final
@@ -19,8 +19,8 @@ from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposa
 from atoll.node.daemon.consensus.proposer import prepare, propose
 from atoll.node.daemon.consensus.types import (
     Action,
+    AppendRefused,
     CheckDone,
-    Doubted,
     EntryPayloadHeld,
     EntrySeen,
     Event,
@@ -29,8 +29,8 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
-    Live,
-    NotAppended,
+    ReductionRefuted,
+    ReplayDone,
     ReportEquivocation,
     RoundClosed,
 )
@@ -48,7 +48,7 @@ def step(state: FinalityState, event: Event) -> Out:
     """The next state, and the actions that the node must perform."""
     state, actions = _apply_event(state, event)
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
-    if isinstance(event, NotAppended):
+    if isinstance(event, AppendRefused):
         return state, actions
     state, finals = _decide(state)
     state, actions = _admit(state), actions + finals
@@ -80,11 +80,11 @@ def _apply_event(state: FinalityState, event: Event) -> Out:
         case FinalApplied(number):
             # A worker that adopted a snapshot will not answer the checks that it was asked before.
             return replace(state, applied=number, checking=frozenset()), []
-        case Doubted(entry):
-            return replace(state, doubted=state.doubted | {entry}), []
-        case NotAppended():
+        case ReductionRefuted(entry):
+            return replace(state, refuted=state.refuted | {entry}), []
+        case AppendRefused():
             return replace(state, appending=None), []
-        case Live():
+        case ReplayDone():
             return replace(state, live=True), []
         case Idle(idle, now):
             return _note_stable(replace(state, idle=idle, now=max(state.now, now))), []

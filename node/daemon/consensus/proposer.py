@@ -61,7 +61,7 @@ def _own_ballot(state: FinalityState) -> Ballot | None:
 def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
     """The set to propose in a ballot of ours; None while it is too early."""
     book, view = state.book, state.views.get(state.deciding)
-    if view and not state.doubted.isdisjoint(view):
+    if view and not state.refuted.isdisjoint(view):
         view = None  # it is being folded again
     if ballot.attempt == 0:
         return view if view and _is_time(state, view) else None

@@ -67,19 +67,19 @@ class FinalApplied:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubted:
+class ReductionRefuted:
     """A Reduction is proven wrong: no set with it is proposed, or voted for in the first ballot."""
 
     entry: Digest
 
 
 @dataclass(frozen=True, slots=True)
-class NotAppended:
+class AppendRefused:
     """The disk refused our last Append: the machine asks again at the next event."""
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class ReplayDone:
     """Our own feed is complete as far as any peer can tell: from now on promises and votes may be written.
 
     Until then entries are only replayed. A node that voted before it knew its own promises would break them.
@@ -107,9 +107,9 @@ Event: TypeAlias = (
     | RoundClosed
     | CheckDone
     | FinalApplied
-    | Doubted
-    | NotAppended
-    | Live
+    | ReductionRefuted
+    | AppendRefused
+    | ReplayDone
     | Idle
     | FinalityTick
 )
@@ -221,7 +221,7 @@ class FinalityState:
     closed: int = -1
     """Newest round that our round machine closed."""
     live: bool = False
-    """The replay of our own feed is over (`Live`)."""
+    """The replay of our own feed is over (`ReplayDone`)."""
     idle: bool = False
     """This node trains no further rounds (`Idle`)."""
     stable_since: float | None = None
@@ -244,7 +244,7 @@ class FinalityState:
     """Sets that the worker was asked for and has not answered."""
     appending: Body | None = None
     """The entry that is on its way into our feed."""
-    doubted: frozenset[Digest] = frozenset()
+    refuted: frozenset[Digest] = frozenset()
     """Reductions that are proven wrong."""
     reported: frozenset[Digest] = frozenset()
     """Proposals that were reported as narrow or divergent."""

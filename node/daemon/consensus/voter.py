@@ -118,13 +118,13 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
         one for at, one in book.first_proposals().items() if (bound is None or at >= bound) and counts(state, at)
     ]
     free = [(name, p) for name, p in free if (state.me, p.ballot) not in book.votes]
-    lawful = [(name, p) for name, p in free if not book.is_void(p) and not _is_doubted(state, p)]
+    lawful = [(name, p) for name, p in free if not book.is_void(p) and not _is_refuted(state, p)]
     broad = [(name, p) for name, p in lawful if may_get_votes(state, p.ballot, p.contributions)]
     return max(broad, default=None, key=lambda item: item[1].ballot)
 
 
-def _is_doubted(state: FinalityState, proposal: Proposal) -> bool:
+def _is_refuted(state: FinalityState, proposal: Proposal) -> bool:
     """Whether the first ballot proposes a set with a Reduction that is proven wrong."""
     # Later ballots may be bound to such a set, because a quorum may have voted for it before the proof came: they
     # must be able to end.
-    return proposal.ballot.attempt == 0 and not state.doubted.isdisjoint(proposal.contributions)
+    return proposal.ballot.attempt == 0 and not state.refuted.isdisjoint(proposal.contributions)

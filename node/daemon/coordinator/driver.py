@@ -13,6 +13,7 @@ from functools import partial
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.types import (
     Append,
+    AppendRefused,
     CheckDone,
     CheckRound,
     EntryPayloadHeld,
@@ -21,8 +22,7 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
-    Live,
-    NotAppended,
+    ReplayDone,
     ReportDivergence,
     ReportEquivocation,
     ReportNarrow,
@@ -52,9 +52,9 @@ from atoll.node.daemon.rounds.types import (
     PayloadHeld,
     PublishAck,
     PublishLease,
+    ResolveSet,
     Resume,
     RoundTick,
-    Settle,
     StartTraining,
 )
 from atoll.protocols.ids import Digest, Round
@@ -217,7 +217,7 @@ class Driver:
 
     def _begin_voting(self) -> None:
         self.finalizer.is_synced = True
-        self.machines.feed_finality(Live())
+        self.machines.feed_finality(ReplayDone())
         self.finalizer.step()
 
     async def on_started(self, started: StartReply) -> None:
@@ -286,7 +286,7 @@ class Driver:
                 self.sets.fetch_payloads((entry,))
             case FoldRound(number, names):
                 self.queue.start_task(self._fold(number, names), f"fold {number}")
-            case Settle(number):
+            case ResolveSet(number):
                 self.reducer.close_round(number)
             case PublishAck():
                 self._acknowledge(action)
@@ -303,7 +303,7 @@ class Driver:
         match action:
             case Append(body):
                 if self.guard.publish(body) is None:
-                    self.queue.post(lambda: self.machines.feed_finality(NotAppended()))
+                    self.queue.post(lambda: self.machines.feed_finality(AppendRefused()))
             case CheckRound():
                 self.queue.start_task(self._check(action), f"check {action.round}")
             case FetchMissing(number, entries, payloads):

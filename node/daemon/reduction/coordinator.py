@@ -2,7 +2,7 @@
 
 Each open round has a machine of its own (`reduction/machine.py`); here its events are made and its actions are
 performed. The round machine decides, as in all rounds, which members a round waits for and when it closes. It gets
-PayloadHeld for a contribution once the rows that this node reduces are here, and SetKnown once all that counts is.
+PayloadHeld for a contribution once the rows that this node reduces are here, and SetResolved once the set is.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from atoll.node.daemon.consensus.types import Doubted
+from atoll.node.daemon.consensus.types import ReductionRefuted
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
@@ -23,7 +23,7 @@ from atoll.node.daemon.reduction.effective_set import EffectiveSlice
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.node.daemon.reduction.reduced_set import ReducedSet, SliceStore
 from atoll.node.daemon.reduction.row_fetcher import RowFetcher
-from atoll.node.daemon.rounds.types import PayloadHeld, Planned, SetKnown
+from atoll.node.daemon.rounds.types import PayloadHeld, ReductionPlanned, SetResolved
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Entry, Reduction, ReductionFault
@@ -215,7 +215,7 @@ class ReductionCoordinator:
     def _open(self, number: int) -> None:
         plan = self.ledger.plan(number)
         self._rounds[number] = OpenRound(reduction_machine.State(self.ledger.me, Round(number), plan))
-        self._machines.feed_round(Planned(Round(number), self._context.now()))
+        self._machines.feed_round(ReductionPlanned(Round(number), self._context.now()))
         for entry in self._auditor.wrong:
             self._feed(number, reduction_machine.Wrong(entry))
         for claim in list(self.ledger.claims.values()):
@@ -260,7 +260,7 @@ class ReductionCoordinator:
         """Tell the round machine what is to be folded; audit the round's Reductions once."""
         number, is_first = open_round.state.number, not open_round.parts
         open_round.parts[entries] = parts
-        known = SetKnown(number, entries, self._context.now())
+        known = SetResolved(number, entries, self._context.now())
         self._queue.post(lambda: self._machines.feed_round(known))
         reduced = sum(part.reduced is not None for part in parts)
         self._context.log.event("slices", round=number, reduced=reduced, raw=len(parts) - reduced)
@@ -390,7 +390,7 @@ class ReductionCoordinator:
         for number in list(self._rounds):
             self._feed(number, reduction_machine.Wrong(entry))
         for doubted in self.ledger.tainted([entry]):
-            self._machines.feed_finality(Doubted(doubted))
+            self._machines.feed_finality(ReductionRefuted(doubted))
 
     async def _answer(self, peer: PeerId, question: bytes) -> bytes:
         ask = decode_ask(question)

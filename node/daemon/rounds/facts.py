@@ -20,11 +20,11 @@ from atoll.node.daemon.rounds.types import (
     LeasesChanged,
     Pause,
     PayloadHeld,
-    Planned,
+    ReductionPlanned,
     Resume,
     RoundFinal,
     RoundTick,
-    SetKnown,
+    SetResolved,
     TrainingDone,
     TrainingSaved,
     WorkerReady,
@@ -48,11 +48,11 @@ def apply_event(state: RoundState, event: Event) -> Out:
             return _contribution_seen(state, event)
         case PayloadHeld(entry, number):
             return _payload_held(state, entry, number), []
-        case Planned(number):
+        case ReductionPlanned(number):
             # A closed round is folded from whole payloads: a plan for it would only make the node wait for slices.
             fresh = max(state.closed, state.final) < number and number not in state.reduced
             return (replace(state, reduced={**state.reduced, number: None}) if fresh else state), []
-        case SetKnown(number, names):
+        case SetResolved(number, names):
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
         case LeasesChanged(members, _, shortage):

@@ -32,7 +32,7 @@ from atoll.node.daemon.rounds.types import (
     FoldRound,
     PublishAck,
     PublishLease,
-    Settle,
+    ResolveSet,
     StartTraining,
 )
 from atoll.protocols.ids import Round
@@ -128,7 +128,7 @@ def _fold_changed_sets(state: RoundState) -> Out:
             continue
         if number in state.reduced and number not in state.resolving:
             state = replace(state, resolving={**state.resolving, number: True})
-            actions.append(Settle(Round(number)))
+            actions.append(ResolveSet(Round(number)))
         members = fold_set(state.books[number].values())
         names = state.reduced.get(number, tuple(k.entry for k in members))
         if names is not None and names != state.folded.get(number, ()):

@@ -55,7 +55,7 @@ class PayloadHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class ReductionPlanned:
     """The round is reduced: no node needs its payloads as a whole. Ignored where the round is closed already.
 
     PayloadHeld then means that the rows this node needs of a contribution before the round closes are here.
@@ -66,8 +66,8 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class SetKnown:
-    """Answer to Settle, sent again when it changes: the set to fold of a reduced round. Its payloads are here."""
+class SetResolved:
+    """Answer to ResolveSet, sent again when it changes: the set of a reduced round, whose payloads are here."""
 
     round: Round
     members: tuple[Digest, ...]
@@ -164,8 +164,8 @@ Event: TypeAlias = (
     WorkerReady
     | ContributionSeen
     | PayloadHeld
-    | Planned
-    | SetKnown
+    | ReductionPlanned
+    | SetResolved
     | LeasesChanged
     | TrainingDone
     | TrainingSaved
@@ -225,8 +225,8 @@ class FoldRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """A reduced round is closed: resolve its set and fetch what the set needs; answer with SetKnown."""
+class ResolveSet:
+    """A reduced round is closed: resolve its set and fetch what the set needs; answer with SetResolved."""
 
     round: Round
 
@@ -260,5 +260,5 @@ class Finish:
 
 
 Action: TypeAlias = (
-    StartTraining | Announce | Discard | FetchPayload | FoldRound | Settle | PublishAck | PublishLease | Finish
+    StartTraining | Announce | Discard | FetchPayload | FoldRound | ResolveSet | PublishAck | PublishLease | Finish
 )

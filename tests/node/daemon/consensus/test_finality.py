@@ -13,6 +13,7 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
 from atoll.node.daemon.consensus.types import (
     Append,
+    AppendRefused,
     CheckDone,
     CheckRound,
     EntryPayloadHeld,
@@ -22,7 +23,6 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
-    NotAppended,
     ReportDivergence,
     ReportEquivocation,
     RoundClosed,
@@ -270,7 +270,7 @@ def test_one_append_at_a_time_and_again_when_the_disk_refused():
     entry = node.hear(FIRST, proposal())
     node.check(ALL).hear(THIRD, Prepare(Round(1), Ballot(2, THIRD)))
     assert len(node.appends()) == 1
-    node.feed(NotAppended()).feed(FinalityTick(1.0))
+    node.feed(AppendRefused()).feed(FinalityTick(1.0))
     assert len(node.appends()) == 2
     assert vote_for(entry, Ballot(0, FIRST)) in node.appends()
 

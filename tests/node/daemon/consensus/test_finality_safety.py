@@ -20,7 +20,7 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
-    Live,
+    ReplayDone,
     ReportDivergence,
     RoundClosed,
 )
@@ -51,7 +51,7 @@ class Node:
         self.state, _ = finality.step(self.state, FinalityTick(now))
         for entry in list(self.ledger):
             self.replay(entry)
-        self.feed(Live())
+        self.feed(ReplayDone())
         for number, names in self.views.items():
             self.feed(RoundClosed(Round(number), names))
         self.feed(Idle(idle=True, now=now))

@@ -17,14 +17,14 @@ from atoll.node.daemon.rounds.types import (
     LeasesChanged,
     Pause,
     PayloadHeld,
-    Planned,
     PublishAck,
     PublishLease,
+    ReductionPlanned,
+    ResolveSet,
     Resume,
     RoundFinal,
     RoundTick,
-    SetKnown,
-    Settle,
+    SetResolved,
     StartTraining,
     TrainingDone,
     TrainingSaved,
@@ -251,21 +251,21 @@ def test_of_two_contributions_of_one_author_the_first_counts():
 
 def test_a_reduced_round_is_folded_when_its_set_is_known_and_again_when_it_changes():
     node = Node().ready().leases(a=0)
-    node.feed(Planned(Round(0), node.now)).train(0).seen(A, 0, held=False)
+    node.feed(ReductionPlanned(Round(0), node.now)).train(0).seen(A, 0, held=False)
     assert node.find(FetchPayload) == []
     node.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now))
-    assert node.find(Settle) == [Settle(Round(0))]
+    assert node.find(ResolveSet) == [ResolveSet(Round(0))]
     assert node.find(FoldRound) == []
     assert "reduced slices" in reason(node.state)
     names = tuple(sorted([entry_of(A, 0), entry_of(ME, 0), digest(b"reduction")]))
-    node.feed(SetKnown(Round(0), names, node.now))
+    node.feed(SetResolved(Round(0), names, node.now))
     assert node.said == [FoldRound(Round(0), names)]
     node.feed(FoldDone(Round(0), digest(b"view"), node.now))
     (ack,) = node.find(PublishAck)
     assert ack.members == names
     assert node.find(StartTraining)
     fewer = names[:2]
-    node.feed(SetKnown(Round(0), fewer, node.now))
+    node.feed(SetResolved(Round(0), fewer, node.now))
     assert node.find(FoldRound) == [], "not while it trains"
     node.train(1).seen(A, 1)
     assert FoldRound(Round(0), fewer) in node.find(FoldRound)
@@ -273,7 +273,7 @@ def test_a_reduced_round_is_folded_when_its_set_is_known_and_again_when_it_chang
 
 def test_a_plan_that_comes_after_the_round_closed_changes_nothing_here():
     node = Node().ready().leases(a=0).train(0).seen(A, 0)
-    node.feed(Planned(Round(0), node.now))
+    node.feed(ReductionPlanned(Round(0), node.now))
     assert node.said == []
     assert not node.state.reduced
 

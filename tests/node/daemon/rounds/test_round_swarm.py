@@ -25,7 +25,7 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
-    Live,
+    ReplayDone,
     ReportDivergence,
     ReportEquivocation,
     RoundClosed,
@@ -121,7 +121,7 @@ class Node:
     def go_live(self) -> None:
         self.compare(force=True)
         self.synced = True
-        self.feed_finality(Live())
+        self.feed_finality(ReplayDone())
         self.apply_finals()
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
