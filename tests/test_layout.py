@@ -59,10 +59,10 @@ SWALLOWING_HANDLERS = {
         "p2p/transports/pylibp2p/pylibp2p_host.py",
         "_supervise",
     ): "py-libp2p raises anything; the engine starts again",
-    ("p2p/transports/pylibp2p/engine.py", "_places"): "multiaddr raises a dozen kinds",
+    ("p2p/transports/pylibp2p/engine.py", "_dialable"): "multiaddr raises a dozen kinds",
     ("p2p/transports/pylibp2p/connection.py", "_inbound"): "py-libp2p raises anything; the stream ends",
     ("p2p/transports/pylibp2p/connection.py", "run"): "py-libp2p raises anything; the connection ends",
-    ("p2p/transports/pylibp2p/trio_bridge.py", "_settle"): "the future carries the error to who awaits it",
+    ("p2p/transports/pylibp2p/trio_bridge.py", "_run_work"): "the future carries the error to who awaits it",
     ("p2p/transports/memory/virtual_time.py", "run_in_executor"): "the future carries the error to who awaits it",
 }
 """Broad handlers that do not raise again. This table may only shrink."""

@@ -4,22 +4,9 @@ import asyncio
 from collections import Counter
 from typing import cast
 
+from atoll.p2p.blobs import frames
 from atoll.p2p.blobs.download import HOLDERS_AT_ONCE, Download
 from atoll.p2p.blobs.flow_window import FlowWindow
-from atoll.p2p.blobs.frames import (
-    HAVE_MAX_BYTES,
-    OFFER_OVERHEAD_BYTES,
-    Answer,
-    Ask,
-    BlobOffer,
-    BlobRefusal,
-    Cancel,
-    Chunk,
-    Have,
-    Piece,
-    Want,
-    unpack_bits,
-)
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, read_frame, write_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.system.first_failure import together
@@ -35,7 +22,7 @@ LOOK_S = 0.1
 _READ_BYTES = 64 * 1024
 _CAME_CHUNKS = 2
 """Received chunks of one holder that wait to be verified; they share one call to a thread."""
-_PIECE_MAX_BYTES = HAVE_MAX_BYTES + 64
+_PIECE_MAX_BYTES = frames.HAVE_MAX_BYTES + 64
 
 
 class NothingToOffer(Unreachable):
@@ -69,7 +56,7 @@ class HolderSession:
         at_once = self._download.at_once(self._peer)
         asked_s = self._now()
         async with asyncio.timeout(self._stall_s):
-            await self._send(Ask(self._download.blob, at_once))
+            await self._send(frames.Ask(self._download.blob, at_once))
             offer = await self._receive_offer()
         self._pace.rtt_s = self._now() - asked_s
         manifest = decode_manifest(offer.manifest, self._download.blob)
@@ -77,16 +64,18 @@ class HolderSession:
             self._join(manifest, offer, at_once)
             await together(self._receive(manifest), self._write_chunks(), self._steer())
 
-    async def _receive_offer(self) -> BlobOffer:
-        cap = OFFER_OVERHEAD_BYTES + HAVE_MAX_BYTES + manifest_cap(self._download.max_bytes)
+    async def _receive_offer(self) -> frames.BlobOffer:
+        cap = frames.OFFER_OVERHEAD_BYTES + frames.HAVE_MAX_BYTES + manifest_cap(self._download.max_bytes)
         data = await read_frame(self._stream, cap)
-        answer = codec.decode(data, cast(type[BlobOffer | BlobRefusal], Answer), max_bytes=cap)
-        if isinstance(answer, BlobOffer):
+        answer = codec.decode(
+            data, cast(type[frames.BlobOffer | frames.BlobRefusal], frames.Answer), max_bytes=cap
+        )
+        if isinstance(answer, frames.BlobOffer):
             return answer
         raise NothingToOffer("".join(letter for letter in answer.reason if letter.isprintable()))
 
-    def _join(self, manifest: BlobManifest, offer: BlobOffer, at_once: int) -> None:
-        plan, have = self._download.plan, unpack_bits(offer.have, manifest.chunks)
+    def _join(self, manifest: BlobManifest, offer: frames.BlobOffer, at_once: int) -> None:
+        plan, have = self._download.plan, frames.unpack_bits(offer.have, manifest.chunks)
         plan.join(self._peer, have, self._pace)
         for index in range(min(at_once, manifest.chunks)):
             if have >> index & 1:
@@ -105,9 +94,11 @@ class HolderSession:
     async def _receive_pieces(self, manifest: BlobManifest) -> None:
         while True:
             data = await read_frame(self._stream, _PIECE_MAX_BYTES)
-            piece = codec.decode(data, cast(type[Have | Chunk], Piece), max_bytes=_PIECE_MAX_BYTES)
-            if isinstance(piece, Have):
-                self._download.plan.add_chunks(self._peer, unpack_bits(piece.have, manifest.chunks))
+            piece = codec.decode(
+                data, cast(type[frames.Have | frames.Chunk], frames.Piece), max_bytes=_PIECE_MAX_BYTES
+            )
+            if isinstance(piece, frames.Have):
+                self._download.plan.add_chunks(self._peer, frames.unpack_bits(piece.have, manifest.chunks))
                 self._download.notify_changed()
                 continue
             if piece.index not in self._owed:
@@ -155,11 +146,11 @@ class HolderSession:
         while True:
             self._check_holder()
             for index in plan.stale(self._peer):
-                await self._request(Cancel(index))
+                await self._request(frames.Cancel(index))
             while (wish := plan.next(self._peer, self._now())) is not None:
                 plan.ask(self._peer, wish, self._now())
                 self._owed.add(wish)
-                await self._request(Want(wish))
+                await self._request(frames.Want(wish))
             await self._download.changed(LOOK_S)
 
     def _check_holder(self) -> None:
@@ -178,14 +169,14 @@ class HolderSession:
         ):
             raise NothingToOffer("has no chunk that is missing here")
 
-    async def _request(self, wish: Want | Cancel) -> None:
+    async def _request(self, wish: frames.Want | frames.Cancel) -> None:
         try:
             await self._send(wish)
         except Unreachable:
             await asyncio.sleep(self._stall_s)  # the reader sees the end, too, after the bytes sent before it
             raise
 
-    async def _send(self, message: Ask | Want | Cancel) -> None:
+    async def _send(self, message: frames.Ask | frames.Want | frames.Cancel) -> None:
         async with asyncio.timeout(self._stall_s):
             await write_frame(self._stream, codec.encode(message))
 

@@ -9,20 +9,7 @@ import logging
 from collections import Counter, deque
 from typing import cast
 
-from atoll.p2p.blobs.frames import (
-    ASK_MAX_BYTES,
-    PROTOCOL,
-    WINDOW,
-    Ask,
-    BlobOffer,
-    BlobRefusal,
-    Cancel,
-    Chunk,
-    Have,
-    Want,
-    Wish,
-    pack_bits,
-)
+from atoll.p2p.blobs import frames
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import framed, read_frame, size_prefix
 from atoll.p2p.host.interface import Host, Stream
@@ -58,7 +45,7 @@ class BlobServer:
         self.bytes_up: Counter[PeerId] = Counter()
         self.wire_bytes_up = 0
         """All bytes sent: chunks, manifests and answers with their frames."""
-        host.set_handler(PROTOCOL, self._handle)
+        host.set_handler(frames.PROTOCOL, self._handle)
 
     @property
     def serving(self) -> int:
@@ -86,7 +73,9 @@ class BlobServer:
             ask = await self._next_ask(stream)
             share = self.store.share(ask.blob)
             if is_busy or share is None:
-                await self.send(stream, framed(codec.encode(BlobRefusal("busy" if is_busy else "not here"))))
+                await self.send(
+                    stream, framed(codec.encode(frames.BlobRefusal("busy" if is_busy else "not here")))
+                )
             else:
                 await _Serve(self, stream, ask, share[0], turn).run(share[1], self._idle_s)
         except LocalFault as fault:
@@ -97,10 +86,12 @@ class BlobServer:
             if not self._serving[peer]:
                 del self._serving[peer], self._turns[peer]
 
-    async def _next_ask(self, stream: Stream) -> Ask:
+    async def _next_ask(self, stream: Stream) -> frames.Ask:
         try:
             async with asyncio.timeout(self._idle_s):
-                return codec.decode(await read_frame(stream, ASK_MAX_BYTES), Ask, max_bytes=ASK_MAX_BYTES)
+                return codec.decode(
+                    await read_frame(stream, frames.ASK_MAX_BYTES), frames.Ask, max_bytes=frames.ASK_MAX_BYTES
+                )
         except TimeoutError as error:
             raise Unreachable("the peer asks for nothing") from error
 
@@ -112,7 +103,7 @@ class _Serve:
         self,
         server: BlobServer,
         stream: Stream,
-        ask: Ask,
+        ask: frames.Ask,
         manifest: BlobManifest,
         turn: asyncio.Lock,
     ) -> None:
@@ -134,21 +125,23 @@ class _Serve:
         """Offer, then send requested chunks. Raises Unreachable when the peer ends the stream, DecodeError."""
         chunks = self._manifest.chunks
         self._offered = have
-        await self._write(BlobOffer(codec.encode(self._manifest), pack_bits(have, chunks)))
+        await self._write(frames.BlobOffer(codec.encode(self._manifest), frames.pack_bits(have, chunks)))
         self._wishes.extend(index for index in range(min(self._at_once, chunks)) if have >> index & 1)
         await together(self._receive(), self._load(), self._send(idle_s))
 
     async def _receive(self) -> None:
         while True:
-            data = await read_frame(self._stream, ASK_MAX_BYTES)
-            wish = codec.decode(data, cast(type[Want | Cancel], Wish), max_bytes=ASK_MAX_BYTES)
-            if isinstance(wish, Cancel):
+            data = await read_frame(self._stream, frames.ASK_MAX_BYTES)
+            wish = codec.decode(
+                data, cast(type[frames.Want | frames.Cancel], frames.Wish), max_bytes=frames.ASK_MAX_BYTES
+            )
+            if isinstance(wish, frames.Cancel):
                 self._cancel(wish.index)
                 continue
             if wish.index >= self._manifest.chunks or not self._offered >> wish.index & 1:
                 raise DecodeError(f"wants chunk {wish.index}, which was not offered")
-            if len(self._wishes) >= WINDOW:
-                raise DecodeError(f"more than {WINDOW} wishes at once")
+            if len(self._wishes) >= frames.WINDOW:
+                raise DecodeError(f"more than {frames.WINDOW} wishes at once")
             self._wishes.append(wish.index)
             self._cancelled.discard(wish.index)
             self._active_s = asyncio.get_running_loop().time()
@@ -195,7 +188,7 @@ class _Serve:
 
     async def _send_chunk(self, index: int, data: bytes) -> None:
         async with self._turn:
-            head = framed(codec.encode(Chunk(index)))
+            head = framed(codec.encode(frames.Chunk(index)))
             await self._server.send(self._stream, head + size_prefix(len(data)))
             await self._server.send(self._stream, data)
         self._server.bytes_up[self._stream.peer] += len(data)
@@ -209,7 +202,7 @@ class _Serve:
         share = None if self._is_whole else self._server.store.share(self._blob)
         if share is not None and share[1] & ~self._offered:
             self._offered |= share[1]
-            await self._write(Have(pack_bits(self._offered, self._manifest.chunks)))
+            await self._write(frames.Have(frames.pack_bits(self._offered, self._manifest.chunks)))
 
-    async def _write(self, message: BlobOffer | Have) -> None:
+    async def _write(self, message: frames.BlobOffer | frames.Have) -> None:
         await self._server.send(self._stream, framed(codec.encode(message)))

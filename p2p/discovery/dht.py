@@ -18,24 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.p2p.discovery.dht_pipe import (
-    FRAME_MAX_BYTES,
-    Answer,
-    ChildOptions,
-    DhtReady,
-    Find,
-    Found,
-    Store,
-    Stored,
-)
-from atoll.p2p.discovery.dht_records import (
-    RUNS_KEY,
-    VALUE_MAX_BYTES,
-    read_addresses,
-    read_runs,
-    run_key,
-    sign_record,
-)
+from atoll.p2p.discovery import dht_pipe, dht_records
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, framed
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.system.backoff import backoff_s
@@ -78,7 +61,7 @@ class Dht:
     def __init__(
         self,
         identity: Identity,
-        options: Callable[[], ChildOptions],
+        options: Callable[[], dht_pipe.ChildOptions],
         *,
         rng: random.Random,
         wall_clock: Callable[[], float] = time.time,
@@ -90,7 +73,7 @@ class Dht:
         self._clock = wall_clock
         self._wanted = Notifier()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Stored | Found]] = {}
+        self._waiting: dict[int, asyncio.Future[dht_pipe.Stored | dht_pipe.Found]] = {}
         self._process: Process | None = None
         self._ready = asyncio.Event()
         self._maddrs: tuple[str, ...] = ()
@@ -122,23 +105,23 @@ class Dht:
 
         Raises Unreachable. The caller owns the deadline.
         """
-        members = await self._find(run_key(run))
+        members = await self._find(dht_records.run_key(run))
         if self._is_spared(len(members), WANTED_RECORDS):
             return False
-        kept = await self._store(run_key(run), codec.encode(Addresses(maddrs)))
-        if run_file and len(run_file) <= VALUE_MAX_BYTES:
-            announced = await self._find(RUNS_KEY)
+        kept = await self._store(dht_records.run_key(run), codec.encode(Addresses(maddrs)))
+        if run_file and len(run_file) <= dht_records.VALUE_MAX_BYTES:
+            announced = await self._find(dht_records.RUNS_KEY)
             if sum(run_file in record for record in announced) < WANTED_RUN_RECORDS:
-                await self._store(RUNS_KEY, run_file)
+                await self._store(dht_records.RUNS_KEY, run_file)
         return kept
 
     async def find(self, run: RunId) -> list[PeerAddress]:
         """Peers that announce themselves as members of the run, unverified. Raises Unreachable."""
-        return read_addresses(await self._find(run_key(run)), run, self._clock())
+        return dht_records.read_addresses(await self._find(dht_records.run_key(run)), run, self._clock())
 
     async def runs(self) -> dict[RunId, RunSpec]:
         """Announced runs, each signed by its owner. Raises Unreachable."""
-        return read_runs(await self._find(RUNS_KEY), self._clock())
+        return dht_records.read_runs(await self._find(dht_records.RUNS_KEY), self._clock())
 
     def restart(self) -> None:
         """Restart the child, because the p2pd that it is attached to died."""
@@ -160,20 +143,20 @@ class Dht:
         return records > wanted and self._rng.random() > wanted / records
 
     async def _store(self, key: Digest, value: bytes) -> bool:
-        data = sign_record(self._identity, key, value, int(self._clock()) + TTL_S)
-        answer = await self._ask(Store(next(self._numbers), data))
-        return isinstance(answer, Stored) and answer.is_kept
+        data = dht_records.sign_record(self._identity, key, value, int(self._clock()) + TTL_S)
+        answer = await self._ask(dht_pipe.Store(next(self._numbers), data))
+        return isinstance(answer, dht_pipe.Stored) and answer.is_kept
 
     async def _find(self, key: Digest) -> tuple[bytes, ...]:
-        answer = await self._ask(Find(next(self._numbers), key))
-        return answer.records if isinstance(answer, Found) else ()
+        answer = await self._ask(dht_pipe.Find(next(self._numbers), key))
+        return answer.records if isinstance(answer, dht_pipe.Found) else ()
 
-    async def _ask(self, ask: Store | Find) -> Stored | Found:
+    async def _ask(self, ask: dht_pipe.Store | dht_pipe.Find) -> dht_pipe.Stored | dht_pipe.Found:
         await self.wait_ready()
         process = self._process
         if process is None or process.stdin is None:
             raise Unreachable("the DHT process is starting")
-        future: asyncio.Future[Stored | Found] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dht_pipe.Stored | dht_pipe.Found] = asyncio.get_running_loop().create_future()
         self._waiting[ask.id] = future
         try:
             process.stdin.write(framed(msgspec.msgpack.encode(ask)))
@@ -207,15 +190,17 @@ class Dht:
         try:
             async with asyncio.timeout(_START_S) as start:
                 while True:
-                    size = frame_size(await process.stdout.readexactly(PREFIX_BYTES), FRAME_MAX_BYTES)
-                    self._handle(msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer))
+                    size = frame_size(await process.stdout.readexactly(PREFIX_BYTES), dht_pipe.FRAME_MAX_BYTES)
+                    self._handle(
+                        msgspec.msgpack.decode(await process.stdout.readexactly(size), type=dht_pipe.Answer)
+                    )
                     start.reschedule(None)
         except (asyncio.IncompleteReadError, TimeoutError, DecodeError, msgspec.MsgspecError):
             if process.returncode is None:
                 process.kill()
 
-    def _handle(self, answer: DhtReady | Stored | Found) -> None:
-        if isinstance(answer, DhtReady):
+    def _handle(self, answer: dht_pipe.DhtReady | dht_pipe.Stored | dht_pipe.Found) -> None:
+        if isinstance(answer, dht_pipe.DhtReady):
             self._maddrs = answer.maddrs
             self._ready.set()
         elif (future := self._waiting.get(answer.id)) is not None and not future.done():
@@ -241,7 +226,7 @@ class Dht:
         await process.wait()
 
 
-async def _spawn(options: ChildOptions) -> Process:
+async def _spawn(options: dht_pipe.ChildOptions) -> Process:
     command = (sys.executable, "-m", "atoll.p2p.discovery.dht_child", msgspec.json.encode(options).decode())
     try:
         return await asyncio.create_subprocess_exec(

@@ -23,25 +23,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils import timed_storage
 from hivemind.utils.multiaddr import Multiaddr
 
-from atoll.p2p.discovery.dht_pipe import (
-    FRAME_MAX_BYTES,
-    Answer,
-    Ask,
-    ChildOptions,
-    DhtReady,
-    Find,
-    Found,
-    Store,
-    Stored,
-)
-from atoll.p2p.discovery.dht_records import (
-    CLOCK_SKEW_S,
-    MAX_TTL_S,
-    RECORD_MAX_BYTES,
-    RECORDS_PER_KEY,
-    decode_record,
-)
-from atoll.p2p.discovery.dht_records import DhtRecord as Record
+from atoll.p2p.discovery import dht_pipe, dht_records
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, framed
 from atoll.protocols.errors import PeerFault
 
@@ -61,7 +43,9 @@ class Validator(RecordValidatorBase):  # type: ignore[misc]
         """Whether a record from a peer is legal. Raises nothing."""
         try:
             subkey = _plain(record.subkey, str, 64)
-            ours = decode_record(_plain(record.value, bytes, RECORD_MAX_BYTES + 8), time.time())
+            ours = dht_records.decode_record(
+                _plain(record.value, bytes, dht_records.RECORD_MAX_BYTES + 8), time.time()
+            )
         except (PeerFault, msgspec.MsgspecError, UnicodeError):
             return False
         key_id = DHTID.generate(source=ours.key)
@@ -76,7 +60,7 @@ class Validator(RecordValidatorBase):  # type: ignore[misc]
         kept = self.node.protocol.storage.get(key_id) if self.node else None
         if kept is None or not isinstance(kept.value, DictionaryDHTValue):
             return True
-        return subkey in kept.value.data or len(kept.value.data) < RECORDS_PER_KEY
+        return subkey in kept.value.data or len(kept.value.data) < dht_records.RECORDS_PER_KEY
 
 
 def store_fixed(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
@@ -85,7 +69,7 @@ def store_fixed(self: Any, key: Any, value: Any, expiration_time: float) -> bool
     hivemind's own method pushes the refused value's expiry and then deletes the newer value at that time.
     """
     now = timed_storage.get_dht_time()
-    if not now <= expiration_time <= now + MAX_TTL_S + CLOCK_SKEW_S and not self.frozen:
+    if not now <= expiration_time <= now + dht_records.MAX_TTL_S + dht_records.CLOCK_SKEW_S and not self.frozen:
         return False
     if key in self.data and self.data[key].expiration_time >= expiration_time:
         return False
@@ -99,7 +83,7 @@ def store_fixed(self: Any, key: Any, value: Any, expiration_time: float) -> bool
 class Child:
     """One DHTNode, and the pipe to the daemon."""
 
-    def __init__(self, options: ChildOptions, out: int) -> None:
+    def __init__(self, options: dht_pipe.ChildOptions, out: int) -> None:
         self._options = options
         self._out = out
         self._slots = asyncio.Semaphore(_ASKS_AT_ONCE)
@@ -113,7 +97,7 @@ class Child:
                 p2p=p2p, record_validator=validator, cache_size=_KEYS_KEPT, cache_nearest=0
             )
             node.protocol.storage.maxsize = _KEYS_KEPT
-            self._send(DhtReady(tuple(map(str, await p2p.get_visible_maddrs()))))
+            self._send(dht_pipe.DhtReady(tuple(map(str, await p2p.get_visible_maddrs()))))
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._watch(p2p)), group.create_task(self._join_often(p2p, node))]
                 await self._serve(node, group)
@@ -130,21 +114,23 @@ class Child:
         return await P2P.create(host_maddrs=list(self._options.listen), nat_port_map=False, auto_nat=False)
 
     async def _serve(self, node: DHTNode, group: asyncio.TaskGroup) -> None:
-        reader = asyncio.StreamReader(limit=FRAME_MAX_BYTES)
+        reader = asyncio.StreamReader(limit=dht_pipe.FRAME_MAX_BYTES)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         with contextlib.closing(transport), contextlib.suppress(asyncio.IncompleteReadError):
             while True:
-                size = frame_size(await reader.readexactly(PREFIX_BYTES), FRAME_MAX_BYTES)
-                ask: Store | Find = msgspec.msgpack.decode(await reader.readexactly(size), type=Ask)
+                size = frame_size(await reader.readexactly(PREFIX_BYTES), dht_pipe.FRAME_MAX_BYTES)
+                ask: dht_pipe.Store | dht_pipe.Find = msgspec.msgpack.decode(
+                    await reader.readexactly(size), type=dht_pipe.Ask
+                )
                 await self._slots.acquire()
                 group.create_task(self._answer(node, ask)).add_done_callback(lambda _: self._slots.release())
 
-    async def _answer(self, node: DHTNode, ask: Store | Find) -> None:
-        if isinstance(ask, Store):
-            self._send(Stored(ask.id, await _store(node, ask.record)))
+    async def _answer(self, node: DHTNode, ask: dht_pipe.Store | dht_pipe.Find) -> None:
+        if isinstance(ask, dht_pipe.Store):
+            self._send(dht_pipe.Stored(ask.id, await _store(node, ask.record)))
         else:
-            self._send(Found(ask.id, await _find(node, ask.key)))
+            self._send(dht_pipe.Found(ask.id, await _find(node, ask.key)))
 
     async def _watch(self, p2p: P2P) -> None:
         """End the process when p2pd does not answer: hivemind itself would hang."""
@@ -167,14 +153,14 @@ class Child:
             pause_s = min(60.0, pause_s * 2) if peers else 1.0
             await asyncio.sleep(pause_s)
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: dht_pipe.Answer) -> None:
         view = memoryview(framed(msgspec.msgpack.encode(answer)))
         while view:
             view = view[os.write(self._out, view) :]
 
 
 async def _store(node: DHTNode, data: bytes) -> bool:
-    record: Record = decode_record(data, time.time())
+    record: dht_records.DhtRecord = dht_records.decode_record(data, time.time())
     kept = await node.store(record.key, data, expiration_time=record.expires_s, subkey=str(record.author))
     return bool(kept)
 
@@ -184,7 +170,7 @@ async def _find(node: DHTNode, key: bytes) -> tuple[bytes, ...]:
     if found is None or not isinstance(found.value, dict):
         return ()
     values = [item.value for item in found.value.values()]
-    return tuple(value for value in values if isinstance(value, bytes))[:RECORDS_PER_KEY]
+    return tuple(value for value in values if isinstance(value, bytes))[: dht_records.RECORDS_PER_KEY]
 
 
 def _plain(data: bytes, kind: type[Any], max_bytes: int) -> Any:
@@ -196,7 +182,7 @@ def _plain(data: bytes, kind: type[Any], max_bytes: int) -> Any:
 
 def main() -> None:
     """Entry point of the DHT process; its options are one JSON argument."""
-    options = msgspec.json.decode(sys.argv[1], type=ChildOptions)
+    options = msgspec.json.decode(sys.argv[1], type=dht_pipe.ChildOptions)
     # Libraries print; stdout carries frames only.
     out = os.dup(1)
     os.dup2(2, 1)

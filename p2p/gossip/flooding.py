@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from atoll.p2p.limits.token_bucket import Bucket
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.ids import PeerId, digest
 
@@ -23,25 +24,6 @@ _HEADER_BYTES = 8
 _ID_BYTES = 16
 
 AcceptMessage = Callable[[PeerId, bytes], bool]
-
-
-@dataclass(slots=True)
-class TokenBucket:
-    """A token bucket: `rate_per_s` tokens per second, at most `burst` saved up."""
-
-    rate_per_s: float
-    burst: float
-    level: float
-    at: float
-
-    def take(self, now: float, cost: float = 1.0) -> bool:
-        """Spend `cost` tokens; False, and nothing is spent, if there are fewer."""
-        self.level = min(self.burst, self.level + (now - self.at) * self.rate_per_s)
-        self.at = now
-        if self.level < cost:
-            return False
-        self.level -= cost
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +55,7 @@ class Gossip:
         self._rng = rng
         self._fanout = fanout
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._buckets: dict[PeerId, TokenBucket] = {}
+        self._buckets: dict[PeerId, Bucket] = {}
         self._published = 0
         self._received = 0
         self._duplicates = 0
@@ -109,7 +91,7 @@ class Gossip:
         )
 
     def _receive(self, topic: str, accept: AcceptMessage, sender: PeerId, data: bytes) -> None:
-        if not self._bucket(sender).take(self._now()):
+        if not self._bucket(sender).take(1, self._now()):
             self._over_rate += 1
             return
         self._received += 1
@@ -133,10 +115,10 @@ class Gossip:
             self._seen.popitem(last=False)
         return True
 
-    def _bucket(self, peer: PeerId) -> TokenBucket:
+    def _bucket(self, peer: PeerId) -> Bucket:
         bucket = self._buckets.get(peer)
         if bucket is None:
-            bucket = TokenBucket(MESSAGES_PER_S, MESSAGES_BURST, MESSAGES_BURST, self._now())
+            bucket = Bucket(MESSAGES_PER_S, MESSAGES_BURST, self._now())
             self._buckets[peer] = bucket
         return bucket
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from atoll.p2p.host.framing import read_frame
@@ -106,7 +107,7 @@ class CallServer:
                     task = group.create_task(self._answer(stream.peer, frame, outbox))
                     tasks.add(task)
                     running[frame.id] = task
-                    task.add_done_callback(_Done(tasks, running, frame.id, guest.slots))
+                    task.add_done_callback(partial(_finish, tasks, running, frame.id, guest.slots))
             except AtollError as error:
                 failure = error
             finally:
@@ -148,25 +149,15 @@ class CallServer:
             outbox.put(frames.failure(frame.id, error, message))
 
 
-class _Done:
-    """Clean-up after one answer, as a done-callback of its task."""
-
-    __slots__ = ("number", "running", "slots", "tasks")
-
-    def __init__(
-        self,
-        tasks: set[asyncio.Task[None]],
-        running: dict[int, asyncio.Task[None]],
-        number: int,
-        slots: asyncio.Semaphore,
-    ) -> None:
-        self.tasks = tasks
-        self.running = running
-        self.number = number
-        self.slots = slots
-
-    def __call__(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if self.running.get(self.number) is task:
-            del self.running[self.number]
-        self.slots.release()
+def _finish(
+    tasks: set[asyncio.Task[None]],
+    running: dict[int, asyncio.Task[None]],
+    number: int,
+    slots: asyncio.Semaphore,
+    task: asyncio.Task[None],
+) -> None:
+    """Clean up after the answer to request `number`, as a done-callback of its task."""
+    tasks.discard(task)
+    if running.get(number) is task:
+        del running[number]
+    slots.release()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.membership.register_sync import RegisterSync
@@ -23,33 +24,27 @@ _RETRIES = 3
 """Number of quick retries with a peer whose exchange failed; then it waits for its random turn."""
 
 
+@dataclass(kw_only=True, eq=False)
 class AntiEntropy:
     """Exchanges registers and ledger entries with queued peers, at most once at a time with each."""
 
-    def __init__(
-        self,
-        *,
-        ledger: LedgerSync,
-        registers: RegisterSync,
-        neighbours: Callable[[], Collection[PeerId]],
-        rng: random.Random,
-        on_fault: Callable[[PeerId, PeerFault], None],
-        on_local_fault: Callable[[LocalFault], None],
-    ) -> None:
-        self._ledger = ledger
-        self._registers = registers
-        self._neighbours = neighbours
-        self._rng = rng
-        self._on_fault = on_fault
-        self._on_local_fault = on_local_fault
+    ledger: LedgerSync
+    registers: RegisterSync
+    neighbours: Callable[[], Collection[PeerId]]
+    rng: random.Random
+    on_fault: Callable[[PeerId, PeerFault], None]
+    on_local_fault: Callable[[LocalFault], None]
+
+    def __post_init__(self) -> None:
         self._queue: dict[PeerId, None] = {}
         self._failed: dict[PeerId, int] = {}
+        """Number of failed exchanges in a row, by peer."""
         self._busy: set[PeerId] = set()
+        self._exchanged: set[PeerId] = set()
         self._wake = Notifier()
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.synced = asyncio.Event()
         """Set after the first whole exchange with any peer."""
-        self._exchanged: set[PeerId] = set()
 
     async def serve(self) -> None:
         """Exchange with queued peers until cancelled."""
@@ -73,7 +68,7 @@ class AntiEntropy:
 
         Neighbours that do not answer, or break the protocol, do not count.
         """
-        neighbours = set(self._neighbours())
+        neighbours = set(self.neighbours())
         asked = {peer for peer in neighbours if self._failed.get(peer, 0) <= _RETRIES}
         return bool(neighbours & self._exchanged) and asked <= self._exchanged
 
@@ -84,8 +79,8 @@ class AntiEntropy:
     async def _exchange(self, peer: PeerId) -> None:
         try:
             async with asyncio.timeout(EXCHANGE_S):
-                await self._registers.pull(peer)
-                await self._ledger.exchange(peer)
+                await self.registers.pull(peer)
+                await self.ledger.exchange(peer)
             self._failed.pop(peer, None)
             self.synced.set()
             self._exchanged.add(peer)
@@ -93,10 +88,10 @@ class AntiEntropy:
             log.debug("exchange with %s failed: %s", short(peer), error)
             self._failed[peer] = self._failed.get(peer, 0) + 1
         except PeerFault as fault:
-            self._on_fault(peer, fault)
+            self.on_fault(peer, fault)
             self._failed[peer] = _RETRIES + 1  # no quick retry, and `is_caught_up` does not wait for it
         except LocalFault as fault:
-            self._on_local_fault(fault)
+            self.on_local_fault(fault)
             await asyncio.sleep(_PAUSE_S)
         finally:
             self._slots.release()
@@ -108,12 +103,12 @@ class AntiEntropy:
         loop = asyncio.get_running_loop()
         turn = loop.time()
         while True:
-            await asyncio.sleep(_PAUSE_S * self._rng.uniform(0.5, 1.5))
-            neighbours = sorted(self._neighbours())
+            await asyncio.sleep(_PAUSE_S * self.rng.uniform(0.5, 1.5))
+            neighbours = sorted(self.neighbours())
             self._failed = {peer: tries for peer, tries in self._failed.items() if peer in neighbours}
             self._exchanged &= {*neighbours}  # a peer that comes back may have more by then
             for peer in [peer for peer, tries in self._failed.items() if tries <= _RETRIES]:
                 self.ask(peer)
             if neighbours and loop.time() >= turn:
-                turn = loop.time() + EVERY_S * self._rng.uniform(0.5, 1.5)
-                self.ask(self._rng.choice(neighbours))
+                turn = loop.time() + EVERY_S * self.rng.uniform(0.5, 1.5)
+                self.ask(self.rng.choice(neighbours))

@@ -56,33 +56,25 @@ class PeerView:
     last_error: str
 
 
+@dataclass(kw_only=True, eq=False)
 class PeerConnections:
     """Connected peers of one swarm member."""
 
-    def __init__(
-        self,
-        *,
-        host: Host,
-        discovery: Discovery,
-        reputations: ReputationTable,
-        calls: Calls,
-        now: Callable[[], float],
-        on_fault: Callable[[PeerId, PeerFault], None],
-        on_connected: Callable[[PeerId], None],
-        on_lost: Callable[[PeerId], None],
-        on_host_restarted: Callable[[], None],
-    ) -> None:
-        self._host = host
-        self._discovery = discovery
-        self._reputations = reputations
-        self._now = now
-        self._on_connected = on_connected
-        self._on_lost = on_lost
-        self._on_host_restarted = on_host_restarted
+    host: Host
+    discovery: Discovery
+    reputations: ReputationTable
+    calls: Calls
+    now: Callable[[], float]
+    on_fault: Callable[[PeerId, PeerFault], None]
+    on_connected: Callable[[PeerId], None]
+    on_lost: Callable[[PeerId], None]
+    on_host_restarted: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._live: dict[PeerId, Connection | None] = {}
         """Connected peers; None until the first poll has seen the connection's path."""
         self._group: asyncio.TaskGroup | None = None
-        self._liveness = LivenessMonitor(calls, self.neighbours, now, on_fault, self._on_silent)
+        self._liveness = LivenessMonitor(self.calls, self.neighbours, self.now, self.on_fault, self._on_silent)
 
     @property
     def is_alone(self) -> bool:
@@ -91,7 +83,7 @@ class PeerConnections:
 
     def neighbours(self) -> list[PeerId]:
         """Connected peers that are not banned."""
-        return [peer for peer in self._live if not self._reputations.is_banned(peer)]
+        return [peer for peer in self._live if not self.reputations.is_banned(peer)]
 
     async def serve(self, events: AsyncIterator[HostEvent]) -> None:
         """Follow the host's events and poll its connections until cancelled."""
@@ -106,7 +98,7 @@ class PeerConnections:
 
     async def routes(self) -> dict[PeerId, Route]:
         """How each connected peer is reached now. Raises Unreachable."""
-        return {connection.peer: connection.path for connection in await self._host.connections()}
+        return {connection.peer: connection.path for connection in await self.host.connections()}
 
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a connection to `peer` is known."""
@@ -114,23 +106,23 @@ class PeerConnections:
 
     async def dial(self, peer: PeerId) -> None:
         """Dial a known peer within CONNECT_S. A failed dial raises nothing: the next request to the peer fails."""
-        known = self._discovery.book.get(peer)
+        known = self.discovery.book.get(peer)
         if known is None or not known.maddrs:
             return
         try:
             async with asyncio.timeout(CONNECT_S):
-                await self._host.connect(known.address)
+                await self.host.connect(known.address)
         except (Unreachable, TimeoutError) as error:
             log.debug("%s: %s", short(peer), error)
 
     def views(self, blob_bytes: Callable[[PeerId], tuple[int, int]]) -> list[PeerView]:
         """All known peers, connected ones first. `blob_bytes`: chunk bytes sent to and received from a peer."""
-        reachable = (known.peer for known in self._discovery.book.all() if known.maddrs)
+        reachable = (known.peer for known in self.discovery.book.all() if known.maddrs)
         return [self._view(peer, *blob_bytes(peer)) for peer in dict.fromkeys((*self._live, *reachable))]
 
     def _view(self, peer: PeerId, bytes_up: int, bytes_down: int) -> PeerView:
-        known, connection = self._discovery.book.get(peer), self._live.get(peer)
-        reputation = self._reputations.get(peer)
+        known, connection = self.discovery.book.get(peer), self._live.get(peer)
+        reputation = self.reputations.get(peer)
         best = known.address.maddrs[:1] if known else ()
         seen = known.last_seen if known else None
         is_connected = peer in self._live
@@ -140,7 +132,7 @@ class PeerConnections:
             path=str(connection.path) if connection else "",
             maddr=connection.maddr if connection else "".join(best),
             sources=tuple(sorted(set(known.maddrs.values()))) if known else (),
-            seen_s_ago=0.0 if is_connected else None if seen is None else self._now() - seen,
+            seen_s_ago=0.0 if is_connected else None if seen is None else self.now() - seen,
             rtt_s=self._liveness.rtt_s.get(peer),
             blob_bytes_up=bytes_up,
             blob_bytes_down=bytes_down,
@@ -151,22 +143,22 @@ class PeerConnections:
     async def _follow(self, events: AsyncIterator[HostEvent]) -> None:
         async for event in events:
             match event:
-                case PeerConnected(peer) if self._reputations.is_banned(peer):
+                case PeerConnected(peer) if self.reputations.is_banned(peer):
                     await self._disconnect_banned(peer)
                 case PeerConnected(peer):
                     self._add(peer)
                 case PeerDisconnected(peer):
                     self._remove(peer)
                 case HostRestarted():
-                    self._on_host_restarted()
+                    self.on_host_restarted()
 
     async def _poll(self) -> None:
         while True:
-            live = {connection.peer: connection for connection in await self._host.connections()}
+            live = {connection.peer: connection for connection in await self.host.connections()}
             for peer in [peer for peer in self._live if peer not in live]:
                 self._remove(peer)
             for peer, connection in live.items():
-                if self._reputations.is_banned(peer):
+                if self.reputations.is_banned(peer):
                     await self._disconnect_banned(peer)
                 else:
                     self._add(peer)
@@ -176,21 +168,21 @@ class PeerConnections:
     def _add(self, peer: PeerId) -> None:
         if peer not in self._live:
             self._live[peer] = None
-            self._discovery.on_connected(peer)
-            self._on_connected(peer)
+            self.discovery.on_connected(peer)
+            self.on_connected(peer)
 
     def _remove(self, peer: PeerId) -> None:
         if peer in self._live:
             del self._live[peer]
             self._liveness.forget(peer)
-            self._discovery.on_disconnected(peer)
-            self._on_lost(peer)
+            self.discovery.on_disconnected(peer)
+            self.on_lost(peer)
 
     async def _disconnect_banned(self, peer: PeerId) -> None:
-        reputation = self._reputations.get(peer)
+        reputation = self.reputations.get(peer)
         self._remove(peer)
         await self._disconnect(peer)
-        self._discovery.book.ban(peer, reputation.last, reputation.banned_until)
+        self.discovery.book.ban(peer, reputation.last, reputation.banned_until)
 
     def _on_silent(self, peer: PeerId) -> None:
         if self._group is not None:
@@ -202,6 +194,6 @@ class PeerConnections:
 
     async def _disconnect(self, peer: PeerId) -> None:
         try:
-            await self._host.disconnect(peer)
+            await self.host.disconnect(peer)
         except Unreachable as error:
             log.debug("%s: %s", short(peer), error)

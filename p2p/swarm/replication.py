@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from atoll.p2p.gossip.flooding import Gossip
 from atoll.p2p.ledger.store import Equivocation, Ledger
@@ -25,44 +26,36 @@ _FORWARDED_MAX = 64
 """News of one exchange that are forwarded by gossip, at most; a newcomer's first download is not forwarded."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Replication:
     """One node's copy of the run's ledger and registers, kept equal with its neighbours' copies."""
 
-    def __init__(
-        self,
-        *,
-        identity: Identity,
-        ledger: Ledger,
-        registers: RegisterStore,
-        calls: Calls,
-        neighbours: Callable[[], Collection[PeerId]],
-        now: Callable[[], float],
-        rng: random.Random,
-        on_fault: Callable[[PeerId, PeerFault], None],
-        on_addresses: Callable[[PeerId, Addresses], None],
-        on_change: Callable[[], None],
-    ) -> None:
-        """`on_change()` runs after every change of ledger, registers, `refusals` and `local_fault`."""
-        self._identity = identity
-        self._ledger = ledger
-        self._registers = registers
-        self._now = now
-        self._on_fault = on_fault
-        self._on_addresses = on_addresses
-        self._on_change = on_change
+    identity: Identity
+    ledger: Ledger
+    registers: RegisterStore
+    calls: Calls
+    neighbours: Callable[[], Collection[PeerId]]
+    now: Callable[[], float]
+    rng: random.Random
+    on_fault: Callable[[PeerId, PeerFault], None]
+    on_addresses: Callable[[PeerId, Addresses], None]
+    on_change: Callable[[], None]
+    """Runs after every change of ledger, registers, `refusals` and `local_fault`."""
+
+    def __post_init__(self) -> None:
         self.local_fault: LocalFault | None = None
         """Newest failure to store what peers sent; None when the last attempt succeeded."""
         self.refusals: dict[PeerId, str] = {}
         """Connected peers that do not admit us, each with its reason."""
-        self._gossip = Gossip(calls, neighbours, now, rng)
+        self._gossip = Gossip(self.calls, self.neighbours, self.now, self.rng)
         self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
         self.anti_entropy = AntiEntropy(
-            ledger=LedgerSync(ledger, calls, self._on_fresh, on_fault, self._on_refused),
-            registers=RegisterSync(registers, calls, now, self._on_pulled),
-            neighbours=neighbours,
-            rng=rng,
-            on_fault=on_fault,
+            ledger=LedgerSync(self.ledger, self.calls, self._on_fresh, self.on_fault, self._on_refused),
+            registers=RegisterSync(self.registers, self.calls, self.now, self._on_pulled),
+            neighbours=self.neighbours,
+            rng=self.rng,
+            on_fault=self.on_fault,
             on_local_fault=self._on_local_fault,
         )
 
@@ -72,20 +65,20 @@ class Replication:
             group.create_task(self.anti_entropy.serve())
             while True:
                 await asyncio.sleep(_TICK_S)
-                if self._registers.drop_expired(self._now()):
-                    self._on_change()
+                if self.registers.drop_expired(self.now()):
+                    self.on_change()
 
     def publish(self, body: Body) -> Entry:
         """Append to our feed, durably, and send the entry to everyone. Raises as `Ledger.append`."""
-        entry = self._ledger.append(self._identity, body)
+        entry = self.ledger.append(self.identity, body)
         self._gossip.publish("entry", encode_entry(entry))
-        self._on_change()
+        self.on_change()
         return entry
 
     def publish_register(self, value: Value, ttl_s: float) -> None:
         """Publish our register of this type; it expires after `ttl_s` seconds unless it is published again."""
-        self._gossip.publish("register", self._registers.publish(value, ttl_s, self._now()))
-        self._on_change()
+        self._gossip.publish("register", self.registers.publish(value, ttl_s, self.now()))
+        self.on_change()
 
     def forget(self, peer: PeerId) -> None:
         """Drop what belongs to the connection with `peer`, which is lost."""
@@ -93,9 +86,9 @@ class Replication:
         self._gossip.forget(peer)
 
     def _on_entry(self, sender: PeerId, data: bytes) -> bool:
-        entry = decode_entry(data, self._ledger.run)
+        entry = decode_entry(data, self.ledger.run)
         try:
-            done = self._ledger.insert_all([entry], sender)
+            done = self.ledger.insert_all([entry], sender)
         except LocalFault as fault:
             self._on_local_fault(fault)
             return False
@@ -105,11 +98,11 @@ class Replication:
             self.anti_entropy.ask(sender)
         if done.fresh:
             self.local_fault = None
-            self._on_change()
+            self.on_change()
         return bool(done.fresh or done.forks)
 
     def _on_fork(self, sender: PeerId, fork: Equivocation) -> None:
-        self._on_fault(fork.author, fork)
+        self.on_fault(fork.author, fork)
         # The proof travels by exchange; the sender is the one who may not have it.
         self.anti_entropy.ask(sender)
 
@@ -118,10 +111,10 @@ class Replication:
         if len(entries) <= _FORWARDED_MAX:
             for entry in entries:
                 self._gossip.publish("entry", encode_entry(entry))
-        self._on_change()
+        self.on_change()
 
     def _on_register(self, sender: PeerId, data: bytes) -> bool:
-        is_news = self._registers.merge(data, self._now())
+        is_news = self.registers.merge(data, self.now())
         if is_news:
             self._on_register_news()
         return is_news
@@ -133,19 +126,19 @@ class Replication:
         self._on_register_news()
 
     def _on_register_news(self) -> None:
-        for author, value in self._registers.drain_news():
+        for author, value in self.registers.drain_news():
             if isinstance(value, Addresses):
-                self._on_addresses(author, value)
-        self._on_change()
+                self.on_addresses(author, value)
+        self.on_change()
 
     def _on_refused(self, peer: PeerId, reason: str) -> None:
         if reason not in self.refusals.values():
             log.warning("peer %s stores nothing of ours: %s", short(peer), reason)
         self.refusals[peer] = reason
-        self._on_change()
+        self.on_change()
 
     def _on_local_fault(self, fault: LocalFault) -> None:
         if self.local_fault is None:
             log.warning("what peers sent was not stored: %s", fault.line())
         self.local_fault = fault
-        self._on_change()
+        self.on_change()

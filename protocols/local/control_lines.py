@@ -6,19 +6,7 @@ import msgspec
 
 from atoll.protocols import errors
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.local.control_messages import (
-    MAX_LINES,
-    MAX_ROUNDS,
-    Answer,
-    Ask,
-    CommandRefused,
-    ControlReply,
-    ControlRequest,
-    GetLogs,
-    GetRounds,
-    PauseNode,
-    Watch,
-)
+from atoll.protocols.local import control_messages
 from atoll.protocols.wires import CONTROL
 
 REQUEST_MAX_BYTES = 64 * 1024
@@ -32,48 +20,48 @@ class _Version(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _version = msgspec.json.Decoder(_Version)
-_requests = msgspec.json.Decoder(ControlRequest)
-_replies = msgspec.json.Decoder(ControlReply)
+_requests = msgspec.json.Decoder(control_messages.ControlRequest)
+_replies = msgspec.json.Decoder(control_messages.ControlReply)
 
 
-def encode_ask(ask: Ask) -> bytes:
+def encode_ask(ask: control_messages.Ask) -> bytes:
     """One line for the daemon."""
-    return _encoder.encode(ControlRequest(CONTROL.newest, ask)) + b"\n"
+    return _encoder.encode(control_messages.ControlRequest(CONTROL.newest, ask)) + b"\n"
 
 
-def encode_answer(answer: Answer) -> bytes:
+def encode_answer(answer: control_messages.Answer) -> bytes:
     """One line for the operator. Non-finite numbers become null."""
-    return _encoder.encode(ControlReply(CONTROL.newest, answer)) + b"\n"
+    return _encoder.encode(control_messages.ControlReply(CONTROL.newest, answer)) + b"\n"
 
 
-def decode_ask(line: bytes) -> Ask:
+def decode_ask(line: bytes) -> control_messages.Ask:
     """The ask on a line, with its numbers in range. Raises DecodeError."""
-    request: ControlRequest = _decode(_requests, line, REQUEST_MAX_BYTES)
+    request: control_messages.ControlRequest = _decode(_requests, line, REQUEST_MAX_BYTES)
     ask = request.ask
     match ask:
-        case Watch():
+        case control_messages.Watch():
             _within("interval_s", ask.interval_s, 0.05, 3600)
-        case GetRounds():
-            _within("last", ask.last, 1, MAX_ROUNDS)
-        case GetLogs():
-            _within("tail", ask.tail, 0, MAX_LINES)
-        case PauseNode() if not (len(ask.reason) <= 200 and ask.reason.isprintable()):
+        case control_messages.GetRounds():
+            _within("last", ask.last, 1, control_messages.MAX_ROUNDS)
+        case control_messages.GetLogs():
+            _within("tail", ask.tail, 0, control_messages.MAX_LINES)
+        case control_messages.PauseNode() if not (len(ask.reason) <= 200 and ask.reason.isprintable()):
             raise DecodeError("reason must have at most 200 printable characters")
     return ask
 
 
-def decode_answer(line: bytes) -> Answer:
+def decode_answer(line: bytes) -> control_messages.Answer:
     """The answer on a line. Raises DecodeError."""
-    reply: ControlReply = _decode(_replies, line, REPLY_MAX_BYTES)
+    reply: control_messages.ControlReply = _decode(_replies, line, REPLY_MAX_BYTES)
     return reply.answer
 
 
-def refusal(error: errors.AtollError) -> CommandRefused:
+def refusal(error: errors.AtollError) -> control_messages.CommandRefused:
     """The answer that carries an error to the operator."""
-    return CommandRefused(type(error).__name__, str(error), error.hint)
+    return control_messages.CommandRefused(type(error).__name__, str(error), error.hint)
 
 
-def fault_of(refused: CommandRefused) -> errors.AtollError:
+def fault_of(refused: control_messages.CommandRefused) -> errors.AtollError:
     """The error that the daemon meant; LocalFault where this side does not know its name."""
     kind = getattr(errors, refused.fault, errors.LocalFault)
     if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):

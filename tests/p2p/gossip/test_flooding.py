@@ -7,8 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.gossip.flooding import MESSAGES_BURST, SEEN_IDS, Gossip, TokenBucket, choose_peers
+from atoll.p2p.gossip.flooding import MESSAGES_BURST, SEEN_IDS, Gossip, choose_peers
 from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.limits.token_bucket import Bucket
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -153,8 +154,8 @@ def test_the_chosen_are_distinct_neighbours_but_the_sender(
 
 @given(st.lists(st.floats(0, 10), max_size=200))
 def test_a_bucket_never_gives_more_than_its_rate_and_burst(pauses: list[float]) -> None:
-    bucket, now, taken = TokenBucket(2.0, 5.0, 5.0, 0.0), 0.0, 0
+    bucket, now, taken = Bucket(2.0, 5.0, 0.0), 0.0, 0
     for pause in pauses:
         now += pause
-        taken += bucket.take(now)
+        taken += bucket.take(1, now)
     assert taken <= 5 + 2 * now + 1e-6
