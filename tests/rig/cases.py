@@ -17,7 +17,7 @@ from tests.rig.tables import Row
 
 
 def groups(attempts: int) -> dict[str, Callable[[], Sequence[Row]]]:
-    """Cases by name."""
+    """Return the cases by name."""
     return {
         "punch": lambda: [punch_cases.punched(attempts)],
         "relay": lambda: [punch_cases.relayed(nat, attempts) for nat in (Nat.SYMMETRIC, Nat.NOUDP)],

@@ -7,6 +7,6 @@ from atoll_lab.capability import missing
 
 @pytest.fixture(scope="session")
 def lab_possible() -> None:
-    """Skips, never passes, where the lab cannot run."""
+    """Skip, and never pass, where the lab cannot run."""
     if (lack := missing()) is not None:
         pytest.skip(lack)

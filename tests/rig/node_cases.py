@@ -24,7 +24,7 @@ BAR_S = 15.0
 
 
 class Town:
-    """The nodes, all in one run."""
+    """The nodes of one case, all in one run."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
@@ -37,7 +37,7 @@ class Town:
         return self.nodes[name]
 
     def start(self) -> None:
-        """Public nodes first; every home knows only `seed`."""
+        """Start the nodes, public ones first; every home knows only `seed`."""
         seed = self["seed"]
         flags = [part for change in RUN for part in ("--set", change)]
         seed.atoll("run", "new", "town", "--preset", "tiny", "--seed", "1", *flags, "--data", "synthetic:markov")
@@ -51,27 +51,27 @@ class Town:
             self.known_s[name] = time.monotonic() - began
 
     def reach(self, name: str) -> str:
-        """What a node says of itself."""
+        """Return a node's own reachability."""
         return str(self[name].status().get("reachability", "unknown"))
 
     def path(self, a: str, b: str) -> str:
-        """How two are connected; empty unless both say so."""
+        """Return how two nodes are connected; empty unless both report it."""
         there, back = self[a].path_to(self[b]), self[b].path_to(self[a])
         return there if there and back else ""
 
     def works(self, a: str, b: str) -> bool:
-        """Both are connected and hear each other's pings."""
-        return bool(self.path(a, b)) and self[a].hears(self[b]) and self[b].hears(self[a])
+        """Whether two nodes are connected and answer each other's pings."""
+        return bool(self.path(a, b)) and self[a].answers_ping(self[b]) and self[b].answers_ping(self[a])
 
     def missing(self, author: str, witness: str, since: int) -> int:
-        """Rounds after `since` that the witness closed without the author's work."""
+        """Return the rounds after `since` that the witness closed without the author's work."""
         rows = [row for row in self[witness].rounds() if row["round"] > since and row["final"]]
         return sum(1 for row in rows if self[author].peer not in row["contributors"])
 
 
 @contextmanager
 def town() -> Iterator[Town]:
-    """In a lab of its own, all nodes up and training."""
+    """Yield a town in a lab of its own, with all nodes training."""
     kinds = {"home1": Nat.CONE, "home2": Nat.SYMMETRIC, "home3": Nat.CONE}
     hosts = {"seed": Public(LINK), "other": Public(LINK), **{n: Home(k, LINK) for n, k in kinds.items()}}
     with tempfile.TemporaryDirectory(prefix="atoll-rig-") as folder, Lab(LabSpec(hosts)) as lab:
@@ -81,7 +81,7 @@ def town() -> Iterator[Town]:
 
 
 def meet(t: Town) -> list[Row]:
-    """All know each other over the paths that they should have."""
+    """Wait until all nodes are connected over the paths that they should have."""
     wanted = {("home1", "home3"): "punched", ("home1", "home2"): "relayed", ("home2", "home3"): "relayed"}
     rows = []
     for (a, b), path in wanted.items():
@@ -96,7 +96,7 @@ def meet(t: Town) -> list[Row]:
 
 
 def after(t: Town, pair: tuple[str, str], hurt: Callable[[], object]) -> tuple[float, int]:
-    """Seconds until the pair works again, and rounds without home1's work."""
+    """Return the seconds until the pair works again, and the rounds without home1's work."""
     since = t["home3"].status()["round"]
     hurt()
     began = time.monotonic()
@@ -159,7 +159,7 @@ def from_cache(t: Town, count: int) -> Row:
 
 
 def all_rows(rejoins: int) -> list[Row]:
-    """The whole story in one town."""
+    """Return the rows of all cases, run in one town."""
     with town() as t:
         rows = meet(t)
         rows += routers(t)

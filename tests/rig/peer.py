@@ -52,7 +52,7 @@ class Peer:
     async def new(
         self, seed: int, port: int, *, relay: bool = False, port_map: bool = False, up: str = ""
     ) -> dict[str, Any]:
-        """A fresh host; the one before ends first."""
+        """Start a fresh host; the one before ends first. `up`: its upload limit."""
         await self.end()
         identity = Identity(digest(b"rig", str(seed).encode()))
         listen = (f"/ip4/0.0.0.0/tcp/{port}", f"/ip4/0.0.0.0/udp/{port}/quic-v1")
@@ -62,9 +62,9 @@ class Peer:
             base = LimitedHost(base, limits, Path(tempfile.mkdtemp(prefix="atoll-rig-")) / "month.json")
         self._host = RouteHost(base, identity, RUN, RouteOptions(relay=RelayLimits() if relay else None))
         self._host.set_handler(ECHO, echo)
-        up = asyncio.Event()
-        self._task = self._group.create_task(self._host.serve(up.set))
-        await up.wait()
+        ready = asyncio.Event()
+        self._task = self._group.create_task(self._host.serve(ready.set))
+        await ready.wait()
         return {"peer": identity.peer_id}
 
     async def end(self) -> None:
@@ -75,26 +75,26 @@ class Peer:
             self._task = None
 
     async def addresses(self) -> list[str]:
-        """What others may dial."""
+        """Return the addresses that others may dial."""
         return list(await self.host.addresses())
 
     async def connect(self, peer: str, maddrs: list[str]) -> float:
-        """Seconds that it took."""
+        """Connect to a peer and return the seconds that it took."""
         began = time.monotonic()
         await self.host.connect(PeerAddress(PeerId(peer), tuple(maddrs)))
         return time.monotonic() - began
 
     async def disconnect(self, peer: str) -> None:
-        """Hang up."""
+        """Close all connections to a peer."""
         await self.host.disconnect(PeerId(peer))
 
     async def path(self, peer: str) -> str:
-        """direct, punched, relayed; empty: not connected."""
+        """Return the path to a peer: direct, punched or relayed; empty if it is not connected."""
         found = [str(c.path) for c in await self.host.connections() if c.peer == peer]
         return found[0] if found else ""
 
     async def say(self, peer: str, size: int) -> float:
-        """Seconds for `size` bytes there and back; they are compared."""
+        """Return the seconds for `size` bytes there and back; the echo is compared."""
         began = time.monotonic()
         stream = await self.host.open_stream(PeerId(peer), ECHO)
         for start in range(0, size, FRAME_MAX_BYTES):
@@ -106,14 +106,14 @@ class Peer:
         return time.monotonic() - began
 
     async def routes(self) -> dict[str, Any]:
-        """How it is reached, and what it relays."""
+        """Return how the host is reached, and the traffic that it relays."""
         found = self.host.routes()
         relayed = found.relay.bytes_relayed if found.relay else 0
         return {"reach": found.reach, "why": found.why, "relayed": relayed}
 
 
 async def obey(peer: Peer, line: bytes) -> dict[str, Any]:
-    """The answer to one order."""
+    """Carry out one order and return the answer."""
     order = json.loads(line)
     name = order.pop("do")
     try:
@@ -124,7 +124,7 @@ async def obey(peer: Peer, line: bytes) -> dict[str, Any]:
 
 
 async def main() -> None:
-    """Until stdin ends."""
+    """Carry out orders until standard input ends."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with asyncio.TaskGroup() as group:

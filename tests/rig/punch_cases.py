@@ -23,7 +23,7 @@ class Trio:
         self.seed.new(0, 4001, relay=True)
 
     def fresh(self) -> None:
-        """New identities, new ports, connected to the seed only."""
+        """Give both homes new identities and ports, connected to the seed only."""
         for remote in (self.first, self.second):
             number = next(_NUMBERS)
             remote.new(number, 20_000 + number % 20_000)
@@ -33,14 +33,14 @@ class Trio:
 
 @contextmanager
 def trio(first: Nat, second: Nat) -> Iterator[Trio]:
-    """In a lab of its own."""
+    """Yield a trio in a lab of its own."""
     spec = LabSpec({"seed": Public(LINK), "home1": Home(first, LINK), "home2": Home(second, LINK)})
     with Lab(spec) as lab:
         yield Trio(lab)
 
 
 def attempts(first: Nat, second: Nat, count: int) -> tuple[list[float], dict[str, int], list[str]]:
-    """Seconds to connect, how often by which path on both sides, and what failed."""
+    """Return the seconds to connect, the count of each path on both sides, and the failures."""
     seconds: list[float] = []
     paths: dict[str, int] = {}
     failures: list[str] = []
@@ -58,7 +58,7 @@ def attempts(first: Nat, second: Nat, count: int) -> tuple[list[float], dict[str
 
 
 def punched(count: int) -> Row:
-    """Both behind port-keeping routers."""
+    """Measure two homes behind port-keeping routers."""
     seconds, paths, failures = attempts(Nat.CONE, Nat.CONE, count)
     good = paths.get("punched/punched", 0)
     holds = good >= 0.95 * count and sorted(seconds)[len(seconds) // 2] <= 5.0
@@ -67,7 +67,7 @@ def punched(count: int) -> Row:
 
 
 def relayed(second: Nat, count: int) -> Row:
-    """One behind a router that cannot be punched; 1 MiB goes there and back each time."""
+    """Measure a home that cannot be punched; 1 MiB goes there and back each time."""
     seconds, paths, failures = attempts(Nat.CONE, second, count)
     good = paths.get("relayed/relayed", 0)
     holds = good == count and max(seconds) <= 10.0

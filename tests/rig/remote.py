@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class OrderFailed(Exception):
-    """The peer said why it could not."""
+    """An order that the peer could not carry out, with its reason."""
 
 
 class Remote:
-    """Gives orders and waits for answers."""
+    """Sends orders to a peer process and waits for answers."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -28,7 +28,7 @@ class Remote:
         )  # fmt: skip
 
     def do(self, name: str, **order: Any) -> Any:
-        """Raises OrderFailed, LabError."""
+        """Send an order and return its answer. Raises OrderFailed, LabError."""
         self.begin(name, **order)
         return self.wait()
 
@@ -39,7 +39,7 @@ class Remote:
         self._process.stdin.flush()
 
     def wait(self) -> Any:
-        """The answer. Raises OrderFailed, LabError."""
+        """Return the answer to the order before. Raises OrderFailed, LabError."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -50,14 +50,14 @@ class Remote:
         return found["answer"]
 
     def new(self, seed: int, port: int, **options: Any) -> None:
-        """A fresh node."""
+        """Start a fresh node."""
         self.peer = self.do("new", seed=seed, port=port, **options)["peer"]
 
     def meet(self, other: "Remote", **options: Any) -> float:
-        """Dial another where it says that it is; seconds."""
+        """Dial another peer at its own addresses and return the seconds that it took."""
         seconds: float = self.do("connect", peer=other.peer, maddrs=other.do("addresses"), **options)
         return seconds
 
     def path(self, other: "Remote") -> str:
-        """How it is connected to another."""
+        """Return the path to another peer."""
         return str(self.do("path", peer=other.peer))

@@ -64,7 +64,7 @@ def path_link(rate: str | None, rtt: str, jitter: str, loss: str) -> LinkSpec:
 
 
 def topology(name: str, link: LinkSpec, kinds: str = "cone") -> LabSpec:
-    """The hosts of `home-home`, `homes-N` or `public-N`. Raises LabError.
+    """Return the hosts of `home-home`, `homes-N` or `public-N`. Raises LabError.
 
     The first host is the seed. In `public-N` all hosts have the same link; where there are homes, the seed has no
     rate limit, as a server in a data centre has none worth the name.

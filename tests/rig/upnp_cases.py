@@ -43,7 +43,7 @@ table inet miniupnpd {
 
 @contextmanager
 def gateway(router: Router, folder: Path) -> Iterator[None]:
-    """miniupnpd on a router. Raises LabError."""
+    """Run miniupnpd on a router. Raises LabError."""
     config = folder / "miniupnpd.conf"
     config.write_text(CONFIG)
     router.namespace.nft(CHAINS)
@@ -63,7 +63,7 @@ def gateway(router: Router, folder: Path) -> Iterator[None]:
 
 
 def mapped() -> list[Row]:
-    """Time until the home is public, and whether somebody who never met it can dial it then."""
+    """Return the time until the home is public, and whether a peer that never met it can dial it then."""
     if shutil.which("miniupnpd") is None:
         print(f"NOT RUN: {CASE}: apt-get install miniupnpd-nftables")
         return []

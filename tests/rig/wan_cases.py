@@ -22,18 +22,18 @@ CAP_BITS_S = 5e6
 WINDOW_S = 10.0
 CAPPED_BYTES = 24 << 20
 CAPPED_S = 30.0
-LOOK_S = 0.25
+POLL_S = 0.25
 
 
 def spec(link: LinkSpec) -> LabSpec:
-    """A public seed and three homes."""
+    """Return a lab of a public seed and three homes."""
     return LabSpec(
         {"seed": Public(LinkSpec(delay_s=link.delay_s)), **{name: Home(Nat.CONE, link) for name in HOMES}}
     )
 
 
 def started(lab: Lab, folder: Path) -> list[LabNode]:
-    """All four nodes, training."""
+    """Yield all four nodes, training."""
     nodes = [LabNode(host, folder) for host in lab]
     seed = nodes[0]
     flags = [part for change in RUN for part in ("--set", change)]
@@ -47,7 +47,7 @@ def started(lab: Lab, folder: Path) -> list[LabNode]:
 
 
 def pace(nodes: Sequence[LabNode]) -> tuple[float, float]:
-    """(rounds an hour, share of the time in which home1 waited) over MEASURE_S."""
+    """Return (rounds an hour, share of the time in which home1 waited) over MEASURE_S."""
     before, began = nodes[1].status()["round"], time.monotonic()
     time.sleep(MEASURE_S)
     gone_s, after = time.monotonic() - began, nodes[1].status()["round"]
@@ -57,13 +57,13 @@ def pace(nodes: Sequence[LabNode]) -> tuple[float, float]:
 
 
 def measured(link: LinkSpec) -> tuple[float, float]:
-    """Pace of four nodes on such links."""
+    """Return the pace of four nodes on such links."""
     with tempfile.TemporaryDirectory(prefix="atoll-rig-") as folder, Lab(spec(link)) as lab:
         return pace(started(lab, Path(folder)))
 
 
 def capped() -> Row:
-    """home1 sends as fast as it may; what its link carries, headers and all, over any ten seconds."""
+    """Return what home1's link carries with headers, over any ten seconds, while it sends as fast as it may."""
     link = LinkSpec(delay_s=0.015)
     with Lab(LabSpec({"seed": Public(link), "home1": Home(Nat.CONE, link)})) as lab:
         seed, home = Remote(lab["seed"]), Remote(lab["home1"])
@@ -72,11 +72,11 @@ def capped() -> Row:
         home.meet(seed)
         home.begin("say", peer=seed.peer, size=CAPPED_BYTES)
         seen = []
-        for _ in range(int(CAPPED_S / LOOK_S)):
+        for _ in range(int(CAPPED_S / POLL_S)):
             seen.append((time.monotonic(), lab["home1"].link.carried()[0]))
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         home.wait()
-    width = int(WINDOW_S / LOOK_S)
+    width = int(WINDOW_S / POLL_S)
     pairs = zip(seen, seen[width:], strict=False)
     shares = [(after[1] - first[1]) * 8 / (after[0] - first[0]) / CAP_BITS_S for first, after in pairs]
     text = f"{100 * max(shares):.1f} % at most, {100 * min(shares):.1f} % at least"
@@ -84,7 +84,7 @@ def capped() -> Row:
 
 
 def all_rows() -> list[Row]:
-    """The same story with and without an internet between the nodes."""
+    """Return the rows of all cases, with and without an internet between the nodes."""
     near = measured(LinkSpec())
     far = measured(path_link("100mbit/20mbit", "60ms", "0ms", "0%"))
     lossy = measured(path_link("100mbit/20mbit", "60ms", "0ms", "1%"))

@@ -22,7 +22,7 @@ TRIAL_RULES = """
 
 @functools.cache
 def missing() -> str | None:
-    """One line about what is missing, None when the lab can run. It tries: containers forbid much."""
+    """Return one line about what is missing, or None if the lab can run. It tries: containers forbid much."""
     found = _missing()
     return found and f"THE NAT LAB CANNOT RUN HERE: {found}"
 

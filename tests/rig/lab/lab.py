@@ -71,12 +71,12 @@ class Host:
 
     @property
     def public_address(self) -> str:
-        """Where the internet sees it: its own address or, now, its router's."""
+        """Public address of this host: its own or, at home, the present one of its router."""
         return self.router.address if self.router else self.address
 
     @property
     def within(self) -> tuple[str, ...]:
-        """Words before a command that put it on this host; the process id stays the command's own."""
+        """Return the words that run a command on this host; the process id stays the command's own."""
         return ("ip", "netns", "exec", self.namespace.name)
 
     def run(self, words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -92,7 +92,7 @@ class Host:
         return process
 
     def inside(self, act: Callable[[], T]) -> T:
-        """What `act` gives back when it runs on this host; sockets that it opens stay on this host."""
+        """Run `act` on this host and return its result; sockets that it opens stay on this host."""
         return self.namespace.inside(act)
 
     def down(self) -> None:
@@ -110,7 +110,7 @@ class Host:
             self.router.namespace.ip(f"link set dev {INNER} up")
 
     def close(self) -> None:
-        """End what runs here and let go of its pipes. Raises LabError."""
+        """End the processes of this host and close their pipes. Raises LabError."""
         end_processes([self.namespace])
         for process in self.processes:
             process.kill()  # it may not have entered the namespace yet
@@ -148,7 +148,7 @@ class Delays:
             raise LabError("the delay relay has ended") from error
 
     def close(self) -> None:
-        """Ends the process, and the devices with it."""
+        """End the process, and the devices with it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -159,10 +159,10 @@ class Delays:
 
 
 class Lab:
-    """Builds what the spec says at the start of its block and removes all of it at the end. Needs root."""
+    """A lab that is built as its spec says when its block begins, and removed when it ends. Needs root."""
 
     def __init__(self, spec: LabSpec) -> None:
-        """Raises LabError when names or the number of hosts are impossible."""
+        """Check the spec. Raises LabError when names or the number of hosts are impossible."""
         wrong = [name for name in spec.hosts if not NAME.fullmatch(name)]
         if wrong or not 1 <= len(spec.hosts) <= HOSTS_MAX:
             raise LabError(f"1 to {HOSTS_MAX} hosts with names like home-1, not {wrong or len(spec.hosts)}")
@@ -178,7 +178,7 @@ class Lab:
         return iter(self.hosts.values())
 
     def router(self, name: str) -> Router:
-        """The router of a host at home. Raises LabError for public hosts."""
+        """Return the router of a host at home. Raises LabError for public hosts."""
         router = self.hosts[name].router
         if router is None:
             raise LabError(f"{name} is public: it has no router")
@@ -263,7 +263,7 @@ class Lab:
 
 
 def set_congestion_control(namespace: Namespace) -> None:
-    """Raises LabError when the kernel allows none of ours."""
+    """Choose a congestion control for the lab. Raises LabError when the kernel allows none of ours."""
     for name in CONGESTION_CONTROLS:
         try:
             namespace.set_kernel("ipv4/tcp_congestion_control", name)

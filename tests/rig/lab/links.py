@@ -50,7 +50,7 @@ class Carried(NamedTuple):
 
 
 class DelayControl(Protocol):
-    """Where a link's delay is changed while it runs."""
+    """The control of a link's delay while the link runs."""
 
     def set_delay(self, index: int, delay_s: float, jitter_s: float) -> None: ...
 
@@ -59,7 +59,7 @@ class Link:
     """One link between the core and a machine's namespace, with `address` routed to the machine."""
 
     def __init__(self, core: Namespace, machine: Namespace, index: int, spec: LinkSpec) -> None:
-        """The devices only; `configure` makes it carry packets. A delay needs a relay between `descriptors`."""
+        """Create the devices only; `configure` makes it carry packets. A delay needs a relay at `descriptors`."""
         self.spec = spec
         self.core, self.machine = core, machine
         self.port = f"port{index}"
@@ -72,7 +72,7 @@ class Link:
             machine.ip(f"link add {OUTER} type veth peer name {self.port} netns {core.name}")
 
     def configure(self, address: str) -> None:
-        """Addresses, routes, rates and loss. Raises LabError."""
+        """Set addresses, routes, rates and loss. Raises LabError."""
         up = f"txqueuelen {QUEUE_PACKETS} up"
         self.core.ip(f"addr add {GATEWAY}/32 dev {self.port}", f"link set dev {self.port} {up}")
         self.machine.ip(f"link set dev {OUTER} {up}")
@@ -85,7 +85,7 @@ class Link:
         self.set_loss(self.spec.loss)
 
     def add_address(self, address: str) -> None:
-        """The machine answers to `address` and sends from it."""
+        """Let the machine answer to `address` and send from it."""
         self.machine.ip(
             f"addr add {address}/32 dev {OUTER}",
             f"route replace default via {GATEWAY} dev {OUTER} onlink src {address}",
@@ -94,13 +94,13 @@ class Link:
         self.core.ip(f"route add {address}/32 dev {self.port}")
 
     def drop_address(self, address: str) -> None:
-        """Packets to `address` are lost from now on."""
+        """Lose packets to `address` from now on."""
         self.addresses.remove(address)
         self.core.ip(f"route del {address}/32 dev {self.port}")
         self.machine.ip(f"addr del {address}/32 dev {OUTER}")
 
     def set_rate(self, up_bits_s: float | None, down_bits_s: float | None) -> None:
-        """Limits from now on, in bits per second; None lifts a limit. Raises LabError."""
+        """Set the rates from now on, in bits per second; None lifts a limit. Raises LabError."""
         for end, device, bits_s in ((self.machine, OUTER, up_bits_s), (self.core, self.port, down_bits_s)):
             if bits_s is None:
                 end.tc(f"qdisc replace dev {device} root pfifo limit {QUEUE_PACKETS}")
@@ -111,7 +111,7 @@ class Link:
         self.spec = replace(self.spec, up_bits_s=up_bits_s, down_bits_s=down_bits_s)
 
     def set_loss(self, loss: float) -> None:
-        """The share of packets lost in each direction from now on, 0 to 1. Raises LabError."""
+        """Set the share of packets that are lost in each direction from now on, 0 to 1. Raises LabError."""
         if not 0 <= loss <= 1:
             raise LabError(f"a loss is a share from 0 to 1, not {loss}")
         # The kernel hands over bundles of up to forty packets. With loss each must be on its own, or whole bundles
@@ -124,7 +124,7 @@ class Link:
         self.spec = replace(self.spec, loss=loss)
 
     def set_delay(self, delay_s: float, jitter_s: float = 0.0) -> None:
-        """Seconds for each direction from now on. Raises LabError on a link that began without delay."""
+        """Set the delay of each direction in seconds. Raises LabError on a link that began without delay."""
         if self.delay_control is None:
             raise LabError("this link has no relay: begin with a delay_s above 0")
         control, index = self.delay_control
@@ -132,18 +132,18 @@ class Link:
         self.spec = replace(self.spec, delay_s=delay_s, jitter_s=jitter_s)
 
     def down(self) -> None:
-        """Cut: nothing passes in either direction until `up`."""
+        """Cut the link: nothing passes in either direction until `up`."""
         self.core.ip(f"link set dev {self.port} down")
 
     def up(self) -> None:
-        """Plugged in again, with the same addresses."""
+        """Restore a cut link, with the same addresses."""
         self.core.ip(
             f"link set dev {self.port} up",
             *(f"route replace {address}/32 dev {self.port}" for address in self.addresses),
         )
 
     def carried(self) -> Carried:
-        """What passed the rate limits since the start. Loss comes after that."""
+        """Return the bytes that passed the rate limits since the start. Loss comes after that."""
         sent = [device_bytes(self.machine, OUTER), device_bytes(self.core, self.port)]
         return Carried(*sent)
 
@@ -155,7 +155,7 @@ def device_bytes(namespace: Namespace, device: str) -> int:
 
 
 def open_tun(namespace: Namespace, device: str) -> int:
-    """Reads and writes the packets of a new TUN device; the device ends when it is closed. Raises OSError."""
+    """Open a new TUN device to read and write its packets; closing it removes it. Raises OSError."""
 
     def act() -> int:
         descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -172,7 +172,7 @@ def open_tun(namespace: Namespace, device: str) -> int:
 
 
 def allow_bundles(descriptor: int) -> None:
-    """The device hands over bundles of packets, up to 64 KiB with a header: far fewer steps for the relay."""
+    """Let the device hand over bundles of up to 64 KiB: far fewer steps for the relay."""
     try:
         fcntl.ioctl(descriptor, TUNSETOFFLOAD, CHECKSUM_AND_TCP | UDP_TOO)
     except OSError:  # UDP bundles came with Linux 6.2

@@ -23,7 +23,7 @@ class LabError(LocalFault):
 
 
 def command(*words: str, text: str = "") -> str:
-    """Run a program of the system, give back what it printed. Raises LabError with its complaint."""
+    """Run a program of the system and return its output. Raises LabError with its error output."""
     ran = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
     if ran.returncode != 0:
         raise LabError(f"{' '.join(words)}: {ran.stderr.strip() or ran.returncode}")
@@ -44,24 +44,24 @@ class Namespace:
     """A network of its own with only a loopback device, until links are plugged in."""
 
     def __init__(self, name: str) -> None:
-        """Only the name; `make` makes it."""
+        """Choose the name; `make` creates the namespace."""
         self.name = name
 
     def make(self) -> None:
-        """Raises LabError."""
+        """Create the namespace. Raises LabError."""
         command("ip", "netns", "add", self.name)
         self.ip("link set lo up")
 
     def ip(self, *lines: str) -> None:
-        """Lines of ip(8), without `ip`, in one process. Raises LabError at the first that fails."""
+        """Run lines of ip(8), without `ip`, in one process. Raises LabError at the first that fails."""
         command("ip", "-n", self.name, "-batch", "-", text="\n".join(lines) + "\n")
 
     def nft(self, rules: str) -> None:
-        """Rules of nft(8): all of them or none. Raises LabError."""
+        """Apply rules of nft(8), all of them or none. Raises LabError."""
         command("ip", "netns", "exec", self.name, "nft", "-f", "-", text=rules)
 
     def tc(self, words: str) -> None:
-        """One line of tc(8), without `tc`. Raises LabError."""
+        """Run one line of tc(8), without `tc`. Raises LabError."""
         command("tc", "-n", self.name, *words.split())
 
     def inside(self, act: Callable[[], T]) -> T:
@@ -78,29 +78,29 @@ class Namespace:
             return threads.submit(run).result()
 
     def set_kernel(self, setting: str, value: str) -> None:
-        """A setting below /proc/sys/net of this network. Raises OSError."""
+        """Write a setting below /proc/sys/net of this network. Raises OSError."""
         self.inside(lambda: Path("/proc/sys/net", setting).write_text(value))
 
     def remove(self) -> None:
-        """If it is there: ends what runs inside, removes it with its devices and rules. Raises LabError."""
+        """End what runs inside, and remove the namespace if it exists. Raises LabError."""
         if (FOLDER / self.name).exists():
             end_processes([self])
             command("ip", "netns", "del", self.name)
 
 
 def processes_of(namespaces: Iterable[Namespace]) -> list[int]:
-    """Processes in these networks, whoever started them, without the caller."""
+    """Return the processes in these networks, without the caller."""
     networks = {(FOLDER / namespace.name).stat().st_ino for namespace in namespaces}
     return [process_id for process_id in process_ids() if network_of(process_id) in networks]
 
 
 def process_ids() -> list[int]:
-    """All processes of the machine but this one."""
+    """Return all processes of the machine but this one."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
 
 
 def network_of(process_id: int) -> int | None:
-    """The inode of a process's network, None when the process is gone."""
+    """Return the inode of a process's network, None when the process is gone."""
     try:
         return os.stat(f"/proc/{process_id}/ns/net").st_ino
     except OSError:
@@ -120,7 +120,7 @@ def end_processes(namespaces: Sequence[Namespace], patience_s: float = 1.0) -> N
 
 
 def sent_until_none(namespaces: Sequence[Namespace], how: signal.Signals, wait_s: float) -> list[int]:
-    """One signal to each process in these networks; who is still there after at most `wait_s`."""
+    """Send one signal to each process in these networks; return those left after at most `wait_s`."""
     asked: set[int] = set()
     deadline_s = time.monotonic() + wait_s
     while left := processes_of(namespaces):
@@ -134,7 +134,7 @@ def sent_until_none(namespaces: Sequence[Namespace], how: signal.Signals, wait_s
 
 
 def send(process_id: int, how: signal.Signals) -> None:
-    """A signal to a process that may be gone already."""
+    """Send a signal to a process that may be gone already."""
     try:
         os.kill(process_id, how)
     except ProcessLookupError:

@@ -21,7 +21,7 @@ END_S = 30.0
 
 
 class LabNode:
-    """One home on one host."""
+    """A node in its home folder on one host of the lab."""
 
     def __init__(self, host: Host, folder: Path) -> None:
         self.host, self.home = host, Home(folder / host.name)
@@ -52,36 +52,36 @@ class LabNode:
             self._process = self.host.run(command, stdout=log, stderr=log)
 
     def status(self) -> dict[str, Any]:
-        """Its status; empty while it does not answer."""
+        """Return the node's status; empty while it does not answer."""
         return self._ask("status")
 
     def path_to(self, other: "LabNode") -> str:
-        """How it is connected to another; empty: not."""
+        """Return the path to another node; empty if they are not connected."""
         return str(self._row(other).get("path", ""))
 
-    def hears(self, other: "LabNode") -> bool:
-        """The last ping was answered."""
+    def answers_ping(self, other: "LabNode") -> bool:
+        """Whether another node answered the last ping."""
         return self._row(other).get("rtt_s") is not None
 
     def maddr_of(self, other: "LabNode") -> str:
-        """Where another is connected."""
+        """Return the address at which another node is connected."""
         return str(self._row(other).get("maddr", ""))
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Its rows."""
+        """Return the rows of the node's round log."""
         return list(self._ask("rounds").get("rounds", ()))
 
     def seed(self) -> str:
-        """For others to dial."""
+        """Return the address that others dial."""
         return f"/ip4/{self.host.public_address}/udp/{PORT}/quic-v1/p2p/{self.peer}"
 
     @property
     def running(self) -> bool:
-        """Whether the daemon lives."""
+        """Whether the daemon runs."""
         return self._process is not None and self._process.poll() is None
 
     def last_words(self) -> str:
-        """The last line that it printed."""
+        """Return the last line that the daemon printed."""
         lines = (self.home.root / "out.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
 
@@ -98,7 +98,7 @@ class LabNode:
             os.kill(self._process.pid, signal.SIGTERM)
 
     def wait(self) -> None:
-        """Until the daemon has ended. Raises LabError."""
+        """Wait until the daemon has ended. Raises LabError."""
         assert self._process is not None
         try:
             self._process.wait(timeout=END_S)
@@ -123,7 +123,7 @@ class LabNode:
 
 
 def until(what: str, true: Callable[[], Any], limit_s: float) -> float:
-    """Seconds until `true` says something true. Raises LabError."""
+    """Return the seconds until `true()` is true. Raises LabError."""
     began = time.monotonic()
     while time.monotonic() < began + limit_s:
         if true():

@@ -26,8 +26,8 @@ READ_MAX_BYTES = 65535 + 10
 """A bundle of packets and the header that says how to cut it; both ends understand it, the relay need not."""
 
 
-class Way:
-    """One direction of a link: what is read from `source` is written to `target` when its time has come."""
+class Direction:
+    """One direction of a link: packets read from `source` are written to `target` after the delay."""
 
     def __init__(self, source: int, target: int, delay_s: float, jitter_s: float) -> None:
         self.source, self.target = source, target
@@ -35,8 +35,8 @@ class Way:
         self.held: deque[tuple[float, bytes]] = deque()
         self._held_bytes = 0
 
-    def take(self, now_s: float) -> None:
-        """Read what waits, at most a batch, so that no direction starves the others."""
+    def receive(self, now_s: float) -> None:
+        """Read waiting packets, at most a batch, so that no direction starves the others."""
         for _ in range(BATCH):
             try:
                 packet = os.read(self.source, READ_MAX_BYTES)
@@ -48,8 +48,8 @@ class Way:
             self._held_bytes += len(packet)
             self.held.append((due_s, packet))
 
-    def give(self, now_s: float) -> float:
-        """Write what is due, in order of arrival; the time of the next packet, or infinity."""
+    def deliver(self, now_s: float) -> float:
+        """Write the packets that are due, in order of arrival; return when the next is due, or infinity."""
         held = self.held
         while held and held[0][0] <= now_s + EARLY_S:
             packet = held.popleft()[1]
@@ -61,8 +61,8 @@ class Way:
         return held[0][0] if held else float("inf")
 
 
-def obey(orders: bytes, ways: list[Way]) -> None:
-    """Whole lines, because the lab writes less than a pipe takes at once."""
+def obey(orders: bytes, ways: list[Direction]) -> None:
+    """Apply orders; lines are whole, because the lab writes less than a pipe holds at once."""
     for line in orders.splitlines():
         index, delay_s, jitter_s = json.loads(line)
         for way in ways[2 * index : 2 * index + 2]:
@@ -70,15 +70,15 @@ def obey(orders: bytes, ways: list[Way]) -> None:
 
 
 def main(links: list[tuple[int, int, float, float]]) -> None:
-    """Carries packets until standard input ends."""
+    """Carry packets until standard input ends."""
     with contextlib.suppress(PermissionError):  # some containers forbid it
         os.nice(FIRST)
-    ways = [way for a, b, *times in links for way in (Way(a, b, *times), Way(b, a, *times))]
+    ways = [way for a, b, *times in links for way in (Direction(a, b, *times), Direction(b, a, *times))]
     poll = select.epoll()
     by_source = {way.source: way for way in ways}
     for descriptor in (*by_source, sys.stdin.fileno()):
         poll.register(descriptor, select.EPOLLIN)
-    busy: set[Way] = set()
+    busy: set[Direction] = set()
     next_s = float("inf")
     while True:
         wait_s = min(next_s - time.monotonic(), 1.0)
@@ -86,13 +86,13 @@ def main(links: list[tuple[int, int, float, float]]) -> None:
         now_s = time.monotonic()
         for descriptor, _ in events:
             if descriptor in by_source:
-                by_source[descriptor].take(now_s)
+                by_source[descriptor].receive(now_s)
                 busy.add(by_source[descriptor])
             elif orders := os.read(descriptor, READ_MAX_BYTES):
                 obey(orders, ways)
             else:
                 return
-        due = {way: way.give(now_s) for way in busy}
+        due = {way: way.deliver(now_s) for way in busy}
         busy = {way for way in busy if way.held}
         next_s = min(due.values(), default=float("inf"))
 

@@ -70,18 +70,18 @@ class Router:
     """The router of one home, between the home's cable and the core."""
 
     def __init__(self, namespace: Namespace, link: Link, nat: Nat, addresses: list[str]) -> None:
-        """`addresses` are what the provider may give out, the first one now."""
+        """`addresses`: those that the provider may assign; the first one is assigned now."""
         self.namespace, self.link, self.nat = namespace, link, nat
         self.address = addresses[0]
         self._addresses = addresses
 
     def configure(self) -> None:
-        """Translation and filter. Raises LabError."""
+        """Set up translation and filter. Raises LabError."""
         self.namespace.set_kernel("ipv4/ip_forward", "1")
         self.namespace.nft(rules(self.nat))
 
     def tracked(self) -> set[tuple[str, int]]:
-        """Protocol and inner port of what the router translates now."""
+        """Return protocol and inner port of every mapping of the router."""
         # /proc/net is the network of the process's first thread
         text = self.namespace.inside(Path("/proc/thread-self/net/nf_conntrack").read_text)
         found = (TRACKED.match(line) for line in text.splitlines())
@@ -114,7 +114,7 @@ class Router:
         return moved
 
     def change_address(self) -> str:
-        """The provider gives another public address: mappings end, the old one leads nowhere. The new address."""
+        """Let the provider assign another public address and return it; mappings end with the old one."""
         place = (self._addresses.index(self.address) + 1) % len(self._addresses)
         old, self.address = self.address, self._addresses[place]
         self.link.add_address(self.address)
@@ -123,7 +123,7 @@ class Router:
         return self.address
 
     def forward_port(self, kind: str, port: int, host_address: str) -> None:
-        """Let `port` ("udp" or "tcp") through from outside, as people set by hand. Raises LabError."""
+        """Forward `port` ("udp" or "tcp") from outside, as people configure by hand. Raises LabError."""
         if kind not in ("udp", "tcp"):
             raise LabError(f"ports are udp or tcp, not {kind}")
         rule = f'iifname "{OUTER}" {kind} dport {port} dnat to {host_address}'

@@ -7,7 +7,7 @@ from atoll_lab.namespaces import FOLDER, Namespace
 
 
 def sweep() -> list[str]:
-    """Removes the namespaces, and ends the processes inside, of labs whose process is gone; their names."""
+    """Remove the namespaces of labs whose process is gone, with the processes inside; return their names."""
     removed = []
     for path in sorted(FOLDER.glob(f"{PREFIX}-*")) if FOLDER.is_dir() else []:
         owner = path.name.split("-")[1]
