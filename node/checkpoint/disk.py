@@ -1,44 +1,24 @@
 """Files that are there whole or not at all: temporary name, fsync, rename, fsync of the folder.
 
-Every refusal of the disk becomes DiskFault here, with what the user can do about it.
+Large files of the worker, written in pieces and hashed on the way; small ones: `p2p.system.atomic_files`.
 """
 
-import contextlib
-import errno
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 
 from blake3 import blake3
 
-from atoll.protocols.errors import DiskFault
+from atoll.p2p.system.atomic_files import disk, sync_folder
+from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ids import Digest
 
 Piece = bytes | memoryview
 TEMPORARY = ".part"
-"""Suffix of what was not finished; whoever owns the folder may delete it at the start."""
-
-_HINTS = {
-    errno.ENOSPC: "free some space; the state before this one is intact",
-    errno.EDQUOT: "raise the disk quota; the state before this one is intact",
-    errno.EFBIG: "raise the file size limit; the state before this one is intact",
-    errno.EROFS: "remount the disk for writing",
-    errno.EACCES: "make the folder writable for this user",
-    errno.EIO: "the disk is failing: move the folder to another one",
-}
-
-
-@contextlib.contextmanager
-def disk(path: Path) -> Iterator[None]:
-    """Turn OSError inside into DiskFault that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        hint = _HINTS.get(error.errno or 0, "look at the folder and its disk")
-        raise DiskFault(f"{path}: {error.strerror or error}", hint=hint) from error
+"""Suffix of an unfinished file; the owner of the folder may delete it at the start."""
 
 
 def write_file(path: Path, pieces: Iterable[Piece]) -> tuple[int, Digest]:
@@ -88,13 +68,13 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and deletions in a folder durable. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def map_payload(path: str) -> memoryview:
+    """As `map_file`, of a blob that peers hold too. Raises CorruptFault where it is gone, DiskFault."""
+    with disk(Path(path)):
+        try:
+            return map_file(Path(path))
+        except FileNotFoundError as error:
+            raise CorruptFault(f"{path} is gone", hint="it is fetched again from its holders") from error
 
 
 def remove_tree(path: Path) -> None:

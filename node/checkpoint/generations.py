@@ -24,8 +24,9 @@ from blake3 import blake3
 from torch import Tensor
 
 from atoll.node.checkpoint import safefile
-from atoll.node.checkpoint.disk import TEMPORARY, disk, remove_tree, sync_folder, write_piece
+from atoll.node.checkpoint.disk import TEMPORARY, remove_tree, write_piece
 from atoll.node.checkpoint.parts import WriteParts, hash_with_parts, read_parts
+from atoll.p2p.system.atomic_files import disk, sync_folder
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, digest

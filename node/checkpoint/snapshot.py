@@ -14,7 +14,8 @@ from torch import Tensor
 
 from atoll.node.checkpoint import safefile
 from atoll.node.checkpoint.atoms import read_atom, write_atom
-from atoll.node.checkpoint.disk import Piece, disk, write_file
+from atoll.node.checkpoint.disk import Piece, write_file
+from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest
 from atoll.protocols.run.arena import CHUNK, Arena, Placement

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atoll.node.checkpoint.disk import Piece, disk
+from atoll.node.checkpoint.disk import Piece
 from atoll.node.checkpoint.safefile import (
     HEADER_MAX_BYTES,
     Spec,
@@ -20,6 +20,7 @@ from atoll.node.checkpoint.safefile import (
     spec_of,
     tensor_bytes,
 )
+from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import DecodeError
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.node.checkpoint import shards as checkpoint_shards
 from atoll.node.checkpoint.atoms import all_finite, write_atom
-from atoll.node.checkpoint.disk import Piece, disk, map_file, write_file
+from atoll.node.checkpoint.disk import Piece, map_file, write_file
 from atoll.node.checkpoint.safefile import Spec
 from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, WEIGHT, is_valid, moment_specs
 from atoll.node.checkpoint.tensorfile import TensorFile, file_pieces
@@ -31,7 +31,7 @@ from atoll.node.checkpoint.universal import (
 )
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, Proven, read_proof
 from atoll.node.learning.outer.fixed import state_digest
-from atoll.p2p.system.atomic_files import read_whole
+from atoll.p2p.system.atomic_files import disk, read_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, PeerFault, SignatureFault
 from atoll.protocols.ids import short

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.node.checkpoint.atoms import read_atom
-from atoll.node.checkpoint.disk import Piece, disk, write_file
+from atoll.node.checkpoint.disk import Piece, write_file
 from atoll.node.checkpoint.local import LocalState
 from atoll.node.checkpoint.shards import ERROR, STEP, WEIGHT, shard_specs
 from atoll.node.checkpoint.tensorfile import file_pieces
@@ -19,7 +19,7 @@ from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
-from atoll.p2p.system.atomic_files import make_folder, read_whole
+from atoll.p2p.system.atomic_files import disk, make_folder, read_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.identity import Identity
@@ -139,7 +139,7 @@ def _unsent(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
     """
     sending = ErrorFeedback(spec, run_folder / "spool", OnHost())
     sending.load(found.tensors["residual"], found.body.pending, found.body.final)
-    sending.settle(_FAR, sending.missed(_FAR, {}, {}))
+    sending.close_rounds(_FAR, sending.missed(_FAR, {}, {}))
     for body in found.body.kept:
         hand_back(sending.residual_C4096, ReducerErrorFeedback(body.span, found.tensors["kept"]))
     return sending.residual_C4096

@@ -17,14 +17,14 @@ PIPE_BYTES = 65536
 
 
 def frame(message: Any) -> bytes:
-    """One message with its length in front."""
+    """The bytes of one message, with its length in front. Raises LocalFault above the cap."""
     body = codec.encode(message)
     if len(body) > FRAME_MAX_BYTES:
         raise LocalFault(f"a worker message of {len(body)} bytes; at most {FRAME_MAX_BYTES} fit")
     return framed(body)
 
 
-def take_frame(fd: int, kind: Any) -> Any:
+def read_frame(fd: int, kind: Any) -> Any:
     """Wait for the next message, of type `kind`; None when the other side is gone. Raises DecodeError."""
     prefix = _exactly(fd, PREFIX_BYTES)
     if prefix is None:
@@ -57,19 +57,19 @@ class Inbox:
             os.write(self._waker, b"!")
 
     def wait(self) -> bool:
-        """Until `take` would find something at once (True), or until `wake` (False)."""
+        """Until `receive` would find something at once (True), or until `wake` (False)."""
         readable, _, _ = select.select([self._fd, self._woken], [], [])
         if self._woken in readable:
             os.read(self._woken, PIPE_BYTES)
         return self._fd in readable
 
-    def waiting(self) -> bool:
-        """Whether `take` would find a request (or the daemon's end) at once."""
+    def has_request(self) -> bool:
+        """Whether `receive` would find a request (or the daemon's end) at once."""
         return bool(select.select([self._fd], [], [], 0)[0])
 
-    def take(self) -> RequestEnvelope | None:
+    def receive(self) -> RequestEnvelope | None:
         """Wait for the next request; None when the daemon is gone."""
-        return cast(RequestEnvelope | None, take_frame(self._fd, RequestEnvelope))
+        return cast(RequestEnvelope | None, read_frame(self._fd, RequestEnvelope))
 
 
 class ReplyWriter:

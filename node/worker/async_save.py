@@ -1,20 +1,35 @@
-"""Trained rounds on their way to the disk, while the worker goes on with the next one.
+"""Saving and restoring the worker's state; trained rounds go to the disk while the next one is trained.
 
 The kernel has the bytes when a save begins: from then on the tensors may change. Waiting for the disk is left to a
 thread, for one save at a time. A round is safe, and may be announced, when the save that holds it has ended well.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from torch import Tensor
+
+from atoll.node.checkpoint.atoms import all_finite
 from atoll.node.checkpoint.disk import write_file
-from atoll.protocols.errors import AtollError
+from atoll.node.checkpoint.generations import Unfinished
+from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
+from atoll.node.learning.outer.fold import Fold
+from atoll.node.worker.error_feedback import ErrorFeedback
+from atoll.node.worker.learner import Learner, experts_among
+from atoll.node.worker.local_weights import carries, check_saved
+from atoll.node.worker.reduction_work import SliceWork
+from atoll.node.worker.round_trainer import RoundTrainer
+from atoll.protocols.errors import AtollError, CorruptFault
 from atoll.protocols.ids import Digest
 from atoll.protocols.local.worker_messages import TrainReply
+from atoll.protocols.run.run_spec import RunSpec
+
+log = logging.getLogger(__name__)
 
 
-class Keeping:
+class AsyncSave:
     """The rounds that are trained and not safe yet, with their payloads until these are files."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -24,20 +39,19 @@ class Keeping:
         self._running: Future[None] | None = None
         self._unsafe: dict[int, tuple[TrainReply, bytearray]] = {}
         self._saving: tuple[int, ...] = ()
-        """Those that the newest save holds."""
+        """Rounds that the newest save holds."""
         self._fault: AtollError | None = None
 
     def add(self, trained: TrainReply, payload: bytearray) -> None:
-        """The next save holds this too."""
+        """The next save holds this round too."""
         self._unsafe[trained.pending.round] = (trained, payload)
 
     def holds(self, number: int) -> bool:
         """Whether this round is not safe yet."""
         return number in self._unsafe
 
-    @property
     def payloads(self) -> dict[Digest, bytearray]:
-        """Those that may not be files yet."""
+        """Payloads that may not be files yet."""
         return {done.pending.payload: payload for done, payload in self._unsafe.values()}
 
     def begin(self, finish: Callable[[], None], drop: Callable[[], None]) -> None:
@@ -76,7 +90,7 @@ class Keeping:
             raise error
         self._fault = error
         if error is None:
-            self._unsafe = {number: held for number, held in self._unsafe.items() if number not in self._saving}
+            self._unsafe = {number: each for number, each in self._unsafe.items() if number not in self._saving}
         return error is None
 
     def check(self) -> None:
@@ -84,3 +98,90 @@ class Keeping:
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
+
+
+class WorkerState:
+    """What a restart must find again, collected from the parts of a session: one generation, whole or not at all.
+
+    The view is not in it: it follows from Θ_final and the sets, which the daemon gives again. The local weights
+    and their anchor are saved only where they are more than the view.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        fold: Fold,
+        learner: Learner,
+        feedback: ErrorFeedback,
+        slices: SliceWork | None,
+        rounds: RoundTrainer,
+    ) -> None:
+        """`folder`: where the generations are."""
+        self._spec = spec
+        self._folder = folder
+        self._fold = fold
+        self._learner = learner
+        self._feedback = feedback
+        self._slices = slices
+        self._rounds = rounds
+
+    def begin_generation(self) -> Unfinished:
+        """Hand everything as it is now to the kernel; Θ_final may not change before the result's `finish`.
+
+        Raises DiskFault.
+        """
+        carried, weights = carries(self._spec), self._learner.weights
+        body = LocalBody(
+            run=self._spec.id,
+            final=self._fold.final_round,
+            state=self._fold.state_digest(),
+            steps=self._rounds.steps_taken,
+            pending=self._feedback.pending,
+            sent=weights.sent if carried else -1,
+            sent_experts=weights.sent_experts if carried else b"",
+            kept=self._slices.words() if self._slices is not None else (),
+        )
+        moments, parts = self._learner.moments()
+        tensors = {
+            "final": self._fold.final_C4096,
+            "residual": self._feedback.residual_C4096,
+            **(self._slices.tensors() if self._slices is not None else {}),
+            **(weights.tensors() if carried else {}),
+            **moments,
+        }
+        return begin_local(self._folder, body, tensors, steady={"final"}, parts=parts)
+
+    def restore(self) -> None:
+        """Load the newest generation that verifies, if there is one. Raises CorruptFault, DiskFault."""
+        found = load_local(self._folder, self._spec.id, self._check)
+        if found is None:
+            self._learner.weights.start(self._fold.view_C4096)
+            return
+        for line in found.report:
+            log.warning("%s", line)
+        if found.body.final > self._fold.final_round:
+            self._fold.adopt(found.tensors["final"], found.body.final)
+        self._feedback.load(found.tensors["residual"], found.body.pending, found.body.final)
+        if self._slices is not None:
+            self._slices.load(found.body.kept, found.tensors.get("kept"), found.body.final)
+        self._rounds.steps_taken = found.body.steps
+        self._learner.set_trained_experts(experts_among(found.tensors, self._spec))
+        weights = self._learner.weights
+        if weights.tensors().keys() <= found.tensors.keys():
+            weights.load(found.tensors, found.body.sent, found.body.sent_experts)
+        else:  # they were the view, and will be
+            weights.start(self._fold.view_C4096)
+        others = {"final", "residual", "kept", *weights.tensors()}
+        self._learner.inner.load({name: t for name, t in found.tensors.items() if name not in others})
+
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise CorruptFault for what no worker of this run saved: bytes may be whole and still be wrong."""
+        residual = tensors.get("residual")
+        shape = self._feedback.residual_C4096.shape
+        if "final" not in tensors or residual is None or residual.shape != shape:
+            raise CorruptFault("the saved state is of another model")
+        if not all_finite(residual):  # encoding must be able to rely on it
+            raise CorruptFault("the saved error feedback holds NaN or infinity")
+        if self._learner.weights.tensors().keys() & tensors.keys():
+            check_saved(tensors, self._spec)

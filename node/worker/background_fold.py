@@ -1,6 +1,6 @@
-"""Asks about the fold that are worked on beside the inner steps, one after the other, as they came.
+"""Requests about the fold that are worked on beside the inner steps, one after the other, as they came.
 
-Their work changes nothing and may take its time in a thread. What comes of it the caller does, between two steps.
+The work changes nothing and runs in a thread. The caller commits its result between two steps.
 """
 
 from collections import deque
@@ -15,15 +15,15 @@ Commit = Callable[[], Answer]
 
 
 class BackgroundResult(NamedTuple):
-    """An ask whose work is done, or failed."""
+    """A request whose work is done, or failed."""
 
     request: RequestEnvelope
     commit: Commit
-    """Raises also what its work raised."""
+    """Makes the change and answers; raises what the work raised."""
 
 
-class Beside:
-    """The daemon has few asks under way at a time: they need no bound of their own."""
+class BackgroundFold:
+    """A queue of such requests; without a bound, because the daemon has few under way at a time."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         """`ended` is called when a work has ended, well or not, from its thread."""
@@ -34,18 +34,18 @@ class Beside:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an ask is not answered yet."""
+        """Whether a request is not answered yet."""
         return self._running is not None or bool(self._waiting)
 
     def add(self, request: RequestEnvelope, work: Callable[[], Commit]) -> None:
-        """Begin with it when all that came before are answered."""
+        """Begin with this request when all that came before are answered."""
         self._waiting.append((request, work))
         self._begin_next()
 
-    def take(self, *, wait: bool = False) -> BackgroundResult | None:
-        """The oldest, if its work has ended; `wait`: until it has. The next begins with the next call.
+    def next_result(self, *, wait: bool = False) -> BackgroundResult | None:
+        """The oldest request if its work has ended; `wait`: until it has. The next one begins with the next call.
 
-        So its commit comes before the next one's work looks at the fold.
+        So the commit of a request comes before the work of the next one looks at the fold.
         """
         self._begin_next()
         if self._running is None or not (wait or self._running[1].done()):

@@ -5,6 +5,8 @@ A payload is encoded between two inner steps. On the device no weight leaves it 
 may be moved from one to the other at any restart.
 """
 
+import logging
+
 import torch
 
 from atoll.node.config.devices import devices_of
@@ -14,9 +16,12 @@ from atoll.node.runs.capacity.memory_model import memory_shortage
 from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.run_spec import RunSpec
 
+log = logging.getLogger(__name__)
+
 
 def encoder_for(spec: RunSpec, start: StartRequest) -> Encoder:
-    """The node's choice (`Start.exchange_on`), if the device can do it; a line in the log says why it cannot.
+    """The node's choice (`StartRequest.exchange_on`), if the device can do it; a line in the log says why it
+    cannot.
 
     `auto`: on a GPU whose free memory is twice what that and training need. `device`: wherever it has the room.
     """
@@ -26,14 +31,14 @@ def encoder_for(spec: RunSpec, start: StartRequest) -> Encoder:
         return host
     found = _why_not(spec, start, torch.device(device)) or _tried(spec, torch.device(device))
     if isinstance(found, str):
-        print(f"contributions are encoded on the host, not on {device}: {found}", flush=True)  # noqa: T201 - log
+        log.info("contributions are encoded on the host, not on %s: %s", device, found)
         return host
-    print(f"contributions are encoded on {device}", flush=True)  # noqa: T201 - stdout is the worker's log
+    log.info("contributions are encoded on %s", device)
     return found
 
 
 def _why_not(spec: RunSpec, start: StartRequest, device: torch.device) -> str:
-    """What is known without a trial."""
+    """A reason against the device that needs no trial; empty where there is none."""
     if start.shard:
         return "with shard the trained values come together there"
     if device.type != "cuda":
@@ -42,7 +47,7 @@ def _why_not(spec: RunSpec, start: StartRequest, device: torch.device) -> str:
 
 
 def _tried(spec: RunSpec, device: torch.device) -> Encoder | str:
-    """Or what is wrong with its kernels: they do not run, or have other bits than the host."""
+    """The device's encoder, or why not: its kernels do not run, or give other bits than the host."""
     try:
         from atoll.node.learning.compress.gpu.encoder import OnDevice, fault_of
     except ImportError as error:

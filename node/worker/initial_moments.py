@@ -1,9 +1,10 @@
-"""What the first round of a run takes from a checkpoint beside the weights: Adam's moments, and what was unsaid.
+"""What the first round of a run takes from a checkpoint beside the weights: Adam's moments and error feedback.
 
-It is for round 0 alone, and for what this node trains in it: later the moments would be old, and what was unsaid
-has been said by those who were there. Nothing depends on it, so a file that cannot be used is a line in the log.
+It is for round 0 alone, and for what this node trains in it: later the moments would be old, and the members of
+that round have sent the error feedback. Nothing depends on it, so a file that cannot be used is a line in the log.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,16 +20,19 @@ from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.moments import KINDS, file_of
 from atoll.protocols.run.run_spec import RunSpec
 
+log = logging.getLogger(__name__)
 
-class Brought:
+
+class InitialMoments:
     """The moments files of a run, as far as it has some and they are here."""
 
     def __init__(self, spec: RunSpec, paths: Sequence[str]) -> None:
         """`paths`: where the files are, or will be, in their order."""
-        self._spec, self._paths = spec, dict(enumerate(map(Path, paths)))
+        self._spec = spec
+        self._paths = dict(enumerate(map(Path, paths)))
 
-    def give(self, learner: Learner, sending: ErrorFeedback) -> None:
-        """Round 0 begins with what `learner` trains: give it what it has not moved yet."""
+    def load_into(self, learner: Learner, feedback: ErrorFeedback) -> None:
+        """Give `learner` moments, and `feedback` residuals, of atoms that are trained and not stepped yet."""
         known = learner.inner.state()
         trained = learner.weights.trained()
         wanted = dict.fromkeys(atom for atom in trained if not _steps(known, atom))
@@ -36,20 +40,20 @@ class Brought:
         for number, path in list(self._paths.items()):
             mine = [atom for atom in wanted if file_of(self._spec.model, atom) == number]
             if mine and path.exists():
-                found |= self._given(number, mine)
+                found |= self._read_or_drop(number, mine)
         if not found:
             return
         learner.inner.load(known | {name: value for name, value in found.items() if not name.startswith(ERROR)})
         for place in arena_of(self._spec.model).placements:
             if (error := found.get(f"{ERROR}/{place.name}")) is not None:
-                write_atom(sending.residual_C4096, place, error)
+                write_atom(feedback.residual_C4096, place, error)
 
-    def _given(self, number: int, atoms: list[str]) -> dict[str, Tensor]:
-        """Nothing of a file that cannot be used; that is a line in the log."""
+    def _read_or_drop(self, number: int, atoms: list[str]) -> dict[str, Tensor]:
+        """Tensors of a file; none, and a line in the log, where it cannot be used: it is not tried again."""
         try:
             return self._read(number, atoms)
         except (DecodeError, DiskFault) as error:
-            print(f"the checkpoint's moments are not used: {error.line()}", flush=True)  # noqa: T201 - worker's log
+            log.warning("the checkpoint's moments are not used: %s", error.line())
             del self._paths[number]
             return {}
 
@@ -66,6 +70,6 @@ class Brought:
 
 
 def _steps(state: Mapping[str, Tensor], atom: str) -> int:
-    """Adam's steps with an atom."""
+    """Number of Adam's steps with an atom."""
     found = state.get(f"{STEP}/{atom}")
     return 0 if found is None else int(found)

@@ -1,10 +1,10 @@
 """What a worker trains with: the module, its optimiser and its local weights; and which experts are trained.
 
-Who trains some of the experts has parameters, gradients and moments for these alone; the others are frozen copies,
-stored as the node likes (docs/experts.md). Before the first round of such a run nothing but what all members train
-has parameters: a model that is too large to be trained whole must not be built whole.
+A node that trains some of the experts has parameters, gradients and moments for these alone; the others are frozen
+copies, stored as the node likes (docs/experts.md). Before the first round of such a run nothing but what all
+members train has parameters: a model that is too large to be trained whole must not be built whole.
 
-Where the node has more devices, their processes take their part of each step (node/ranks/).
+Where the node has more devices, their processes take their part of each step (multi_device).
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ from atoll.protocols.run.run_spec import RunSpec
 
 
 class Learner:
-    """`module` and `inner` are replaced by `own`: ask for them each time."""
+    """`module` and `inner` are replaced by `set_trained_experts`: ask for them each time."""
 
     def __init__(
         self,
@@ -42,25 +42,26 @@ class Learner:
         anchor_on: torch.device | str = "cpu",
     ) -> None:
         """Values are undefined until `weights.start` or `weights.load`. `ranks`: joined, of the other devices."""
-        self._spec, self._device, self._ranks = spec, device, ranks
+        self._spec = spec
+        self._device = device
+        self._ranks = ranks
         self._storage = getattr(torch, frozen_dtype), frozen_on_host
         experts = nothing(spec)
         self._build(experts)
         self._weights = LocalWeights(self._replica.module, spec, experts, anchor_on)
-        self.parted: dict[int, bytes] = {}
-        """Moments of experts that were given up (protocols/run/moments.py), until somebody takes them from
-        here."""
+        self.released: dict[int, bytes] = {}
+        """Moments of experts that were given up (protocols/run/moments.py), until the owner of this empties it."""
 
     @property
     def module(self) -> Decoder:
         """With the trained values; on the host where each device has a part of them."""
-        self._bring_weights()
+        self._fetch_weights()
         return self._replica.module
 
     @property
     def weights(self) -> LocalWeights:
-        """Of `module`."""
-        self._bring_weights()
+        """The local weights of `module`, and their anchor."""
+        self._fetch_weights()
         return self._weights
 
     @property
@@ -101,16 +102,16 @@ class Learner:
     def _changes(self) -> tuple[int, int]:
         return self._weights.changes, self._replica.inner.changes
 
-    def _bring_weights(self) -> None:
+    def _fetch_weights(self) -> None:
         if self._ranks is not None:
             self._ranks.bring_weights(self._replica)
 
     @property
     def experts(self) -> bytes:
-        """Bitmap of those that are trained."""
+        """Bitmap of the experts that are trained."""
         return self._weights.experts
 
-    def own(self, experts: bytes) -> None:
+    def set_trained_experts(self, experts: bytes) -> None:
         """Train these experts from now on. What stays keeps weights and moments; what is new starts with the
         anchor and fresh moments; what is given up is frozen as the anchor has it.
 
@@ -120,10 +121,10 @@ class Learner:
             return
         trained = _on_host(self.weights.trained())
         moments = _on_host(self.inner.state())
-        self.parted = {e: data for e, data in self.parted.items() if e not in self._trained(experts)}
-        self.parted |= self._given_up(experts, moments)
+        self.released = {e: data for e, data in self.released.items() if e not in self._trained(experts)}
+        self.released |= self._given_up(experts, moments)
         del self._replica
-        self._weights.let_go()
+        self._weights.detach_module()
         self._build(experts)
         self._weights.move_to(self.module, experts, trained)
         self.inner.load(moments)

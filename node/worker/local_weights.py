@@ -1,4 +1,4 @@
-"""The weights that a worker trains, L, and their anchor A: what they were when the swarm last heard of them.
+"""The weights that a worker trains, L, and their anchor A: the weights as of the last payload or view.
 
     end of a round      Δ = A − L is sent, then A ← L on the round's cover: these chunks are in flight
     its fold is in      L ← V + κ·(L − A), A ← V on these chunks; V is the view, κ the share of
@@ -31,9 +31,9 @@ from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec
 
 SLAB_CHUNKS = 128
-"""2 MiB of float32."""
+"""Chunks of a slab on the host: 2 MiB of float32."""
 DEVICE_SLAB_CHUNKS = 1 << 11
-"""32 MiB, where the anchor is on a device: a merge has five of that at hand."""
+"""Chunks of a slab where the anchor is on a device: 32 MiB, of which a merge has five at hand."""
 _LOCAL = "local/"
 _ANCHOR = "anchor"
 
@@ -48,8 +48,9 @@ class LocalWeights:
 
         `device`: of the anchor; the module may be on another one.
         """
-        self._spec, self._arena = spec, arena_of(spec.model)
-        self._keep = spec.outer.keep_256 / 256
+        self._spec = spec
+        self._arena = arena_of(spec.model)
+        self._kept_share = spec.outer.keep_256 / 256
         self.anchor_C4096 = torch.empty((self._arena.chunks, CHUNK), device=device)
         self._slab_chunks = DEVICE_SLAB_CHUNKS if self.anchor_C4096.is_cuda else SLAB_CHUNKS
         self.sent = -1
@@ -71,7 +72,7 @@ class LocalWeights:
         """L by name, views into the module."""
         return dict(self._named)
 
-    def let_go(self) -> None:
+    def detach_module(self) -> None:
         """Forget the module: `move_to` gives another one."""
         self._module, self._named, self._frozen = nn.Module(), {}, []
 
@@ -96,14 +97,14 @@ class LocalWeights:
         self.sent = -1
 
     def merge(self, view_C4096: Tensor, *, arrived: bool) -> None:
-        """Take in an int32 view. `arrived`: what is in flight is folded, or given up; else it is left alone."""
+        """Merge an int32 view. `arrived`: what is in flight is folded, or given up; else it is left alone."""
         self.changes += 1
-        flying = self._flying()
-        for span in self._slabs_of(shared_by(self._trained, rest_of(flying, self._arena.chunks))):
+        in_flight = self._in_flight()
+        for span in self._slabs_of(shared_by(self._trained, rest_of(in_flight, self._arena.chunks))):
             self._follow(view_C4096, span)
         if arrived:
-            for span in self._slabs_of(flying):
-                self._land(view_C4096, span)
+            for span in self._slabs_of(in_flight):
+                self._merge_arrived(view_C4096, span)
             self.sent = -1
         self._freeze([place for place in self._frozen if self._renewed(place, view_C4096)])
 
@@ -115,7 +116,7 @@ class LocalWeights:
         return rows_N4096
 
     def mark_sent(self, span: Span, local_N4096: Tensor) -> None:
-        """These rows of L have been said: A ← L. `sent` is set when all of a round's cover has been."""
+        """A ← L on rows that a payload holds now. `sent` is set when all of a round's cover has been."""
         self.anchor_C4096[span.start : span.stop] = local_N4096
 
     @contextmanager
@@ -139,16 +140,17 @@ class LocalWeights:
         return {_ANCHOR: self.anchor_C4096, **{_LOCAL + name: value for name, value in self._named.items()}}
 
     def load(self, tensors: Mapping[str, Tensor], sent: int, sent_experts: bytes) -> None:
-        """Take over what `tensors` gave (`check_saved`) where the same experts were trained."""
+        """Load what `tensors` gave (`check_saved`) where the same experts were trained."""
         self.changes += 1
         self.anchor_C4096.copy_(tensors[_ANCHOR])
         for name, value in self._named.items():
             value.copy_(tensors[_LOCAL + name])
         self._freeze(self._frozen)
-        self.sent, self.sent_experts = sent, sent_experts
+        self.sent = sent
+        self.sent_experts = sent_experts
 
-    def _flying(self) -> Cover:
-        """Of what is trained here."""
+    def _in_flight(self) -> Cover:
+        """Chunks that are trained here and in flight."""
         if self.sent < 0:
             return ()
         return shared_by(self._trained, cover_of(self._spec, self.sent, self.sent_experts))
@@ -174,20 +176,21 @@ class LocalWeights:
         if bool(moved.any()):
             local = self.rows(span)
             local[moved] = (local[moved] - anchor[moved]).add_(fresh[moved])
-            self._settle(span, local, fresh)
+            self._write(span, local, fresh)
 
-    def _land(self, view_C4096: Tensor, span: Span) -> None:
+    def _merge_arrived(self, view_C4096: Tensor, span: Span) -> None:
         """What was in flight is in the view: L keeps a share of what was trained since."""
         rows = slice(span.start, span.stop)
         fresh = self._fresh(view_C4096, span)
-        local = self.rows(span).sub_(self.anchor_C4096[rows]).mul_(self._keep).add_(fresh)
-        self._settle(span, local, fresh)
+        local = self.rows(span).sub_(self.anchor_C4096[rows]).mul_(self._kept_share).add_(fresh)
+        self._write(span, local, fresh)
 
     def _fresh(self, view_C4096: Tensor, span: Span) -> Tensor:
         """V of some chunks, float32, where the anchor is."""
         return to_float(view_C4096[span.start : span.stop].to(self.anchor_C4096.device))
 
-    def _settle(self, span: Span, local_N4096: Tensor, fresh_N4096: Tensor) -> None:
+    def _write(self, span: Span, local_N4096: Tensor, fresh_N4096: Tensor) -> None:
+        """L ← local, A ← fresh on these chunks."""
         bridge.write_rows(self._named, self._arena, span.start, local_N4096)
         self.anchor_C4096[span.start : span.stop] = fresh_N4096
 

@@ -2,12 +2,13 @@
 
 Requests come on stdin, replies go to the original stdout; whatever libraries print goes to stderr (the
 log). While a round is trained, requests are served between two inner steps, and the work of those about the fold
-is done beside the steps (node/worker/background_fold.py); a round that waits for a fold goes on after the
+is done beside the steps (background_fold); a round that waits for a fold goes on after the
 request that brings it.
 The process ends when the daemon's end of the pipe does.
 """
 
 import faulthandler
+import logging
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from functools import partial
 from typing import TypeGuard, TypeVar
 
 from atoll.node.ipc.framing import Inbox, ReplyWriter
-from atoll.node.worker.background_fold import Beside
+from atoll.node.worker.background_fold import BackgroundFold
 from atoll.node.worker.session import Event, Session
 from atoll.node.worker.time_account import Doing, TimeAccount
 from atoll.protocols.errors import AtollError, Superseded
@@ -48,44 +49,45 @@ class Worker:
     """Serves one daemon. The session exists from the first Start on."""
 
     def __init__(self, inbox: Inbox, outbox: ReplyWriter) -> None:
-        self._inbox, self._outbox = inbox, outbox
+        self._inbox = inbox
+        self._outbox = outbox
         self._session: Session | None = None
         self._training: tuple[int, Generator[Event, None, None]] | None = None
         self._held = False
-        """The round at hand can go on only after another request."""
-        self._keeps: list[RequestEnvelope] = []
-        """Asks to Keep that wait for the disk."""
-        self._beside = Beside(inbox.wake)
+        """Whether the round at hand can go on only after another request."""
+        self._waiting_saves: list[RequestEnvelope] = []
+        """Save requests that wait for the disk."""
+        self._background = BackgroundFold(inbox.wake)
         self._progress_at = 0.0
         self._spent = TimeAccount(time.monotonic_ns)
 
     def run(self) -> None:
         """Serve until Stop or until the daemon is gone."""
         while True:
-            self._look_at_keeps()
+            self._retry_saves()
             self._commit()
-            if self._training is None or self._held or self._inbox.waiting():
-                self._spent.enter("fold" if self._beside.is_busy else "wait")
+            if self._training is None or self._held or self._inbox.has_request():
+                self._spent.enter("fold" if self._background.is_busy else "wait")
                 if self._inbox.wait() and not self._serve_next():
                     return
             else:
                 self._one_step()
 
-    def _look_at_keeps(self) -> None:
-        """Each is answered, or waits on."""
-        waiting, self._keeps = self._keeps, []
+    def _retry_saves(self) -> None:
+        """Answer each waiting save request, or let it wait on."""
+        waiting, self._waiting_saves = self._waiting_saves, []
         for request in waiting:
             self._serve(request)
 
     def _serve_next(self) -> bool:
-        request = self._inbox.take()
+        request = self._inbox.receive()
         goes_on = request is not None and self._serve(request)
         self._held = False
         return goes_on
 
     def _commit(self, *, all_of_them: bool = False) -> None:
         """Answer what was worked on beside the steps; `all_of_them`: and wait until nothing is."""
-        while (done := self._beside.take(wait=all_of_them)) is not None:
+        while (done := self._background.next_result(wait=all_of_them)) is not None:
             self._spent.enter("fold")
             self._held = False
             self._reply(done.request.id, answered(done.commit))
@@ -93,8 +95,8 @@ class Worker:
     def _serve(self, request: RequestEnvelope) -> bool:
         """Answer one request, or see to it that it will be. False after Stop."""
         self._spent.enter(doing(request.ask))
-        if self._goes_beside(request.ask):
-            self._beside.add(request, partial(self._open().prepare, request.ask))
+        if self._runs_in_background(request.ask):
+            self._background.add(request, partial(self._open().prepare, request.ask))
             return True
         if not isinstance(request.ask, SaveRequest | ReportRequest | TrainRequest):
             self._commit(all_of_them=True)
@@ -104,10 +106,10 @@ class Worker:
             self._reply(request.id, answer)
         return not isinstance(request.ask, StopRequest)
 
-    def _goes_beside(self, ask: Ask) -> TypeGuard[FoldAsk]:
-        """Where there are steps that it can be beside, or others before it are."""
+    def _runs_in_background(self, ask: Ask) -> TypeGuard[FoldAsk]:
+        """Whether there are steps that the request can run beside, or others before it are not answered yet."""
         has_steps = self._training is not None and not self._held
-        return isinstance(ask, FoldAsk) and (has_steps or self._beside.is_busy)
+        return isinstance(ask, FoldAsk) and (has_steps or self._background.is_busy)
 
     def _answer(self, request: RequestEnvelope) -> Answer | None:
         match request.ask:
@@ -118,10 +120,10 @@ class Worker:
                 self._begin(request.id, self._open().train(request.ask))
                 return None
             case SaveRequest():
-                kept = self._open().keep(request.ask)
-                if kept is None:
-                    self._keeps.append(request)
-                return kept
+                saved = self._open().finish_save(request.ask)
+                if saved is None:
+                    self._waiting_saves.append(request)
+                return saved
             case ReportRequest():
                 return ReportReply()
             case StopRequest():
@@ -168,7 +170,7 @@ class Worker:
 
 
 def answered(work: Callable[[], A]) -> A | FailureReply:
-    """What it gives, or the fault that it raised as a message."""
+    """The result of `work`, or the fault that it raised as a message."""
     try:
         return work()
     except (AtollError, OSError, MemoryError) as error:
@@ -176,7 +178,7 @@ def answered(work: Callable[[], A]) -> A | FailureReply:
 
 
 def doing(ask: Ask) -> Doing:
-    """What the time goes into that an ask takes; inside it the session may name parts of it otherwise."""
+    """The time account's entry for a request; the session may book parts of it under another."""
     match ask:
         case StartRequest():
             return "start"
@@ -201,11 +203,12 @@ def failed(error: Exception) -> FailureReply:
 
 
 def main() -> None:
-    """Take over stdin and stdout, then serve. A crash in machine code leaves its last words in the log."""
+    """Redirect stdin and stdout, then serve. A crash in machine code leaves a traceback in the log."""
     faulthandler.enable()
     replies = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         Worker(Inbox(0), ReplyWriter(replies)).run()
     except BrokenPipeError:

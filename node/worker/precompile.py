@@ -1,7 +1,7 @@
 """Machine code for codecs and fold, before it is needed: `python -m atoll.node.worker.precompile`.
 
-A worker asks for its codec's when it starts: the compiler takes half a minute, and in the middle of a round the
-others would wait for it. What was compiled once is only loaded, in a second.
+A worker compiles its codec when it starts: the compiler takes half a minute, and in the middle of a round the
+other members would wait for it. Machine code that was made once is only loaded, in a second.
 """
 
 import sys
@@ -17,18 +17,18 @@ from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS
 
 
 def warm(codec: Codec) -> None:
-    """One chunk through all of a codec, and through the fold."""
+    """Put one chunk through all functions of a codec and of the fold, so that they are compiled."""
     residual, anchor, local = torch.zeros((1, CHUNK)), torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
     payload = codec.encode(residual, anchor, local, 1.0)
     codec.check(payload, 1)
-    theta = codec.onto(torch.zeros((1, CHUNK), dtype=torch.int32), [(1, payload)], OuterStep(256, 256))
+    theta = codec.apply_update(torch.zeros((1, CHUNK), dtype=torch.int32), [1], [payload], OuterStep(256, 256))
     plus(theta, theta)
     plus(theta, theta, theta)
     codec.give_back(residual, payload)
 
 
 def main() -> None:
-    """Warm every codec, and say how long it took."""
+    """Compile every codec and print how long it took."""
     began = time.monotonic()
     for name in NUMBERS:
         warm(codec_of(name, CHUNK if name in DENSE_BLOCK else 64))

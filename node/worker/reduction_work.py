@@ -1,4 +1,4 @@
-"""The worker's part in reduced rounds: slices are folded, our own is reduced and opened, others' are judged.
+"""The worker's part in reduced rounds: slices are applied, our own is reduced and opened, others' are judged.
 
 See docs/wires/reduction.md. The end of our chain of Reductions is saved with the worker's generation; one that was
 made in an earlier life can be continued, but not opened.
@@ -10,14 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint.disk import disk, write_file
+from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.local import KeptBody
-from atoll.node.learning.outer.fold import Part
+from atoll.node.learning.compress.encoding import encode_residual
+from atoll.node.learning.compress.folding import Tables
+from atoll.node.learning.compress.folding import decode as decode_tables
+from atoll.node.learning.outer.mean import outer_update, weighted_mean
+from atoll.node.learning.reduction.arithmetic import Arithmetic
 from atoll.node.learning.reduction.judging import proves_fault
 from atoll.node.learning.reduction.reducer import Reducer
-from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
-from atoll.node.learning.reduction.stepping import slice_update
-from atoll.node.worker.reduction_arithmetic import COMPILED, PLAIN
+from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back, slice_update
+from atoll.p2p.system.atomic_files import disk
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DecodeError
@@ -32,6 +35,7 @@ from atoll.protocols.local.worker_messages import (
     OpenRequest,
     ReduceReply,
     ReduceRequest,
+    Slice,
 )
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
@@ -41,12 +45,31 @@ Load = Callable[[str], memoryview]
 _SUFFIX = ".reduced"
 
 
+def encode(values_C4096: Tensor, k: int) -> bytes:
+    """Payload of `sparse2` of finite float32 values. The values are used up."""
+    nowhere, layout = torch.zeros_like(values_C4096), Layout("sparse2", len(values_C4096), k)
+    return encode_residual(values_C4096, nowhere, nowhere, 1.0, layout)
+
+
+def decode(payload: bytes | memoryview, chunks: int, k: int) -> Tables:
+    """Tables of a payload of `sparse2`. Raises DecodeError."""
+    return decode_tables(payload, Layout("sparse2", chunks, k))
+
+
+ARITHMETIC = Arithmetic(encode, decode, weighted_mean, outer_update)
+"""The arithmetic of reductions, put together from the compiled codec and the mean."""
+
+
 class SliceWork:
     """One node's slices. Reductions have the names of their rounds."""
 
     def __init__(self, rules: ReductionRules, alpha_256: int, load: Load, spool: Path) -> None:
-        self._rules, self._alpha_256, self._load, self._spool = rules, alpha_256, load, spool
-        self._reducer = Reducer(rules, COMPILED)
+        """`spool`: folder of our Reductions' payloads; what an earlier life left in it is deleted."""
+        self._rules = rules
+        self._alpha_256 = alpha_256
+        self._load = load
+        self._spool = spool
+        self._reducer = Reducer(rules, ARITHMETIC)
         self._made: dict[int, ReduceReply] = {}
         self._newest: KeptBody | None = None
         """The last Reduction, until its round is final."""
@@ -54,26 +77,26 @@ class SliceWork:
             for path in spool.glob(f"*{_SUFFIX}"):  # of an earlier life: the blob store has its own name for it
                 path.unlink(missing_ok=True)
 
-    def update(self, parts: Sequence[Part], chunks: int) -> Tensor:
+    def update(self, slices: Sequence[Slice], chunks: int) -> Tensor:
         """U int32 `[chunks, 4096]` of what counts in each slice. Raises DecodeError, CorruptFault."""
         update = torch.zeros((chunks, CHUNK), dtype=torch.int32)
-        for span in {part.span for part in parts if part.span is not None}:
-            here = [part for part in parts if part.span == span]
-            raw = [(part.weight, self._rows(part.source, span).rows) for part in here if not part.reduced]
-            reduced = [(part.weight, self._load(part.source)) for part in here if part.reduced]
-            rows = slice_update(span.chunks, raw, reduced, self._rules, self._alpha_256, COMPILED)
+        for part in slices:
+            span = part.span
+            raw = [(member.weight, self._rows(member.path, span).rows) for member in part.raw]
+            reduced = [(member.weight, self._load(member.path)) for member in part.reduced]
+            rows = slice_update(span.chunks, raw, reduced, self._rules, self._alpha_256, ARITHMETIC)
             update[span.start : span.stop] = rows
         return update
 
     def check(self, payload: memoryview, root: bytes, span: Span) -> None:
         """Raise DecodeError unless these bytes are the legal payload of a Reduction with this root of its rows."""
-        PLAIN.decode(payload, span.chunks, self._rules.reduced_k)
+        decode(payload, span.chunks, self._rules.reduced_k)
         check_root(payload, Layout("sparse2", span.chunks, self._rules.reduced_k), root)
 
     def reduce(self, ask: ReduceRequest, residual_C4096: Tensor) -> ReduceReply:
-        """Our Reduction of a round; what we keep no longer goes into our own error feedback.
+        """Our Reduction of a round; what its error feedback no longer holds goes into our own.
 
-        Asked again in the same life: the same. Raises DecodeError for rows of another root.
+        Asked again in the same life, it returns the same Reduction. Raises DecodeError for rows of another root.
         """
         known = self._made.get(ask.round)
         if known is not None and Path(known.path).exists():
@@ -93,7 +116,14 @@ class SliceWork:
             hand_back(residual_C4096, rest)
         self._reducer.published(_name(ask.round), made)
         previous = ask.previous if made.previous else -1
-        done = ReduceReply(ask.round, blob, str(path), made.tree.root, made.kept_root, previous)
+        done = ReduceReply(
+            round=ask.round,
+            payload=blob,
+            path=str(path),
+            rows=made.tree.root,
+            kept=made.kept_root,
+            previous=previous,
+        )
         self._made[ask.round] = done
         self._newest = KeptBody(ask.round, blob, ask.span)
         return done
@@ -107,9 +137,9 @@ class SliceWork:
         proof = decode_proof(self._load(ask.path), self._rules)
         if decode_entry(proof.reduction, self._rules.run).id != ask.reduction:
             raise DecodeError("the proof is about another Reduction")
-        return JudgeReply(proves_fault(proof, self._rules, PLAIN))
+        return JudgeReply(proves_fault(proof, self._rules, ARITHMETIC))
 
-    def settle(self, number: int, counted: Collection[Digest], residual_C4096: Tensor) -> None:
+    def close_rounds(self, number: int, counted: Collection[Digest], residual_C4096: Tensor) -> None:
         """Rounds up to `number` are final: where our Reduction missed its set, the chain begins anew."""
         newest = self._newest
         if newest is not None and newest.round <= number:
@@ -130,7 +160,7 @@ class SliceWork:
         return {} if last is None else {"kept": last.left.values_C4096}
 
     def words(self) -> tuple[KeptBody, ...]:
-        """What a checkpoint says about `tensors`."""
+        """What a checkpoint's body says about `tensors`."""
         last = self._reducer.last
         if last is None:
             return ()
@@ -139,7 +169,7 @@ class SliceWork:
         return (KeptBody(number, payload, last.left.span),)
 
     def load(self, words: Sequence[KeptBody], kept_C4096: Tensor | None, final: int) -> None:
-        """Go on from a checkpoint of that final round. What does not fit is not taken: zeros may begin a chain."""
+        """Go on from a checkpoint of that final round. What does not fit is dropped: zeros may begin a chain."""
         for body in words:
             if kept_C4096 is not None and kept_C4096.shape == (body.span.chunks, CHUNK):
                 self._reducer.restore(_name(body.round), ReducerErrorFeedback(body.span, kept_C4096.clone()))

@@ -1,7 +1,8 @@
-"""The worker's part in a round: inner steps, the meeting with the fold that they overlap, the encoded result."""
+"""The worker's part in a round: inner steps, the merge with the fold that they overlap, the encoded result."""
 
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -13,10 +14,9 @@ from atoll.node.learning.data.windows import WindowPlace, windows
 from atoll.node.learning.inner.loop import run_steps
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.node.worker.initial_moments import Brought
+from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
-from atoll.node.worker.overlap import Overlap
 from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import Digest, Round
@@ -28,7 +28,34 @@ from atoll.protocols.run.run_spec import RunSpec
 WEIGHT_UNIT = 64
 """Weight of a member that trained on the round's nominal tokens."""
 Step: TypeAlias = TrainProgress | None
-"""None: nothing can be done before another ask of the daemon was answered."""
+"""Progress, or None where nothing can be done before another request of the daemon was answered."""
+
+
+@dataclass(slots=True)
+class Overlap:
+    """How far a round may run ahead of the fold of `after`, which may still be due, and what came of it. Pure."""
+
+    after: int
+    """Round whose fold is due; −1: none."""
+    most: int
+    """Inner steps that may be taken before that fold is in."""
+    steps: int = 0
+    """Inner steps that were taken before it was in."""
+    held_s: float = 0.0
+    """Time spent waiting for it."""
+    is_due: bool = True
+
+    def __post_init__(self) -> None:
+        self.is_due = self.after >= 0
+
+    def must_wait(self, taken: int, is_in: bool) -> bool:
+        """Whether nothing may be done after `taken` steps before the fold is in."""
+        return self.is_due and not is_in and taken >= self.most
+
+    def fold_arrived(self, taken: int) -> None:
+        """The fold came in after `taken` steps."""
+        self.is_due = False
+        self.steps = taken
 
 
 class RoundTrainer:
@@ -40,12 +67,18 @@ class RoundTrainer:
         data: Dataset,
         learner: Learner,
         fold: Fold,
-        sending: ErrorFeedback,
+        feedback: ErrorFeedback,
         spent: TimeAccount,
-        brought: Brought,
+        moments: InitialMoments,
     ) -> None:
-        self._spec, self._data, self._learner, self._spent = spec, data, learner, spent
-        self._fold, self._sending, self._brought = fold, sending, brought
+        """`moments`: those that round 0 may begin with."""
+        self._spec = spec
+        self._data = data
+        self._learner = learner
+        self._fold = fold
+        self._feedback = feedback
+        self._spent = spent
+        self._moments = moments
         self.steps_taken = 0
         """Inner steps of this node, in all rounds."""
 
@@ -56,7 +89,7 @@ class RoundTrainer:
         base, losses = self._fold.view_digest(), list[float]()
         steps = self._inner_steps(ask)
         while True:
-            if (yield from self._meet(overlap, len(losses))):
+            if (yield from self._merge_due_fold(overlap, len(losses))):
                 base = self._fold.view_digest()
             if len(losses) == ask.steps:
                 break
@@ -68,15 +101,22 @@ class RoundTrainer:
             yield TrainProgress(ask.round, len(losses), ask.steps, losses[-1], speed)
         train_s = time.monotonic() - began - overlap.held_s
         with self._spent.within("encode"):
-            payload = self._sending.encode(ask.round, self._learner.weights)
+            payload = self._feedback.encode(ask.round, self._learner.weights)
         done = self._pending(ask.round, base, losses, payload)
-        return TrainReply(done, len(payload), train_s, overlap.steps, overlap.held_s), payload
+        trained = TrainReply(
+            pending=done,
+            payload_bytes=len(payload),
+            train_s=train_s,
+            overlapped=overlap.steps,
+            held_s=overlap.held_s,
+        )
+        return trained, payload
 
     def _begin(self, ask: TrainRequest) -> Overlap:
         """Bring the local weights to where the round begins, in a module that trains what is asked for."""
-        self._learner.own(ask.experts)
+        self._learner.set_trained_experts(ask.experts)
         if ask.round == 0:
-            self._brought.give(self._learner, self._sending)
+            self._moments.load_into(self._learner, self._feedback)
         weights = self._learner.weights
         due = ask.after if not self._fold.holds(ask.after) else -1
         if carries(self._spec):
@@ -85,7 +125,7 @@ class RoundTrainer:
             weights.start(self._fold.view_C4096)
         return Overlap(due, min(ask.ahead, ask.steps))
 
-    def _meet(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:
+    def _merge_due_fold(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:
         """Wait for the fold that is due, if no more steps may be taken before it; whether it came now."""
         began, held_s = time.monotonic(), overlap.held_s
         while overlap.must_wait(taken, self._fold.holds(overlap.after)):
@@ -94,7 +134,7 @@ class RoundTrainer:
         if not overlap.is_due or not self._fold.holds(overlap.after):
             return False
         self._learner.weights.merge(self._fold.view_C4096, arrived=True)
-        overlap.met(taken)
+        overlap.fold_arrived(taken)
         return True
 
     def _inner_steps(self, ask: TrainRequest) -> Iterator[float]:
@@ -113,13 +153,22 @@ class RoundTrainer:
         blob = manifest_of_bytes(payload).id
         tokens = len(losses) * self._step_tokens
         weight = weight_of(tokens, self._spec.steps(number) * self._step_tokens)
-        path, loss = str(self._sending.path_of(blob)), sum(losses) / len(losses)
         experts = self._learner.experts
-        layout = self._sending.layout(number, experts)
-        rows = RowTree(memoryview(payload), layout).root if self._spec.reduce else b""
-        return Pending(number, base, blob, path, len(losses), tokens, weight, loss, experts, rows)
+        layout = self._feedback.layout(number, experts)
+        return Pending(
+            round=number,
+            base=base,
+            payload=blob,
+            path=str(self._feedback.path_of(blob)),
+            steps=len(losses),
+            tokens=tokens,
+            weight=weight,
+            loss=sum(losses) / len(losses),
+            experts=experts,
+            rows=RowTree(memoryview(payload), layout).root if self._spec.reduce else b"",
+        )
 
 
 def weight_of(tokens: int, nominal_tokens: int) -> int:
-    """1 … 255: the share of the round's nominal tokens, in 64ths, rounded to the nearest."""
+    """Weight of a contribution, 1 … 255: its share of the round's nominal tokens, in 64ths, rounded."""
     return max(1, min(MAX_WEIGHT, (2 * tokens * WEIGHT_UNIT + nominal_tokens) // (2 * nominal_tokens)))

@@ -1,4 +1,4 @@
-"""The worker's ledger of time: at each moment it does exactly one thing, and the books name all of them.
+"""The worker's account of time: at each moment it does exactly one thing, and the account has an entry for each.
 
 Pure: the clock comes from outside. Whole nanoseconds, so that the entries add up to the age exactly.
 """
@@ -13,18 +13,19 @@ Doing = Literal["start", "steps", "encode", "fold", "checkpoint", "evaluate", "r
 
 
 class TimeAccount:
-    """Begins in `start`; `enter` and `within` say what comes next."""
+    """Begins in `start`; `enter` and `within` name what comes next."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         """`now_ns`: a clock that never goes back."""
-        self._now_ns, self._since_ns = now_ns, now_ns()
+        self._now_ns = now_ns
+        self._since_ns = now_ns()
         self._doing: Doing = "start"
         self._booked_ns: dict[Doing, int] = {}
         self._unsaved_ns = 0
         self._saving_ns = 0
 
     def enter(self, doing: Doing) -> None:
-        """From now on the worker does this."""
+        """Book the time since the last call, and that the worker does this from now on."""
         now_ns = self._now_ns()
         gone_ns, self._since_ns = now_ns - self._since_ns, now_ns
         self._booked_ns[self._doing] = self._booked_ns.get(self._doing, 0) + gone_ns
@@ -34,7 +35,7 @@ class TimeAccount:
 
     @contextmanager
     def within(self, doing: Doing) -> Iterator[None]:
-        """This for as long as the block takes, then again what was before."""
+        """Book the block's time under `doing`, and go on with what was before."""
         before = self._doing
         self.enter(doing)
         try:
@@ -42,25 +43,25 @@ class TimeAccount:
         finally:
             self.enter(before)
 
-    def hand_over(self) -> None:
-        """The steps so far are being saved."""
+    def begin_save(self) -> None:
+        """The steps so far are being saved: see `confirm_saved`."""
         self.enter(self._doing)
         self._saving_ns += self._unsaved_ns
         self._unsaved_ns = 0
 
-    def keep(self) -> None:
-        """What was handed over is saved: it counts."""
+    def confirm_saved(self) -> None:
+        """The save has ended well: its steps cannot be lost any more."""
         self._saving_ns = 0
 
     def discard(self) -> None:
-        """The steps since the last `hand_over` are thrown away: they were in vain, and are taken again."""
+        """The steps since the last `begin_save` are thrown away: their time is booked as `recompute`."""
         self.enter(self._doing)
         self._booked_ns["steps"] = self._booked_ns.get("steps", 0) - self._unsaved_ns
         self._booked_ns["recompute"] = self._booked_ns.get("recompute", 0) + self._unsaved_ns
         self._unsaved_ns = 0
 
     def read(self) -> TimeSpent:
-        """The books up to now."""
+        """All entries up to now."""
         self.enter(self._doing)
         booked_ns = {f"{doing}_ns": value_ns for doing, value_ns in self._booked_ns.items()}
         return TimeSpent(**booked_ns, unsaved_ns=self._unsaved_ns + self._saving_ns)

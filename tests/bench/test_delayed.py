@@ -6,11 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.learning.compress import sparse2
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
-from atoll.node.learning.outer.mean import outer_update
 from atoll.node.runs import presets
 from atoll.node.runs.fragments import finer
 from atoll.protocols.ids import peer_id_of
@@ -18,7 +16,8 @@ from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import Stage
 from atoll_bench.reference_arms.baselines import Task, member_round
 from tests.bench.delayed import LateRule, delayed_sparse
-from tests.plain import feedback
+from tests.plain import feedback, sparse2
+from tests.plain.mean import outer_update
 
 
 @pytest.fixture

@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from atoll.node.learning.compress.sparse2 import decode
 from atoll.node.learning.outer.fixed import state_digest
-from atoll.node.learning.outer.mean import outer_update
 from atoll.node.learning.reduction.reducer import Reducer
-from atoll.node.worker.reduction_arithmetic import PLAIN
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.reduction import Offer
 from atoll.protocols.ledger.rows import RowTree, checked_rows
@@ -17,6 +14,8 @@ from atoll_bench.topology.reduction_trial import ALPHA_256, WEIGHT, losses
 from atoll_bench.topology.topology import K, mean, rules_of, traffic_rows
 from atoll_bench.topology.topology_peer import twisted
 from atoll_bench.topology.topology_swarm import Trial, first_payloads, run_trial
+from tests.plain.mean import PLAIN, outer_update
+from tests.plain.sparse2 import decode
 
 torch.set_num_threads(1)
 RULES = rules_of(48)

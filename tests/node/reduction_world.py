@@ -5,9 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from atoll.node.learning.compress.sparse2 import encode
 from atoll.node.learning.reduction.reducer import Reducer
-from atoll.node.worker.reduction_arithmetic import PLAIN
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, RunId, digest
@@ -16,6 +14,8 @@ from atoll.protocols.ledger.reduction import PROOF_VERSION, Claim, FaultProof, O
 from atoll.protocols.ledger.rows import RowTree, checked_rows
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.slices import ReduceSpec, plan_of
+from tests.plain.mean import PLAIN
+from tests.plain.sparse2 import encode
 
 torch.set_num_threads(1)
 

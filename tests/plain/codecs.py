@@ -6,10 +6,10 @@
 import numpy as np
 import torch
 
-from atoll.node.learning.compress import bits
-from atoll.node.learning.compress.quantise import scale_units
-from atoll.node.learning.compress.sparse2 import decode as decode_sparse2
 from atoll.protocols.run.payload import DENSE_BLOCK, HIGH_LEVELS, MOST_SCALE, TOP_LEVEL, Layout, check_frame
+from tests.plain import bits
+from tests.plain.quantise import scale_units
+from tests.plain.sparse2 import decode as decode_sparse2
 
 
 class Refused(Exception):

@@ -8,9 +8,9 @@ The quantisation error stays in e too, so a coarse quantiser costs time, not bia
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress.sparse2 import SLAB_CHUNKS, Tables, decode, encode
 from atoll.protocols.errors import Divergence
 from atoll.protocols.run.payload import VALUE_BITS
+from tests.plain.sparse2 import SLAB_CHUNKS, Tables, decode, encode
 
 
 def feed(residual_C4096: Tensor, delta_C4096: Tensor, beta: float, k: int) -> bytes:

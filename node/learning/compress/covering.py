@@ -14,8 +14,9 @@ Rows: TypeAlias = npt.NDArray[np.int32]
 
 @lru_cache(maxsize=64)
 def rows_of(part: Cover, whole: Cover) -> Rows:
-    """Rows of a payload of `part` in a round of `whole`; each span of `part` lies in one of `whole`."""
+    """Rows of a payload of `part` in a round of `whole`; each span of `part` lies in one of `whole`. Cached."""
     found = np.full(size_of(whole), -1, np.int32)
+    # One array for equal covers, told apart by identity in `folding`: so it is read-only.
     first, row, at = 0, 0, 0
     for span in part:
         while whole[at].stop <= span.start:
@@ -28,5 +29,5 @@ def rows_of(part: Cover, whole: Cover) -> Rows:
 
 
 def size_covered(rows: Rows | None, chunks: int) -> int:
-    """Chunks of a payload of a round of `chunks` chunks."""
+    """Number of chunks that a payload has in a round of `chunks` chunks."""
     return chunks if rows is None else int(rows.max(initial=-1)) + 1

@@ -4,13 +4,13 @@ int8 takes the largest scale at which the block's largest value still reaches le
 2, 4 … 64: it tries four scales within the octave at which the largest value is level 64, and takes the best.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.node.learning.compress.fitting import half_bits, units_of
-from atoll.node.learning.compress.summing import least_weight, who_covers
+from atoll.node.learning.compress.summing import find_members, least_weight
 from atoll.node.learning.kernels.compiled import compiled, inlined
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import DENSE_BLOCK, MOST_SCALE, TOP_LEVEL, VALUE_BITS, Layout
@@ -33,11 +33,37 @@ _NOT_FINITE = np.int32(0x7F800000)
 _TRIES = np.array([1 / 48, 1 / 48 * 2**-0.25, 1 / 48 * 2**-0.5, 1 / 48 * 2**-0.75])
 
 
-def dense_facts(layout: Layout) -> tuple[int, ...]:
-    """What the kernels know of a codec: block, bits of a code, top level, largest scale, and where things are."""
+class DenseShape(NamedTuple):
+    """What the kernels know of a dense codec and of the layout of a payload that is written."""
+
+    block: int
+    code_bits: int
+    top: int
+    """Largest level."""
+    max_scale: int
+    """Bits of the largest fp16 scale."""
+    scale_bytes: int
+    """Bytes of a chunk's row of scales; `code_bytes` likewise."""
+    code_bytes: int
+    scales_at: int
+    codes_at: int
+
+
+def dense_shape(layout: Layout) -> DenseShape:
+    """The shape of a layout of `int8` or `e3m0`."""
     name = layout.codec
-    sizes = DENSE_BLOCK[name], layout.code_bits, TOP_LEVEL[name], MOST_SCALE[name]
-    return (*sizes, *layout.row_bytes, *layout.offsets)
+    scale_bytes, code_bytes = layout.row_bytes
+    scales_at, codes_at = layout.offsets
+    return DenseShape(
+        block=DENSE_BLOCK[name],
+        code_bits=layout.code_bits,
+        top=TOP_LEVEL[name],
+        max_scale=MOST_SCALE[name],
+        scale_bytes=scale_bytes,
+        code_bytes=code_bytes,
+        scales_at=scales_at,
+        codes_at=codes_at,
+    )
 
 
 def dense_scratch(block: int) -> tuple[npt.NDArray[Any], ...]:
@@ -52,10 +78,11 @@ def dense_scratch(block: int) -> tuple[npt.NDArray[Any], ...]:
 
 @compiled
 def encode_dense(
-    anchor: Any, local: Any, residual: Any, beta: Any, first: int, out: Bytes, facts: Any, scratch: Any
+    anchor: Any, local: Any, residual: Any, beta: Any, first: int, out: Bytes, shape: Any, scratch: Any
 ) -> bool:
-    """Whether everything was finite."""
-    block, width, top, most, scales, codes, at_scales, at_codes = facts
+    """Encode β·e + (anchor − local) as chunks `first …` of `out`; e becomes the rest. False if a is not finite."""
+    block, width, top, most = shape.block, shape.code_bits, shape.top, shape.max_scale
+    scales, codes = shape.scale_bytes, shape.code_bytes
     level, _, _, single = scratch
     for row in range(len(residual)):
         e, c = residual[row], first + row
@@ -63,6 +90,7 @@ def encode_dense(
             e[i] = e[i] * beta + (anchor[row, i] - local[row, i])
         for b in range(CHUNK // block):
             values, levels = e[b * block : (b + 1) * block], level[b * block : (b + 1) * block]
+            # Bits of |x| rise with |x|, so the largest value, infinity and NaN are found by integer comparisons.
             largest = np.int32(0)
             bits = values.view(np.int32)
             for i in range(block):
@@ -76,9 +104,9 @@ def encode_dense(
             step = np.float32(units_of(half)) * _UNIT
             for i in range(block):
                 values[i] -= np.float32(levels[i]) * step
-            out[at_scales + c * scales + 2 * b] = half & 255
-            out[at_scales + c * scales + 2 * b + 1] = half >> 8
-        _write(out[at_codes + c * codes : at_codes + (c + 1) * codes], level, width)
+            out[shape.scales_at + c * scales + 2 * b] = half & 255
+            out[shape.scales_at + c * scales + 2 * b + 1] = half >> 8
+        _write(out[shape.codes_at + c * codes : shape.codes_at + (c + 1) * codes], level, width)
     return True
 
 
@@ -104,6 +132,8 @@ def _scale_of(values: Floats, levels: Ints32, size: float, width: int, top: int,
 @inlined
 def _half_below(units: float, limit: float, most: int, single: Floats) -> int:
     """Bits of the fp16 nearest to a scale in units of 2⁻²⁴, but not above `limit` units nor above `most`."""
+    # Rounding to nearest may go up: above the limit the largest value would not reach the top level any more,
+    # and a block without its top level is refused by every reader.
     half = min(half_bits(units * 2.0**-24, single), most)
     while half and units_of(half) > limit:
         half -= 1
@@ -113,6 +143,7 @@ def _half_below(units: float, limit: float, most: int, single: Floats) -> int:
 @inlined
 def _levels(values: Floats, levels: Ints32, units: int, width: int, top: int) -> None:
     """Nearest levels of a block; 0 for a block of scale 0."""
+    # Part of the bytes: one rounded reciprocal for the block. A division of each value could give other levels.
     inverse = np.float32(0) if units == 0 else _UNITS / np.float32(units)
     most = np.float32(2 * top)
     if width == 8:
@@ -150,50 +181,50 @@ def _nibble(level: int) -> int:
 
 @compiled
 def fold_dense(
-    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, places: Any, step: tuple[int, int],
-    arrays: Any, scratch: Any,
-) -> int:  # fmt: skip
-    """Number of a fault, 0 for none. `arrays`: update, θ, view; fills the first and last where not empty."""
-    update, theta, view = arrays
-    wanted = len(update) > 0 or len(view) > 0
+    payloads: Any, span: tuple[int, int], shape: Any, step: tuple[int, int], theta: Any, out: Any, scratch: Any
+) -> int:
+    """θ + U of chunks `span` into `out`; 0, or a fault's number. With an empty `out` payloads are only checked.
+
+    `payloads`: `folding.PayloadArrays`. `step`: α_256 and floor_256.
+    """
     level, total, share, _, there = scratch
-    block, scales, offsets = facts[0], facts[4], places[2]
+    rows, weights, offsets = payloads.bytes_PB, payloads.weight_P, payloads.offset_PS
+    block, (alpha_256, floor_256) = shape.block, step
     for c in range(span[0], span[1]):
-        members = who_covers(c, places, there)
+        members = find_members(c, payloads, there)
         for m in range(members):
             p, r = there[0, m], there[1, m]
-            fault = read_levels(rows[p], r, facts, offsets[p], level)
+            fault = read_levels(rows[p], r, shape, offsets[p], level)
             if fault:
                 return fault
-            for b in range(CHUNK // block if wanted else 0):
-                spot = offsets[p, 0] + r * scales + 2 * b
+            for b in range(CHUNK // block if len(out) else 0):
+                spot = offsets[p, 0] + r * shape.scale_bytes + 2 * b
                 unit = units_of(np.int64(rows[p, spot]) | (np.int64(rows[p, spot + 1]) << 8)) * weights[p]
+                # A block of scale 0 was not sent: its member's weight does not count in the block's mean.
                 share[b] += weights[p] if unit else 0
                 for i in range(b * block, (b + 1) * block):
                     total[i] += level[i] * unit
-        if wanted:
-            least = least_weight(weights, there, members, step[1])
+        if len(out):
+            least = least_weight(weights, there, members, floor_256)
             for b in range(CHUNK // block):
-                _divide(total[b * block : (b + 1) * block], share[b], step[0], least)
+                _divide(total[b * block : (b + 1) * block], share[b], alpha_256, least)
                 share[b] = 0
-            if len(update):
-                for i in range(CHUNK):
-                    update[c, i] = total[i]
-            if len(view) and not _move(theta[c], view[c], total):
+            if not _move(theta[c], out[c], total):
                 return LEFT_RANGE
             total[:] = 0
     return 0
 
 
 @inlined
-def read_levels(row: Bytes, r: int, facts: Any, offsets: Ints, level: Ints32) -> int:
-    """Levels of a payload's row; the number of a fault."""
-    block, width, top, most, scales, codes, _, _ = facts
+def read_levels(row: Bytes, r: int, shape: Any, offsets: Ints, level: Ints32) -> int:
+    """Levels of row `r` of a payload into `level`; 0, or the number of a fault."""
+    block, width, codes = shape.block, shape.code_bits, shape.code_bytes
     code = row[offsets[1] + r * codes : offsets[1] + (r + 1) * codes]
     strange = False
     if width == 8:
         for i in range(CHUNK):
             level[i] = np.int8(code[i])
+            # −128 has no counterpart above: nobody writes it, and two forms of one value would be two payloads
             strange |= level[i] == -128
     else:
         for i in range(CHUNK // 2):
@@ -203,16 +234,16 @@ def read_levels(row: Bytes, r: int, facts: Any, offsets: Ints, level: Ints32) ->
     if strange:
         return 21
     for b in range(CHUNK // block):
-        spot = offsets[0] + r * scales + 2 * b
+        spot = offsets[0] + r * shape.scale_bytes + 2 * b
         scale = np.int64(row[spot]) | (np.int64(row[spot + 1]) << 8)
         largest = np.int32(0)
         for i in range(b * block, (b + 1) * block):
             largest = max(largest, abs(level[i]))
-        if scale > most:
+        if scale > shape.max_scale:
             return 20
         if scale == 0 and largest:
             return 22
-        if scale and largest != top:
+        if scale and largest != shape.top:
             return 23
     return 0
 
@@ -226,6 +257,7 @@ def _level_of(nibble: Any) -> Any:
 @inlined
 def _divide(total: Ints, share: int, alpha: int, least: int) -> None:
     """As `summing.divide`, with one divisor for all."""
+    # A product with the rounded inverse is also off by at most one, and the remainder corrects it.
     half = max(share, least) << 10
     bottom = half << 1
     inverse = 1.0 / np.float64(bottom)
@@ -238,25 +270,26 @@ def _divide(total: Ints, share: int, alpha: int, least: int) -> None:
 
 
 @inlined
-def _move(theta: Ints32, view: Ints32, moves: Ints) -> bool:
+def _move(theta: Ints32, out: Ints32, moves: Ints) -> bool:
+    """out ← θ + moves; False where a sum does not fit int32."""
     sound = True
     for i in range(CHUNK):
         after = np.int64(theta[i]) + moves[i]
         sound &= after == np.int64(np.int32(after))
-        view[i] = np.int32(after)
+        out[i] = np.int32(after)
     return bool(sound)
 
 
 @compiled
-def add_dense(rows: Bytes, span: tuple[int, int], facts: Any, places: Any, residual: Any, level: Ints32) -> int:
-    """Add the values of one payload, which has all chunks, to `residual`; the number of a fault."""
-    block, scales, offsets, row = facts[0], facts[4], places[2][0], rows[0]
-    for c in range(span[0], span[1]):
-        fault = read_levels(row, c, facts, offsets, level)
+def add_dense(payloads: Any, shape: Any, residual: Any, level: Ints32) -> int:
+    """Add the values of one payload, which has all chunks, to `residual`; 0, or the number of a fault."""
+    block, row, offsets = shape.block, payloads.bytes_PB[0], payloads.offset_PS[0]
+    for c in range(len(residual)):
+        fault = read_levels(row, c, shape, offsets, level)
         if fault:
             return fault
         for b in range(CHUNK // block):
-            spot = offsets[0] + c * scales + 2 * b
+            spot = offsets[0] + c * shape.scale_bytes + 2 * b
             step = np.float32(units_of(np.int64(row[spot]) | (np.int64(row[spot + 1]) << 8))) * _UNIT
             for i in range(b * block, (b + 1) * block):
                 residual[c, i] += np.float32(level[i]) * step

@@ -1,8 +1,6 @@
 """Where a worker encodes: what makes payloads, and on which device e and the anchor must lie for it.
 
-On the host: compiled, by several threads. On a GPU: `atoll.node.learning.compress.gpu.encoder`. Both give
-the same bytes
-and the same e.
+On the host: compiled, by several threads. On a GPU: `compress.gpu.encoder`. Both give the same bytes and e.
 """
 
 from typing import Protocol
@@ -18,13 +16,13 @@ SLAB_CHUNKS = 128
 """2 MiB of float32: what all threads of the host have at hand together, at the most one slab each."""
 
 
-class Unsaid(Protocol):
+class UnfinishedPayload(Protocol):
     """A payload that is being made."""
 
     def fill(
         self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float
     ) -> None:
-        """Fill its chunks from `at` on with β·e + (anchor − local); e becomes what was not said.
+        """Fill its chunks from `at` on with β·e + (anchor − local); e becomes what was not sent.
 
         All three are float32, contiguous, on the encoder's device and sound: only then is nothing lost. Raises
         Divergence for a residual that is not finite.
@@ -35,24 +33,24 @@ class Unsaid(Protocol):
 
 
 class Encoder(Protocol):
-    """One kind of place to encode at."""
+    """Makes payloads on one device."""
 
     @property
     def device(self) -> torch.device:
-        """Of e, the anchor and the rows of local weights."""
+        """Device of e, the anchor and the rows of local weights."""
 
     @property
     def threads(self) -> int:
-        """That may call at once, each for slabs of its own."""
+        """Number of threads that may call at once, each for slabs of its own."""
 
     @property
     def slab_chunks(self) -> int:
-        """Most chunks of one call that pay."""
+        """Most chunks that one call should be given."""
 
     def is_sound(self, values_N4096: Tensor) -> bool:
         """Whether float32 rows can be encoded: no NaN, nothing from 2⁶⁴ on."""
 
-    def begin(self, layout: Layout) -> Unsaid:
+    def begin(self, layout: Layout) -> UnfinishedPayload:
         """A payload of this layout."""
 
 
@@ -68,7 +66,7 @@ class OnHost:
     def is_sound(self, values_N4096: Tensor) -> bool:
         return encoding.is_sound(values_N4096)
 
-    def begin(self, layout: Layout) -> Unsaid:
+    def begin(self, layout: Layout) -> UnfinishedPayload:
         return _HostPayload(layout)
 
 

@@ -1,8 +1,8 @@
 """Compiled: a = β·e + (anchor − local) -> payload bytes and the new e, chunk by chunk in one pass.
 
 A payload is filled range of chunks by range of chunks, so that the caller needs only a slab of the local weights
-at a time: `is_sound` of every slab first, then `encode_rows` of every slab. Same bytes and same e as a plain
-version in torch, which the tests hold it against.
+at a time: `is_sound` of every slab first, then `encode_rows` of every slab. The tests hold the bytes and the new e
+against a plain version in torch (tests/plain).
 """
 
 import math
@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from atoll.node.learning.compress.dense import dense_facts, dense_scratch, encode_dense
+from atoll.node.learning.compress.dense import dense_scratch, dense_shape, encode_dense
 from atoll.node.learning.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norms_of, units_of, word_of
-from atoll.node.learning.compress.selecting import choose, scratch_for
+from atoll.node.learning.compress.reading import sparse_shape
+from atoll.node.learning.compress.selecting import choose, selection_scratch
 from atoll.node.learning.kernels.compiled import compiled, inlined
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.run.arena import CHUNK
@@ -32,14 +33,14 @@ _LARGEST = 0x5F800000
 
 
 def blank_payload(layout: Layout) -> bytearray:
-    """A payload that `encode_rows` has yet to fill."""
+    """A payload with its header alone, zeros behind it, for `encode_rows` to fill."""
     out = bytearray(layout.size_bytes)
     out[: len(layout.header)] = layout.header
     return out
 
 
 def is_sound(values_N4096: Tensor) -> bool:
-    """Whether float32 rows are weights (or a residual) that can be encoded: no NaN, nothing from 2⁶⁴ on."""
+    """Whether float32 rows can be encoded: no NaN, no magnitude from 2⁶⁴ on."""
     return bool(_is_sound(values_N4096.numpy()))
 
 
@@ -52,7 +53,7 @@ def encode_rows(
     local_N4096: Tensor,
     beta: float,
 ) -> None:
-    """Fill the payload's chunks from `at` on with β·e + (anchor − local); e becomes what was not said.
+    """Fill the payload's chunks from `at` on with β·e + (anchor − local); e becomes what was not sent.
 
     All three are float32, contiguous and sound (`is_sound`): only then is nothing lost. Calls for other chunks of
     the same payload may run at the same time. Raises Divergence for a residual that is not finite.
@@ -63,37 +64,43 @@ def encode_rows(
 
 
 def encode_residual(
-    residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, k: int, *,
-    codec: str, threads: int = 1,
-) -> bytes:  # fmt: skip
+    residual_C4096: Tensor,
+    anchor_C4096: Tensor,
+    local_C4096: Tensor,
+    beta: float,
+    layout: Layout,
+    *,
+    threads: int = 1,
+) -> bytes:
     """Payload of β·e + (anchor − local) of whole arrays, as `encode_rows`. One range of chunks for each thread.
 
     Raises Divergence for weights that are NaN or from 2⁶⁴ on, with the residual as it was.
     """
-    layout = Layout(codec, len(residual_C4096), k)
     payload = blank_payload(layout)
     ranges = ranges_of(layout.chunks, threads)
-    if not all(each_range(ranges, lambda a, b: is_sound(local_C4096[a:b]))):
+    # All of it before any of it: encoding changes the residual, which must survive weights that diverged.
+    if not all(each_range(ranges, lambda start, stop: is_sound(local_C4096[start:stop]))):
         raise Divergence("the pseudo-gradient holds NaN or infinity")
 
-    def work(a: int, b: int) -> None:
-        encode_rows(payload, layout, a, residual_C4096[a:b], anchor_C4096[a:b], local_C4096[a:b], beta)
+    def work(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        encode_rows(payload, layout, start, residual_C4096[part], anchor_C4096[part], local_C4096[part], beta)
 
     each_range(ranges, work)
     return bytes(payload)
 
 
 def _run(layout: Layout, arrays: tuple[Any, Any, Any], beta: Any, at: int, out: Bytes) -> bool:
-    """The codec's encoder; whether everything was finite."""
+    """Encode by the layout's codec; whether everything was finite."""
     if layout.is_dense:
-        facts = dense_facts(layout)
-        return bool(encode_dense(*arrays, beta, at, out, facts, dense_scratch(facts[0])))
-    shape = (layout.k, layout.low_bits, *layout.row_bytes[1:], layout.code_bits)
-    own = encode_scratch(layout.k)
-    return bool(_encode_chunks(*arrays, beta, at, out, layout.offsets, shape, norms_of(layout.k), own))
+        shape = dense_shape(layout)
+        return bool(encode_dense(*arrays, beta, at, out, shape, dense_scratch(shape.block)))
+    offsets, own = layout.offsets, encode_scratch(layout.k)
+    return bool(_encode_chunks(*arrays, beta, at, out, offsets, sparse_shape(layout), norms_of(layout.k), own))
 
 
 def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
+    """Start and stop of one range of chunks for each thread."""
     share = max(1, math.ceil(chunks / max(1, threads)))
     return [(start, min(start + share, chunks)) for start in range(0, chunks, share)]
 
@@ -107,9 +114,10 @@ def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
 
 
 def encode_scratch(k: int) -> Any:
-    """What the encoder works in, one for each thread."""
+    """Arrays that the encoder works in; each thread needs its own."""
+    # eight codes more than k: the last byte of codes is packed from a whole group, and what is behind k stays 0
     fit = (np.empty(k), np.empty((SHAPES, k)), np.empty(1, np.float32), np.zeros(k + 8, np.uint8))
-    return scratch_for(k), fit
+    return selection_scratch(k), fit
 
 
 @compiled
@@ -134,15 +142,16 @@ def _encode_chunks(
     first: int,
     out: Bytes,
     offsets: tuple[int, ...],
-    shape: tuple[int, ...],
+    shape: Any,
     norms: Doubles,
     scratch: Any,
 ) -> bool:
-    """Whether everything was finite."""
-    k = shape[0]
+    """Encode chunks `first …` of a sparse payload into `out`; e becomes the rest. False where a was not finite."""
+    k = shape.k
     chosen, (small, gain, single, code) = scratch
     at, key, order = chosen[1], chosen[2], chosen[3]
     sizes = order[1:].view(np.float32)
+    # The bar of one chunk is where the search for the next one begins: neighbours have values of one scale.
     guess = 0
     for row in range(len(residual)):
         e, c = residual[row], first + row
@@ -150,16 +159,17 @@ def _encode_chunks(
         guess = choose(e.view(np.int32), k, guess, chosen)
         if guess < 0:
             return False
+        # float64 in rising order of size: the order is part of the answer, here and in the GPU's kernels.
         total = 0.0
         for i in range(k):
             total += np.float64(sizes[i])
             small[i] = total
-        if shape[5] == 2:
+        if shape.code_bits == 2:
             form, split, scale = best_fit(small, norms, gain)
         else:
             form, split, scale = 0, k - 1, total / k
         half = half_bits(scale, single)
-        any_large = _say(e, at, key, code, half, form, order[split + 1], k)
+        any_large = _subtract_sent(e, at, key, code, half, form, order[split + 1], k)
         word = word_of(half, form, any_large)
         out[offsets[0] + 2 * c] = word & 255
         out[offsets[0] + 2 * c + 1] = word >> 8
@@ -169,13 +179,16 @@ def _encode_chunks(
 
 @inlined
 def _add_up(e: Floats, anchor: Floats, local: Floats, beta: Any) -> None:
+    """e ← β·e + (anchor − local)."""
+    # Rounded after each operation, in this order: a fused multiply-add would give other bits on other machines.
     for i in range(CHUNK):
         e[i] = e[i] * beta + (anchor[i] - local[i])
 
 
 @inlined
-def _say(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form: int, bar: int, k: int) -> bool:
-    """Codes of the chosen values, which leave e; whether any is large. A chunk of scale 0 says nothing."""
+def _subtract_sent(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form: int, bar: int, k: int) -> bool:
+    """Codes of the chosen values; what they send leaves e. Whether any is large. Scale 0 sends nothing."""
+    # Values too small for the smallest scale: the chunk has the one form that readers take for "nothing".
     if half == 0:
         for i in range(k):
             at[i] = i
@@ -201,8 +214,9 @@ def _say(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form: int, bar:
 @inlined
 def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -> None:
     """Lows, highs and codes of one chunk."""
-    k, low_bits, lows, highs, codes, code_bits = shape
-    width = np.uint64(low_bits)
+    k, low_bits, codes = shape.k, shape.low_bits, shape.code_bytes
+    width, lows, highs = np.uint64(low_bits), shape.low_bytes, shape.high_bytes
+    # `out` holds zeros: fields are written whole, the unary bits are or-ed in.
     spot = np.uint64(offsets[1] + c * lows)
     held, have, one, eight = np.uint64(0), np.uint64(0), np.uint64(1), np.uint64(8)
     mask = np.int32((1 << low_bits) - 1)
@@ -219,7 +233,7 @@ def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -
         bit = np.uint32((at[i] >> low_bits) + np.int32(i))
         row[bit >> np.uint32(3)] |= np.uint8(np.uint32(1) << (bit & np.uint32(7)))
     row = out[offsets[3] + c * codes : offsets[3] + (c + 1) * codes]
-    if code_bits == 2:
+    if shape.code_bits == 2:
         for i in range(codes):
             four = code[4 * i : 4 * i + 4]
             row[i] = four[0] | (four[1] << 2) | (four[2] << 4) | (four[3] << 6)

@@ -28,6 +28,8 @@ def best_fit(small: Doubles, norms: Doubles, gain: Doubles) -> tuple[int, int, f
     """
     k = len(small)
     total = small[k - 1]
+    # Least squares: the error is Σv² − (Σlv)²/Σl², so the largest (Σlv)²/Σl² wins. Ties go to the lower shape and
+    # then to the fewer small values, as in the plain version: both are part of the payload's bytes.
     most, shape = np.int64(-1), 0
     for s in range(SHAPES):
         row, norm, high = gain[s], norms[s], np.float64(HIGHS[s])
@@ -56,21 +58,24 @@ def half_bits(scale: float, single: npt.NDArray[np.float32]) -> int:
     single[0] = np.float32(scale)
     bits = int(single.view(np.uint32)[0])
     exponent = (bits >> 23) - 127
+    # below half of the smallest subnormal, 2⁻²⁴
     if exponent < -25:
         return 0
     mantissa = (bits & 0x7FFFFF) | 0x800000
+    # an fp16 keeps 11 bits of 24, and one less for each step below its smallest normal exponent, −14
     drop = 13 if exponent >= -14 else -1 - exponent
     kept = mantissa >> drop
     rest = mantissa & ((1 << drop) - 1)
     middle = 1 << (drop - 1)
     if rest > middle or (rest == middle and kept & 1):
         kept += 1
+    # A carry out of the mantissa lands in the exponent, which is the next larger number: no case of its own.
     return kept + ((exponent + 14) << 10) if exponent >= -14 else kept
 
 
 @inlined
 def units_of(half: Any) -> Any:
-    """An fp16 scale in units of 2⁻²⁴."""
+    """An fp16 scale ≥ 0 in units of 2⁻²⁴, exactly: a whole number of at most 2²⁴ for scales up to 1."""
     exponent = half >> 10
     fraction = half & 0x3FF
     return (fraction + 1024) << (exponent - 1) if exponent else fraction
@@ -78,5 +83,5 @@ def units_of(half: Any) -> Any:
 
 @inlined
 def word_of(half: int, shape: int, any_large: bool) -> int:
-    """What is written of a chunk."""
+    """The 16-bit word of a chunk: fp16 scale and shape, which is 0 where no value is large."""
     return half | (shape << SHAPE_SHIFT) if any_large else half

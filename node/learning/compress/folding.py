@@ -1,7 +1,7 @@
-"""R payloads -> U, or θ + U, in one compiled pass over the chunks, in exact integers.
+"""R payloads -> θ + U in one compiled pass over the chunks, in exact integers; and payloads checked and decoded.
 
 A payload may hold some of the chunks only: "all weight", of which the floor is a share, is the weight of those who
-cover the chunk. The bits of `decode` and `aggregate.mean.outer_update`, which the tests hold it against.
+cover the chunk. The tests hold the bits against the definition, `outer.mean.outer_update` of the decoded tables.
 """
 
 from collections.abc import Sequence
@@ -16,35 +16,29 @@ from torch import Tensor
 from atoll.node.learning.compress import dense, sparse_fold
 from atoll.node.learning.compress.covering import Rows, size_covered
 from atoll.node.learning.compress.encoding import each_range, ranges_of
-from atoll.node.learning.compress.reading import SPARE
+from atoll.node.learning.compress.reading import SPARE, sparse_shape
 from atoll.node.learning.kernels.streaming import ALIGN_BYTES
 from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.ledger.records import MAX_SET, MAX_WEIGHT
 from atoll.protocols.run.arena import CHUNK
-from atoll.protocols.run.payload import Layout, check_frame
+from atoll.protocols.run.payload import VALUE_BITS, Layout, check_frame
 
 Payload: TypeAlias = bytes | memoryview
-Member: TypeAlias = tuple[int, Payload] | tuple[int, Payload, Rows | None]
-"""Weight and payload; which of the chunks it has, where that is not all."""
+_SLAB_CHUNKS = 256
 
 
-class RowOffsets(NamedTuple):
-    """Where the rows of each payload lie."""
+class PayloadArrays(NamedTuple):
+    """The P payloads of one call as the kernels read them."""
 
-    rows_UC: npt.NDArray[np.int32]
-    """The different maps of chunks to rows; −1: the payload has no such chunk."""
-    map_P: npt.NDArray[np.int64]
-    """Which map a payload has."""
+    bytes_PB: npt.NDArray[np.uint8]
+    """Each payload, with SPARE zero bytes behind it."""
+    weight_P: npt.NDArray[np.int64]
     offset_PS: npt.NDArray[np.int64]
     """Where each section of a payload begins."""
-
-
-class Given(NamedTuple):
-    """Payloads as the kernels take them."""
-
-    bytes: npt.NDArray[np.uint8]
-    places: RowOffsets
-    weight_P: npt.NDArray[np.int64]
+    map_P: npt.NDArray[np.int64]
+    """Which map of chunks to rows a payload has."""
+    rows_UC: npt.NDArray[np.int32]
+    """The different maps; −1: the payload has no such chunk."""
 
 
 class OuterStep(NamedTuple):
@@ -54,111 +48,114 @@ class OuterStep(NamedTuple):
     floor_256: int
 
 
-def check(payload: bytes | memoryview, chunks: int, k: int, *, codec: str) -> None:
+class Tables(NamedTuple):
+    """A decoded payload of `sparse2` or `sparse1`."""
+
+    index_Ck: Tensor
+    """int64, rising, 0 … 4095."""
+    q_Ck: Tensor
+    """int64, units of 2⁻²⁶. A row of zeros says that the author sends nothing of this chunk."""
+
+
+def check(payload: Payload, layout: Layout) -> None:
     """Raise DecodeError unless these bytes are a legal payload."""
-    _run([(1, payload)], Layout(codec, chunks, k), OuterStep(0, 0), 1, (_nothing(), _nothing(), _nothing()))
-
-
-def update_of(
-    members: Sequence[Member], chunks: int, k: int, step: OuterStep, *,
-    codec: str, threads: int = 1,
-) -> Tensor:  # fmt: skip
-    """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of (weight, payload) of one round's set, each given once.
-
-    Raises DecodeError for an illegal payload or weight and for more than 1024 members.
-    """
-    update = torch.empty((chunks, CHUNK), dtype=torch.int32)
-    _run(members, Layout(codec, chunks, k), step, threads, (update, _nothing(), _nothing()))
-    return update
+    nothing = torch.empty((0, CHUNK), dtype=torch.int32)
+    _run(_arrays_of([1], [payload], [None], layout), layout, OuterStep(0, 0), nothing, nothing, threads=1)
 
 
 def fold_into(
-    theta_C4096: Tensor,
-    members: Sequence[Member],
-    k: int,
-    step: OuterStep,
     out_C4096: Tensor,
+    theta_C4096: Tensor,
+    weights: Sequence[int],
+    payloads: Sequence[Payload],
+    rows: Sequence[Rows | None],
+    layout: Layout,
+    step: OuterStep,
     *,
-    codec: str,
     threads: int = 1,
 ) -> None:
-    """θ + U into `out_C4096`, in the same pass and without storing U; both int32. Padding is left to the caller.
+    """θ + U of one round's set into `out_C4096`; both int32. U is never stored; padding is left to the caller.
 
-    Raises DecodeError and, where a weight leaves ±128, Divergence; θ is never changed. ValueError for an array
-    that does not begin at a multiple of 64 bytes, as all of torch's own do.
+    `rows`: which row of a payload holds which chunk; None where it has all. Raises DecodeError for an illegal
+    payload or weight and for more than 1024 members; Divergence where a weight leaves ±128. θ is never changed.
+    ValueError for an array that does not begin at a multiple of 64 bytes, as all of torch's own do.
     """
+    # A processor refuses a streaming store to an address that is not a multiple of its width.
     if out_C4096.data_ptr() % ALIGN_BYTES or not (theta_C4096.is_contiguous() and out_C4096.is_contiguous()):
         raise ValueError("the sum needs arrays in one piece, and the result's aligned to 64 bytes")
-    _run(members, Layout(codec, len(theta_C4096), k), step, threads, (_nothing(), theta_C4096, out_C4096))
+    arrays = _arrays_of(weights, payloads, rows, layout)
+    _run(arrays, layout, step, theta_C4096, out_C4096, threads=threads)
 
 
-def give_back(residual_C4096: Tensor, payload: bytes | memoryview, k: int, *, codec: str) -> None:
-    """Add what a payload said to `residual_C4096` (float32). Raises DecodeError, with the residual as it was."""
-    layout = Layout(codec, len(residual_C4096), k)
-    check(payload, layout.chunks, k, codec=codec)
-    given, span, residual = given_of([(1, payload)], layout), (0, layout.chunks), residual_C4096.numpy()
+def decode(payload: Payload, layout: Layout) -> Tables:
+    """Tables of the one legal sparse payload that these bytes are. Raises DecodeError, nothing else."""
+    index = np.empty((layout.chunks, layout.k), np.int64)
+    q = np.empty_like(index)
+    arrays, scratch = _arrays_of([1], [payload], [None], layout), sparse_fold.sparse_scratch(layout, 1)
+    _raise([sparse_fold.decode_sparse(arrays, sparse_shape(layout), index, q, scratch)])
+    return Tables(torch.from_numpy(index), torch.from_numpy(q))
+
+
+def give_back(residual_C4096: Tensor, payload: Payload, layout: Layout) -> None:
+    """Add the values of a payload to `residual_C4096` (float32). Raises DecodeError with the residual intact."""
     if layout.is_dense:
-        facts = dense.dense_facts(layout)
-        _raise(
-            [dense.add_dense(given.bytes, span, facts, given.places, residual, dense.dense_scratch(facts[0])[0])]
-        )
-    else:
-        facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout, 1)
-        _raise([sparse_fold.add_sparse(given.bytes, span, facts, given.places, residual, own)])
-
-
-def _nothing() -> Tensor:
-    return torch.empty((0, CHUNK), dtype=torch.int32)
+        # checked whole before: a fault in the last chunk must not leave the others added
+        check(payload, layout)
+        arrays, shape = _arrays_of([1], [payload], [None], layout), dense.dense_shape(layout)
+        _raise([dense.add_dense(arrays, shape, residual_C4096.numpy(), dense.dense_scratch(shape.block)[0])])
+        return
+    index_Ck, q_Ck = decode(payload, layout)
+    for start in range(0, layout.chunks, _SLAB_CHUNKS):
+        part = slice(start, start + _SLAB_CHUNKS)
+        # exact: a q has at most 15 significant bits, a float32 has 24
+        values = q_Ck[part].to(torch.float32).mul_(2.0**-VALUE_BITS)
+        residual_C4096[part].scatter_add_(1, index_Ck[part], values)
 
 
 def _run(
-    members: Sequence[Member], layout: Layout, step: OuterStep, threads: int, arrays: tuple[Tensor, ...]
+    arrays: PayloadArrays, layout: Layout, step: OuterStep, theta: Tensor, out: Tensor, *, threads: int
 ) -> None:
-    given = given_of(members, layout)
-    rule, out = (step.alpha_256, step.floor_256), tuple(each.numpy() for each in arrays)
+    members, rule = len(arrays.weight_P), (step.alpha_256, step.floor_256)
 
     def work(start: int, stop: int) -> int:
+        span = (start, stop)
         if layout.is_dense:
-            facts = dense.dense_facts(layout)
-            own = *dense.dense_scratch(facts[0]), np.empty((2, len(members)), np.int64)
-            return dense.fold_dense(
-                given.bytes, given.weight_P, (start, stop), facts, given.places, rule, out, own
-            )
-        facts, own = sparse_fold.sparse_facts(layout), sparse_fold.scratch_for(layout, len(members))
-        return sparse_fold.fold_sparse(
-            given.bytes, given.weight_P, (start, stop), facts, given.places, rule, out, own
-        )
+            dense_shape = dense.dense_shape(layout)
+            own = *dense.dense_scratch(dense_shape.block), np.empty((2, members), np.int64)
+            return dense.fold_dense(arrays, span, dense_shape, rule, theta.numpy(), out.numpy(), own)
+        shape, scratch = sparse_shape(layout), sparse_fold.sparse_scratch(layout, members)
+        return sparse_fold.fold_sparse(arrays, span, shape, rule, theta.numpy(), out.numpy(), scratch)
 
+    # Chunks are independent, so how they are shared among threads cannot show in the result.
     _raise(each_range(ranges_of(layout.chunks, threads), work))
 
 
-def given_of(members: Sequence[Member], layout: Layout) -> Given:
+def _arrays_of(
+    weights: Sequence[int], payloads: Sequence[Payload], rows: Sequence[Rows | None], layout: Layout
+) -> PayloadArrays:
     """The payloads with room behind each. Raises DecodeError for a wrong length or header, or an illegal set."""
-    if len(members) > MAX_SET or not all(1 <= member[0] <= MAX_WEIGHT for member in members):
+    # The bounds of `outer.mean` rest on these two: more members or weight could overflow a sum.
+    if len(weights) > MAX_SET or not all(1 <= weight <= MAX_WEIGHT for weight in weights):
         raise DecodeError("a set with too many members, or with an illegal weight")
-    rows = [member[2] if len(member) == 3 else None for member in members]
     layouts = [msgspec.structs.replace(layout, chunks=size_covered(each, layout.chunks)) for each in rows]
     largest = max((each.size_bytes for each in layouts), default=0)
-    found = np.empty((len(members), largest + SPARE), np.uint8)
-    for line, member, own in zip(found, members, layouts, strict=True):
-        check_frame(member[1], own)
-        line[: own.size_bytes] = np.frombuffer(member[1], np.uint8)
+    bytes_PB = np.empty((len(payloads), largest + SPARE), np.uint8)
+    for line, payload, own in zip(bytes_PB, payloads, layouts, strict=True):
+        check_frame(payload, own)
+        line[: own.size_bytes] = np.frombuffer(payload, np.uint8)
         line[own.size_bytes : own.size_bytes + SPARE] = 0
-    offsets = np.array([own.offsets for own in layouts], np.int64).reshape(len(members), len(layout.offsets))
-    weight = np.array([member[0] for member in members], np.int64)
-    return Given(found, RowOffsets(*_maps(rows, layout.chunks), offsets), weight)
-
-
-def _maps(rows: Sequence[Rows | None], chunks: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """The different maps of chunks to rows `[U, C]`, and which of them is whose."""
-    numbers: dict[int, int] = {}
-    maps: list[Rows] = []
+    # One map per cover, not per payload: most members of a round cover the same chunks.
+    maps: dict[int, Rows] = {}
     for each in rows:
-        if id(each) not in numbers:
-            numbers[id(each)] = len(maps)
-            maps.append(np.arange(chunks, dtype=np.int32) if each is None else each)
-    which = np.array([numbers[id(each)] for each in rows], np.int64)
-    return np.stack(maps) if maps else np.empty((0, chunks), np.int32), which
+        maps.setdefault(id(each), np.arange(layout.chunks, dtype=np.int32) if each is None else each)
+    numbers = {key: number for number, key in enumerate(maps)}
+    return PayloadArrays(
+        bytes_PB=bytes_PB,
+        weight_P=np.array(weights, np.int64),
+        offset_PS=np.array([own.offsets for own in layouts], np.int64).reshape(len(rows), len(layout.offsets)),
+        map_P=np.array([numbers[id(each)] for each in rows], np.int64),
+        rows_UC=np.stack(list(maps.values())) if maps else np.empty((0, layout.chunks), np.int32),
+    )
 
 
 def _raise(faults: list[int]) -> None:

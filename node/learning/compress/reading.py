@@ -4,28 +4,58 @@ Payloads lie as rows of one array with SPARE bytes behind each, so that eight by
 a row. All indices are unsigned: signed ones cost a test each.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.node.learning.kernels.compiled import inlined
 from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.payload import Layout
 
 Bytes = npt.NDArray[np.uint8]
 Ints32 = npt.NDArray[np.int32]
 Marks = npt.NDArray[np.uint32]
 
 SPARE = 8
+"""Bytes behind each payload, so that the last field of a row can be read as eight bytes too."""
 _SET_BITS = np.array(
     [([bit for bit in range(8) if byte >> bit & 1] + [0] * 8)[:8] for byte in range(256)], np.int32
 )
 _BIT_COUNT = np.array([byte.bit_count() for byte in range(256)], np.uint64)
 
 
+class SparseShape(NamedTuple):
+    """Layout of a sparse payload for the kernels: bits of each field, bytes of a chunk's row in each section."""
+
+    k: int
+    low_bits: int
+    high_bits: int
+    code_bits: int
+    word_bytes: int
+    low_bytes: int
+    high_bytes: int
+    code_bytes: int
+
+
+def sparse_shape(layout: Layout) -> SparseShape:
+    """The shape of a layout of `sparse2` or `sparse1`."""
+    word_bytes, low_bytes, high_bytes, code_bytes = layout.row_bytes
+    return SparseShape(
+        k=layout.k,
+        low_bits=layout.low_bits,
+        high_bits=layout.high_bits,
+        code_bits=layout.code_bits,
+        word_bytes=word_bytes,
+        low_bytes=low_bytes,
+        high_bytes=high_bytes,
+        code_bytes=code_bytes,
+    )
+
+
 @inlined
 def eight_bytes(rows: Bytes, p: int, at: Any) -> Any:
-    """Little endian; the compiler makes one load of it."""
+    """Eight bytes from `at` on as a little-endian number; the compiler makes one load of it."""
     return (
         np.uint64(rows[p, at])
         | (np.uint64(rows[p, at + np.uint64(1)]) << np.uint64(8))
@@ -42,6 +72,7 @@ def eight_bytes(rows: Bytes, p: int, at: Any) -> Any:
 def read_fields(rows: Bytes, p: int, at: Any, out: Marks, k: int, width: int) -> bool:
     """k fields of `width` bits (≤ 12) into `out`, which has room for 8 more; whether the padding is zero."""
     mask, step = np.uint64((1 << width) - 1), np.uint64(width)
+    # Eight fields of up to 8 bits are one load of 64; wider ones are loaded one by one.
     if width <= 8:
         for g in range((k + 7) >> 3):
             held = eight_bytes(rows, p, at + np.uint64(g) * step)
@@ -70,6 +101,7 @@ def read_unary(rows: Bytes, p: int, at: Any, row_bytes: int, place: Ints32) -> A
     for b in range(row_bytes):
         byte = np.uint32(rows[p, at + np.uint64(b)])
         start = np.int32(8 * b)
+        # All eight places are written, from a table, and only the count depends on the bits: no branch to guess.
         for t in range(8):
             place[found + np.uint64(t)] = start + _SET_BITS[byte, t]
         found += _BIT_COUNT[byte]
@@ -79,9 +111,11 @@ def read_unary(rows: Bytes, p: int, at: Any, row_bytes: int, place: Ints32) -> A
 @inlined
 def join_parts(place: Ints32, low: Marks, k: int, low_bits: int) -> bool:
     """Indices of the chunk into `low`, of unary places and low bits; whether they rise within the chunk."""
+    # The i-th set bit is bit high_i + i, so set bits are distinct where the high parts of indices are equal.
     for i in range(k):
         low[i] |= np.uint32((place[i] - np.int32(i)) << np.int32(low_bits))
     rises = np.uint32(1)
     for i in range(1, k):
         rises &= np.uint32(low[i] > low[i - 1])
+    # Rising ones are bounded by the last: this comparison keeps every later access inside the chunk.
     return bool(rises) and low[k - 1] < np.uint32(CHUNK)

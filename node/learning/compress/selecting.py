@@ -25,7 +25,7 @@ SPARE = 6
 MAX_CANDIDATES = 512
 FEW_COLUMNS = 480
 SLACK = 32
-"""Room behind a chunk for what is written and not counted."""
+"""Places behind a chunk for what is written and not counted."""
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 NOT_FINITE = 0x7F800000
 """Bits of infinity; NaN is above."""
@@ -33,7 +33,7 @@ NOT_FINITE = 0x7F800000
 
 @inlined
 def count_from(values: Ints32, least: int) -> int:
-    """How many are `least` or more."""
+    """Number of values that are `least` or more."""
     found = np.int32(0)
     bar = np.int32(least)
     for i in range(len(values)):
@@ -47,6 +47,8 @@ def threshold(values: Ints32, k: int, spare: int, guess: int, top: int) -> int:
 
     `guess` is where to look first; `top` is the largest value.
     """
+    # Invariant: at least k values reach `low`, fewer than k reach `high`. Steps of a fraction of an octave (the
+    # exponent is above bit 23) around the guess come first, then halving ends the search in at most 31 counts.
     low, high = 0, top + 1
     step = 1 << 19
     probe = guess if low < guess < high else (low + high) // 2
@@ -89,6 +91,7 @@ def candidates(bits: Ints32, best: Ints32, bar: int, scratch: Any) -> int:
     """
     _, at, key, _, hits, _, _, _ = scratch
     least = np.int32(bar)
+    # Only columns whose maximum reaches the bar can hold a candidate: about k of 512.
     columns = np.uint64(0)
     for j in range(COLUMNS):
         hits[columns] = j
@@ -112,6 +115,7 @@ def candidates(bits: Ints32, best: Ints32, bar: int, scratch: Any) -> int:
 def keep_best(found: int, k: int, scratch: Any) -> None:
     """Leave the k best of the candidates in `at` and `key`; `order` becomes their keys, rising."""
     _, at, key, order, _, rank, same, _ = scratch
+    # Rank = number of larger keys, counted over whole vectors; −1 pads, because no key is below 0.
     padded = (found + 15) // 16 * 16
     for i in range(found, padded):
         key[i] = -1
@@ -126,6 +130,7 @@ def keep_best(found: int, k: int, scratch: Any) -> None:
     kept = np.uint64(0)
     last = np.int32(k - 1)
     for i in range(found):
+        # Equal keys have one rank: `same` counts those that came before, so the lower index goes first.
         step = np.uint32(rank[i])
         place = np.int32(step) + same[step]
         same[step] += np.int32(1)
@@ -142,6 +147,7 @@ def plain_search(bits: Ints32, k: int, top: int, scratch: Any) -> None:
     best, at, key, order, _, rank, _, size = scratch
     for i in range(CHUNK):
         size[i] = bits[i] & _MAGNITUDE
+    # With no spare the bar is the k-th largest value: all above it are taken, and the first of those equal to it.
     bar = threshold(size, k, 0, 0, top)
     ties = k - count_from(size, bar + 1)
     kept = 0
@@ -174,8 +180,8 @@ def sort_bits(values: Ints32, spare: Ints32, tally: Ints32) -> None:
             values[i] = spare[i]
 
 
-def scratch_for(k: int) -> tuple[Ints32, ...]:
-    """best, at, key, order (its first place is waste), hits, rank, same, size: what `choose` works in."""
+def selection_scratch(k: int) -> tuple[Ints32, ...]:
+    """Arrays that `choose` works in: best, at, key, order (its first place is waste), hits, rank, same, size."""
     return (
         np.empty(COLUMNS, np.int32),
         np.empty(CHUNK + SLACK, np.int32),

@@ -1,4 +1,7 @@
-"""Compiled: R payloads of `sparse2` or `sparse1` -> the outer step; every rule of the wire is held."""
+"""Compiled: R payloads of `sparse2` or `sparse1` are decoded, or folded into θ + U; every rule is held.
+
+A payload is judged while it is read, chunk by chunk, so legal bytes are the only ones that reach a sum.
+"""
 
 from typing import Any
 
@@ -8,31 +11,22 @@ import numpy.typing as npt
 from atoll.node.learning.compress.fitting import units_of
 from atoll.node.learning.compress.reading import join_parts, padding_is_zero, read_fields, read_unary
 from atoll.node.learning.compress.summing import (
-    MOST_WEIGHT,
+    MAX_PACKED_WEIGHT,
     add_row,
     divide,
+    drain,
+    drain_wide,
+    find_members,
     least_weight,
     packed,
+    scatter,
     spill,
-    spread,
-    take,
-    take_wide,
-    who_covers,
 )
 from atoll.node.learning.kernels.compiled import compiled, inlined
-from atoll.node.learning.kernels.streaming import add_to, settle
+from atoll.node.learning.kernels.streaming import add_to, fence
 from atoll.protocols.run.arena import CHUNK
-from atoll.protocols.run.payload import (
-    HIGH_LEVELS,
-    LOW_LEVEL,
-    ONE_FP16,
-    SCALE_MASK,
-    SHAPE_SHIFT,
-    VALUE_BITS,
-    Layout,
-)
+from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, Layout
 
-Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 Marks = npt.NDArray[np.uint32]
@@ -49,20 +43,15 @@ FAULTS = (
 LEFT_RANGE = len(FAULTS)
 """Not a fault of a payload: θ + U does not fit."""
 _HIGHS = np.array(HIGH_LEVELS, np.int64)
-_UNIT = np.float32(2.0**-VALUE_BITS)
 _GROUP = 8
-"""Payloads that are read before they are added: what one step stores the next one reads much later."""
+"""Payloads that are read before any is added: what one step stores the next one loads much later."""
 
 
-def sparse_facts(layout: Layout) -> tuple[int, ...]:
-    """What the kernels know of a layout: k, bits of an index's two parts and of a code, and the size of rows."""
-    return layout.k, layout.low_bits, layout.high_bits, layout.code_bits, *layout.row_bytes
-
-
-def scratch_for(layout: Layout, members: int) -> tuple[npt.NDArray[Any], ...]:
-    """What `fold_sparse` works in, one for each thread."""
+def sparse_scratch(layout: Layout, members: int) -> tuple[npt.NDArray[Any], ...]:
+    """Arrays that the kernels of this module work in; each thread needs its own."""
     return (
         np.empty((2, members), np.int64),
+        # read_unary writes eight places for every byte of the row, whatever is set in it
         np.empty((_GROUP, 8 * layout.row_bytes[2] + 16), np.int32),
         np.zeros((_GROUP, layout.k + 16), np.uint32),
         np.zeros((_GROUP, layout.k + 16), np.uint32),
@@ -70,6 +59,7 @@ def scratch_for(layout: Layout, members: int) -> tuple[npt.NDArray[Any], ...]:
         np.empty(4, np.int64),
         np.zeros(CHUNK, np.int64),
         np.zeros((2, CHUNK), np.int64),
+        # one place more than a chunk has: a place is written first and counted after
         np.empty(CHUNK + 1, np.uint32),
         np.empty((2, CHUNK + 1), np.int64),
         np.zeros(CHUNK, np.int32),
@@ -78,95 +68,98 @@ def scratch_for(layout: Layout, members: int) -> tuple[npt.NDArray[Any], ...]:
 
 @compiled
 def fold_sparse(
-    rows: Bytes, weights: Ints, span: tuple[int, int], facts: Any, places: Any, step: tuple[int, int],
-    arrays: Any, scratch: Any,
-) -> int:  # fmt: skip
-    """Number of a fault, 0 for none. `arrays`: update, θ, view; fills the first and last where not empty."""
-    update, theta, view = arrays
-    wanted = len(update) > 0 or len(view) > 0
-    k = facts[0]
+    payloads: Any, span: tuple[int, int], shape: Any, step: tuple[int, int], theta: Any, out: Any, scratch: Any
+) -> int:
+    """θ + U of chunks `span` into `out`; 0, or a fault's number. With an empty `out` payloads are only checked.
+
+    `payloads`: `folding.PayloadArrays`. `step`: α_256 and floor_256.
+    """
+    weights = payloads.weight_P
+    alpha_256, floor_256 = step
     there, place, low, code, word, value, sums, wide, touched, total, moves = scratch
     for c in range(span[0], span[1]):
         count, weight, spilt = np.uint64(0), 0, False
-        members = who_covers(c, places, there)
+        members = find_members(c, payloads, there)
         for first in range(0, members, _GROUP):
             group = min(_GROUP, members - first)
-            fault = _read(rows, first, group, there, facts, places[2], word, place, low, code)
+            fault = _read(payloads, first, group, there, shape, word, place, low, code)
             if fault:
                 return fault
-            for g in range(group if wanted else 0):
+            for g in range(group if len(out) else 0):
                 if word[g] & SCALE_MASK:
-                    mine = weights[there[0, first + g]]
-                    weight += mine
-                    if weight > MOST_WEIGHT:
+                    own_weight = weights[there[0, first + g]]
+                    weight += own_weight
+                    # One more member would carry into the sum's bits: what is there goes to the wide arrays first.
+                    if weight > MAX_PACKED_WEIGHT:
                         spill(sums, wide[0], wide[1])
-                        count, weight, spilt = np.uint64(0), mine, True
-                    _values(value, word[g], mine, facts[3])
-                    count = add_row(sums, touched, count, low[g], code[g], value, k)
-        if wanted:
+                        count, weight, spilt = np.uint64(0), own_weight, True
+                    _values(value, word[g], own_weight, shape.code_bits)
+                    count = add_row(sums, touched, count, low[g], code[g], value, shape.k)
+        if len(out):
             found = int(count)
             if spilt:
+                # `touched` holds only places of the last part by now, so all places are looked at
                 spill(sums, wide[0], wide[1])
-                found = take_wide(wide[0], wide[1], touched, total[0], total[1])
+                found = drain_wide(wide[0], wide[1], touched, total[0], total[1])
             else:
-                take(sums, touched, found, total[0], total[1])
-            divide(total[0], total[1], found, step[0], least_weight(weights, there, members, step[1]))
-            if len(update):
-                _store(update[c], touched, total[0], found)
-            if len(view):
-                spread(moves, touched, total[0], found)
-                if not add_to(view, theta, moves, c):
-                    return LEFT_RANGE
-    settle()
+                drain(sums, touched, found, total[0], total[1])
+            divide(total[0], total[1], found, alpha_256, least_weight(weights, there, members, floor_256))
+            scatter(moves, touched, total[0], found)
+            if not add_to(out, theta, moves, c):
+                return LEFT_RANGE
+    # Streaming stores are not ordered with others: the caller's thread must see them before it sees us end.
+    fence()
     return 0
 
 
 @compiled
-def add_sparse(rows: Bytes, span: tuple[int, int], facts: Any, places: Any, residual: Any, scratch: Any) -> int:
-    """Add the values of one payload, which has all chunks, to `residual`; the number of a fault."""
+def decode_sparse(payloads: Any, shape: Any, index: Ints, q: Ints, scratch: Any) -> int:
+    """Indices and values (2⁻²⁶) `[C, k]` of one payload, which has all chunks; 0, or the number of a fault."""
     there, place, low, code, word, _, _, _, _, _, _ = scratch
-    for c in range(span[0], span[1]):
-        who_covers(c, places, there)
-        fault = _read(rows, 0, 1, there, facts, places[2], word, place, low, code)
+    for c in range(len(index)):
+        find_members(c, payloads, there)
+        fault = _read(payloads, 0, 1, there, shape, word, place, low, code)
         if fault:
             return fault
         units = units_of(word[0] & SCALE_MASK)
-        for i in range(facts[0] if units else 0):
-            kind = code[0, i] << np.uint32(2 - facts[3])
-            size = LOW_LEVEL if facts[3] == 1 or not kind & np.uint32(1) else _HIGHS[word[0] >> SHAPE_SHIFT]
-            step = np.float32(size * units) * _UNIT
-            residual[c, np.uint64(low[0, i])] += -step if kind & np.uint32(2) else step
+        for i in range(shape.k):
+            # `sparse1` writes only the sign bit, which is bit 1 of a code of `sparse2`
+            kind = code[0, i] << np.uint32(2 - shape.code_bits)
+            level = _HIGHS[word[0] >> SHAPE_SHIFT] if kind & np.uint32(1) else LOW_LEVEL
+            size = np.int64(level * units)
+            index[c, i] = low[0, i]
+            q[c, i] = -size if kind & np.uint32(2) else size
     return 0
 
 
 @inlined
 def _read(
-    rows: Bytes, first: int, group: int, there: Ints, facts: Any, offsets: Ints,
+    payloads: Any, first: int, group: int, there: Ints, shape: Any,
     word: Ints, place: Ints32, low: Marks, code: Marks,
 ) -> int:  # fmt: skip
-    """Words, indices (into `low`) and codes of one chunk of a group of payloads; the number of a fault."""
-    k, low_bits, high_bits, width, words, lows, highs, codes = facts
+    """Words, indices (into `low`) and codes of one chunk of a group of payloads; 0, or the number of a fault."""
+    rows, offsets = payloads.bytes_PB, payloads.offset_PS
     for g in range(group):
         p, r = there[0, first + g], there[1, first + g]
-        spots = (
-            np.uint64(offsets[p, 0] + r * words),
-            np.uint64(offsets[p, 1] + r * lows),
-            np.uint64(offsets[p, 2] + r * highs),
-            np.uint64(offsets[p, 3] + r * codes),
-        )
-        word[g] = np.int64(rows[p, spots[0]]) | (np.int64(rows[p, spots[0] + np.uint64(1)]) << 8)
-        found = read_unary(rows, p, spots[2], highs, place[g])
-        whole = read_fields(rows, p, spots[1], low[g], k, low_bits)
-        whole &= read_fields(rows, p, spots[3], code[g], k, width)
-        if not (whole and padding_is_zero(rows, p, spots[2], high_bits)):
+        # unsigned, because a signed index costs a test for negative ones at every access
+        at_word = np.uint64(offsets[p, 0] + r * shape.word_bytes)
+        at_low = np.uint64(offsets[p, 1] + r * shape.low_bytes)
+        at_high = np.uint64(offsets[p, 2] + r * shape.high_bytes)
+        at_code = np.uint64(offsets[p, 3] + r * shape.code_bytes)
+        word[g] = np.int64(rows[p, at_word]) | (np.int64(rows[p, at_word + np.uint64(1)]) << 8)
+        found = read_unary(rows, p, at_high, shape.high_bytes, place[g])
+        whole = read_fields(rows, p, at_low, low[g], shape.k, shape.low_bits)
+        whole &= read_fields(rows, p, at_code, code[g], shape.k, shape.code_bits)
+        if not (whole and padding_is_zero(rows, p, at_high, shape.high_bits)):
             return 6
-        if found != np.uint64(k):
+        # checked before anything uses `place`, whose first k entries are otherwise of an earlier chunk
+        if found != np.uint64(shape.k):
             return 2
     for g in range(group):
-        if not join_parts(place[g], low[g], k, low_bits):
+        if not join_parts(place[g], low[g], shape.k, shape.low_bits):
             return 3
     for g in range(group):
-        fault = _judge(word[g], low[g], code[g], k, width)
+        fault = _judge(word[g], low[g], code[g], shape.k, shape.code_bits)
         if fault:
             return fault
     return 0
@@ -174,7 +167,8 @@ def _read(
 
 @inlined
 def _judge(word: int, place: Marks, code: Marks, k: int, width: int) -> int:
-    """Whether word and codes are the one form of what they say."""
+    """0 where word and codes are the one form of what they say, else the number of a fault."""
+    # The shape lies in the sign bit and the top exponent bit of the fp16, which a scale of at most 1 never sets.
     scale = word & SCALE_MASK
     if scale > ONE_FP16:
         return 1
@@ -184,6 +178,8 @@ def _judge(word: int, place: Marks, code: Marks, k: int, width: int) -> int:
         every &= code[i]
     if width == 1 and word >> SHAPE_SHIFT:
         return 4
+    # Refused as second forms of other payloads: all large is all small at a larger scale, and without a large
+    # value every shape means the same.
     if width == 2 and (every & np.uint32(1) or (not used & np.uint32(1) and word >> SHAPE_SHIFT)):
         return 4
     # k rising places of which the last is k − 1 are 0 … k − 1
@@ -194,16 +190,11 @@ def _judge(word: int, place: Marks, code: Marks, k: int, width: int) -> int:
 
 @inlined
 def _values(value: Ints, word: int, weight: int, width: int) -> None:
-    """What each code adds to a place."""
+    """What each of the four codes adds to a place, packed with the weight."""
     unit = units_of(word & SCALE_MASK) * weight
     small, large = unit * LOW_LEVEL, unit * _HIGHS[word >> SHAPE_SHIFT]
-    value[0], value[1] = packed(small, weight), packed(large if width == 2 else -small, weight)
-    value[2], value[3] = packed(-small, weight), packed(-large, weight)
-
-
-@inlined
-def _store(row: Ints32, touched: Marks, moves: Ints, count: int) -> None:
-    for i in range(CHUNK):
-        row[i] = 0
-    for t in range(count):
-        row[np.uint64(touched[t])] = moves[t]
+    # a code of `sparse1` is the sign alone: its code 1 is a small negative value
+    value[0] = packed(small, weight)
+    value[1] = packed(large if width == 2 else -small, weight)
+    value[2] = packed(-small, weight)
+    value[3] = packed(-large, weight)

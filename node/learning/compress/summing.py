@@ -22,20 +22,20 @@ Ints32 = npt.NDArray[np.int32]
 Marks = npt.NDArray[np.uint32]
 
 PACKED_BITS = 17
-_WEIGHT = np.int64((1 << PACKED_BITS) - 1)
-MOST_WEIGHT = (1 << PACKED_BITS) - 1
-"""All weights of a part together."""
+_WEIGHT_MASK = np.int64((1 << PACKED_BITS) - 1)
+MAX_PACKED_WEIGHT = (1 << PACKED_BITS) - 1
+"""Most that the weights of one part may sum to."""
 
 
 @inlined
-def who_covers(c: int, places: Any, there: Ints) -> int:
-    """Payloads that have chunk c, with the row that it is of them, into `there`; how many."""
-    rows, number, _ = places
+def find_members(c: int, payloads: Any, there: Ints) -> int:
+    """Numbers of the payloads that have chunk `c`, and its row in each, into `there`; how many there are."""
     found = 0
-    for p in range(len(number)):
-        row = rows[number[p], c]
+    for p in range(len(payloads.map_P)):
+        row = payloads.rows_UC[payloads.map_P[p], c]
         if row >= 0:
-            there[0, found], there[1, found] = p, row
+            there[0, found] = p
+            there[1, found] = row
             found += 1
     return found
 
@@ -55,6 +55,8 @@ def add_row(sums: Ints, touched: Marks, count: Any, place: Marks, code: Marks, v
     for i in range(k):
         at = np.uint64(place[i])
         before = sums[at]
+        # A place is written always and counted if it is new: a branch here would be guessed wrong half the time.
+        # A sum that is 0 is untouched, because the weight in its low bits is at least 1 otherwise.
         touched[count] = place[i]
         count += np.uint64(before == 0)
         sums[at] = before + value[np.uint64(code[i])]
@@ -63,7 +65,8 @@ def add_row(sums: Ints, touched: Marks, count: Any, place: Marks, code: Marks, v
 
 @inlined
 def packed(total: int, weight: int) -> int:
-    """What one member adds to a place."""
+    """One member's addend to a place: weight·q above the low bits, the weight in them."""
+    # No carry reaches the total while all weights of a part together fit PACKED_BITS.
     return (total << PACKED_BITS) + weight
 
 
@@ -71,26 +74,28 @@ def packed(total: int, weight: int) -> int:
 def spill(sums: Ints, wide_total: Ints, wide_share: Ints) -> None:
     """Move packed sums to the wide arrays."""
     for i in range(CHUNK):
+        # An arithmetic shift rounds down, so it gives the total back also where that is negative.
         wide_total[i] += sums[i] >> PACKED_BITS
-        wide_share[i] += sums[i] & _WEIGHT
+        wide_share[i] += sums[i] & _WEIGHT_MASK
         sums[i] = 0
 
 
 @inlined
-def take(sums: Ints, touched: Marks, count: int, total: Ints, share: Ints) -> None:
-    """Sums and weights of the touched places; the sums are zero again."""
+def drain(sums: Ints, touched: Marks, count: int, total: Ints, share: Ints) -> None:
+    """Sums and weights of the touched places into `total` and `share`; the sums are zero again."""
+    # Two loops: the first gathers and cannot be vectorised, the second is.
     for t in range(count):
         at = np.uint64(touched[t])
         total[t] = sums[at]
         sums[at] = 0
     for t in range(count):
-        share[t] = total[t] & _WEIGHT
+        share[t] = total[t] & _WEIGHT_MASK
         total[t] >>= PACKED_BITS
 
 
 @inlined
-def take_wide(wide_total: Ints, wide_share: Ints, touched: Marks, total: Ints, share: Ints) -> int:
-    """As `take`, of the wide arrays; the number of places."""
+def drain_wide(wide_total: Ints, wide_share: Ints, touched: Marks, total: Ints, share: Ints) -> int:
+    """As `drain`, of the wide arrays; the number of places that anybody sent."""
     count = np.uint64(0)
     for i in range(CHUNK):
         touched[count] = i
@@ -104,9 +109,12 @@ def take_wide(wide_total: Ints, wide_share: Ints, touched: Marks, total: Ints, s
 def divide(total: Ints, share: Ints, count: int, alpha: int, least: int) -> None:
     """Sums become outer steps: −α·mean, halves away from zero, units of 2⁻²⁴."""
     for t in range(count):
+        # q counts quarters of a unit and α counts 256ths: together 2¹⁰. Half of the divisor is added to round.
         half = max(share[t], least) << 10
         bottom = half << 1
         top = ((alpha * abs(total[t])) << 1) + half
+        # Division of int64 does not vectorise, that of float64 does. Each of its roundings is at most 2⁻⁵³ of the
+        # value and the quotient is below 2²⁹, so it is off by at most one, which the exact remainder corrects.
         size = np.int64(np.float64(top) / np.float64(bottom))
         rest = top - size * bottom
         size += np.int64(rest >= bottom) - np.int64(rest < 0)
@@ -114,7 +122,7 @@ def divide(total: Ints, share: Ints, count: int, alpha: int, least: int) -> None
 
 
 @inlined
-def spread(row: Ints32, touched: Marks, moves: Ints, count: int) -> None:
-    """The steps of the touched places into `row`."""
+def scatter(row: Ints32, touched: Marks, moves: Ints, count: int) -> None:
+    """The steps of the touched places into `row`, which is zero elsewhere."""
     for t in range(count):
         row[np.uint64(touched[t])] = np.int32(moves[t])

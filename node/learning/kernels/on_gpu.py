@@ -1,8 +1,7 @@
 """The one place that says how a function becomes a Triton kernel, and how all of them are launched.
 
-Triton comes with torch's CUDA builds for Linux and is imported by nobody else:
-`atoll.node.learning.compress.gpu` is loaded
-only where a device is to be used. With TRITON_INTERPRET=1 (read when a kernel is defined) the same kernels run on
+Triton comes with torch's CUDA builds for Linux and is imported by nobody else: `compress.gpu` is loaded only
+where a device is to be used. With TRITON_INTERPRET=1 (read when a kernel is defined) the same kernels run on
 CPU tensors, operation by operation in numpy: so the tests hold their bits against the CPU's without a GPU.
 """
 

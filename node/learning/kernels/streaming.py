@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from atoll.protocols.run.arena import CHUNK
 
 ALIGN_BYTES = 64
-"""Of the row that is written; a processor refuses streams to others. Rows are 16 KiB, so that of the array."""
+"""Alignment of a row that is written: streaming stores to others fault. Rows are 16 KiB, so that of the array."""
 _LANES = ALIGN_BYTES // 4
 _INT = ir.IntType(32)
 _WORD = ir.IntType(64)
@@ -25,14 +25,14 @@ Made = tuple[Any, Callable[..., Any]]
 
 
 def _in_llvm(function: Callable[..., Made]) -> Callable[..., Any]:
-    """What gives the code of a call, from the call's types; numba hands in its own context first."""
+    """A function that writes the LLVM code of its own call; numba hands it its context first, then the types."""
     made: Callable[..., Any] = intrinsic(function)
     return made
 
 
 @_in_llvm
 def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
-    """out[row] ← θ[row] + moves, and moves ← 0; int32 of 4096. False where a sum does not fit."""
+    """out[row] ← θ[row] + moves, and moves ← 0; int32 of 4096. False where a sum does not fit int32."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def vectors(number: int, *index: Any) -> Any:
@@ -47,9 +47,11 @@ def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
             before = builder.load(vectors(1, args[3], first), align=4)
             gain = builder.load(own, align=4)
             after = builder.add(before, gain)
+            # Overflow flips the sign of both addends at once: the sign bits of `left` gather that for all lanes.
             left = builder.and_(builder.xor(before, after), builder.xor(gain, after))
             builder.store(builder.or_(builder.load(wrong), left), wrong)
             builder.store(_ZERO, own, align=4)
+            # Aligned by the row and the caller's check: an unaligned streaming store faults.
             past = builder.store(after, vectors(0, args[3], first), align=ALIGN_BYTES)
             past.set_metadata("nontemporal", builder.module.add_metadata([_INT(1)]))
         lanes = builder.load(wrong)
@@ -63,8 +65,8 @@ def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
 
 
 @_in_llvm
-def settle(_: Any) -> Made:
-    """Everything that was written is seen by other threads before what is written next."""
+def fence(_: Any) -> Made:
+    """Make all earlier stores, streaming ones too, visible to other threads before any later one."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")

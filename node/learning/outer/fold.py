@@ -8,12 +8,12 @@ disk, and two hundred times smaller.
 After some rounds Θ moves once more, by a function of Θ alone (experts are merged): Θ_r = M_r(Θ_{r−1} + U_r), where
 the set of r is not empty. The view then is what the open rounds, taken in their order, make of `final`: still a
 function of the sets and nothing else, the same before a round is final here and after. When a set changes at or
-before such an open round, the open rounds are taken again, from `final`; else sums are enough.
+before such an open round, the open rounds are applied again, from `final`; else sums are enough.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,43 +23,42 @@ from atoll.node.learning.outer.padding import clear, padding_of
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.coverage import Cover, size_of, slabs
+from atoll.protocols.local.worker_messages import Member, Slice
 from atoll.protocols.run.arena import CHUNK, Arena, Span
 
 
-class Part(NamedTuple):
-    """One contribution of a set."""
+class RoundSet(NamedTuple):
+    """What counts in one round: whole contributions, or what counts in each slice of a reduced round."""
 
-    entry: bytes
-    """Entry id: equal ids are the same element."""
-    weight: int
-    source: str
-    """What `Onto` needs: a path."""
-    rows: Any = None
-    """Which rows of the payload belong to which chunks of the round; None: it has them all."""
-    span: Span | None = None
-    """The slice that it counts in; None: everywhere."""
-    reduced: bool = False
-    """It is a Reduction, and has values of its slice alone."""
+    number: int
+    members: tuple[Member, ...]
+    slices: tuple[Slice, ...]
+    names: frozenset[tuple[Digest, int, Span | None]]
+    """Entry id, weight and slice of everything that counts: equal names give the same U."""
 
 
-Onto = Callable[[Sequence[Part], Tensor], Tensor]
+ApplyUpdate = Callable[[RoundSet, Tensor], Tensor]
 """θ + U_r, a new int32 array, of a set and of θ `[N, 4096]` on the chunks of its round. Raises DecodeError,
 Divergence, CorruptFault for a payload that is not there."""
 
 After = Callable[[int], Callable[[Tensor], None] | None]
 """What moves Θ, int32 `[C, 4096]`, in place after a round that is not empty; None: nothing does."""
 
-_REPLAYED = 2
-"""With so many open rounds, to take them all again costs no more than U(new) − U(old)."""
+_FEW_ROUNDS = 2
+"""With so many open rounds, applying them all again costs no more than U(new) − U(old)."""
 
 
-class _Set(NamedTuple):
-    names: frozenset[tuple[bytes, int, Span | None]]
-    parts: tuple[Part, ...]
+def round_set(number: int, members: Iterable[Member], slices: Iterable[Slice] = ()) -> RoundSet:
+    """The set of these, each entry and each slice once."""
+    whole = tuple({member.entry: member for member in members}.values())
+    parts = tuple({each.span: each for each in slices}.values())
+    names = [(member.entry, member.weight, None) for member in whole]
+    sliced = [(m.entry, m.weight, part.span) for part in parts for m in (*part.reduced, *part.raw)]
+    return RoundSet(number, whole, parts, frozenset([*names, *sliced]))
 
 
 class _Theta:
-    """A state, int32 `[C, 4096]`, that is never changed in place; its digest is taken once."""
+    """A state, int32 `[C, 4096]`, that is never changed in place; its digest is computed once."""
 
     __slots__ = ("_digest", "values_C4096")
 
@@ -81,19 +80,19 @@ class Fold:
         self,
         theta_C4096: Tensor,
         arena: Arena,
-        onto: Onto,
+        apply_update: ApplyUpdate,
         cover_of: Callable[[int], Cover],
         number: int = -1,
         after: After = lambda _: None,
     ) -> None:
-        """`theta_C4096`: int32 Θ_final(number), −1 for Θ₀. `cover_of`: the chunks of a round's payloads."""
+        """Start at int32 Θ_final(number), −1 for Θ₀. `cover_of`: chunks that the payloads of a round cover."""
         self._padding = padding_of(arena)
         self._chunks = arena.chunks
-        self._onto = onto
+        self._apply_update = apply_update
         self._cover_of = cover_of
         self._after = after
-        self._open: dict[int, _Set] = {}
-        self._heard: set[int] = set()
+        self._open: dict[int, RoundSet] = {}
+        self._known_rounds: set[int] = set()
         self.final_round = number
         self._final = self._view = self._checked(theta_C4096)
 
@@ -114,7 +113,7 @@ class Fold:
 
     def holds(self, number: int) -> bool:
         """Whether the round is final, or a set of it was given since the start or the last `adopt`."""
-        return number <= self.final_round or number in self._heard
+        return number <= self.final_round or number in self._known_rounds
 
     def state_digest(self) -> Digest:
         """Digest of Θ_final."""
@@ -124,55 +123,53 @@ class Fold:
         """Digest of the view."""
         return self._view.digest
 
-    def set_round(self, number: int, parts: Iterable[Part]) -> None:
-        """S_number is now exactly `parts`. Raises DecodeError, Divergence."""
-        self.prepare_round(number, parts)()
+    def prepare_round(self, fresh: RoundSet) -> Callable[[], Digest]:
+        """Compute the view with exactly this set in its round. Nothing changes before the result is called.
 
-    def prepare_round(self, number: int, parts: Iterable[Part]) -> Callable[[], Digest]:
-        """The work of `set_round`: nothing changes before the result is called, which gives the view's digest.
-
-        May run in a thread of its own, if nothing else changes the fold before the result is called.
-        Raises DecodeError, Divergence.
+        The result gives the view's digest. This may run in a thread of its own, if nothing else changes the fold
+        before the result is called. Raises DecodeError, Divergence.
         """
+        number = fresh.number
         if number <= self.final_round:
             raise Divergence(f"round {number} is final and cannot change")
-        before, fresh = self._view, self._set_of(number, parts)
-        view = self._view_with(number, fresh)
+        before, fresh = self._view, self._known_or(fresh)
+        view = self._view_with(fresh)
         digest = view.digest
 
+        # Only assignments are left for the commit: it runs between two inner steps, which wait for it.
         def commit() -> Digest:
             assert self._view is before, "the fold changed meanwhile"
             self._view = view
             self._open[number] = fresh
-            self._heard.add(number)
+            self._known_rounds.add(number)
             if not fresh.names:
                 del self._open[number]
             return digest
 
         return commit
 
-    def check(self, number: int, parts: Iterable[Part]) -> Digest:
-        """Digest that Θ_final(number) would have; nothing is kept. Raises DecodeError, Divergence."""
-        self._follows(number)
-        return self._final_with(number, self._set_of(number, parts)).digest
+    def check(self, fresh: RoundSet) -> Digest:
+        """Digest that Θ_final would have with this set; nothing is kept. Raises DecodeError, Divergence."""
+        self._check_follows(fresh.number)
+        return self._final_with(self._known_or(fresh)).digest
 
-    def finalize(self, number: int, parts: Iterable[Part]) -> Digest:
-        """S_number is final: Θ_final moves on. Returns its digest. Raises DecodeError, Divergence."""
-        return self.prepare_final(number, parts)()
+    def prepare_final(self, fresh: RoundSet) -> Callable[[], Digest]:
+        """As `prepare_round`, but the result makes the round final and gives the digest of Θ_final.
 
-    def prepare_final(self, number: int, parts: Iterable[Part]) -> Callable[[], Digest]:
-        """The work of `finalize`, as `prepare_round` is that of `set_round`. Raises DecodeError, Divergence."""
-        self._follows(number)
-        before, fresh = self._view, self._set_of(number, parts)
-        final = self._final_with(number, fresh)
-        view = self._view_with(number, fresh) if self._open.keys() - {number} else final
+        Raises DecodeError, Divergence.
+        """
+        number = fresh.number
+        self._check_follows(number)
+        before, fresh = self._view, self._known_or(fresh)
+        final = self._final_with(fresh)
+        view = self._view_with(fresh) if self._open.keys() - {number} else final
         digest = final.digest
 
         def commit() -> Digest:
             assert self._view is before, "the fold changed meanwhile"
             self._view = view
             self._open.pop(number, None)
-            self._heard.discard(number)
+            self._known_rounds.discard(number)
             self._final, self.final_round = final, number
             return digest
 
@@ -182,37 +179,39 @@ class Fold:
         """Replace everything by Θ_final(number); open rounds are forgotten. Raises Divergence."""
         theta = self._checked(theta_C4096)
         self._open.clear()
-        self._heard.clear()
+        self._known_rounds.clear()
         self._final = self._view = theta
         self.final_round = number
 
-    def _set_of(self, number: int, parts: Iterable[Part]) -> _Set:
-        """The one that the round has, if it is that."""
-        unique = {(part.entry, part.span): part for part in parts}
-        names = frozenset((part.entry, part.weight, part.span) for part in unique.values())
-        known = self._open.get(number)
-        return known if known is not None and known.names == names else _Set(names, tuple(unique.values()))
+    def _known_or(self, fresh: RoundSet) -> RoundSet:
+        """The set that the view has of the round, if it is the same one: then nothing needs to be computed."""
+        known = self._open.get(fresh.number)
+        return known if known is not None and known.names == fresh.names else fresh
 
-    def _final_with(self, number: int, fresh: _Set) -> _Theta:
+    def _final_with(self, fresh: RoundSet) -> _Theta:
         """Θ_final(number). Without other open rounds that is the view: both are that function of the sets."""
-        if fresh is self._open.get(number) and len(self._open) == 1:
+        if fresh is self._open.get(fresh.number) and len(self._open) == 1:
             return self._view
         if not fresh.names:
             return self._final
-        return _Theta(self._next(self.final_C4096, number, fresh))
+        return _Theta(self._next(self.final_C4096, fresh))
 
-    def _view_with(self, number: int, fresh: _Set) -> _Theta:
+    def _view_with(self, fresh: RoundSet) -> _Theta:
         """The view with this set in place of the one that the round has in it."""
-        known = self._open.get(number)
+        known = self._open.get(fresh.number)
         if known is fresh or (known is None and not fresh.names):
             return self._view
-        if known is None and not self._moves_from(number):
-            return _Theta(self._next(self.view_C4096, number, fresh))
-        replayed = partial(self._replayed, {**self._open, number: fresh})
-        if known is None or self._moves_from(number):
+        # Sums of integers commute, so a new round is added to the view wherever it stands among the open ones;
+        # a move is no sum: all rounds up to it must be under it before it is made.
+        if known is None and not self._moves_from(fresh.number):
+            return _Theta(self._next(self.view_C4096, fresh))
+        replayed = partial(self._replayed, {**self._open, fresh.number: fresh})
+        if known is None or self._moves_from(fresh.number):
             return _Theta(replayed())
-        exchanged = partial(self._exchanged, number, known, fresh)
-        few = len(self._open) <= _REPLAYED
+        exchanged = partial(self._exchanged, known, fresh)
+        # Both ways give the same bits, but they need other payloads: where one lacks a payload, the other is
+        # tried.
+        few = len(self._open) <= _FEW_ROUNDS
         try:
             return _Theta(replayed() if few else exchanged())
         except (CorruptFault, DecodeError):  # a payload of another open round, or one that is in no set any more
@@ -222,40 +221,43 @@ class Fold:
         """Whether some open round from this one on is followed by a move."""
         return any(self._after(at) is not None for at in self._open.keys() | {number} if at >= number)
 
-    def _exchanged(self, number: int, known: _Set, fresh: _Set) -> Tensor:
+    def _exchanged(self, known: RoundSet, fresh: RoundSet) -> Tensor:
         """The view + U(fresh) − U(known)."""
-        gain_N4096, loss_N4096 = self._update(number, fresh), self._update(number, known)
-        return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(number))
+        # One pass with both terms: view + U(fresh) alone might leave int32 where the result does not.
+        gain_N4096, loss_N4096 = self._update(fresh), self._update(known)
+        return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(fresh.number))
 
-    def _replayed(self, rounds: Mapping[int, _Set]) -> Tensor:
+    def _replayed(self, rounds: Mapping[int, RoundSet]) -> Tensor:
         theta_C4096 = self.final_C4096
         for number in sorted(rounds):
-            theta_C4096 = self._next(theta_C4096, number, rounds[number])
+            theta_C4096 = self._next(theta_C4096, rounds[number])
         return theta_C4096
 
-    def _next(self, theta_C4096: Tensor, number: int, fresh: _Set) -> Tensor:
-        """What a round makes of the state before it: a new array, or that state if the set is empty."""
+    def _next(self, theta_C4096: Tensor, fresh: RoundSet) -> Tensor:
+        """The state after a round from the state before it: a new array, or that state if the set is empty."""
         if not fresh.names:
             return theta_C4096
-        cover = self._cover_of(number)
+        cover = self._cover_of(fresh.number)
         if size_of(cover) == self._chunks:
-            out = clear(self._onto(fresh.parts, theta_C4096), self._padding)
+            out = clear(self._apply_update(fresh, theta_C4096), self._padding)
         else:
-            out = plus(theta_C4096, self._update(number, fresh), cover=cover)
-        move = self._after(number)
+            out = plus(theta_C4096, self._update(fresh), cover=cover)
+        # `out` is this call's own array: no state is ever changed in place, so a failed move leaves no trace.
+        move = self._after(fresh.number)
         if move is not None:
             move(out)
         return out
 
-    def _update(self, number: int, fresh: _Set) -> Tensor:
+    def _update(self, fresh: RoundSet) -> Tensor:
         """U int32 `[N, 4096]`, rows of the round's cover."""
-        cover = self._cover_of(number)
-        update = self._onto(fresh.parts, torch.zeros((size_of(cover), CHUNK), dtype=torch.int32))
+        cover = self._cover_of(fresh.number)
+        update = self._apply_update(fresh, torch.zeros((size_of(cover), CHUNK), dtype=torch.int32))
+        # A payload may hold values in the padding: nothing forbids it, so nobody counts them.
         for at, span in slabs(cover, SLAB_CHUNKS):
-            clear(update[at : at + span.stop - span.start], self._padding, span.start)
+            clear(update[at : at + span.chunks], self._padding, span.start)
         return update
 
-    def _follows(self, number: int) -> None:
+    def _check_follows(self, number: int) -> None:
         if number != self.final_round + 1:
             raise Divergence(f"round {number} does not follow the final round {self.final_round}")
 

@@ -19,6 +19,7 @@ class Padding(NamedTuple):
 
 def padding_of(arena: Arena) -> Padding:
     """Padding of a layout; a pure function of the RunSpec."""
+    # Only chunks at the edge of an atom hold padding, so a state is cleaned without a mask of its own size.
     found = edges(arena)
     at = torch.arange(CHUNK)
     rows, cols, values = (
@@ -31,6 +32,7 @@ def padding_of(arena: Arena) -> Padding:
 
 def clear(values_N4096: Tensor, padding: Padding, first: int = 0) -> Tensor:
     """Set the padding of the rows of chunks `first …` to zero, in place, on any device; returns the array."""
+    # `chunk_P` rises, so the chunks of a slab are one range of it.
     ends = torch.tensor([first, first + len(values_N4096)])
     low, high = torch.searchsorted(padding.chunk_P, ends).tolist()
     at, real = (each[low:high].to(values_N4096.device) for each in padding)

@@ -1,4 +1,4 @@
-"""What a reduction needs of the codec and of the mean, handed in: rooms of `node` do not know each other."""
+"""What a reduction needs of the codec and of the mean, handed in: learning's leaves do not know each other."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ Weighted = tuple[int, Tensor, Tensor]
 
 
 class Decode(Protocol):
-    """`sparse2.decode`."""
+    """Reads a payload of `sparse2`."""
 
     def __call__(self, payload: bytes | memoryview, chunks: int, k: int) -> tuple[Tensor, Tensor]:
         """index_Ck and q_Ck, int64. Raises DecodeError."""
@@ -25,23 +25,20 @@ class Arithmetic(NamedTuple):
     encode: Callable[[Tensor, int], bytes]
     """Payload of float32 `[C, 4096]` with k values per chunk; the same bytes on every machine."""
     decode: Decode
-    sums: Callable[[Sequence[Weighted]], tuple[Tensor, Tensor]]
-    """Σ weight·q and the weight that sent, int64 `[C, 4096]` each."""
-    divisor: Callable[[Tensor, int, int], Tensor]
-    """Of the weight that sent, all weight, and floor_256."""
-    rounded: Callable[[Tensor, Tensor], Tensor]
-    """numerator / denominator to the nearest integer, halves away from zero."""
-    step: Callable[[Tensor, Tensor, int], Tensor]
-    """-α·numerator / divisor in units of 2⁻²⁴; of numerator, divisor and alpha_256."""
+    weighted_mean: Callable[[Sequence[Weighted], int], Tensor]
+    """Mean of members with a floor_256: int64 `[C, 4096]`, units of 2⁻²⁶."""
+    outer_update: Callable[[Sequence[Weighted], int, int, int], Tensor]
+    """U int32 `[C, 4096]`, units of 2⁻²⁴, of members, chunks, alpha_256 and floor_256."""
 
 
 def decode_rows(rows: bytes, k: int, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
-    """index_Ck and q_Ck of a contributor's rows; a row that is no legal one is silent."""
+    """index_Ck and q_Ck of a contributor's rows; a row that is not legal counts as silent."""
     payload = join_rows(rows, k)
     chunks = len(rows) // row_bytes(k)
     try:
         return arithmetic.decode(payload, chunks, k)
     except DecodeError:
+        # Row by row, only now: the signed root vouches for illegal rows too, so they need one agreed meaning.
         each = [row if _is_legal(row, k, arithmetic) else silent_row(k) for row in split_rows(rows, k)]
         return arithmetic.decode(join_rows(b"".join(each), k), chunks, k)
 

@@ -5,6 +5,9 @@
 All in integers of 2⁻²⁶, so that anybody who knows `kept` and the rows gets the same bits. `kept` stays within
 int32: what would leave it is cut off at ±32, by everybody alike. Error feedback at the aggregator: "1-bit
 DoubleSqueeze", arXiv 1905.05957; here over sparse sums, with the divisor of the round.
+
+The fold then takes the outer step of a slice from the reduction, with the weight of what it covers, and the rest
+raw.
 """
 
 from collections.abc import Sequence
@@ -13,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.learning.reduction.arithmetic import Arithmetic, Weighted
+from atoll.node.learning.reduction.arithmetic import Arithmetic, Weighted, decode_rows
 from atoll.protocols.ids import Digest
-from atoll.protocols.ledger.reduction import KEPT_BYTES
+from atoll.protocols.ledger.reduction import KEPT_BYTES, ReductionRules
 from atoll.protocols.merkle import leaf_of
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import VALUE_BITS
@@ -40,18 +43,28 @@ def reduce_rows(
     kept_C4096: Tensor, members: Sequence[Weighted], k: int, floor_256: int, arithmetic: Arithmetic
 ) -> tuple[bytes, Tensor]:
     """Payload of kept + mean, and what remains, int32. `members` are not empty; `kept_C4096` is not changed."""
-    wanted = mean_of(members, floor_256, arithmetic).add_(kept_C4096).clamp_(_LOW, _HIGH)
+    # Clamped before and after encoding: everybody who recomputes a chunk cuts off the same values at ±32.
+    wanted = arithmetic.weighted_mean(members, floor_256).add_(kept_C4096).clamp_(_LOW, _HIGH)
     payload = arithmetic.encode(wanted.to(torch.float32).mul_(2.0**-VALUE_BITS), k)
     index, q = arithmetic.decode(payload, len(wanted), k)
     return payload, wanted.scatter_add_(1, index, -q).clamp_(_LOW, _HIGH).to(torch.int32)
 
 
-def mean_of(members: Sequence[Weighted], floor_256: int, arithmetic: Arithmetic) -> Tensor:
-    """int64 `[C, 4096]`, units of 2⁻²⁶: Σ weight·q over the divisor of the round, rounded once."""
-    numerator, sent = arithmetic.sums(members)
-    return arithmetic.rounded(
-        numerator, arithmetic.divisor(sent, sum(weight for weight, _, _ in members), floor_256)
-    )
+def slice_update(
+    chunks: int,
+    raw: Sequence[tuple[int, bytes]],
+    reduced: Sequence[tuple[int, bytes | memoryview]],
+    rules: ReductionRules,
+    alpha_256: int,
+    arithmetic: Arithmetic,
+) -> Tensor:
+    """U int32 `[chunks, 4096]`, units of 2⁻²⁴, of rows of contributions and the payload of a Reduction, if any.
+
+    `raw`, `reduced`: weights and bytes. Raises DecodeError for an illegal reduced payload.
+    """
+    members: list[Weighted] = [(weight, *decode_rows(rows, rules.k, arithmetic)) for weight, rows in raw]
+    members += [(weight, *arithmetic.decode(payload, chunks, rules.reduced_k)) for weight, payload in reduced]
+    return arithmetic.outer_update(members, chunks, alpha_256, rules.floor_256)
 
 
 def moved(kept: ReducerErrorFeedback, span: Span) -> tuple[ReducerErrorFeedback, ReducerErrorFeedback]:

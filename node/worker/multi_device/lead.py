@@ -23,7 +23,7 @@ from torch import Tensor
 
 from atoll.node.checkpoint.parts import WriteParts
 from atoll.node.config.devices import devices_of
-from atoll.node.ipc.framing import frame, take_frame
+from atoll.node.ipc.framing import frame, read_frame
 from atoll.node.worker.multi_device.group import RankPlace, check_batch, check_device
 from atoll.node.worker.multi_device.modes import check_shards, group_of
 from atoll.node.worker.multi_device.replica import Replica
@@ -226,7 +226,7 @@ class Ranks:
     def _hear(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         """Raise unless this rank is ready."""
         assert child.stdout is not None
-        match take_frame(child.stdout.fileno(), RankAnswer):
+        match read_frame(child.stdout.fileno(), RankAnswer):
             case RankReady():
                 return
             case RankRefused(message, hint):

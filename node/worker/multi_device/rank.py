@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atoll.node.ipc.framing import frame, take_frame
+from atoll.node.ipc.framing import frame, read_frame
 from atoll.node.worker.multi_device.group import RankPlace, check_device
 from atoll.node.worker.multi_device.modes import group_of
 from atoll.node.worker.multi_device.replica import Replica
@@ -50,7 +50,7 @@ class Rank:
     def serve(self, asks: int) -> None:
         """Until the pipe `asks` ends."""
         self._group.join(Path(self._begin.meeting))
-        while (ask := take_frame(asks, RankAsk)) is not None:
+        while (ask := read_frame(asks, RankAsk)) is not None:
             if isinstance(ask, Build):
                 self._build(ask.experts)
             else:
@@ -104,7 +104,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    begin = take_frame(0, RankAsk)
+    begin = read_frame(0, RankAsk)
     if not isinstance(begin, Begin):
         return
     torch.set_num_threads(begin.threads)

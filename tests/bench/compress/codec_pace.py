@@ -13,6 +13,7 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.folding import OuterStep
 from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.payload import Layout
 from atoll_bench.compress import published
 
 K, BETA, PEERS = 64, 0.95, 8
@@ -60,7 +61,8 @@ class Work:
 
     def encode(self) -> bytes:
         """Ours."""
-        return encode_residual(self.residual, self.base_float, self.local, BETA, K, codec="sparse2")
+        layout = Layout("sparse2", self.chunks, K)
+        return encode_residual(self.residual, self.base_float, self.local, BETA, layout)
 
     def encode_published(self) -> list[published.Sent]:
         """Theirs, tensor by tensor."""
@@ -71,14 +73,22 @@ class Work:
 
     def fold(self) -> None:
         """Ours: payloads -> θ + U; every rule of the wire and the range of every weight is checked."""
-        self.view = codec_of("sparse2", K).onto(
-            self.base, [(64, payload) for payload in self.payloads], OuterStep(256, 64)
-        )
+        weights = [64] * len(self.payloads)
+        self.view = codec_of("sparse2", K).apply_update(self.base, weights, self.payloads, OuterStep(256, 64))
 
     def fold_published(self) -> None:
         """Theirs: payloads -> θ, checked as they do."""
         for at, rows in enumerate(self._tensors()):
             published.fold_into(self.target[rows], [peer[at] for peer in self.sent], 1.0, K)
+
+    def ways(self) -> dict[str, Callable[[], object]]:
+        """What is measured beside memcpy."""
+        return {
+            "encode": self.encode,
+            "encode published": self.encode_published,
+            "fold": self.fold,
+            "fold published": self.fold_published,
+        }
 
     def copy(self) -> None:
         """memcpy of the same float32 array, both sides in memory already."""
@@ -119,12 +129,7 @@ def take_turns(
     paces: Paces, work: Work, turns: int, say: Callable[[str], None], settle: Callable[[], None] = lambda: None
 ) -> None:
     """Each way beside a memcpy, in changing order; the first turn warms up. `settle` waits for what was begun."""
-    ways = {
-        "encode": work.encode,
-        "encode published": work.encode_published,
-        "fold": work.fold,
-        "fold published": work.fold_published,
-    }
+    ways = work.ways()
 
     def settled(way: Callable[[], object]) -> None:
         way()
@@ -179,7 +184,7 @@ def sent_errors(values_C4096: Tensor, tensors: Sequence[slice], k: int) -> tuple
     Both are given the same values: those that our encoder chose, of all chunks that say something.
     """
     nothing, left = torch.zeros_like(values_C4096), values_C4096.clone()
-    encode_residual(left, nothing, nothing, 1.0, k, codec="sparse2")
+    encode_residual(left, nothing, nothing, 1.0, Layout("sparse2", len(left), k))
     sent = left != values_C4096
     theirs = 0.0
     for rows in tensors:

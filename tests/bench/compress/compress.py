@@ -61,14 +61,12 @@ def unmeasured_gpu_rows() -> list[Row]:
 
 def gpu_rows_of(paces: pace.Paces, parameters: int, compared: int) -> list[Row]:
     """The figures of a GPU; as many parameters as `compared` were held against the CPU's bits."""
-    fold = f"GPU: decode + fold of {pace.PEERS}, payloads from the host"
     extra = None if paces.extra_bytes is None else paces.extra_bytes / (4 * parameters)
-    bits = f"{compared:,} parameters: payload, e, θ + U"
+    bits = f"{compared:,} parameters: payload, e"
     return [
         row("GPU: what differs from the CPU", len(paces.differs), "", NO_DIFFERENCE, note=bits),
         row("GPU: memcpy on the device", _ms(paces, "encode: memcpy"), "ms", note=f"{parameters:,} float32"),
         *_speed(paces, "encode", "GPU: encode", GPU_ENCODE_OVER_COPY, GPU_ENCODE_OVER_PUBLISHED),
-        *_speed(paces, "fold", fold, None, None),
         row("GPU: payload to the host", _ms(paces, "fetch"), "ms", note=f"{paces.ours_bytes:,} bytes"),
         row(
             "GPU: peak extra memory while encoding",

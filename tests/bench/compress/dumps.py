@@ -65,9 +65,9 @@ def dumps(task: Task) -> Iterator[tuple[int, Tensor]]:
             member_round(task, inner, base, number, slot)
             local = bridge.read_module(inner.module, arena).cpu()
             yield number, residual * spec.compress.feedback + (base - local)
-            sent.append((64, codec.encode(residual, base, local, spec.compress.feedback)))
+            sent.append(codec.encode(residual, base, local, spec.compress.feedback))
             clear(residual, padding)
-        theta = clear(codec.onto(theta, sent, step), padding)
+        theta = clear(codec.apply_update(theta, [64] * len(sent), sent, step), padding)
 
 
 def tensors_of(arena: Arena) -> list[slice]:

@@ -7,17 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress import folding
 from atoll.node.learning.compress.encoding import encode_residual
-from atoll.node.learning.compress.folding import OuterStep
-from atoll.node.learning.compress.gpu.encoding import encode_into
-from atoll.node.learning.compress.gpu.folding import fold_into
+from atoll.node.learning.compress.gpu.encoding import Exchange, blank_payload, encode_rows
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.payload import Layout
 from atoll_bench.compress import codec_pace as pace
-from atoll_bench.compress.codec_pace import BETA, PEERS, K, Paces
-
-STEP = OuterStep(256, 64)
+from atoll_bench.compress.codec_pace import BETA, K, Paces
 
 
 class Work(pace.Work):
@@ -39,9 +34,23 @@ class Work(pace.Work):
         """The payload, in the host's memory."""
         return bytes(self.said.cpu().numpy())
 
-    def fold(self) -> None:
-        """Ours, payloads from the host: θ + U; every rule of the wire and the range of every weight is checked."""
-        fold_into(self.base, [(64, payload) for payload in self.payloads], K, STEP, self.view, codec="sparse2")
+    def ways(self) -> dict[str, Callable[[], object]]:
+        """Encoding alone: a node folds on the CPU."""
+        return {"encode": self.encode, "encode published": self.encode_published}
+
+
+def encode_into(
+    out_C4096: Tensor,
+    residual_C4096: Tensor,
+    anchor_C4096: Tensor,
+    local_C4096: Tensor,
+    beta: float,
+    layout: Layout,
+) -> Tensor:
+    """Payload (uint8, on the device) of β·e + (anchor − local) of whole arrays; the new e goes to `out`."""
+    payload = blank_payload(layout, residual_C4096.device)
+    encode_rows(payload, layout, 0, Exchange(out_C4096, residual_C4096, anchor_C4096, local_C4096), beta)
+    return payload
 
 
 def measure(chunks: int, same_chunks: int, turns: int, say: Callable[[str], None], device: str = "cuda") -> Paces:
@@ -60,12 +69,9 @@ def measure(chunks: int, same_chunks: int, turns: int, say: Callable[[str], None
     paces.errors = {}
     paces.differs = differences(work, min(chunks, same_chunks))
     say(f"compared with the CPU after {time.perf_counter() - began:.0f} s")
-    for _ in range(PEERS):
-        work.encode()
-        work.payloads.append(work.fetch())
-        work.sent.append(work.encode_published())
-    paces.ours_bytes = len(work.payloads[0])
-    paces.published_bytes = sum(sent.size_bytes for sent in work.sent[0])
+    work.encode()
+    paces.ours_bytes = len(work.fetch())
+    paces.published_bytes = sum(sent.size_bytes for sent in work.encode_published())
     paces.extra_bytes = _peak_bytes(work, device)
     pace.take_turns(paces, work, turns, say, lambda: settle(device))
     paces.take("fetch", work.fetch)
@@ -79,23 +85,15 @@ def settle(device: str) -> None:
 
 
 def differences(work: Work, chunks: int) -> list[str]:
-    """What is not the CPU's, bit for bit, of one encoding of the first chunks and of a fold of what it gave."""
+    """What is not the CPU's, bit for bit, of one encoding of the first chunks."""
     residual, anchor, local = (each[:chunks] for each in (work.residual, work.base_float, work.local))
     ours = [each.to("cpu", copy=True) for each in (residual, anchor, local)]
     left = torch.empty_like(residual)
     said = encode_into(left, residual, anchor, local, BETA, Layout("sparse2", chunks, K))
     threads = torch.get_num_threads()
-    payload = encode_residual(ours[0], ours[1], ours[2], BETA, K, codec="sparse2", threads=threads)
-    members, base = [(weight, payload) for weight in (1, 64, 255)], work.base[:chunks]
-    theta, view = base.cpu(), torch.empty_like(base)
-    moved = torch.empty_like(theta)
-    fold_into(base, members, K, STEP, view, codec="sparse2")
-    folding.fold_into(theta, members, K, STEP, moved, codec="sparse2", threads=threads)
-    pairs = {
-        "payload": bytes(said.cpu().numpy()) == payload,
-        "e": _same(left, ours[0]),
-        "θ + U": _same(view, moved),
-    }
+    layout = Layout("sparse2", chunks, K)
+    payload = encode_residual(ours[0], ours[1], ours[2], BETA, layout, threads=threads)
+    pairs = {"payload": bytes(said.cpu().numpy()) == payload, "e": _same(left, ours[0])}
     return [name for name, is_same in pairs.items() if not is_same]
 
 

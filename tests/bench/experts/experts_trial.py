@@ -25,13 +25,14 @@ from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import loss_of
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.merging import merge_after_round
-from atoll.node.learning.outer.fold import Fold, Part
+from atoll.node.learning.outer.fold import Fold, RoundSet, round_set
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.ids import digest
+from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.coverage import cover_of
+from atoll.protocols.local.worker_messages import Member
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll_bench.reference_arms.baselines import Point
@@ -66,13 +67,14 @@ class Trial:
             self._payloads.clear()
             for slot, experts in shares.items():
                 losses += self._train(number, slot, experts)
-            self.fold.finalize(number, [self._part(number, slot, experts) for slot, experts in shares.items()])
+            members = [_member(slot, experts) for slot, experts in shares.items()]
+            self.fold.prepare_final(round_set(number, members))()
             yield self._point(number, losses)
 
     def _train(self, number: int, slot: int, experts: bytes) -> list[float]:
         """A member's round; its payload is in the fold's reach then."""
         learner, steps = self._learners[slot], self._spec.steps(number)
-        learner.own(experts)
+        learner.set_trained_experts(experts)
         self._hand_over(learner)
         learner.weights.start(self.fold.view_C4096)
         first = self._spec.steps_before(number)
@@ -89,19 +91,20 @@ class Trial:
     def _hand_over(self, to: Learner) -> None:
         """Moments of experts that others gave up, as a swarm's members hand them over."""
         for learner in self._learners:
-            taken = [expert for expert, moments in learner.parted.items() if to.inherit(expert, moments)]
+            taken = [expert for expert, moments in learner.released.items() if to.inherit(expert, moments)]
             for expert in taken:
-                del learner.parted[expert]
+                del learner.released[expert]
 
-    def _part(self, number: int, slot: int, experts: bytes) -> Part:
-        cover = partial(cover_of, self._spec, number)
-        return Part(digest(bytes([slot])), WEIGHT_UNIT, str(slot), rows_of(cover(experts), cover()))
-
-    def _onto(self, parts: Sequence[Part], theta_N4096: Tensor) -> Tensor:
+    def _onto(self, fresh: RoundSet, theta_N4096: Tensor) -> Tensor:
         compress, outer = self._spec.compress, self._spec.outer
-        members = [(part.weight, self._payloads[part.source], part.rows) for part in parts]
-        step = OuterStep(outer.alpha_256, outer.floor_256)
-        return codec_of(compress.codec, compress.k).onto(theta_N4096, members, step)
+        cover = partial(cover_of, self._spec, fresh.number)
+        return codec_of(compress.codec, compress.k).apply_update(
+            theta_N4096,
+            [member.weight for member in fresh.members],
+            [self._payloads[member.path] for member in fresh.members],
+            OuterStep(outer.alpha_256, outer.floor_256),
+            rows=[rows_of(cover(member.experts), cover()) for member in fresh.members],
+        )
 
     def _point(self, number: int, losses: Sequence[float]) -> Point:
         learner = self._learners[0]
@@ -110,3 +113,8 @@ class Trial:
             found = evaluate(learner.module, loss_of, val_WT1, self._data.validation_bytes(VAL_WINDOWS))
         seconds = time.monotonic() - self._began
         return Point(number, self._tokens, float(np.mean(losses)), found.val_bpb, seconds)
+
+
+def _member(slot: int, experts: bytes) -> Member:
+    name = digest(bytes([slot]))
+    return Member(name, PeerId(""), WEIGHT_UNIT, name, str(slot), experts)

@@ -15,7 +15,7 @@ from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.model.named import named_atoms
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.node.worker.initial_moments import Brought
+from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
@@ -31,9 +31,9 @@ def differing(checkpoint: ShardedCheckpoint, spec: RunSpec, run_folder: Path, ex
         blobs / f"{spec.start.weights.hex()}.blob", checkpoint.arena, state_digest
     ).theta_C4096
     learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, run_folder / "spool", OnHost())
-    learner.own(experts)
+    learner.set_trained_experts(experts)
     paths = tuple(str(blobs / f"{blob.hex()}.blob") for blob in spec.start.moment_blobs)
-    Brought(spec, paths).give(learner, sending)
+    InitialMoments(spec, paths).load_into(learner, sending)
     learner.weights.start(theta_C4096)
     begun = dict(_begun(learner, sending, spec))
     said = checkpoint.theta()

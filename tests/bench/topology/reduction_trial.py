@@ -17,15 +17,15 @@ from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.reduction.reducing import (
     ReducerErrorFeedback,
     hand_back,
-    mean_of,
     nothing_kept,
     reduce_rows,
+    slice_update,
 )
-from atoll.node.learning.reduction.stepping import slice_update
-from atoll.node.worker.reduction_arithmetic import COMPILED
+from atoll.node.worker.reduction_work import ARITHMETIC
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.reduction import ReductionRules
 from atoll.protocols.run.arena import CHUNK, Span
+from atoll.protocols.run.payload import Layout
 
 ALPHA_256 = 256
 WEIGHT = 64
@@ -63,9 +63,8 @@ class TrialMember:
 
     def payload(self, delta_C4096: Tensor) -> bytes:
         """What the member sends of a pseudo-gradient."""
-        return encode_residual(
-            self._residual, self._nowhere, -delta_C4096, self._beta, self._rules.k, codec="sparse2"
-        )
+        layout = Layout("sparse2", len(delta_C4096), self._rules.k)
+        return encode_residual(self._residual, self._nowhere, -delta_C4096, self._beta, layout)
 
     def take_back(self, rest: ReducerErrorFeedback) -> None:
         """What the member's reducer keeps no longer."""
@@ -115,7 +114,7 @@ class States:
         if key not in self._known:
             rows = [(offer.weight, raw[offer.entry, part.span]) for offer in part.raw]
             payloads = [] if part.reduced is None else [(part.weight, reduced[part.reduced.entry])]
-            self._known[key] = slice_update(part.span.chunks, rows, payloads, self._rules, ALPHA_256, COMPILED)
+            self._known[key] = slice_update(part.span.chunks, rows, payloads, self._rules, ALPHA_256, ARITHMETIC)
         return self._known[key]
 
 
@@ -153,10 +152,10 @@ def losses(members: int, reduced_k: int, rounds: int, rules: ReductionRules, bet
         deltas = [landscape.delta_C4096(number, slot) for slot in range(members)]
         dense += torch.stack(deltas).mean(0)
         sent = [each.payload(delta) for each, delta in zip(swarm, deltas, strict=True)]
-        weighted = [(WEIGHT, *COMPILED.decode(payload, rules.chunks, rules.k)) for payload in sent]
-        mean = mean_of(weighted, rules.floor_256, COMPILED)
+        weighted = [(WEIGHT, *ARITHMETIC.decode(payload, rules.chunks, rules.k)) for payload in sent]
+        mean = ARITHMETIC.weighted_mean(weighted, rules.floor_256)
         owed = mean + kept
-        _, kept = reduce_rows(kept, weighted, reduced_k, rules.floor_256, COMPILED)
+        _, kept = reduce_rows(kept, weighted, reduced_k, rules.floor_256, ARITHMETIC)
         exact += mean
         step, total = _relative(owed - kept - mean, mean), _relative(kept, exact)
         found.append(Loss(step, total, _cosine(exact, dense), _cosine(exact - kept, dense)))

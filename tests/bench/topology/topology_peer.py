@@ -11,7 +11,7 @@ from atoll.node.daemon.reduction import machine as rounds
 from atoll.node.learning.reduction.judging import proves_fault, sampled_chunks
 from atoll.node.learning.reduction.reducer import Made, Reducer
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback
-from atoll.node.worker.reduction_arithmetic import COMPILED, PLAIN
+from atoll.node.worker.reduction_work import ARITHMETIC
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
 from atoll.protocols import codec
@@ -97,7 +97,7 @@ class TrialPeer:
     def __init__(self, identity: Identity, host: Host, world: World, behaviour: Behaviour) -> None:
         self.me, self.behaviour = identity.peer_id, behaviour
         self._identity, self._host, self._world = identity, host, world
-        self.reducer = Reducer(world.rules, COMPILED)
+        self.reducer = Reducer(world.rules, ARITHMETIC)
         self.entries: dict[Digest, Entry] = {}
         self.rows: dict[tuple[Digest, Span], RowPart] = {}
         self.payloads: dict[Digest, bytes] = {}
@@ -196,7 +196,7 @@ class TrialPeer:
         opening = codec.decode(data, Opening, max_bytes=cap)
         self.openings += 1
         proof = self._proof(claim, covered, opening)
-        if proves_fault(proof, self._world.rules, PLAIN):
+        if proves_fault(proof, self._world.rules, ARITHMETIC):
             data = codec.encode(proof)
             blob = manifest_of_bytes(data).id
             self._blobs[blob] = data
@@ -229,7 +229,7 @@ class TrialPeer:
         data = self._blobs.get(body.proof) or await self._ask(author, BlobAsk(body.proof), cap)
         proof = decode_proof(data, self._world.rules)
         named = decode_entry(proof.reduction, self._world.rules.run).id == body.reduction
-        if named and proves_fault(proof, self._world.rules, PLAIN):
+        if named and proves_fault(proof, self._world.rules, ARITHMETIC):
             self.faults += 1
             self.tell(rounds.Wrong(body.reduction))
 
@@ -382,7 +382,7 @@ def checked_payload(claim: Claim, data: bytes, layout: Layout) -> bytes:
     """The payload that a Reduction names. Raises DecodeError if it is illegal or has another root."""
     if RowTree(data, layout).root != claim.body.rows:
         raise DecodeError("the rows of the payload have another root than the Reduction says")
-    PLAIN.decode(data, layout.chunks, layout.k)
+    ARITHMETIC.decode(data, layout.chunks, layout.k)
     return data
 
 

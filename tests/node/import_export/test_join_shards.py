@@ -29,7 +29,7 @@ from atoll.node.import_export.source_options import CheckpointSource
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.node.worker.initial_moments import Brought
+from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.session import Session
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
@@ -185,12 +185,12 @@ def test_an_expert_that_comes_while_round_0_is_asked_again_has_its_moments(folde
     join_shards(folder)
     spec, home = begun(folder, tmp_path / "runs")
     learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, home / "spool", OnHost())
-    brought = Brought(spec, paths_of(spec, home))
-    learner.own(bitmap_of({1, 2}, E))
-    brought.give(learner, sending)
+    brought = InitialMoments(spec, paths_of(spec, home))
+    learner.set_trained_experts(bitmap_of({1, 2}, E))
+    brought.load_into(learner, sending)
     before = {name: value.clone() for name, value in learner.inner.state().items()}
-    learner.own(bitmap_of({2, 5}, E))
-    brought.give(learner, sending)
+    learner.set_trained_experts(bitmap_of({2, 5}, E))
+    brought.load_into(learner, sending)
     after = learner.inner.state()
     assert all(float(value) == 4 for name, value in after.items() if name.startswith("step/"))
     for name, value in after.items():
@@ -428,25 +428,26 @@ def test_less_than_a_quorum_is_joined_only_by_who_gives_the_others_up(tmp_path):
     assert join_shards(tmp_path / "to").manifest.quorum
 
 
-def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_path, capsys):
+def test_a_moments_file_that_cannot_be_used_is_a_line_in_the_log(folder, tmp_path, caplog):
     join_shards(folder)
     spec, home = begun(folder, tmp_path / "runs")
     paths = paths_of(spec, home)
     learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, home / "spool", OnHost())
-    learner.own(bitmap_of({1, 2}, E))
-    Brought(spec, [f"{path}.absent" for path in paths]).give(learner, sending)
+    learner.set_trained_experts(bitmap_of({1, 2}, E))
+    InitialMoments(spec, [f"{path}.absent" for path in paths]).load_into(learner, sending)
     assert learner.inner.state() == {}
     shared, one = Path(paths[0]), Path(paths[file_of_expert(MODEL, 1)])
     shared.write_bytes(shared.read_bytes()[:-4])
-    brought = Brought(spec, paths)
-    brought.give(learner, sending)
+    brought = InitialMoments(spec, paths)
+    brought.load_into(learner, sending)
     steps = {name: float(v) for name, v in learner.inner.state().items() if name.startswith("step/")}
     assert all(steps[name] == (0 if expert_of(name) is None else 4) for name in steps), "one file is left out"
     assert {expert_of(name) for name in steps} == {None, 1, 2}
-    assert "are not used" in capsys.readouterr().out
+    assert "are not used" in caplog.text
+    caplog.clear()
     one.unlink()
-    brought.give(learner, sending)
-    assert capsys.readouterr().out == "", "it is said once"
+    brought.load_into(learner, sending)
+    assert caplog.text == "", "it is said once"
 
 
 def test_a_member_needs_the_files_of_its_experts_alone(folder, tmp_path):

@@ -80,14 +80,14 @@ def test_what_was_said_since_is_not_said_again(tmp_path):
     restore_node(checkpoint, tmp_path / "home", ME)
     ask = tuple(each.member for each in sent)
     running = session(DENSE, tmp_path / "home")
-    assert running._sending.residual_C4096.any()
+    assert running._feedback.residual_C4096.any()
     folded = running.answer(FoldRequest(Round(1), ask))
-    assert not running._sending.residual_C4096.any()
+    assert not running._feedback.residual_C4096.any()
     payload_of(running, 2)
-    mine = running._sending.residual_C4096.clone()
+    mine = running._feedback.residual_C4096.clone()
     assert mine.any()
     assert running.answer(FinalizeRequest(Round(1), ask)).state == folded.state
-    assert torch.equal(running._sending.residual_C4096, mine), "what was trained since the restore stays"
+    assert torch.equal(running._feedback.residual_C4096, mine), "what was trained since the restore stays"
 
 
 def test_it_is_not_said_again_although_its_payload_comes_after_the_next_round(tmp_path):
@@ -99,23 +99,23 @@ def test_it_is_not_said_again_although_its_payload_comes_after_the_next_round(tm
         restore_node(checkpoint, tmp_path / name, ME)
         running = session(DENSE, tmp_path / name)
         running.answer(FoldRequest(Round(1), (sent[0].member,)))
-        running._sending.residual_C4096 *= unsaid
+        running._feedback.residual_C4096 *= unsaid
         *_, done = running.train(TrainRequest(Round(2), 1, 2, 2, -1, b"", said))
         return running, done.pending.payload
 
     running, payload = next_round("told", (Round(1),))
     nothing_old, fresh = next_round("nothing unsaid", (), unsaid=0.0)
     assert payload == fresh != next_round("untold", ())[1]
-    rest = running._sending.residual_C4096.clone()
-    assert torch.equal(rest, nothing_old._sending.residual_C4096)
+    rest = running._feedback.residual_C4096.clone()
+    assert torch.equal(rest, nothing_old._feedback.residual_C4096)
     both = tuple(each.member for each in sent)
     for again in (running, nothing_old):  # told or not: by now this is the rest of round 2
         again.answer(FoldRequest(Round(1), both))
-        assert torch.equal(again._sending.residual_C4096, rest)
+        assert torch.equal(again._feedback.residual_C4096, rest)
         again.close()
     restarted = session(DENSE, tmp_path / "told")
     restarted.answer(FoldRequest(Round(1), both))
-    assert torch.equal(restarted._sending.residual_C4096, rest)
+    assert torch.equal(restarted._feedback.residual_C4096, rest)
 
 
 def test_it_may_hear_of_it_by_a_snapshot(tmp_path):
@@ -129,7 +129,7 @@ def test_it_may_hear_of_it_by_a_snapshot(tmp_path):
         counted = tuple(Counted(each.member.payload, ((0, 1),), Round(1)) for each in included)
         running = session(DENSE, tmp_path / home)
         running.answer(AdoptRequest(Round(1), snapshot.path, snapshot.state, counted))
-        assert running._sending.residual_C4096.any() == (not included)
+        assert running._feedback.residual_C4096.any() == (not included)
 
 
 def test_who_restarts_in_good_order_forgets_nothing(tmp_path):
@@ -137,14 +137,14 @@ def test_who_restarts_in_good_order_forgets_nothing(tmp_path):
     members = trained(tmp_path / "homes", DENSE, count=2, rounds=1)
     sent = [members.contribute(number, 1, b"") for number in range(2)]
     running = session(DENSE, members.home(1))
-    before = running._sending.residual_C4096.clone()
+    before = running._feedback.residual_C4096.clone()
     running.answer(FoldRequest(Round(1), tuple(each.member for each in sent)))
-    assert torch.equal(running._sending.residual_C4096, before)
+    assert torch.equal(running._feedback.residual_C4096, before)
     (members.home(1) / "spool").joinpath(f"{sent[1].member.payload.hex()}.payload").unlink()
     running = session(DENSE, members.home(1))
     assert running.started().pending == ()
     running.answer(FoldRequest(Round(1), tuple(each.member for each in sent)))
-    assert torch.equal(running._sending.residual_C4096, before), "a payload that the disk lost had left it"
+    assert torch.equal(running._feedback.residual_C4096, before), "a payload that the disk lost had left it"
 
 
 @pytest.mark.parametrize("spec", [DENSE, RUN], ids=["dense", "mixture"])

@@ -28,7 +28,7 @@ FOLD = FoldRequest(Round(3), (Member(digest(b"e"), PeerId("p"), 64, digest(b"p")
 def test_requests_arrive_whole_and_in_order_in_whatever_pieces():
     read, write = os.pipe()
     inbox = Inbox(read)
-    assert not inbox.waiting()
+    assert not inbox.has_request()
     wanted = [
         RequestEnvelope(1, FOLD),
         RequestEnvelope(2, VerifyRequest("/x" * 500, Round(0))),
@@ -43,10 +43,10 @@ def test_requests_arrive_whole_and_in_order_in_whatever_pieces():
 
     writer = threading.Thread(target=dribble)
     writer.start()
-    assert [inbox.take() for _ in wanted] == wanted
+    assert [inbox.receive() for _ in wanted] == wanted
     writer.join()
-    assert inbox.waiting(), "the end is news too"
-    assert inbox.take() is None
+    assert inbox.has_request(), "the end is news too"
+    assert inbox.receive() is None
     os.close(read)
 
 
@@ -54,7 +54,7 @@ def test_an_end_within_a_frame_is_the_end():
     read, write = os.pipe()
     os.write(write, frame(RequestEnvelope(1, FOLD))[:-1])
     os.close(write)
-    assert Inbox(read).take() is None
+    assert Inbox(read).receive() is None
     os.close(read)
 
 
@@ -86,6 +86,6 @@ def test_bytes_that_are_no_request_are_refused():
     read, write = os.pipe()
     os.write(write, size_prefix(3) + b"\xc1\xc1\xc1")
     with pytest.raises(DecodeError):
-        Inbox(read).take()
+        Inbox(read).receive()
     os.close(read)
     os.close(write)

@@ -54,7 +54,7 @@ inbox, outbox, lives = Inbox(0), ReplyWriter(1), Path(sys.argv[1])
 with lives.open("a") as file:
     file.write("life\\n")
 print("a last word", file=sys.stderr, flush=True)
-while (request := inbox.take()) is not None:
+while (request := inbox.receive()) is not None:
     ask, say = request.ask, lambda answer: outbox.send(ReplyEnvelope(request.id, answer, TimeSpent(wait_ns=7)))
     match ask:
         case StartRequest(home="broken"):

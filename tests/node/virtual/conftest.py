@@ -23,8 +23,7 @@ from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
-from atoll.node.worker.reduction_arithmetic import encode
-from atoll.node.worker.reduction_work import SliceWork
+from atoll.node.worker.reduction_work import SliceWork, encode
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
@@ -262,7 +261,7 @@ class FakeWorker:
                 self.open.pop(number, None)
                 if self.slices is not None:
                     counted = {m.payload for each in ask.slices for m in each.reduced}
-                    self.slices.settle(number, counted, self.residual)
+                    self.slices.close_rounds(number, counted, self.residual)
                 self.pending = tuple(p for p in self.pending if p.round > number)
                 self.arrived(number)
                 return FinalizeReply(number, self.state)

@@ -65,7 +65,7 @@ class RealWorker:
         """A new process: whatever was in memory is gone."""
         self.lives += 1
         if self.session is not None:
-            self.session._keeping.wait()  # its thread dies with a process
+            self.session._async_save.wait()  # its thread dies with a process
         self.session = Session(self._start, saves=TimeBudget(math.inf), saved=self._saved.set)
         found = self.session.started()
         self.final, self.state = found.final, found.state
@@ -109,7 +109,7 @@ class RealWorker:
     def _keep(self, ask: SaveRequest) -> SaveReply:
         """Wait for the disk in real time: it takes no virtual time."""
         assert self.session is not None
-        while (kept := self.session.keep(ask)) is None:
+        while (kept := self.session.finish_save(ask)) is None:
             self._saved.wait()
             self._saved.clear()
         return kept

@@ -4,6 +4,7 @@ Without a GPU the device is the CPU and its kernels run in Triton's interpreter 
 known before Triton is imported: that is why this has a process of its own.
 """
 
+import logging
 import shutil
 from functools import cache
 from pathlib import Path
@@ -159,17 +160,18 @@ def play(node: Node, theirs: list[Member], places: list[str]) -> list[tuple[str,
     [(PLAIN, [TO_AND_FRO]), (OVERLAPPING, [TO_AND_FRO, ("device",) * 4]), (SHARED, [TO_AND_FRO])],
     ids=["plain", "overlapping", "shared"],
 )
-def test_what_is_sent_and_saved_is_the_hosts_bit_by_bit(tmp_path, spec, lives, monkeypatch, capsys):
+def test_what_is_sent_and_saved_is_the_hosts_bit_by_bit(tmp_path, spec, lives, monkeypatch, caplog):
     """Moved to and fro at every restart, and on the device throughout."""
     monkeypatch.setattr(OnDevice, "slab_chunks", 8)
     other = Node(tmp_path / "other", spec, "host", OTHER)
     theirs = [kept(other.train_it(number), OTHER) for number in range(ROUNDS)]
-    capsys.readouterr()
+    caplog.set_level(logging.INFO)
+    caplog.clear()
     told = {}
     for first, *places in (("host",) * 4, *lives):
         node = Node(tmp_path / f"{len(told)}", spec, first)
         told[first, *places] = play(node, theirs, places)
-    assert capsys.readouterr().out.count(f"contributions are encoded on {DEVICE}\n") == str(lives).count("device")
+    assert caplog.messages.count(f"contributions are encoded on {DEVICE}") == str(lives).count("device")
     expected, *others = told.values()
     assert len(expected) == len(set(expected)) == 14
     for found in others:
@@ -180,7 +182,7 @@ def test_weights_that_are_not_finite_are_refused_with_everything_as_it_was(tmp_p
     node = Node(tmp_path / "a", OVERLAPPING, "device")
     node.train_it(0)
     session = node.session
-    weights, sending = session._learner.weights, session._sending
+    weights, sending = session._learner.weights, session._feedback
     before = sending.residual_C4096.clone(), weights.anchor_C4096.clone(), weights.sent
     next(iter(weights.trained().values())).view(-1)[7] = float("nan")
     with pytest.raises(Divergence, match="local weights"):
@@ -217,20 +219,21 @@ def test_what_merges_compute_has_the_hosts_bits():
     assert torch.equal(there.cpu(), here)
 
 
-def test_a_device_with_other_bits_is_not_used(tmp_path, monkeypatch, capsys):
+def test_a_device_with_other_bits_is_not_used(tmp_path, monkeypatch, caplog):
     right = gpu_encoder.encode_rows
 
-    def wrong(payload, layout, at, out, *arrays):
-        right(payload, layout, at, out, *arrays)
-        out.view(torch.int32)[-1, 4095] ^= 1
+    def wrong(payload, layout, at, arrays, beta):
+        right(payload, layout, at, arrays, beta)
+        arrays.out_N4096.view(torch.int32)[-1, 4095] ^= 1
 
     monkeypatch.setattr(gpu_encoder, "encode_rows", wrong)
     monkeypatch.setattr(gpu_encoder, "fault_of", fault_of)
+    caplog.set_level(logging.INFO)
     node = Node(tmp_path / "a", PLAIN, "device")
-    line = f"contributions are encoded on the host, not on {DEVICE}: its kernels do not give the host's bits\n"
-    assert line in capsys.readouterr().out
+    line = f"contributions are encoded on the host, not on {DEVICE}: its kernels do not give the host's bits"
+    assert line in caplog.messages
     monkeypatch.undo()
-    assert node.session._sending.residual_C4096.device.type == "cpu"
+    assert node.session._feedback.residual_C4096.device.type == "cpu"
 
 
 @pytest.mark.parametrize(

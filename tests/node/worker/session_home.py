@@ -86,7 +86,7 @@ class Home:
 
     def keep(self, number: int) -> None:
         """Until the round is safe."""
-        while self.session.keep(SaveRequest(Round(number))) is None:
+        while self.session.finish_save(SaveRequest(Round(number))) is None:
             time.sleep(0.001)
 
     def ask(self, ask: Ask) -> Answer:

@@ -4,6 +4,7 @@ On a machine with a CUDA device the same sessions run there (exchange_cases.py).
 """
 
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -25,45 +26,50 @@ ROOT = Path(__file__).parents[3]
 TRITON = importlib.util.find_spec("triton") is not None
 
 
+@pytest.fixture(autouse=True)
+def log_level(caplog):
+    caplog.set_level(logging.INFO)
+
+
 def start(exchange_on, device="cpu", **others):
     return StartRequest(codec.encode(SPEC), ME, "", "", 3, device, exchange_on=exchange_on, **others)
 
 
 @pytest.mark.parametrize("exchange_on", ["auto", "host"])
-def test_without_a_gpu_nothing_is_tried_and_nothing_is_said(exchange_on, capsys):
+def test_without_a_gpu_nothing_is_tried_and_nothing_is_said(exchange_on, caplog):
     encoder = encoder_for(SPEC, start(exchange_on))
     assert isinstance(encoder, OnHost)
-    assert (encoder.threads, encoder.device.type, capsys.readouterr().out) == (3, "cpu", "")
+    assert (encoder.threads, encoder.device.type, caplog.text) == (3, "cpu", "")
 
 
-def test_a_gpu_is_not_tried_where_the_node_said_host(capsys):
+def test_a_gpu_is_not_tried_where_the_node_said_host(caplog):
     assert isinstance(encoder_for(SPEC, start("host", "cuda:9")), OnHost)
-    assert capsys.readouterr().out == ""
+    assert caplog.text == ""
 
 
-def test_parts_of_weights_are_encoded_on_the_host(capsys):
+def test_parts_of_weights_are_encoded_on_the_host(caplog):
     assert isinstance(encoder_for(SPEC, start("device", "cuda:0,cuda:1", shard=True)), OnHost)
     line = (
-        "contributions are encoded on the host, not on cuda:0: with shard the trained values come together there\n"
+        "contributions are encoded on the host, not on cuda:0: with shard the trained values come together there"
     )
-    assert capsys.readouterr().out == line
+    assert caplog.messages == [line]
 
 
-def test_a_device_whose_kernels_do_not_run_is_a_line_and_the_session_goes_on(tmp_path, capsys):
+def test_a_device_whose_kernels_do_not_run_is_a_line_and_the_session_goes_on(tmp_path, caplog):
     """Triton cannot run on CPU tensors, wherever this is."""
     node = Home(tmp_path, exchange_on="device")
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = caplog.messages
     why = "its kernels do not run: " if TRITON else "its kernels cannot be loaded: "
     assert line.startswith(f"contributions are encoded on the host, not on cpu: {why}")
     assert node.train(0).payload_bytes > 0
 
 
-def test_a_codec_without_kernels_is_a_line(capsys):
+def test_a_codec_without_kernels_is_a_line(caplog):
     if not TRITON:
         return
     spec = msgspec.structs.replace(SPEC, compress=type(SPEC.compress)(codec="int8", k=4096, feedback=0.95))
     assert isinstance(encoder_for(spec, start("device")), OnHost)
-    assert capsys.readouterr().out.endswith("there are no kernels for int8 with k = 4096\n")
+    assert caplog.messages[-1].endswith("there are no kernels for int8 with k = 4096")
 
 
 def test_auto_wants_twice_the_room_that_encoding_and_training_take():

@@ -53,7 +53,7 @@ class Member:
         self.sets: dict[int, tuple[worker_messages.Member, ...]] = {}
         self.final = -1
         self.at_hand = 0
-        self._like = self.home.session._sending.residual_C4096
+        self._like = self.home.session._feedback.residual_C4096
 
     def train(self, number: int) -> None:
         self.at_hand = number
@@ -65,7 +65,7 @@ class Member:
 
     def attempt(self, number: int) -> TrainReply:
         after = number - 1 if self.spec.outer.overlap_steps and number and number - 1 not in self.sets else -1
-        sending = self.home.session._sending
+        sending = self.home.session._feedback
         encode = sending.encode
 
         def listen(at: int, weights: LocalWeights) -> bytearray:
@@ -111,7 +111,7 @@ class Member:
         try:
             event = next(steps)
             if isinstance(event, TrainReply):
-                self.home.session._keeping.wait()
+                self.home.session._async_save.wait()
             return event
         finally:
             local.begin_local = begin
@@ -144,7 +144,7 @@ class Member:
 
     def restart(self) -> None:
         """As the daemon does: what is final again, then what is closed; work that was saved is announced."""
-        self.home.session._keeping.wait()
+        self.home.session._async_save.wait()
         started = self.home.restart()
         for at in range(started.final + 1, self.final + 1):
             self.home.ask(FinalizeRequest(Round(at), self.sets[at]))
@@ -191,7 +191,7 @@ def play(tmp_path: Path) -> Callable[..., tuple[Member, Home]]:
 def test_work_is_used_or_kept_once(play, fragments, overlap_steps, seed):
     one, other = play(fragments, overlap_steps, seed)
     used = sum((one.said[at] for at in one.said if one.mine[at] in one.sets[at]), torch.zeros_like(one._like))
-    kept = one.home.session._sending.residual_C4096
+    kept = one.home.session._feedback.residual_C4096
     assert torch.allclose(kept + used, sum(one.given.values()), atol=1e-6)
     for at in range(ROUNDS):
         state = other.ask(FinalizeRequest(Round(at), one.sets[at])).state

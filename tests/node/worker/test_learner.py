@@ -156,7 +156,7 @@ def test_when_others_become_its_own_it_keeps_weights_and_moments_of_what_stays(n
     pending = node.train_some(0, LOW)
     node.ask(FoldRequest(Round(0), (part(pending),)))
     before, weights = moments(node), {n: v.clone() for n, v in node.learner.weights.trained().items()}
-    node.learner.own(bitmap_of({1, 2}, E))
+    node.learner.set_trained_experts(bitmap_of({1, 2}, E))
     after = moments(node)
     for name, value in after.items():
         if expert_of(name) == 2:
@@ -183,7 +183,7 @@ def test_an_expert_that_comes_late_moves_as_in_a_first_step(nodes, beta2):
     for number in range(5):
         node.train_some(number, LOW)
     learner = node.learner
-    learner.own(bitmap_of({1, 2}, E))
+    learner.set_trained_experts(bitmap_of({1, 2}, E))
     before = {name: value.clone() for name, value in learner.weights.trained().items()}
     window = node.session._data.batch(np.arange(2))
     learner.inner.step(window, 5 * STEPS)

@@ -281,7 +281,7 @@ def test_a_kill_in_an_overlapped_round_loses_that_round_only(homes, fragments):
             started = node.restart()
             assert started.pending == (first,)
             assert all(torch.equal(*pair) for pair in zip((local(node), anchor(node)), kept[:2], strict=True))
-            assert torch.equal(node.session._sending.residual_C4096, kept[2])
+            assert torch.equal(node.session._feedback.residual_C4096, kept[2])
             steps = node.events(1, after=0)
             assert drain(steps) == (2, None)
         node.ask(FoldRequest(Round(0), (member(first),)))
@@ -313,14 +313,14 @@ def test_weights_that_diverged_leave_everything_as_it_was(homes):
     steps = node.events(1)
     for _ in range(STEPS):
         next(steps)
-    residual, weights = node.session._sending.residual_C4096.clone(), anchor(node)
+    residual, weights = node.session._feedback.residual_C4096.clone(), anchor(node)
     spoilt = dict(node.session._learner.module.named_parameters())["model.layers.0.mlp.down_proj.weight"]
     spoilt.data[-1, -1] = float("nan")
     with pytest.raises(Divergence) as fault:
         next(steps)
     assert "start again" in fault.value.line()
     assert "\n" not in fault.value.line()
-    assert torch.equal(node.session._sending.residual_C4096, residual)
+    assert torch.equal(node.session._feedback.residual_C4096, residual)
     assert torch.equal(anchor(node), weights)
 
 

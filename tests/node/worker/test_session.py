@@ -176,7 +176,7 @@ def test_the_next_round_is_trained_while_the_disk_works(homes, monkeypatch):
         *_, first = node.session.train(node.train_ask(1))
         second = list(islice(node.session.train(node.train_ask(2)), 2))
         assert [type(event) for event in second] == [TrainProgress] * 2
-        assert node.session.keep(SaveRequest(Round(1))) is None
+        assert node.session.finish_save(SaveRequest(Round(1))) is None
         shutil.copytree(node.path, twin.path, dirs_exist_ok=True)
         go.set()
         node.keep(1)
@@ -281,14 +281,14 @@ def test_what_a_final_set_lacks_returns_from_a_payload_that_is_no_file_yet(homes
     (node.path / "state").mkdir()
     with held_disk(monkeypatch) as go:
         list(node.session.train(node.train_ask(0)))
-        node.session._saves = TimeBudget(1e-9)
-        node.session._saves.asked()
+        node.session._save_budget = TimeBudget(1e-9)
+        node.session._save_budget.asked()
         node.ask(FinalizeRequest(Round(0), (theirs,)))
         go.set()
         node.keep(0)
     pending = twin.train(0).pending
     expected = twin.residual() + said(pending, twin.residual())
-    assert torch.equal(node.session._sending.residual_C4096, expected)
+    assert torch.equal(node.session._feedback.residual_C4096, expected)
 
 
 def test_a_check_of_a_final_round_is_superseded(homes):
@@ -417,7 +417,7 @@ def test_time_goes_where_the_work_is_and_a_round_given_up_is_recompute(tmp_path)
     assert before.steps_ns <= 10, "one look at the clock"
     *_, trained = session.train(TrainRequest(Round(0), 0, 1, SPEC.steps(0), -1))
     assert ledger.read().unsaved_ns > 0, "the disk has not said that it is safe"
-    while session.keep(SaveRequest(Round(0))) is None:
+    while session.finish_save(SaveRequest(Round(0))) is None:
         time.sleep(0.001)
     after = ledger.read()
     assert after.recompute_ns - before.recompute_ns <= 10, "one look at the clock"

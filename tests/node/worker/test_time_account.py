@@ -64,8 +64,8 @@ def test_each_moment_goes_to_what_is_done_then():
             clock.ns += 500_000
         clock.ns += 20_000
     clock.ns += 1_000
-    ledger.hand_over()
-    ledger.keep()
+    ledger.begin_save()
+    ledger.confirm_saved()
     assert ledger.read() == TimeSpent(
         start_ns=10, wait_ns=200, steps_ns=4_000, encode_ns=60_000, checkpoint_ns=500_000, unsaved_ns=0
     )
@@ -75,8 +75,8 @@ def test_steps_that_are_thrown_away_are_recompute_and_saved_ones_are_safe():
     clock, ledger = opened()
     ledger.enter("steps")
     clock.ns += 100
-    ledger.hand_over()
-    ledger.keep()
+    ledger.begin_save()
+    ledger.confirm_saved()
     clock.ns += 7
     assert ledger.read().unsaved_ns == 7
     ledger.discard()

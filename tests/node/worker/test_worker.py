@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.node.worker.background_fold import Beside
+from atoll.node.worker.background_fold import BackgroundFold
 from atoll.node.worker.main import Worker
 from atoll.protocols import codec
 from atoll.protocols.errors import Divergence, Superseded
@@ -70,7 +70,7 @@ class Daemon:
         yield TrainRequest(Round(3), 0, 1, 2, -1)
         yield StopRequest()
 
-    def waiting(self) -> bool:
+    def has_request(self) -> bool:
         return False
 
     def wait(self) -> bool:
@@ -83,7 +83,7 @@ class Daemon:
     def wake(self) -> None:
         self._news.set()
 
-    def take(self) -> RequestEnvelope | None:
+    def receive(self) -> RequestEnvelope | None:
         self.waits += 1
         ask = next(self._script)
         self._is_keeping = isinstance(ask, SaveRequest)
@@ -140,7 +140,7 @@ class Busy(Daemon):
         yield SnapshotRequest(f"{home}/snapshot")
         yield StopRequest()
 
-    def waiting(self) -> bool:
+    def has_request(self) -> bool:
         self._is_there = self._is_training and not self._is_there
         return self._is_there
 
@@ -148,12 +148,12 @@ class Busy(Daemon):
 def test_asks_about_the_fold_are_worked_on_beside_the_steps_and_answered_in_order(tmp_path, monkeypatch):
     daemon, beside = Busy(tmp_path), list[str]()
 
-    def add(self: Beside, request: RequestEnvelope, work: object) -> None:
+    def add(self: BackgroundFold, request: RequestEnvelope, work: object) -> None:
         beside.append(type(request.ask).__name__)
         real(self, request, work)
 
-    real = Beside.add
-    monkeypatch.setattr(Beside, "add", add)
+    real = BackgroundFold.add
+    monkeypatch.setattr(BackgroundFold, "add", add)
     Worker(daemon, daemon).run()
     assert beside == ["VerifyRequest", "CheckRequest", "CheckRequest", "FoldRequest", "FinalizeRequest"]
     kinds = [type(answer).__name__ for answer in daemon.said if not isinstance(answer, ReportReply | TrainReply)]
@@ -172,7 +172,7 @@ def test_a_worker_that_trains_has_not_imported_torchs_compiler(tmp_path):
 import sys
 from pathlib import Path
 from tests.node.worker.test_worker import Daemon
-from atoll.node.worker.background_fold import Beside
+from atoll.node.worker.background_fold import BackgroundFold
 from atoll.node.worker.main import Worker
 daemon = Daemon(Path({str(tmp_path)!r}))
 Worker(daemon, daemon).run()

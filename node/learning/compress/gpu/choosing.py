@@ -41,13 +41,14 @@ def choose(
     at = (first + row) * size
     theirs = tl.load(local + at + i)
     a = tl.load(residual + at + i) * beta + (tl.load(anchor + at + i) - theirs)
+    # 2⁶⁴ bounds the weights only: with them below it e stays finite for more rounds than anybody trains.
     is_sound = tl.max(magnitudes(theirs), 0) < _LARGEST
     top = tl.max(magnitudes(a), 0)
     tl.store(out + at + i, a)
     if is_sound & (top < _NOT_FINITE):
         low, high, found, over = _bars(magnitudes(a), top, k, most, size)
         tl.store(held + row, tl.minimum(found, most))
-        _keep(a, i, low, high, most - over, place + row * most, value + row * most)
+        _store_candidates(a, i, low, high, most - over, place + row * most, value + row * most)
     else:
         tl.store(faults + tl.where(is_sound, 1, 0), 1)
         tl.store(held + row, 0)
@@ -56,6 +57,8 @@ def choose(
 @kernel
 def _bars(bits: tl.tensor, top: tl.tensor, k: tl.constexpr, most: tl.constexpr, size: tl.constexpr) -> tl.tensor:
     """`found` ≥ k magnitudes reach `low`, `over` < k reach `high`. More than `most` are found only of one size."""
+    # Invariant, as in the CPU's search: at least k reach `low`, fewer than k reach `high`. Steps double from
+    # the top, because the k-th largest of 4096 values is usually an octave or two below the largest.
     low, high, step = top * 0, top + 1, top * 0 + _OCTAVE
     found, over = low + size, low
     while (high - low > 1) & (found > most):
@@ -69,7 +72,7 @@ def _bars(bits: tl.tensor, top: tl.tensor, k: tl.constexpr, most: tl.constexpr, 
 
 
 @kernel
-def _keep(
+def _store_candidates(
     a: tl.tensor,
     i: tl.tensor,
     low: tl.tensor,
@@ -78,10 +81,11 @@ def _keep(
     place: tl.tensor,
     value: tl.tensor,
 ) -> None:
-    """What reaches `high`, and the first `room` of those that only reach `low`, one behind the other."""
+    """Store what reaches `high`, and the first `room` of those that only reach `low`, one behind the other."""
     bits = magnitudes(a)
     above = bits >= high
     between = (bits >= low) & (bits < high)
+    # one scan for two counts: both are at most 4096, so 16 bits hold each
     counted = tl.cumsum((above.to(tl.int32) << 16) + between.to(tl.int32), 0)
     ties = counted & 0xFFFF
     kept = above | (between & (ties <= room))

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress.encoder import HOST, Encoder, OnHost, Unsaid
-from atoll.node.learning.compress.gpu.encoding import blank_payload, can_encode, encode_rows, is_sound
+from atoll.node.learning.compress.encoder import HOST, Encoder, OnHost, UnfinishedPayload
+from atoll.node.learning.compress.gpu.encoding import Exchange, blank_payload, can_encode, encode_rows, is_sound
 from atoll.node.learning.kernels.on_gpu import FAULTS
 from atoll.protocols.errors import Divergence
 from atoll.protocols.run.arena import CHUNK
@@ -27,7 +27,7 @@ class OnDevice:
     def is_sound(self, values_N4096: Tensor) -> bool:
         return is_sound(values_N4096)
 
-    def begin(self, layout: Layout) -> Unsaid:
+    def begin(self, layout: Layout) -> UnfinishedPayload:
         return _DevicePayload(layout, self.device)
 
 
@@ -38,8 +38,9 @@ class _DevicePayload:
     def fill(
         self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float
     ) -> None:
-        arrays = residual_N4096, anchor_N4096, local_N4096
-        encode_rows(self._bytes, self._layout, at, residual_N4096, *arrays, beta)
+        # In place: the worker asks `is_sound` of all slabs before, so no Divergence can lose a residual.
+        arrays = Exchange(residual_N4096, residual_N4096, anchor_N4096, local_N4096)
+        encode_rows(self._bytes, self._layout, at, arrays, beta)
 
     def whole(self) -> bytearray:
         return bytearray(self._bytes.cpu().numpy())

@@ -1,8 +1,7 @@
 """On a GPU: β·e + (anchor − local) -> payload and new e in one pass over the three arrays; codec `sparse2`.
 
-The bytes and the e of `atoll.node.learning.compress.encoding`. Where the new e goes to another array than e,
-a Divergence
-leaves e as it was and nothing is read twice. A worker saves the room for that array: it asks `is_sound` before.
+The bytes and the e are those of `compress.encoding`. Where the new e goes to another array than e, a Divergence
+leaves e as it was and nothing is read twice. A worker saves the memory of that array: it asks `is_sound` before.
 """
 
 from typing import NamedTuple
@@ -12,18 +11,30 @@ from torch import Tensor
 
 from atoll.node.learning.compress.gpu.choosing import choose, keep_best
 from atoll.node.learning.compress.gpu.fitting import fit
-from atoll.node.learning.compress.gpu.saying import pack, say
+from atoll.node.learning.compress.gpu.packing import pack, subtract_sent
 from atoll.node.learning.kernels.on_gpu import EXACT, check_together, grid_of, power_of_two
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import Layout
 
 MOST_K = 512
-"""Above it ranks by counting are the longer way, and the CPU encodes."""
+"""Largest k: above it ranking by counting takes longer than the CPU's way."""
 SLAB_CHUNKS = 1 << 16
 """What is launched at once: its scratch is 2.6 % of a model of a billion values at k = 64."""
 _LARGEST = 2.0**64
 _LANES, _BLOCK, _GROUP = 128, 1024, 16
+
+
+class Exchange(NamedTuple):
+    """The arrays of an encoding, float32, contiguous, on one device.
+
+    `out` may be `local`, or `residual` if its loss at a Divergence is no loss.
+    """
+
+    out_N4096: Tensor
+    residual_N4096: Tensor
+    anchor_N4096: Tensor
+    local_N4096: Tensor
 
 
 class _Chosen(NamedTuple):
@@ -55,54 +66,32 @@ def blank_payload(layout: Layout, device: torch.device) -> Tensor:
 
 
 def is_sound(values_N4096: Tensor) -> bool:
-    """Whether float32 rows are weights (or a residual) that can be encoded: no NaN, nothing from 2⁶⁴ on."""
+    """Whether float32 rows can be encoded: no NaN, no magnitude from 2⁶⁴ on."""
+    # NaN makes both ends NaN, and each comparison with it is false.
     low, high = torch.stack(torch.aminmax(values_N4096)).tolist()
     return bool(low > -_LARGEST and high < _LARGEST)
 
 
-def encode_rows(
-    payload: Tensor,
-    layout: Layout,
-    at: int,
-    out_N4096: Tensor,
-    residual_N4096: Tensor,
-    anchor_N4096: Tensor,
-    local_N4096: Tensor,
-    beta: float,
-) -> None:
-    """Fill the payload's chunks from `at` on with β·e + (anchor − local); what it does not say is new e, in `out`.
+def encode_rows(payload: Tensor, layout: Layout, at: int, arrays: Exchange, beta: float) -> None:
+    """Fill the payload's chunks from `at` on with β·e + (anchor − local); what it does not send is new e in `out`.
 
-    All are float32, contiguous, of one device. `out` may be `local`, or `residual` if its loss at a Divergence is
-    no loss. Raises Divergence for weights that are NaN or from 2⁶⁴ on, and for a residual that is not finite.
+    Raises Divergence for weights that are NaN or from 2⁶⁴ on, and for a residual that is not finite.
     """
-    arrays = anchor_N4096, local_N4096, residual_N4096, out_N4096
     check_together(payload, *arrays)
     faults = torch.zeros(2, dtype=torch.int32, device=payload.device)
-    scratch = _scratch_for(layout, min(len(out_N4096), SLAB_CHUNKS), payload.device)
+    chunks = len(arrays.out_N4096)
+    scratch = _scratch_for(layout, min(chunks, SLAB_CHUNKS), payload.device)
     with torch.cuda.device(payload.get_device()):
-        for first in range(0, len(out_N4096), SLAB_CHUNKS):
-            chunks = min(SLAB_CHUNKS, len(out_N4096) - first)
-            _choose_and_fit(arrays, scratch, faults, beta, first, chunks, layout.k)
-            _say(out_N4096, payload, scratch, layout, (at, first, chunks))
+        for first in range(0, chunks, SLAB_CHUNKS):
+            size = min(SLAB_CHUNKS, chunks - first)
+            _choose_and_fit(arrays, scratch, faults, beta, first, size, layout.k)
+            _subtract_and_pack(arrays.out_N4096, payload, scratch, layout, at=at, first=first, chunks=size)
+    # Read once, after all launches: to wait for the device at each slab would leave it idle between them.
     unsound, infinite = faults.tolist()
     if unsound:
         raise Divergence("the pseudo-gradient holds NaN or infinity", hint=TRAIN_AGAIN)
     if infinite:
         raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
-
-
-def encode_into(
-    out_C4096: Tensor,
-    residual_C4096: Tensor,
-    anchor_C4096: Tensor,
-    local_C4096: Tensor,
-    beta: float,
-    layout: Layout,
-) -> Tensor:
-    """Payload (uint8, on the device) of β·e + (anchor − local) of whole arrays, as `encode_rows`."""
-    payload = blank_payload(layout, residual_C4096.device)
-    encode_rows(payload, layout, 0, out_C4096, residual_C4096, anchor_C4096, local_C4096, beta)
-    return payload
 
 
 def _scratch_for(layout: Layout, chunks: int, device: torch.device) -> _Chosen:
@@ -125,11 +114,14 @@ def _scratch_for(layout: Layout, chunks: int, device: torch.device) -> _Chosen:
 
 
 def _choose_and_fit(
-    arrays: tuple[Tensor, ...], own: _Chosen, faults: Tensor, beta: float, first: int, chunks: int, k: int
+    arrays: Exchange, own: _Chosen, faults: Tensor, beta: float, first: int, chunks: int, k: int
 ) -> None:
     most = own.some_place_NM.shape[1]
     some = own.held_N, own.some_place_NM, own.some_value_NM
-    choose[(chunks,)](*arrays, *some, faults, beta, first, k=k, most=most, size=CHUNK, num_warps=8, **EXACT)
+    choose[(chunks,)](
+        arrays.anchor_N4096, arrays.local_N4096, arrays.residual_N4096, arrays.out_N4096,
+        *some, faults, beta, first, k=k, most=most, size=CHUNK, num_warps=8, **EXACT,
+    )  # fmt: skip
     keep_best[(chunks,)](
         *some, own.place_Nk, own.value_Nk, own.order_kN, chunks,
         k=k, most=most, group=_GROUP, num_warps=max(1, most // 128), **EXACT,
@@ -139,12 +131,16 @@ def _choose_and_fit(
     )
 
 
-def _say(out: Tensor, payload: Tensor, own: _Chosen, layout: Layout, where: tuple[int, int, int]) -> None:
-    """Codes of a slab, and its rows of all sections. `where`: `out` in the payload, the slab in `out`, size."""
-    at, first, chunks = where
+def _subtract_and_pack(
+    out: Tensor, payload: Tensor, own: _Chosen, layout: Layout, *, at: int, first: int, chunks: int
+) -> None:
+    """Codes of a slab of `chunks` chunks, which is `first` in `out`, and its rows in all sections of the payload.
+
+    `at`: chunk of the payload where `out` begins.
+    """
     k, low_bits, high_bits = layout.k, layout.low_bits, layout.high_bits
     own.unary_Nb.zero_()
-    say[grid_of(chunks * k, _BLOCK)](
+    subtract_sent[grid_of(chunks * k, _BLOCK)](
         out, own.place_Nk, own.value_Nk, own.word_N, own.bar_N, own.code_Nk, own.unary_Nb, first, chunks,
         k=k, low_bits=low_bits, high_bits=high_bits, size=CHUNK, block=_BLOCK, **EXACT,
     )  # fmt: skip

@@ -28,6 +28,7 @@ def fit(
     """
     c = tl.program_id(0).to(tl.int64) * lanes + tl.arange(0, lanes)
     here = c < chunks
+    # Added in rising order of size, as on the CPU: float64 sums in another order have other bits.
     total = tl.zeros((lanes,), tl.float64)
     for r in range(k):
         total += _size(order, r, chunks, c, here)
@@ -42,6 +43,7 @@ def fit(
             dot = small * _LOW + high * (total - small)
             norm = norm - high * high + _LOW * _LOW
             gain = dot * dot / norm
+            # strictly: a tie stays with the lower shape and the fewer small values
             better = gain > most
             most, shape, split = (
                 tl.where(better, gain, most),

@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.node.daemon.reduction.effective_set import effective_slices, entries_of, one_per_author, tainted
-from atoll.node.learning.compress.sparse2 import decode
-from atoll.node.learning.outer.mean import outer_update
-from atoll.node.learning.reduction.stepping import slice_update
-from atoll.node.worker.reduction_arithmetic import PLAIN
+from atoll.node.learning.reduction.reducing import slice_update
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.ledger.reduction import Claim, Offer
 from atoll.protocols.run.slices import all_gather
+from tests.plain.mean import PLAIN, outer_update
+from tests.plain.sparse2 import decode
 
 torch.set_num_threads(1)
 CACHE = {}

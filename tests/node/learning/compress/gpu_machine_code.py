@@ -11,10 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from atoll.node.learning.compress.folding import OuterStep
-from atoll.node.learning.compress.gpu.encoding import blank_payload, encode_into, encode_rows
-from atoll.node.learning.compress.gpu.folding import fold_into, update_of
-from atoll.node.learning.compress.sparse2 import encode
+from atoll.node.learning.compress.gpu.encoding import Exchange, blank_payload, encode_rows
 from atoll.protocols.run.payload import Layout
 
 INEXACT = r"\bfma\.|\.ftz|\.approx|div\.full|\bmad\.(?:rn|ftz)"
@@ -42,7 +39,7 @@ def in_parts(k):
     payload, at = blank_payload(layout, torch.device("cpu")), 0
     for size in (1, 16, 2, 32, 19):
         rows = [each[at : at + size] for each in arrays]
-        encode_rows(payload, layout, at, rows[0], *rows, 0.5)
+        encode_rows(payload, layout, at, Exchange(rows[0], *rows), 0.5)
         at += size
 
 
@@ -58,13 +55,11 @@ def main():
     for capability, chunks, k in ((80, 1, 3), (90, 16, 64)):
         triton.runtime.driver.set_active(Nowhere(capability))
         arrays = [torch.zeros((chunks, 4096)) for _ in range(3)]
-        encode_into(arrays[2], *arrays, 0.95, Layout("sparse2", chunks, k))
+        layout = Layout("sparse2", chunks, k)
+        encode_rows(blank_payload(layout, torch.device("cpu")), layout, 0, Exchange(arrays[2], *arrays), 0.95)
         known = {id(found) for _, found in made}
         in_parts(k)
         assert {id(found) for _, found in made} == known, "a worker would compile in the middle of a round"
-        members, theta = [(1, encode(arrays[0], k))] * chunks, torch.zeros((chunks, 4096), dtype=torch.int32)
-        update_of(members, chunks, k, OuterStep(256, 64), codec="sparse2", device=torch.device("cpu"))
-        fold_into(theta, members, k, OuterStep(256, 64), theta.clone(), codec="sparse2")
     for name, found in {id(found): (name, found) for name, found in made}.values():
         code = found.asm["ptx"]
         inexact = re.findall(INEXACT, code)

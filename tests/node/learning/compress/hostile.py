@@ -18,6 +18,7 @@ from atoll.node.learning.kernels.compiled import compiled
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS, Layout
 from tests.plain.codecs import Refused, decode, encode
+from tests.plain.folds import apply_update
 
 torch.set_num_threads(1)
 CHUNKS = 2
@@ -77,7 +78,7 @@ def judged(name: str, k: int, payload: bytes) -> None:
     residual = torch.zeros((CHUNKS, 4096))
     for read in (
         lambda: codec.check(payload, CHUNKS),
-        lambda: codec.onto(NOTHING, [good, (255, payload)], OuterStep(1024, 64)),
+        lambda: apply_update(codec, NOTHING, [good, (255, payload)], OuterStep(1024, 64)),
         lambda: codec.give_back(residual, payload),
     ):
         try:

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.folding import OuterStep, fold_into
+from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.mean import divisor, outer_step
 from atoll.protocols.errors import ConfigError, DecodeError, Divergence
 from atoll.protocols.ids import digest
 from atoll.protocols.run.payload import DENSE_BLOCK, HEADER_BYTES, MAX_Q, NUMBERS, TOP_LEVEL, Layout, payload_bytes
 from tests.plain.codecs import Refused, decode
+from tests.plain.folds import apply_update
 
 torch.set_num_threads(1)
 GOLDEN = Path(__file__).parents[3] / "golden" / "codecs.json"
@@ -74,15 +75,13 @@ def test_the_fold_equals_the_definition(name, k, step):
     members = [(w, payload(name, k, w, scale)) for w, scale in ((1, 1e-3), (7, 9.0), (255, 1e-6))]
     expected = plain_update(name, k, members, step)
     for threads in (1, 3):
-        assert torch.equal(codec.onto(NOTHING, members, step, threads=threads), expected)
+        assert torch.equal(apply_update(codec, NOTHING, members, step, threads=threads), expected)
     theta = torch.randint(-(2**30), 2**30, (CHUNKS, 4096), dtype=torch.int32)
-    view = torch.empty_like(theta)
-    fold_into(theta, members, k, step, view, codec=name)
-    assert torch.equal(view, plus(theta, expected))
+    assert torch.equal(apply_update(codec, theta, members, step), plus(theta, expected))
     theta[:] = torch.where(expected > 0, 2**31 - 1, 0)
     assert bool((expected > 0).any())
     with pytest.raises(Divergence):
-        fold_into(theta, members, k, step, view, codec=name)
+        apply_update(codec, theta, members, step)
 
 
 @pytest.mark.parametrize(("name", "k"), [*DENSE, ("sparse1", 64)])
@@ -90,7 +89,7 @@ def test_the_extremes_do_not_overflow(name, k):
     members = [(255, said_of(name, k, torch.full((CHUNKS, 4096), 1e9))[0])] * 1024
     codec = codec_of(name, k)
     for step in (OuterStep(1024, 0), OuterStep(1024, 256)):
-        assert torch.equal(codec.onto(NOTHING, members, step), plain_update(name, k, members, step))
+        assert torch.equal(apply_update(codec, NOTHING, members, step), plain_update(name, k, members, step))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from atoll.node.learning.outer.mean import divisor, outer_step
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.coverage import Span, size_of
 from tests.plain.codecs import decode
+from tests.plain.folds import apply_update
 
 torch.set_num_threads(1)
 CHUNKS = 6
@@ -62,7 +63,7 @@ def test_each_chunk_is_the_step_of_those_who_cover_it_in_any_order(name, k, draw
     given = [(weight, data, rows_of(cover_of(rows), WHOLE)) for weight, data, rows in members]
     expected = plain(codec, members, step)
     luck.shuffle(given)
-    assert torch.equal(codec.onto(nothing(CHUNKS), given, step, threads=threads), expected)
+    assert torch.equal(apply_update(codec, nothing(CHUNKS), given, step, threads=threads), expected)
 
 
 @pytest.mark.parametrize(("name", "k"), CODECS)
@@ -70,7 +71,9 @@ def test_who_covers_everything_changes_nothing_by_saying_so(name, k):
     codec, step = codec_of(name, k), OuterStep(256, 64)
     members = [(weight, payload(codec, weight, CHUNKS)) for weight in (3, 64, 255)]
     said = [(weight, data, rows_of(WHOLE, WHOLE)) for weight, data in members]
-    assert torch.equal(codec.onto(nothing(CHUNKS), said, step), codec.onto(nothing(CHUNKS), members, step))
+    assert torch.equal(
+        apply_update(codec, nothing(CHUNKS), said, step), apply_update(codec, nothing(CHUNKS), members, step)
+    )
 
 
 def test_the_floor_is_a_share_of_the_weight_that_covers_the_chunk():
@@ -79,15 +82,18 @@ def test_the_floor_is_a_share_of_the_weight_that_covers_the_chunk():
     alone = payload(codec, 5, 1)
     others = [(200, payload(codec, seed, 5), rows_of(cover_of(range(1, 6)), WHOLE)) for seed in (6, 7)]
     mine = (10, alone, rows_of(cover_of([0]), WHOLE))
-    found = codec.onto(nothing(CHUNKS), [mine, *others], step)
-    assert torch.equal(found[:1], codec.onto(nothing(1), [(10, alone)], step))
+    found = apply_update(codec, nothing(CHUNKS), [mine, *others], step)
+    assert torch.equal(found[:1], apply_update(codec, nothing(1), [(10, alone)], step))
 
 
 def test_a_payload_of_another_cover_is_refused():
     codec = codec_of("sparse2", 64)
     with pytest.raises(DecodeError):
-        codec.onto(
-            nothing(CHUNKS), [(1, payload(codec, 1, 3), rows_of(cover_of([0, 1]), WHOLE))], OuterStep(256, 64)
+        apply_update(
+            codec,
+            nothing(CHUNKS),
+            [(1, payload(codec, 1, 3), rows_of(cover_of([0, 1]), WHOLE))],
+            OuterStep(256, 64),
         )
 
 

@@ -7,16 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.compress import encoding
 from atoll.node.learning.compress.encoding import blank_payload, encode_rows, is_sound
 from atoll.node.learning.compress.fitting import half_bits
 from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.errors import Divergence
 from atoll.protocols.run.payload import Layout
+from tests.plain import folds
 from tests.plain.feedback import feed
 
 torch.set_num_threads(1)
-encode_residual = partial(encoding.encode_residual, codec="sparse2")
+encode_residual = partial(folds.encode_residual, codec="sparse2")
 CHUNKS = 7
 
 

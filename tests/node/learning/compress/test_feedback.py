@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.compress.sparse2 import decode, dequantise
 from atoll.protocols.errors import DecodeError, Divergence
 from tests.plain.feedback import feed, give_back
+from tests.plain.sparse2 import decode, dequantise
 
 torch.set_num_threads(1)
 K, BETA = 64, 0.95

@@ -8,19 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.compress import folding
+from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep
-from atoll.node.learning.compress.sparse2 import decode, encode
 from atoll.node.learning.outer.fixed import plus
-from atoll.node.learning.outer.mean import outer_update
 from atoll.protocols.errors import DecodeError, Divergence
 from atoll.protocols.run.payload import HEADER_BYTES, Layout
+from tests.plain import folds
+from tests.plain.mean import outer_update
+from tests.plain.sparse2 import decode, encode
 
 torch.set_num_threads(1)
-check, fold_into, update_of = (
-    partial(each, codec="sparse2") for each in (folding.check, folding.fold_into, folding.update_of)
-)
+update_of = partial(folds.update_of, codec="sparse2")
 CHUNKS = 5
 STEP = OuterStep(256, 64)
+
+
+def check(raw, chunks, k):
+    folding.check(raw, Layout("sparse2", chunks, k))
+
+
+def read(raw, chunks, k):
+    return folding.decode(raw, Layout("sparse2", chunks, k))
 
 
 def payload(seed, k, chunks=CHUNKS, scale=1e-3):
@@ -54,6 +62,15 @@ def test_equals_the_plain_version_for_any_weights_and_steps(drawn, alpha_256, fl
     assert torch.equal(update_of(members, CHUNKS, 64, step, threads=threads), plain(members, 64, step))
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 63, 64, 65, 128, 1000, 4096])
+def test_decodes_what_the_plain_decoder_decodes(k):
+    for scale in (0.0, 1e-6, 1e-3, 1e6):
+        raw = payload(k, k, scale=scale)
+        found, expected = read(raw, CHUNKS, k), decode(raw, CHUNKS, k)
+        assert torch.equal(found.index_Ck, expected.index_Ck)
+        assert torch.equal(found.q_Ck, expected.q_Ck)
+
+
 def test_the_extremes_do_not_overflow():
     values = torch.zeros((1, 4096))
     values[0, 0], values[0, 1:64] = 1e6, 1.0
@@ -74,16 +91,14 @@ def test_sets_beyond_one_packed_sum(members):
 def test_theta_moves_in_the_same_pass_and_leaves_its_range_as_divergence():
     members = [(64, payload(1, 64, scale=1.0)), (64, payload(2, 64, scale=1.0))]
     theta = torch.randint(-(2**30), 2**30, (CHUNKS, 4096), dtype=torch.int32)
-    before, update, view = theta.clone(), plain(members, 64, STEP), torch.empty_like(theta)
-    fold_into(theta, members, 64, STEP, view, threads=2)
-    assert torch.equal(view, plus(theta, update))
+    before, update, codec = theta.clone(), plain(members, 64, STEP), codec_of("sparse2", 64)
+    assert torch.equal(folds.apply_update(codec, theta, members, STEP, threads=2), plus(theta, update))
     assert torch.equal(theta, before)
     theta[:] = torch.where(update > 0, -(2**31), 2**31 - 1)  # at the edge of the range, and moving inwards
-    fold_into(theta, members, 64, STEP, view)
-    assert torch.equal(view, plus(theta, update))
+    assert torch.equal(folds.apply_update(codec, theta, members, STEP), plus(theta, update))
     theta[:] = torch.where(update > 0, 2**31 - 1, 0)
     with pytest.raises(Divergence):
-        fold_into(theta, members, 64, STEP, view)
+        folds.apply_update(codec, theta, members, STEP)
 
 
 def answer(reader):
@@ -103,7 +118,7 @@ def test_refuses_exactly_what_the_plain_decoder_refuses(data):
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     bad = bytes(raw[: data.draw(st.integers(0, len(raw)) | st.just(len(raw)))])
     expected = answer(lambda: decode(bad, 3, k))
-    assert answer(lambda: check(bad, 3, k)) == expected
+    assert answer(lambda: check(bad, 3, k)) == answer(lambda: read(bad, 3, k)) == expected
     assert answer(lambda: update_of([(1, payload(9, k, 3)), (1, bad)], 3, k, STEP)) == expected
 
 
@@ -117,6 +132,7 @@ def test_refuses_what_the_plain_decoder_refuses_bit_by_bit(k):
         bad = bytes(raw)
         expected = answer(lambda bad=bad: decode(bad, 1, k))
         assert answer(lambda bad=bad: check(bad, 1, k)) == expected, bit
+        assert answer(lambda bad=bad: read(bad, 1, k)) == expected, bit
         taken += expected == "taken"
     assert taken < 8 * len(good)
 

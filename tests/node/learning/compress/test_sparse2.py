@@ -11,15 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.compress.quantise import fit, levels, scale_units
-from atoll.node.learning.compress.select import top_k
-from atoll.node.learning.compress.sparse2 import decode, dequantise, encode
 from atoll.protocols.errors import DecodeError, Divergence
 from atoll.protocols.ids import digest
 from atoll.protocols.run.payload import HEADER_BYTES, HIGH_LEVELS, LOW_LEVEL, ONE_FP16, Layout, payload_bytes
+from tests.plain.quantise import fit, levels, scale_units
+from tests.plain.select import top_k
+from tests.plain.sparse2 import decode, dequantise, encode
 
 torch.set_num_threads(1)
 KS = [1, 2, 3, 63, 64, 65, 128, 1000, 4096]
+ROOT = Path(__file__).parents[4]
 GOLDEN = Path(__file__).parents[3] / "golden" / "payload.json"
 
 
@@ -265,7 +266,7 @@ def test_golden_payloads():
 PRINT = """
 import torch
 torch.set_num_threads(2)
-from atoll.node.learning.compress.sparse2 import encode
+from tests.plain.sparse2 import encode
 from atoll.protocols.ids import digest
 values = torch.randn((300, 4096), generator=torch.Generator().manual_seed(5)) * 1e-3
 print(digest(encode(values, 64)).hex())
@@ -275,5 +276,6 @@ print(digest(encode(values, 64)).hex())
 def test_bytes_do_not_depend_on_threads_or_vector_units():
     values = torch.randn((300, 4096), generator=torch.Generator().manual_seed(5)) * 1e-3
     env = dict(os.environ) | {"ATEN_CPU_CAPABILITY": "default"}
-    plain = subprocess.run([sys.executable, "-c", PRINT], env=env, check=True, capture_output=True, text=True)
+    command = [sys.executable, "-c", PRINT]
+    plain = subprocess.run(command, env=env, check=True, capture_output=True, text=True, cwd=ROOT)
     assert plain.stdout.strip() == digest(encode(values, 64)).hex()

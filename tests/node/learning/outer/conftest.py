@@ -8,14 +8,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from atoll.node.learning.compress.sparse2 import decode, encode
 from atoll.node.learning.outer.fixed import plus, to_fixed
-from atoll.node.learning.outer.fold import Fold, Part
-from atoll.node.learning.outer.mean import outer_update
-from atoll.protocols.ids import digest
+from atoll.node.learning.outer.fold import Fold, RoundSet, round_set
+from atoll.protocols.ids import digest, peer_id_of
 from atoll.protocols.ledger.coverage import Cover
+from atoll.protocols.local.worker_messages import Member
 from atoll.protocols.run.arena import Arena, Span, arena_of
 from atoll.protocols.run.model_spec import ModelSpec
+from tests.plain.mean import outer_update
+from tests.plain.sparse2 import decode, encode
 
 torch.set_num_threads(1)
 K = 64
@@ -33,6 +34,30 @@ def pattern(chunks: int, salt: int) -> torch.Tensor:
     return ((mixed % 65536) - 32768).float() / 32768
 
 
+def member(source: str, weight: int = 64) -> Member:
+    name = digest(source.encode())
+    return Member(name, peer_id_of(bytes(32)), weight, name, source)
+
+
+class DirectFold:
+    """A fold that is given members, and whose work and commit are one call."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self.fold = Fold(*args, **more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.fold, name)
+
+    def set_round(self, number: int, members: Sequence[Member]) -> None:
+        self.fold.prepare_round(round_set(number, members))()
+
+    def check(self, number: int, members: Sequence[Member]) -> bytes:
+        return self.fold.check(round_set(number, members))
+
+    def finalize(self, number: int, members: Sequence[Member]) -> bytes:
+        return self.fold.prepare_final(round_set(number, members))()
+
+
 class World:
     """Payloads by name, and folds that read them."""
 
@@ -43,23 +68,23 @@ class World:
         self.cover: Cover = (Span(0, self.arena.chunks),)
         self.payloads: dict[str, bytes] = {}
 
-    def part(self, salt: int, weight: int = 64) -> Part:
+    def part(self, salt: int, weight: int = 64) -> Member:
         source = f"payload-{salt}"
         if source not in self.payloads:
             self.payloads[source] = encode(pattern(self.arena.chunks, salt) ** 5 * 0.01, K)
-        return Part(digest(source.encode()), weight, source)
+        return member(source, weight)
 
     def load(self, source: str) -> tuple[torch.Tensor, torch.Tensor]:
         return decode(self.payloads[source], self.arena.chunks, K)
 
-    def update(self, parts: Sequence[Part], chunks: int) -> torch.Tensor:
-        return self.mean([(part.weight, *self.load(part.source)) for part in parts], chunks)
+    def update(self, members: Sequence[Member], chunks: int) -> torch.Tensor:
+        return self.mean([(one.weight, *self.load(one.path)) for one in members], chunks)
 
-    def onto(self, parts: Sequence[Part], theta_N4096: torch.Tensor) -> torch.Tensor:
-        return plus(theta_N4096, self.update(parts, len(theta_N4096)))
+    def onto(self, fresh: RoundSet, theta_N4096: torch.Tensor) -> torch.Tensor:
+        return plus(theta_N4096, self.update(fresh.members, len(theta_N4096)))
 
-    def fold(self, **more: Any) -> Fold:
-        return Fold(self.theta, self.arena, self.onto, lambda _: self.cover, **more)
+    def fold(self, **more: Any) -> "DirectFold":
+        return DirectFold(self.theta, self.arena, self.onto, lambda _: self.cover, **more)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.outer.fixed import plus, state_digest
-from atoll.node.learning.outer.fold import Fold, Part
 from atoll.node.learning.outer.padding import clear, padding_of
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.run.arena import Span
+from tests.node.learning.outer.conftest import DirectFold, member
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "trajectory.json"
 SALTS = list(range(6))
@@ -166,7 +166,7 @@ def test_a_bad_payload_leaves_the_state_alone(world):
     fold.set_round(0, parts(world, [0]))
     before = fold.view_digest()
     world.payloads["bad"] = b"x"
-    bad = [world.part(0), Part(b"bad", 64, "bad")]
+    bad = [world.part(0), member("bad")]
     for ask in (fold.set_round, fold.check, fold.finalize):
         with pytest.raises(DecodeError):
             ask(0, bad)
@@ -178,7 +178,7 @@ def test_overflow_is_divergence_and_leaves_the_state_alone(world):
     top = torch.full_like(world.theta, 2**31 - 1)
     for sign in (1, -1):
         start = top if sign > 0 else -1 - top
-        fold = Fold(start, world.arena, world.onto, lambda _: world.cover)
+        fold = DirectFold(start, world.arena, world.onto, lambda _: world.cover)
         final, view = fold.state_digest(), fold.view_digest()
         for ask in (fold.set_round, fold.check, fold.finalize):
             with pytest.raises(Divergence):
@@ -191,7 +191,7 @@ def test_nobody_moves_the_padding(world):
     inside = torch.zeros((world.arena.chunks, 4096), dtype=torch.bool)
     inside[padding.chunk_P] = ~padding.real_P4096
     assert inside.any()
-    everywhere = Fold(
+    everywhere = DirectFold(
         *(world.theta, world.arena),
         *(lambda _, theta: theta + 1, lambda _: world.cover),
     )
@@ -253,7 +253,8 @@ print(json.dumps(load("test_fold").trajectory(world)))
 def test_the_trajectory_does_not_depend_on_threads_or_vector_units():
     text = AGAIN.format(threads=2, folder=str(Path(__file__).parent))
     env = dict(os.environ) | {"ATEN_CPU_CAPABILITY": "default"}
-    done = subprocess.run([sys.executable, "-c", text], env=env, check=True, capture_output=True)
+    root = Path(__file__).parents[4]
+    done = subprocess.run([sys.executable, "-c", text], env=env, check=True, capture_output=True, cwd=root)
     assert json.loads(done.stdout) == json.loads(GOLDEN.read_text())
 
 
@@ -263,14 +264,14 @@ class Shelf:
     def __init__(self, world):
         self.world, self.gone, self.asked = world, set(), 0
 
-    def onto(self, members, theta):
+    def onto(self, fresh, theta):
         self.asked += 1
-        if any(part.source in self.gone for part in members):
+        if any(part.path in self.gone for part in fresh.members):
             raise CorruptFault("gone")
-        return self.world.onto(members, theta)
+        return self.world.onto(fresh, theta)
 
     def fold(self):
-        return Fold(self.world.theta, self.world.arena, self.onto, lambda _: self.world.cover)
+        return DirectFold(self.world.theta, self.world.arena, self.onto, lambda _: self.world.cover)
 
 
 def test_a_set_is_replaced_when_payloads_of_the_older_one_are_gone(world):
@@ -279,7 +280,7 @@ def test_a_set_is_replaced_when_payloads_of_the_older_one_are_gone(world):
     sets = {0: [0, 1], 1: [2, 3], 2: [4], 3: [5, 0]}
     for number, salts in sets.items():
         fold.set_round(number, parts(world, salts))
-    shelf.gone = {world.part(3).source}
+    shelf.gone = {world.part(3).path}
     fold.set_round(1, parts(world, [2, 5]))
     assert fold.view_digest() == reference(world, sets | {1: [2, 5]})
     before = fold.view_digest()
@@ -295,7 +296,7 @@ def test_a_set_is_replaced_when_a_payload_of_another_open_round_is_gone(world, r
     sets = {number: [number, number + 1] for number in range(rounds)}
     for number, salts in sets.items():
         fold.set_round(number, parts(world, salts))
-    shelf.gone = {world.part(0).source}
+    shelf.gone = {world.part(0).path}
     fold.set_round(1, parts(world, [1, 2, 5]))
     assert fold.view_digest() == reference(world, sets | {1: [1, 2, 5]})
 
@@ -322,10 +323,10 @@ def fragment_world(world):
         steps = [3 + 2 * at + len(members) if members else 0 for at in range(size)]
         return torch.tensor(steps, dtype=torch.int32)[:, None].repeat(1, 4096)
 
-    def onto(members, theta):
-        return plus(theta, update(members, len(theta)))
+    def onto(fresh, theta):
+        return plus(theta, update(fresh.members, len(theta)))
 
-    fold = Fold(world.theta, world.arena, onto, lambda number: covers[number % 2])
+    fold = DirectFold(world.theta, world.arena, onto, lambda number: covers[number % 2])
     return fold, covers, update
 
 

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.outer.mean import outer_update, round_half_away
+from atoll.node.learning.outer.mean import round_half_away
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.run.payload import MAX_Q
+from tests.plain.mean import outer_update
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from atoll.node.learning.reduction.judging import proves_fault, sampled_chunks
 from atoll.node.learning.reduction.reducer import Reducer
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, kept_leaves
-from atoll.node.worker.reduction_arithmetic import PLAIN
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault, PeerFault
 from atoll.protocols.ids import digest
@@ -18,6 +17,7 @@ from atoll.protocols.ledger.rows import RowTree, join_rows, silent_row
 from atoll.protocols.merkle import levels_of
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
+from tests.plain.mean import PLAIN
 
 torch.set_num_threads(1)
 REDUCED_K = 16

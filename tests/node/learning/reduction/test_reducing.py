@@ -8,21 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.compress.sparse2 import decode, encode
 from atoll.node.learning.reduction.arithmetic import decode_rows
 from atoll.node.learning.reduction.reducing import (
     ReducerErrorFeedback,
     hand_back,
-    mean_of,
     minus,
     moved,
     nothing_kept,
     reduce_rows,
 )
-from atoll.node.worker.reduction_arithmetic import COMPILED, PLAIN
+from atoll.node.worker.reduction_work import ARITHMETIC
 from atoll.protocols.ledger.rows import cut_rows, silent_row
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
+from tests.plain.mean import PLAIN
+from tests.plain.sparse2 import decode, encode
 
 torch.set_num_threads(1)
 
@@ -38,7 +38,7 @@ def members_of(count, chunks, k, seed):
 @given(st.integers(1, 6), st.sampled_from([0, 64, 256]), st.integers(0, 99))
 def test_the_mean_is_the_fraction_rounded_once(count, floor_256, seed):
     members = members_of(count, 1, 8, seed)
-    mean = mean_of(members, floor_256, PLAIN)
+    mean = PLAIN.weighted_mean(members, floor_256)
     total = sum(weight for weight, _, _ in members)
     for at in {int(i) for _, index, _ in members for i in index[0]} | {0, 4095}:
         sent = [
@@ -59,7 +59,7 @@ def test_nothing_is_lost_over_rounds(seed, k):
     kept, said, owed = nothing_kept(Span(0, 2)).values_C4096, 0, 0
     for number in range(3):
         members = members_of(4, 2, 8, 1000 * number + seed)
-        owed = owed + mean_of(members, 64, PLAIN)
+        owed = owed + PLAIN.weighted_mean(members, 64)
         payload, kept = reduce_rows(kept, members, k, 64, PLAIN)
         index, q = decode(payload, 2, k)
         said = said + torch.zeros((2, 4096), dtype=torch.int64).scatter_(1, index, q)
@@ -70,7 +70,7 @@ def test_both_encoders_give_the_same_bytes_and_leave_the_input():
     members = members_of(5, 3, 8, 7)
     kept = torch.randint(-(2**20), 2**20, (3, 4096), dtype=torch.int32)
     before = kept.clone()
-    plain, compiled = reduce_rows(kept, members, 16, 64, PLAIN), reduce_rows(kept, members, 16, 64, COMPILED)
+    plain, compiled = reduce_rows(kept, members, 16, 64, PLAIN), reduce_rows(kept, members, 16, 64, ARITHMETIC)
     assert plain[0] == compiled[0]
     assert torch.equal(plain[1], compiled[1])
     assert torch.equal(kept, before)

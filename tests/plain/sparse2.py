@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress import bits
-from atoll.node.learning.compress.quantise import fit, levels
-from atoll.node.learning.compress.select import top_k
 from atoll.protocols.errors import DecodeError, Divergence
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import ONE_FP16, SCALE_MASK, SHAPE_SHIFT, VALUE_BITS, Layout, check_frame
+from tests.plain import bits
+from tests.plain.quantise import fit, levels
+from tests.plain.select import top_k
 
 SLAB_CHUNKS = 256
 """1 Mi values: 16 MiB of temporaries while values are chosen."""

@@ -1,0 +1,243 @@
+"""The worker's answers to requests about the fold: payloads are verified, sets are applied, checked and made
+final.
+
+A request has two parts. Its work changes nothing and may run beside the inner steps, in another thread; the commit
+that the work returns makes the change between two steps, and answers.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from atoll.node.checkpoint.disk import map_payload
+from atoll.node.checkpoint.snapshot import Snapshot, read_snapshot, write_snapshot
+from atoll.node.learning.compress.codecs import codec_of
+from atoll.node.learning.compress.covering import Rows, rows_of
+from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.outer.fixed import plus, state_digest
+from atoll.node.learning.outer.fold import Fold, RoundSet, round_set
+from atoll.node.worker.error_feedback import ErrorFeedback, MissedPayload
+from atoll.node.worker.reduction_work import SliceWork
+from atoll.p2p.system.atomic_files import disk
+from atoll.protocols.errors import AtollError, DecodeError, LocalFault, Superseded
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.coverage import Cover, cover_of, size_of
+from atoll.protocols.ledger.rows import check_root
+from atoll.protocols.local.worker_messages import (
+    NOTHING_YET,
+    AdoptReply,
+    AdoptRequest,
+    Answer,
+    CheckReply,
+    CheckRequest,
+    FinalizeReply,
+    FinalizeRequest,
+    FoldAsk,
+    FoldReply,
+    FoldRequest,
+    JudgeRequest,
+    Member,
+    OpenRequest,
+    ReduceRequest,
+    SnapshotReply,
+    VerifyReply,
+    VerifyRequest,
+)
+from atoll.protocols.run.arena import Span, arena_of
+from atoll.protocols.run.run_spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+class SetUpdate:
+    """θ + U of a set from its payload files: by the run's codec, or slice by slice where a round was reduced."""
+
+    def __init__(self, spec: RunSpec, slices: SliceWork | None, threads: int) -> None:
+        """`slices`: None in a run that reduces no rounds."""
+        self._spec = spec
+        self._codec = codec_of(spec.compress.codec, spec.compress.k)
+        self._step = OuterStep(spec.outer.alpha_256, spec.outer.floor_256)
+        self._slices = slices
+        self._threads = threads
+
+    def __call__(self, fresh: RoundSet, theta_N4096: Tensor) -> Tensor:
+        """A new int32 array. Raises DecodeError, Divergence, CorruptFault where a payload is gone."""
+        if fresh.slices:
+            return plus(theta_N4096, require_slices(self._slices).update(fresh.slices, len(theta_N4096)))
+        return self._codec.apply_update(
+            theta_N4096,
+            [member.weight for member in fresh.members],
+            [map_payload(member.path) for member in fresh.members],
+            self._step,
+            rows=[self._rows(fresh.number, member) for member in fresh.members],
+            threads=self._threads,
+        )
+
+    def _rows(self, number: int, member: Member) -> Rows | None:
+        if not member.experts:
+            return None
+        return rows_of(cover_of(self._spec, number, member.experts), cover_of(self._spec, number))
+
+
+class FoldRequests:
+    """Answers for one run. Between a request's work and its commit only inner steps and saves may happen."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        peer: PeerId,
+        fold: Fold,
+        feedback: ErrorFeedback,
+        slices: SliceWork | None,
+        unsafe_payloads: Callable[[], Mapping[Digest, bytearray]],
+    ) -> None:
+        """`unsafe_payloads`: payloads of ours that may not be files yet."""
+        self._spec = spec
+        self._peer = peer
+        self._fold = fold
+        self._feedback = feedback
+        self._slices = slices
+        self._unsafe_payloads = unsafe_payloads
+        self._codec = codec_of(spec.compress.codec, spec.compress.k)
+
+    def check_begun(self) -> None:
+        """Raise LocalFault where the run's start weights are not here yet."""
+        if self._fold.final_round == NOTHING_YET:
+            raise LocalFault("this node does not have the start weights of the run yet")
+
+    def prepare(self, ask: FoldAsk, finalized: Callable[[], None]) -> Callable[[], Answer]:
+        """Do the work of a request; the result commits it. `finalized` is called by the commit of a Finalize.
+
+        Both raise AtollError.
+        """
+        if not isinstance(ask, VerifyRequest):
+            self.check_begun()
+        match ask:
+            case VerifyRequest():
+                verified = self._verify(ask)
+                return lambda: verified
+            case FoldRequest():
+                return self._prepare_fold(ask)
+            case CheckRequest():
+                checked = self._check(ask)
+                return lambda: checked
+            case FinalizeRequest():
+                return self._prepare_final(ask, finalized)
+
+    def recognise(self, rounds: Iterable[int]) -> None:
+        """These rounds, none final here, have contributions of ours: see `ErrorFeedback.recognise`."""
+        if not self._feedback.recognise(max(rounds, default=-1)):
+            log.info("this state is older than what was sent: its error feedback is dropped")
+
+    def adopt(self, ask: AdoptRequest) -> AdoptReply:
+        """Replace everything by a verified snapshot. Raises DecodeError for another one than asked for."""
+        if ask.round != self._fold.final_round:  # else: it was done, but could not be saved
+            found = read_snapshot(Path(ask.path), arena_of(self._spec.model), state_digest)
+            if found.round != ask.round or found.state != ask.state:
+                raise DecodeError(
+                    f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
+                )
+            counted = {one.payload: one.spans for one in ask.included}
+            self.recognise(one.round for one in ask.included if one.spans)
+            missed = self._feedback.missed(ask.round, counted, self._unsafe_payloads())
+            self._fold.adopt(found.theta_C4096, ask.round)
+            self._close_rounds(ask.round, missed, counted)
+        return AdoptReply(ask.round, ask.state)
+
+    def write_snapshot(self, path: Path) -> SnapshotReply:
+        """Write Θ_final as a safetensors file. Raises DiskFault."""
+        number, state = self._fold.final_round, self._fold.state_digest()
+        with disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        size = write_snapshot(path, Snapshot(self._fold.final_C4096, number, state), arena_of(self._spec.model))
+        return SnapshotReply(Round(number), state, str(path), size)
+
+    def on_slices(self, ask: ReduceRequest | OpenRequest | JudgeRequest) -> Answer:
+        """Reduce, open or judge a slice of a reduced round. Raises AtollError."""
+        slices = require_slices(self._slices)
+        match ask:
+            case OpenRequest():
+                return slices.open(ask)
+            case JudgeRequest():
+                return slices.judge(ask)
+        return slices.reduce(ask, self._feedback.residual_C4096)
+
+    def _verify(self, ask: VerifyRequest) -> VerifyReply:
+        if ask.reduced:
+            require_slices(self._slices).check(map_payload(ask.path), ask.rows, *ask.reduced)
+            return VerifyReply()
+        payload, layout = map_payload(ask.path), self._feedback.layout(ask.round, ask.experts)
+        self._codec.check(payload, layout.chunks)
+        if ask.rows:
+            check_root(payload, layout, ask.rows)
+        return VerifyReply()
+
+    def _prepare_fold(self, ask: FoldRequest) -> Callable[[], Answer]:
+        number = ask.round
+        if number <= self._fold.final_round:  # a Finalize may have overtaken this request
+            return lambda: FoldReply(number, self._fold.view_digest())
+        commit = self._fold.prepare_round(round_set(number, ask.members, ask.slices))
+
+        def finish() -> Answer:
+            self._recognise_own(ask)
+            return FoldReply(number, commit())
+
+        return finish
+
+    def _check(self, ask: CheckRequest) -> CheckReply:
+        if ask.round <= self._fold.final_round:
+            # Its payloads had to be fetched again, and meanwhile the round became final without this node.
+            raise Superseded(f"round {ask.round} is final already")
+        return CheckReply(ask.round, self._fold.check(round_set(ask.round, ask.members, ask.slices)))
+
+    def _prepare_final(self, ask: FinalizeRequest, finalized: Callable[[], None]) -> Callable[[], Answer]:
+        number, fresh = ask.round, round_set(ask.round, ask.members, ask.slices)
+        # If it is this round's state already, it was done, but could not be saved.
+        is_new = number != self._fold.final_round
+        commit = self._fold.prepare_final(fresh) if is_new else None
+
+        def finish() -> Answer:
+            if commit is not None:
+                self._recognise_own(ask)
+                counted = self._counted(ask)
+                # Read from the disk before anything changes: where that fails, the request can be asked again.
+                missed = self._feedback.missed(number, counted, self._unsafe_payloads())
+                commit()
+                self._close_rounds(number, missed, counted)
+            finalized()
+            return FinalizeReply(number, self._fold.state_digest())
+
+        return finish
+
+    def _recognise_own(self, ask: FoldRequest | FinalizeRequest) -> None:
+        """Recognise the round if a contribution of ours is in the set."""
+        named = (*ask.members, *(member for part in ask.slices for member in part.raw))
+        ours = any(member.author == self._peer for member in named) or any(part.ours for part in ask.slices)
+        self.recognise([ask.round] if ours else [])
+
+    def _counted(self, ask: FinalizeRequest) -> dict[Digest, Cover]:
+        """Our payloads in a final set, with the rows that count; Reductions of ours, too."""
+        if not ask.slices:
+            return {
+                member.payload: (Span(0, size_of(cover_of(self._spec, ask.round, member.experts))),)
+                for member in ask.members
+                if member.author == self._peer
+            }
+        spans = tuple(part.span for part in ask.slices if part.ours)
+        ours = {pending.payload: spans for pending in self._feedback.pending if pending.round == ask.round}
+        reduced = (member for part in ask.slices for member in part.reduced)
+        return ours | {member.payload: () for member in reduced if member.author == self._peer}
+
+    def _close_rounds(self, number: Round, missed: list[MissedPayload], counted: Mapping[Digest, Cover]) -> None:
+        self._feedback.close_rounds(number, missed)
+        if self._slices is not None:
+            self._slices.close_rounds(number, counted, self._feedback.residual_C4096)
+
+
+def require_slices(slices: SliceWork | None) -> SliceWork:
+    """The run's slices. Raises AtollError in a run that reduces no rounds."""
+    if slices is None:
+        raise AtollError("this run reduces no rounds")
+    return slices
