@@ -56,14 +56,14 @@ class TensorRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class GenerationManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a generation holds."""
+    """The index of a generation: its tensors, their hash and the caller's body."""
 
     format: int
     rows: tuple[TensorRow, ...]
     tensors: Digest
     """BLAKE3 of the tensor file; with parts, of that and of them (`hash_with_parts`)."""
     body: bytes
-    """The caller's own message."""
+    """The caller's own message, msgpack."""
 
 
 class Loaded(NamedTuple):
@@ -76,10 +76,12 @@ class Loaded(NamedTuple):
 
 
 class Unfinished:
-    """A generation that has what may change; `finish` does the rest. It is there after that."""
+    """A generation whose changing tensors the kernel has; `finish` writes the rest and makes it the newest."""
 
     def __init__(self, folder: Path, final: Path, older: list[Path]) -> None:
-        self._folder, self._final, self._older = folder, final, older
+        self._folder = folder
+        self._final = final
+        self._older = older
         self._part = final.with_name(final.name + TEMPORARY)
         self._files: list[FileIO] = []
         self._later: list[tuple[int, Tensor]] = []
@@ -121,6 +123,7 @@ class Unfinished:
         """
         with disk(self._folder):
             try:
+                # Everything is on the disk before the rename: a name without `.part` promises a whole generation.
                 self._complete()
                 for file in self._files:
                     os.fsync(file.fileno())
@@ -136,13 +139,13 @@ class Unfinished:
             _forget(self._older[KEPT - 1 :])
 
     def drop(self) -> None:
-        """Give it up. Raises DiskFault."""
+        """Give this generation up and delete its files. Raises DiskFault."""
         self._close()
         with disk(self._part):
             remove_tree(self._part)
 
     def _complete(self) -> None:
-        """What could wait: steady tensors, the hash of all, the manifest."""
+        """Write what could wait: steady tensors, the hash of all, the manifest."""
         file = self._files[0]
         for at, tensor in self._later:
             _write_at(file, at, tensor)

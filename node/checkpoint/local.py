@@ -1,6 +1,6 @@
-"""What a worker must not lose when it is killed: weights, error feedback, Adam moments, unsent payloads.
+"""A worker's state that a kill must not lose: weights, error feedback, Adam moments, unsent payloads.
 
-The tensors and the words about them are one generation: either both are of the same moment, or neither.
+The tensors and the body about them are one generation: both are of the same moment.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ class KeptBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The words of a local state."""
+    """Body of a local state: everything but the tensors."""
 
     run: RunId
     final: int
@@ -47,7 +47,7 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class LocalState(NamedTuple):
-    """A local state as it was saved."""
+    """A local state as it was loaded."""
 
     body: LocalBody
     tensors: dict[str, Tensor]

@@ -7,7 +7,7 @@ The library reads these files; a test holds the bytes equal to its own output.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO
 
 import numpy as np
@@ -31,7 +31,7 @@ _ALIGN = 8
 
 Piece = bytes | memoryview
 Spec = tuple[torch.dtype, tuple[int, ...]]
-"""dtype and shape of a tensor."""
+"""Specification of a tensor: dtype and shape."""
 
 
 def ordered(specs: Mapping[str, Spec]) -> list[str]:
@@ -55,7 +55,7 @@ def header_bytes(specs: Mapping[str, Spec], note: str) -> bytes:
 
 
 def tensor_bytes(spec: Spec) -> int:
-    """Bytes of one tensor."""
+    """Size of one tensor in bytes."""
     return math.prod(spec[1]) * spec[0].itemsize
 
 
@@ -73,16 +73,8 @@ def raw(tensor: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def spec_of(tensor: Tensor) -> Spec:
-    """dtype and shape."""
+    """The specification of a tensor."""
     return tensor.dtype, tuple(tensor.shape)
-
-
-def all_pieces(tensors: Mapping[str, Tensor], note: str) -> Iterable[Piece]:
-    """A whole file, tensor by tensor."""
-    specs = {name: spec_of(tensor) for name, tensor in tensors.items()}
-    yield header_bytes(specs, note)
-    for name in ordered(specs):
-        yield from pieces_of(tensors[name].contiguous().cpu())
 
 
 def read_header(file: BinaryIO, max_bytes: int) -> bytes:
@@ -120,5 +112,5 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A dtype's name in the format."""
+    """Name of a dtype in the safetensors format."""
     return _NAMES[dtype]

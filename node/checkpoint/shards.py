@@ -36,7 +36,7 @@ def shard_specs(model: ModelSpec, trained: Collection[int], left: Collection[int
 
 
 def moment_specs(model: ModelSpec, number: int) -> dict[str, Spec]:
-    """Tensors of a moments file."""
+    """Names, dtypes and shapes of the tensors of a moments file."""
     mine = (atom for atom in atoms(model) if file_of(model, atom.name) == number)
     return {name: spec for atom in mine for name, spec in _kept(atom)}
 

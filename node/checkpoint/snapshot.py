@@ -28,18 +28,13 @@ DigestOf = Callable[[Tensor], Digest]
 
 
 class Snapshot(NamedTuple):
-    """A verified state."""
+    """Θ_final of a round, verified against its digest."""
 
     theta_C4096: Tensor
-    """int32, padding zero."""
+    """Weights, int32, with zeros in the padding."""
     round: int
-    """Last final round; -1 is genesis."""
+    """The last final round; -1 is genesis."""
     state: Digest
-
-
-def snapshot_bytes(arena: Arena, number: int) -> int:
-    """Exact size of a snapshot file of round `number`."""
-    return len(_header(arena, number, Digest(bytes(32)))) + 4 * arena.values
 
 
 def write_snapshot(path: Path, snapshot: Snapshot, arena: Arena) -> int:

@@ -25,13 +25,14 @@ from atoll.protocols.errors import DecodeError
 
 
 class TensorFile:
-    """Opened once, and looked at in any order."""
+    """A file whose header was checked once; its tensors are read in any order."""
 
     def __init__(self, path: Path, specs: Mapping[str, Spec], note: str) -> None:
         """Raises DecodeError, which names what is missing, extra or of another shape; DiskFault."""
-        self._path, self._specs = path, dict(specs)
+        self._path = path
+        self._specs = dict(specs)
         self.names = frozenset(specs)
-        """What can be read."""
+        """Names of the tensors that can be read."""
         expected = header_bytes(specs, note)
         with disk(path), path.open("rb") as file:
             header, size = read_header(file, HEADER_MAX_BYTES), os.fstat(file.fileno()).st_size
@@ -62,7 +63,7 @@ def file_pieces(specs: Mapping[str, Spec], note: str, value_of: Callable[[str], 
 
 
 def _difference(header: bytes, specs: Mapping[str, Spec]) -> str:
-    """The first thing that is not as it should be, in words."""
+    """The first difference between a header and the expected one, as a line for people."""
     try:
         found = json.loads(header[8:])
         found.pop("__metadata__", None)

@@ -1,4 +1,4 @@
-"""The words of a universal checkpoint, and its rules. A folder:
+"""The descriptions in a universal checkpoint, and their rules. A folder:
 
     run                       the signed run
     tokenizer.json            where the run has one of its own
@@ -7,8 +7,8 @@
     votes                     why that round is final with that state (node/daemon/consensus/certificate.py)
     manifest.json             all of them, and from whom each part is taken; written last
 
-Whoever trains an atom writes it; the manifest is there when every atom is, all are of one run, round and state,
-and a quorum of the members has signed for what it wrote. Of what several train (all that is no
+A member writes the atoms that it trains; the manifest is written when every atom is there, all are of one run,
+round and state, and a quorum of the members has signed for what it wrote. Of what several train (all that is no
 expert's; experts with several holders) the moments are taken from the member that took most steps with it, and of
 these from the one with the highest BLAKE3(run, part, peer).
 """
@@ -34,12 +34,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One member's file."""
+    """The signed description of one member's file."""
 
     version: int
     run: str
     round: int
-    """Of Θ_final."""
+    """Round of Θ_final."""
     state: str
     """State digest of Θ_final."""
     peer: PeerId
@@ -64,19 +64,19 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def experts(self) -> frozenset[int]:
-        """Those that are trained here."""
+        """Numbers of the experts that the member trains."""
         return frozenset(int(part) for part in self.steps if part != SHARED)
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole checkpoint."""
+    """The index of a whole checkpoint."""
 
     version: int
     run: str
     round: int
     state: str
     shards: tuple[Shard, ...]
-    """By peer."""
+    """Descriptions of all shards, by peer."""
     holders: dict[str, PeerId]
     """Part -> the member whose moments count."""
     votes: str
@@ -88,11 +88,11 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def absent(self) -> tuple[PeerId, ...]:
-        """Members without a shard."""
+        """Members whose shard is not in the checkpoint."""
         return tuple(sorted({*self.members} - {shard.peer for shard in self.shards}))
 
     def who_signed(self) -> str:
-        """One line for people."""
+        """One line for people: how many members signed."""
         count = len(self.members)
         line = f"signed by {count - len(self.absent)} of the {count} members of its newest rounds"
         return line if self.quorum else f"{line}, less than a quorum: what the others had not sent is lost"
@@ -103,7 +103,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 def to_json(words: Shard | CheckpointManifest) -> bytes:
-    """The one form of these words."""
+    """JSON of a description: equal values give equal bytes."""
     return json.dumps(msgspec.to_builtins(words), sort_keys=True, indent=1).encode() + b"\n"
 
 

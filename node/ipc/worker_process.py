@@ -42,16 +42,16 @@ A = TypeVar("A")
 log = logging.getLogger(__name__)
 
 START_S = 120.0
-"""Importing torch and building the model on a slow, busy machine."""
+"""Longest start of a worker: it imports torch and builds the model, perhaps on a slow, busy machine."""
 STOP_S = 20.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 GIVE_UP_AFTER = 5
-"""Deaths in a row without a trained round or an hour of life: the fault is ours, not the weather's."""
+"""Deaths in a row without a trained round or an hour of life after which the worker is not started again."""
 HEALTHY_S = 3600.0
 REPORT_S = 1.0
 """A worker that was silent for so long is asked how it spends its time."""
-LAST_WORDS_BYTES = 4096
+LOG_TAIL_BYTES = 4096
 WORKER = (sys.executable, "-m", "atoll.node.worker.main")
 
 
@@ -61,7 +61,7 @@ class WorkerDied(errors.LocalFault):
 
 @dataclass(frozen=True, slots=True)
 class TrainerStatistics:
-    """What the supervisor knows of its child."""
+    """Figures of the worker process."""
 
     pid: int
     restarts: int
@@ -84,8 +84,8 @@ class Trainer:
     ) -> None:
         """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works.
 
-        `on_spent` hears the worker's books with every reply, before whoever asked hears the answer,
-        and empty ones when its process begins.
+        `on_spent` is given the worker's account of time with every reply, before the answer is delivered, and an
+        empty one when its process begins.
         """
         self._command = command
         self._start = start
@@ -94,7 +94,7 @@ class Trainer:
         self._on_progress = on_progress
         self._on_gone = on_gone
         self._on_spent = on_spent
-        self._heard_at = 0.0
+        self._replied_at = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._pending: dict[int, asyncio.Future[Answer]] = {}
         self._next_id = 0
@@ -104,12 +104,12 @@ class Trainer:
         self._stopping = False
 
     def statistics(self) -> TrainerStatistics:
-        """A snapshot."""
+        """The worker's process id, restarts and pending requests."""
         pid = self._process.pid if self._process else 0
         return TrainerStatistics(pid, self._restarts, len(self._pending))
 
     async def serve(self) -> None:
-        """Keep a worker running until `stop`. Raises LocalFault when it cannot be kept alive."""
+        """Run a worker, and restart it when it dies, until `stop`. Raises LocalFault when it dies too often."""
         loop = asyncio.get_running_loop()
         while not self._stopping:
             began = loop.time()
@@ -169,12 +169,12 @@ class Trainer:
 
     async def _run_once(self) -> None:
         with disk(self._log):
-            words = self._log.open("ab")
-            spoken_bytes = words.tell()
-        with words:
+            worker_log = self._log.open("ab")
+            log_start = worker_log.tell()
+        with worker_log:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=words,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
                 start_new_session=True, limit=FRAME_MAX_BYTES + PREFIX_BYTES,
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
@@ -188,7 +188,7 @@ class Trainer:
                 group.create_task(self._announce())
         except* WorkerDied as died:
             if not self._stopping:
-                log.info("%s; its last words: %s", died.exceptions[0], _last_words(self._log, spoken_bytes))
+                log.info("%s; its last words: %s", died.exceptions[0], _last_log_line(self._log, log_start))
         finally:
             self._process = None
             self._is_started = False
@@ -211,14 +211,14 @@ class Trainer:
             raise WorkerDied(error.line()) from error
         self._is_started = True
         await self._on_started(started)
-        await self._keep_asking()
+        await self._poll_reports()
 
-    async def _keep_asking(self) -> None:
-        """A worker that waits says so about once a second; one that trains tells by itself."""
+    async def _poll_reports(self) -> None:
+        """Ask a silent worker for its account of time about once a second; one that trains sends it by itself."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(REPORT_S)
-            if loop.time() - self._heard_at >= REPORT_S / 2:
+            if loop.time() - self._replied_at >= REPORT_S / 2:
                 await self._ask(ReportRequest(), ReportReply)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
@@ -233,7 +233,7 @@ class Trainer:
             raise WorkerDied(f"the worker ended: {error}") from error
 
     def _deliver(self, reply: ReplyEnvelope) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._replied_at = asyncio.get_running_loop().time()
         self._on_spent(reply.spent)
         if isinstance(reply.answer, TrainProgress):
             self._on_progress(reply.answer)
@@ -255,12 +255,12 @@ def _fault(failed: FailureReply) -> errors.AtollError:
     return kind(failed.message, hint=failed.hint)
 
 
-def _last_words(path: Path, since: int) -> str:
+def _last_log_line(path: Path, since: int) -> str:
     """The last line of the worker's log from that place on."""
     try:
         with path.open("rb") as file:
-            file.seek(max(since, path.stat().st_size - LAST_WORDS_BYTES))
-            lines = file.read(LAST_WORDS_BYTES).decode(errors="replace").split("\n")
+            file.seek(max(since, path.stat().st_size - LOG_TAIL_BYTES))
+            lines = file.read(LOG_TAIL_BYTES).decode(errors="replace").split("\n")
     except OSError:  # somebody removed it, which is no reason to end
         return "none"
     return next((line for line in reversed(lines) if line.strip()), "none")
@@ -274,7 +274,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 async def unless_needless(work: Coroutine[Any, Any, None]) -> None:
-    """Work that asks a worker; its death, or another round, ends it without an error."""
+    """Await work that asks a worker; the worker's death, or another round, ends it without an error."""
     try:
         await work
     except (WorkerDied, errors.Superseded) as error:

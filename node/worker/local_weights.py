@@ -63,18 +63,21 @@ class LocalWeights:
 
     def _attach(self, module: nn.Module, experts: bytes) -> None:
         frozen = frozen_names(module)
-        self._module, self.experts = module, experts
+        self._module = module
+        self.experts = experts
         self._named = {name: v.detach() for name, v in named_atoms(module).items() if name not in frozen}
         self._trained = trained_cover(self._spec.model, experts)
         self._frozen = [place for place in self._arena.placements if place.name in frozen]
 
     def trained(self) -> dict[str, Tensor]:
-        """L by name, views into the module."""
+        """L by name of the atom, as views into the module."""
         return dict(self._named)
 
     def detach_module(self) -> None:
         """Forget the module: `move_to` gives another one."""
-        self._module, self._named, self._frozen = nn.Module(), {}, []
+        self._module = nn.Module()
+        self._named = {}
+        self._frozen = []
 
     def move_to(self, module: nn.Module, experts: bytes, trained: Mapping[str, Tensor]) -> None:
         """Go on in another module, which trains other experts, with what `trained` gave; the rest is A."""
@@ -165,7 +168,7 @@ class LocalWeights:
         return changed
 
     def _freeze(self, places: Iterable[Placement]) -> None:
-        """Frozen copies of these atoms ← A."""
+        """Write A into the frozen copies of these atoms."""
         write_atoms(self._module, ((place.name, read_atom(self.anchor_C4096, place)) for place in places))
 
     def _follow(self, view_C4096: Tensor, span: Span) -> None:

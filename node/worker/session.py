@@ -75,11 +75,11 @@ from atoll.protocols.run.run_spec import RunSpec
 SAVE_SHARE = 0.01
 """Most of the time that goes into saving between two trained rounds."""
 Event: TypeAlias = Step | TrainReply
-"""What a step of `train` gives."""
+"""Result of one step of `train`."""
 
 
 class Session:
-    """One run in one worker."""
+    """Everything that one worker does for one run."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Session:
         )
         self._is_training = False
         self._trained: TrainReply | None = None
-        """The newest result of this life."""
+        """The newest result since this process began."""
         self._async_save = AsyncSave(saved)
         self._requests = FoldRequests(
             spec, start.peer, self._fold, self._feedback, slices, self._async_save.payloads
@@ -154,7 +154,7 @@ class Session:
         self._state.restore()
 
     def started(self) -> StartReply:
-        """What was found on disk."""
+        """The reply to StartRequest: the state that was found on disk."""
         return StartReply(
             final=self._fold.final_round,
             state=self._fold.state_digest(),

@@ -39,7 +39,7 @@ class DenseShape(NamedTuple):
     block: int
     code_bits: int
     top: int
-    """Largest level."""
+    """The largest level that a code can name."""
     max_scale: int
     """Bits of the largest fp16 scale."""
     scale_bytes: int
@@ -51,19 +51,8 @@ class DenseShape(NamedTuple):
 
 def dense_shape(layout: Layout) -> DenseShape:
     """The shape of a layout of `int8` or `e3m0`."""
-    name = layout.codec
-    scale_bytes, code_bytes = layout.row_bytes
-    scales_at, codes_at = layout.offsets
-    return DenseShape(
-        block=DENSE_BLOCK[name],
-        code_bits=layout.code_bits,
-        top=TOP_LEVEL[name],
-        max_scale=MOST_SCALE[name],
-        scale_bytes=scale_bytes,
-        code_bytes=code_bytes,
-        scales_at=scales_at,
-        codes_at=codes_at,
-    )
+    block, top, max_scale = (table[layout.codec] for table in (DENSE_BLOCK, TOP_LEVEL, MOST_SCALE))
+    return DenseShape(block, layout.code_bits, top, max_scale, *layout.row_bytes, *layout.offsets)
 
 
 def dense_scratch(block: int) -> tuple[npt.NDArray[Any], ...]:

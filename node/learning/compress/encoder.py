@@ -17,7 +17,7 @@ SLAB_CHUNKS = 128
 
 
 class UnfinishedPayload(Protocol):
-    """A payload that is being made."""
+    """A payload that is filled chunk by chunk."""
 
     def fill(
         self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float
@@ -51,7 +51,7 @@ class Encoder(Protocol):
         """Whether float32 rows can be encoded: no NaN, nothing from 2⁶⁴ on."""
 
     def begin(self, layout: Layout) -> UnfinishedPayload:
-        """A payload of this layout."""
+        """Begin a payload of this layout."""
 
 
 class OnHost:
@@ -72,7 +72,8 @@ class OnHost:
 
 class _HostPayload:
     def __init__(self, layout: Layout) -> None:
-        self._layout, self._bytes = layout, encoding.blank_payload(layout)
+        self._layout = layout
+        self._bytes = encoding.blank_payload(layout)
 
     def fill(
         self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float

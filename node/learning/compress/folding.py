@@ -52,7 +52,7 @@ class Tables(NamedTuple):
     """A decoded payload of `sparse2` or `sparse1`."""
 
     index_Ck: Tensor
-    """int64, rising, 0 … 4095."""
+    """Places in the chunk, int64, rising, 0 … 4095."""
     q_Ck: Tensor
     """int64, units of 2⁻²⁶. A row of zeros says that the author sends nothing of this chunk."""
 

@@ -40,17 +40,7 @@ class SparseShape(NamedTuple):
 
 def sparse_shape(layout: Layout) -> SparseShape:
     """The shape of a layout of `sparse2` or `sparse1`."""
-    word_bytes, low_bytes, high_bytes, code_bytes = layout.row_bytes
-    return SparseShape(
-        k=layout.k,
-        low_bits=layout.low_bits,
-        high_bits=layout.high_bits,
-        code_bits=layout.code_bits,
-        word_bytes=word_bytes,
-        low_bytes=low_bytes,
-        high_bytes=high_bytes,
-        code_bytes=code_bytes,
-    )
+    return SparseShape(layout.k, layout.low_bits, layout.high_bits, layout.code_bits, *layout.row_bytes)
 
 
 @inlined

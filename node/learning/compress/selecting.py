@@ -28,7 +28,7 @@ SLACK = 32
 """Places behind a chunk for what is written and not counted."""
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 NOT_FINITE = 0x7F800000
-"""Bits of infinity; NaN is above."""
+"""Bits of float32 infinity; those of NaN are larger."""
 
 
 @inlined

@@ -27,7 +27,7 @@ from atoll.protocols.run import arena, payload
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PARTS = ("compress", "kernels", "outer")
-"""Folders of node/ that hold compiled functions."""
+"""Folders of learning/ that hold compiled functions."""
 
 
 def compiled(function: F) -> F:
@@ -37,7 +37,8 @@ def compiled(function: F) -> F:
     inner loops cost more than the arithmetic. Plain IEEE arithmetic: nothing is reassociated or contracted, so
     results are those of the plain version.
     """
-    made: F = numba.njit(nogil=True, cache=_KEPT, error_model="numpy", _nrt=False)(function)
+    # No fastmath: it would reorder sums, and the bytes of a payload depend on their order.
+    made: F = numba.njit(nogil=True, cache=_HAS_CACHE, error_model="numpy", _nrt=False)(function)
     return made
 
 
@@ -58,7 +59,7 @@ def usable_folder(folder: Path) -> bool:
 
 
 def _is_own(folder: Path) -> bool:
-    """Machine code that others may write is theirs to run as us."""
+    """Whether only this user can write here: machine code that others write would run as us."""
     if not hasattr(os, "getuid"):
         return True
     found = folder.stat()
@@ -66,7 +67,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def version_of_sources() -> str:
-    """Changes with every source that machine code is made of."""
+    """A hash of every source that machine code is made of; it names the cache's folder."""
     node = Path(__file__).parents[1]
     files = [file for part in _PARTS for file in (node / part).glob("*.py")]
     files += [Path(payload.__file__), Path(arena.__file__)]
@@ -81,21 +82,21 @@ def _places() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"atoll-kernels-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
 
 
-def _keep() -> bool:
-    """Choose where machine code is kept; whether there is such a place."""
+def _choose_cache() -> bool:
+    """Choose the folder of machine code; whether there is one."""
     version = version_of_sources()
     for place in _places():
         if usable_folder(place) and usable_folder(place / version):
             numba.config.CACHE_DIR = str(place / version)
-            _take_ready(place / version, version)
+            _copy_ready(place / version, version)
             return True
     return False
 
 
-def _take_ready(folder: Path, version: str) -> None:
+def _copy_ready(folder: Path, version: str) -> None:
     ready = Path(os.environ.get("ATOLL_KERNELS", "")) / version
     if "ATOLL_KERNELS" in os.environ and ready.is_dir() and not any(folder.iterdir()):
         shutil.copytree(ready, folder, dirs_exist_ok=True)
 
 
-_KEPT = _keep()
+_HAS_CACHE = _choose_cache()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 LEAST_BYTES = 32 << 20
-"""Smaller ones the C library keeps by itself."""
+"""Smallest array that is handled here: the C library reuses smaller ones."""
 SPARE = 2
 _spare: list[mmap.mmap] = []
 
@@ -26,6 +26,7 @@ def fresh_like(values: Tensor) -> Tensor:
     if size_bytes < LEAST_BYTES or sys.platform == "win32":
         return torch.empty_like(values)
     memory = _take(size_bytes)
+    # The finalizer hangs on the buffer object, which lives as long as any tensor that views it.
     lent = (ctypes.c_char * size_bytes).from_buffer(memory)
     weakref.finalize(lent, _give_back, memory).atexit = False
     return torch.frombuffer(lent, dtype=values.dtype).view(values.shape)

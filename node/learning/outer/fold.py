@@ -74,7 +74,7 @@ class _Theta:
 
 
 class Fold:
-    """Θ_final, the view and the sets of the open rounds. Keeps 4 bytes per value for each of the first two."""
+    """Θ_final, the view and the sets of the open rounds. Θ_final and the view take 4 bytes a value each."""
 
     def __init__(
         self,
@@ -98,29 +98,24 @@ class Fold:
 
     @property
     def final_C4096(self) -> Tensor:
-        """Θ_final, int32; not to be changed."""
+        """Θ_final, int32 `[C, 4096]`; not to be changed."""
         return self._final.values_C4096
 
     @property
     def view_C4096(self) -> Tensor:
-        """Θ_final and the open rounds, int32; not to be changed."""
+        """Θ_final moved by the open rounds, int32 `[C, 4096]`; not to be changed."""
         return self._view.values_C4096
-
-    @property
-    def open_rounds(self) -> tuple[int, ...]:
-        """Rounds that the view holds and `final` does not, rising."""
-        return tuple(sorted(self._open))
 
     def holds(self, number: int) -> bool:
         """Whether the round is final, or a set of it was given since the start or the last `adopt`."""
         return number <= self.final_round or number in self._known_rounds
 
     def state_digest(self) -> Digest:
-        """Digest of Θ_final."""
+        """State digest of Θ_final, int32 `[C, 4096]`."""
         return self._final.digest
 
     def view_digest(self) -> Digest:
-        """Digest of the view."""
+        """State digest of the view, int32 `[C, 4096]`."""
         return self._view.digest
 
     def prepare_round(self, fresh: RoundSet) -> Callable[[], Digest]:
@@ -170,7 +165,8 @@ class Fold:
             self._view = view
             self._open.pop(number, None)
             self._known_rounds.discard(number)
-            self._final, self.final_round = final, number
+            self._final = final
+            self.final_round = number
             return digest
 
         return commit
@@ -222,7 +218,7 @@ class Fold:
         return any(self._after(at) is not None for at in self._open.keys() | {number} if at >= number)
 
     def _exchanged(self, known: RoundSet, fresh: RoundSet) -> Tensor:
-        """The view + U(fresh) − U(known)."""
+        """The view + U(fresh) − U(known), a new array."""
         # One pass with both terms: view + U(fresh) alone might leave int32 where the result does not.
         gain_N4096, loss_N4096 = self._update(fresh), self._update(known)
         return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(fresh.number))

@@ -12,9 +12,9 @@ class Padding(NamedTuple):
     """The chunks that hold padding, and which of their values are real."""
 
     chunk_P: Tensor
-    """int64, rising."""
+    """Numbers of the chunks, int64, rising."""
     real_P4096: Tensor
-    """bool."""
+    """True where a value is real, bool."""
 
 
 def padding_of(arena: Arena) -> Padding:

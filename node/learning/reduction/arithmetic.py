@@ -13,7 +13,7 @@ Weighted = tuple[int, Tensor, Tensor]
 
 
 class Decode(Protocol):
-    """Reads a payload of `sparse2`."""
+    """A decoder of `sparse2` payloads."""
 
     def __call__(self, payload: bytes | memoryview, chunks: int, k: int) -> tuple[Tensor, Tensor]:
         """index_Ck and q_Ck, int64. Raises DecodeError."""

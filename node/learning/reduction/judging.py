@@ -4,7 +4,6 @@ Three endings: the opening does not fit the signed roots (DecodeError: blame who
 fits and the chunk is right; or it fits and the chunk is wrong: then opening and entries together are a proof.
 """
 
-import random
 from collections.abc import Sequence
 
 import torch
@@ -19,12 +18,6 @@ from atoll.protocols.ledger.rows import checked_rows, cut_rows
 from atoll.protocols.merkle import check_path, leaf_of
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
-
-
-def sampled_chunks(seed: bytes, span: Span, count: int) -> list[int]:
-    """Chunks to open, rising. `seed` must be unknown to the reducer until its Reduction was published."""
-    few = min(count, span.chunks)
-    return sorted(random.Random(seed).sample(range(span.start, span.stop), few))
 
 
 def proves_fault(proof: FaultProof, rules: ReductionRules, arithmetic: Arithmetic) -> bool:
@@ -63,6 +56,7 @@ def kept_of(data: bytes) -> Tensor:
 
 def _check_links(claim: Entry, body: Reduction, offers: Sequence[Entry], before: Entry | None) -> None:
     """Raise DecodeError unless these are the entries that the Reduction is about."""
+    # Rising and without duplicates, as the digest of a set is defined: one set has one list.
     names = [offer.id for offer in offers]
     if names != sorted(set(names)) or set_digest(names) != body.members:
         raise DecodeError("fault proof: other contributions than those that the Reduction covers")
@@ -90,6 +84,7 @@ def _check_paths(
     place = chunk - span.start
     checked_rows(body.rows, span.chunks, rules.reduced_k, Span(place, place + 1), opening.row, opening.row_path)
     check_path(body.kept, span.chunks, place, [opening.after], opening.after_path)
+    # The reducer begins with zeros on chunks that its last slice did not have: there is nothing to show then.
     if previous is None or not previous.span.holds(chunk):
         if opening.before or opening.before_path:
             raise DecodeError("opening: error feedback where the reducer is new to the chunk")

@@ -1,4 +1,4 @@
-"""What a reducer holds: its error feedback along the chain of its Reductions, and what it needs to open them."""
+"""A reducer's error feedback along the chain of its Reductions, and the data that opens them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from atoll.protocols.run.payload import Layout
 
 
 class Made(NamedTuple):
-    """A reduction that is not published yet: what its record says, and what opens it."""
+    """A reduction that is not published yet: the fields of its record, and the data that opens it."""
 
     span: Span
     payload: bytes
@@ -34,11 +34,11 @@ class Made(NamedTuple):
     previous: bytes
     previous_levels: list[list[Digest]]
     raw: tuple[RowPart, ...]
-    """By rising entry id."""
+    """Rows of the contributions, by rising entry id."""
 
     @property
     def kept_root(self) -> Digest:
-        """`kept` of the record."""
+        """Merkle root of the error feedback, `kept` of the record."""
         return self.kept_levels[-1][0]
 
 
@@ -54,27 +54,29 @@ class Reducer:
     """One node's reductions, in order, under names of the caller's choice; each can be opened until forgotten."""
 
     def __init__(self, rules: ReductionRules, arithmetic: Arithmetic) -> None:
-        self._rules, self._arithmetic = rules, arithmetic
+        self._rules = rules
+        self._arithmetic = arithmetic
         self._made: dict[bytes, Made] = {}
         self._last: ChainEnd | None = None
 
     @property
     def last(self) -> ChainEnd | None:
-        """What must survive a restart; None: the next reduction begins with zeros."""
+        """The end of the chain, to be saved; None: the next reduction begins with zeros."""
         return self._last
 
     def restore(self, name: bytes, left: ReducerErrorFeedback) -> None:
-        """Go on from a saved link. What came before it can be opened no more."""
+        """Go on from a saved end of the chain. Earlier reductions cannot be opened any more."""
         self._last = ChainEnd(name, left, levels_of(kept_leaves(left.values_C4096)))
 
     def drop(self) -> None:
-        """The next reduction begins with zeros."""
+        """Forget the error feedback: the next reduction begins with zeros."""
         self._last = None
 
     def reduce(self, span: Span, rows: Mapping[Offer, RowPart]) -> tuple[Made, ReducerErrorFeedback | None]:
-        """The reduction of these; and what is kept no longer, to be handed back (None: the slice is as before)."""
+        """The reduction of these rows; and error feedback to hand back, None where the slice is as before."""
         before = self._last
         began, rest = (nothing_kept(span), None) if before is None else moved(before.left, span)
+        # By entry id: the sums need no order, but an opening lists the rows in this one.
         offers = sorted(rows)
         members = [
             (offer.weight, *decode_rows(rows[offer].rows, self._rules.k, self._arithmetic)) for offer in offers
@@ -96,7 +98,7 @@ class Reducer:
         return made, rest if before is not None and before.left.span != span else None
 
     def published(self, name: bytes, made: Made) -> None:
-        """`made` is said under this name; the next reduction goes on from it."""
+        """`made` was published under this name; the next reduction goes on from it."""
         self._made[name], self._last = made, ChainEnd(name, made.left, made.kept_levels)
 
     def start_anew(self, missed: bytes) -> ReducerErrorFeedback:
@@ -106,6 +108,7 @@ class Reducer:
         unless it was handed back when an earlier round was missed. Raises LocalFault for one that is not here.
         """
         made, last = self._of(missed), self._last
+        # What this round alone added to the chain: its end less its beginning, on the chunks of its own slice.
         added = minus(made.left, moved(made.began, made.span)[0])
         self._last = None
         owed = nothing_kept(made.span) if last is None else last.left
@@ -131,12 +134,8 @@ class Reducer:
         )
 
     def forget(self, name: bytes) -> None:
-        """The round is final: nobody will ask for an opening. The chain goes on."""
+        """Drop the data that opens a reduction, because its round is final. The chain goes on."""
         self._made.pop(name, None)
-
-    def names(self) -> list[bytes]:
-        """Reductions that can be opened, in the order in which they were made."""
-        return list(self._made)
 
     def _of(self, entry: bytes) -> Made:
         if entry not in self._made:

@@ -1,4 +1,4 @@
-"""A reducer's work on its slice: the exact mean of what it covers, compressed; what was not said is kept.
+"""A reducer's work on its slice: the exact mean of what it covers, compressed; the rest is its error feedback.
 
     a = kept + round(Σ weight·q / divisor)      payload = encode(a)      kept' = a - decoded(payload)
 
@@ -27,15 +27,15 @@ _LOW, _HIGH = -(2**31), 2**31 - 1
 
 
 class ReducerErrorFeedback(NamedTuple):
-    """A reducer's error feedback."""
+    """A reducer's error feedback on the chunks of its slice."""
 
     span: Span
     values_C4096: Tensor
-    """int32, units of 2⁻²⁶."""
+    """Values, int32, units of 2⁻²⁶."""
 
 
 def nothing_kept(span: Span) -> ReducerErrorFeedback:
-    """Zeros: a reducer that is new to its slice."""
+    """Error feedback of a reducer that is new to its slice: zeros."""
     return ReducerErrorFeedback(span, torch.zeros((span.chunks, CHUNK), dtype=torch.int32))
 
 
@@ -68,7 +68,7 @@ def slice_update(
 
 
 def moved(kept: ReducerErrorFeedback, span: Span) -> tuple[ReducerErrorFeedback, ReducerErrorFeedback]:
-    """What stays when a reducer's slice becomes `span`, and what it hands to its own error feedback.
+    """Split error feedback when a reducer's slice becomes `span`: what stays, and what it hands to its node.
 
     The second has the old span, with zeros where chunks stayed.
     """
@@ -83,18 +83,19 @@ def moved(kept: ReducerErrorFeedback, span: Span) -> tuple[ReducerErrorFeedback,
 
 def minus(kept: ReducerErrorFeedback, other: ReducerErrorFeedback) -> ReducerErrorFeedback:
     """Difference of two of one span, within int32."""
+    # int64: the difference of two int32 may need 33 bits
     values = kept.values_C4096.to(torch.int64) - other.values_C4096
     return ReducerErrorFeedback(kept.span, values.clamp_(_LOW, _HIGH).to(torch.int32))
 
 
 def hand_back(residual_C4096: Tensor, rest: ReducerErrorFeedback) -> None:
-    """Add what a reducer no longer keeps to its own error feedback, float32: late, not lost."""
+    """Add error feedback that a reducer gives up to its node's own, float32: late, not lost."""
     rows = residual_C4096[rest.span.start : rest.span.stop]
     rows.add_(rest.values_C4096.to(rows.device, torch.float32), alpha=2.0**-VALUE_BITS)
 
 
 def kept_bytes(values_4096: Tensor) -> bytes:
-    """Wire form of one chunk."""
+    """Wire form of one chunk: little-endian int32."""
     return values_4096.numpy().astype("<i4", copy=False).tobytes()
 
 

@@ -33,7 +33,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class RankPlace(NamedTuple):
-    """One rank among the others."""
+    """One rank of the group, and its collective operations."""
 
     rank: int
     ranks: int
@@ -46,7 +46,8 @@ class Group(StepShare):
     def __init__(self, place: RankPlace, batch: int) -> None:
         """`batch`: sequences of an inner step; at least as many as ranks. Not joined yet."""
         first, stop = (batch * at // place.ranks for at in (place.rank, place.rank + 1))
-        self._place, self.rows = place, slice(first, stop)
+        self._place = place
+        self.rows = slice(first, stop)
         self._part = (stop - first) / batch
         self.weight = self._part * place.ranks
 
@@ -91,13 +92,13 @@ class Group(StepShare):
         return self.total(here * self._part)
 
     def total(self, here: Tensor) -> Tensor:
-        """The sum over all ranks."""
+        """The sum of a value over all ranks."""
         summed = here.clone()
         dist.all_reduce(summed)
         return summed
 
     def broadcast(self, values: Iterable[Tensor]) -> None:
-        """Rank 0's values, in place."""
+        """Overwrite a tensor with rank 0's values, in place."""
         for value in values:
             dist.broadcast(value.detach(), 0)
 

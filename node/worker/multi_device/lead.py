@@ -9,6 +9,7 @@ what is saved. An operation that fails because another rank is gone waits for th
 
 import contextlib
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -48,6 +49,8 @@ from atoll.protocols.local.rank_messages import (
 from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.run_spec import RunSpec
 
+log = logging.getLogger(__name__)
+
 RANK = (sys.executable, "-m", "atoll.node.worker.multi_device.rank")
 CLOSE_S = 10.0
 NOTICE_S = 30.0
@@ -57,13 +60,13 @@ LOST_STATUS = 70
 
 
 def end_process(line: str) -> None:
-    """The worker's last words. At once, as if it were killed: everything on the disk is whole or not there."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - the worker's log
+    """Log a line and end at once, as if killed: everything on the disk is whole or not there."""
+    log.critical("%s", line)
     os._exit(LOST_STATUS)
 
 
 class Ranks:
-    """All local ranks but this one."""
+    """The processes of all local ranks but this one."""
 
     def __init__(self, start: StartRequest, spec: RunSpec, lost: Callable[[str], None] = end_process) -> None:
         """Start them; `join` waits for them. Raises ConfigError for a device that is not here.
@@ -74,16 +77,18 @@ class Ranks:
         check_batch(spec.inner.batch, len(devices))
         for device in devices:
             check_device(device)
-        self._lost, self._closing = lost, False
+        self._lost = lost
+        self._closing = False
         self._gone = threading.Event()
         self.shard = start.shard
         """Each rank has a part of what is trained; the worker has all of it once more on the host."""
         if self.shard:
             check_shards(spec.model, len(devices))
-        self._spec, self._frozen = spec, (getattr(torch, start.frozen), start.frozen_on_host)
+        self._spec = spec
+        self._frozen = getattr(torch, start.frozen), start.frozen_on_host
         self._group = group_of(RankPlace(0, len(devices), devices[0]), spec, shard=self.shard)
         self._cut: Replica | None = None
-        """This rank's parts."""
+        """The parts of the model that this rank has."""
         self._weights_ahead = self._moments_ahead = False
         """They moved since the host had them."""
         self._meeting = _meeting(Path(start.home))
@@ -94,7 +99,7 @@ class Ranks:
     def join(self) -> None:
         """Until all ranks are there. Raises ConfigError when one refuses, LocalFault when one dies."""
         for rank, child in enumerate(self._children, 1):
-            self._hear(rank, child)
+            self._await_ready(rank, child)
         for rank, child in enumerate(self._children, 1):
             watch = threading.Thread(target=self._watch, args=(rank, child), name=f"rank-{rank}", daemon=True)
             watch.start()
@@ -104,11 +109,13 @@ class Ranks:
 
     def build(self, experts: bytes) -> Replica:
         """All build what trains these; what the worker's folds, saves and codec work with."""
-        self._given, self._weights_ahead, self._moments_ahead = (-1, -1), False, False
+        self._given = (-1, -1)
+        self._weights_ahead = False
+        self._moments_ahead = False
         self._cut = None
         gc.collect()  # what joined the module before keeps itself alive
         with self._together():
-            self._say(Build(experts))
+            self._broadcast(Build(experts))
             ours = Replica(self._spec, experts, self._group.builds_on, self._frozen, self._group)
         if not self.shard:
             return ours
@@ -122,7 +129,7 @@ class Ranks:
         """
         with self._together():
             self._follow(replica, changes)
-            self._say(StepRequest(at))
+            self._broadcast(StepRequest(at))
             self._group.broadcast([torch.from_numpy(window_BT1)])
             loss = (self._cut or replica).inner.step(window_BT1, at)
         if self._cut is not None and not self._moments_ahead:
@@ -135,7 +142,7 @@ class Ranks:
         if self._weights_ahead:
             assert self._cut is not None
             with self._together():
-                self._say(GatherWeights())
+                self._broadcast(GatherWeights())
                 self._group.gather_weights(self._cut, replica)
             self._weights_ahead = False
 
@@ -145,7 +152,7 @@ class Ranks:
             assert self._cut is not None
             atoms = tuple(self._cut.inner.moved())
             with self._together():
-                self._say(GatherMoments(atoms))
+                self._broadcast(GatherMoments(atoms))
                 self._group.gather_moments(self._cut, atoms, replica)
             self._moments_ahead = False
 
@@ -158,7 +165,7 @@ class Ranks:
 
         def write(folder: Path) -> None:
             with self._together():
-                self._say(Save(str(folder), atoms))
+                self._broadcast(Save(str(folder), atoms))
                 self._group.save(cut, atoms, folder)
 
         return steps, write
@@ -168,30 +175,30 @@ class Ranks:
         assert self._cut is not None
         with self._together():
             self._follow(replica, changes)
-            self._say(LossRequest(len(window_BT1)))
+            self._broadcast(LossRequest(len(window_BT1)))
             self._group.broadcast([window_BT1])
             return self._group.loss(self._cut, window_BT1)
 
     def agree(self, replica: Replica) -> None:
         """Raise LocalFault unless all hold the same bits."""
         with self._together():
-            self._say(Agree())
+            self._broadcast(Agree())
             self._group.agree(replica.trained())
 
     def _follow(self, replica: Replica, changes: tuple[int, int]) -> None:
-        """Give what is new."""
+        """Broadcast weights and moments that changed since the last call."""
         ours = self._cut or replica
         if self._given[0] != changes[0]:
-            self._say(Weights())
+            self._broadcast(Weights())
             self._group.scatter_weights(ours, replica)
         if self._given[1] != changes[1]:
             atoms = tuple(replica.inner.moved())
-            self._say(Moments(atoms))
+            self._broadcast(Moments(atoms))
             self._group.scatter_moments(ours, atoms, replica)
         self._given = changes
 
     def close(self) -> None:
-        """End them in good order."""
+        """End all processes in good order."""
         self._closing = True
         for child in self._children:
             assert child.stdin is not None
@@ -223,8 +230,8 @@ class Ranks:
         _send(child, begin)
         return child
 
-    def _hear(self, rank: int, child: subprocess.Popen[bytes]) -> None:
-        """Raise unless this rank is ready."""
+    def _await_ready(self, rank: int, child: subprocess.Popen[bytes]) -> None:
+        """Wait for a rank's answer. Raises unless it is ready."""
         assert child.stdout is not None
         match read_frame(child.stdout.fileno(), RankAnswer):
             case RankReady():
@@ -252,13 +259,13 @@ class Ranks:
             self._gone.wait(NOTICE_S)
             raise
 
-    def _say(self, ask: RankAsk) -> None:
+    def _broadcast(self, ask: RankAsk) -> None:
         for child in self._children:
             _send(child, ask)
 
 
 def threads_of(threads: int, devices: tuple[str, ...]) -> int:
-    """CPU threads of one rank's steps."""
+    """Number of CPU threads for one rank's steps."""
     return max(1, threads // len(devices))
 
 

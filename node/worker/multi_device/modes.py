@@ -7,7 +7,7 @@ from atoll.protocols.run.run_spec import RunSpec
 
 
 def group_of(place: RankPlace, spec: RunSpec, *, shard: bool) -> Group:
-    """Not joined yet."""
+    """A group of ranks that is not joined yet."""
     if not shard:
         return Group(place, spec.inner.batch)
     # It loads a second's worth of torch that nobody else needs.

@@ -43,12 +43,13 @@ class Rank:
     """One of the ranks above 0, in its group."""
 
     def __init__(self, begin: Begin) -> None:
-        self._begin, self._spec = begin, codec.decode(begin.spec, RunSpec)
+        self._begin = begin
+        self._spec = codec.decode(begin.spec, RunSpec)
         self._group = group_of(RankPlace(begin.rank, begin.ranks, begin.device), self._spec, shard=begin.shard)
         self._replica: Replica | None = None
 
     def serve(self, asks: int) -> None:
-        """Until the pipe `asks` ends."""
+        """Serve requests until the pipe `asks` ends."""
         self._group.join(Path(self._begin.meeting))
         while (ask := read_frame(asks, RankAsk)) is not None:
             if isinstance(ask, Build):

@@ -36,11 +36,11 @@ class Replica:
         self.inner = Inner(self.module, loss, spec.inner, by_atom=by_atom, after_step=after_step, share=share)
 
     def values(self) -> Iterator[Tensor]:
-        """All that a forward reads."""
+        """All tensors that a forward pass reads, by name."""
         yield from all_values(self.module)
 
     def trained(self) -> Iterator[Tensor]:
-        """What steps move, all float32."""
+        """The tensors that steps change, all float32."""
         yield from self.module.parameters()
         yield from biases(self.module)
         yield from self.inner.moments(self.inner.moved())

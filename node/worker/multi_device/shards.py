@@ -50,16 +50,16 @@ class Shards(Group):
 
     @property
     def builds_on(self) -> str:
-        """The host: the device gets parts."""
+        """The module, on the host: the device gets parts of it."""
         return "cpu"
 
     def held(self, whole: Tensor) -> Tensor:
-        """This rank's part."""
+        """The part of this rank, by name."""
         assert isinstance(whole, DTensor)
         return whole.to_local()
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        """Of all parts together."""
+        """The values of all parts together."""
         return self.total(super().norm(gradients).square()).sqrt()
 
     def agree(self, values: Iterable[Tensor]) -> None:

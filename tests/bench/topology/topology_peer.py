@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 
 from atoll.node.daemon.reduction import machine as rounds
-from atoll.node.learning.reduction.judging import proves_fault, sampled_chunks
+from atoll.node.learning.reduction.judging import proves_fault
 from atoll.node.learning.reduction.reducer import Made, Reducer
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback
 from atoll.node.worker.reduction_work import ARITHMETIC
@@ -62,6 +62,11 @@ BLOBS, RECORDS = "/atoll/trial-blobs/1", "/atoll/trial-records/1"
 ANSWER_S = 120.0
 
 Behaviour = Literal["honest", "missing", "lying"]
+
+
+def sampled_chunks(seed: bytes, span: Span, count: int) -> list[int]:
+    """Chunks to open, rising. `seed` must be unknown to the reducer until its Reduction was published."""
+    return sorted(random.Random(seed).sample(range(span.start, span.stop), min(count, span.chunks)))
 
 
 class BlobAsk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -233,14 +233,14 @@ async def test_a_killed_worker_fails_what_was_asked_of_it(rig):
         await one.life(2)
 
 
-async def test_the_last_words_of_a_killed_worker_are_of_its_own_life(rig, caplog):
+async def test_the_last_log_line_of_a_killed_worker_are_of_its_own_life(rig, caplog):
     caplog.set_level("INFO")
     async with served(rig()) as one:
         await one.life(1)
         os.kill(one.pid, signal.SIGKILL)
         await one.life(2)
-        assert module._last_words(one.log, 0) == "a last word"
-        assert module._last_words(one.log, one.log.stat().st_size) == "none"
+        assert module._last_log_line(one.log, 0) == "a last word"
+        assert module._last_log_line(one.log, one.log.stat().st_size) == "none"
         one.log.unlink()
         os.kill(one.pid, signal.SIGKILL)
         await one.life(3)
@@ -367,7 +367,7 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         assert last.unsaved_ns < 0.1 * last.steps_ns, "round 2 is saved"
 
 
-async def test_a_crash_in_machine_code_leaves_its_last_words_in_the_log(rig):
+async def test_a_crash_in_machine_code_leaves_its_last_log_line_in_the_log(rig):
     """A bus error, as of a mapped file on a failing disk: nothing can catch it, but it says where it was."""
     async with served(rig(real=True)) as one:
         await one.life(1)

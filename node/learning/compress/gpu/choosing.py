@@ -20,7 +20,7 @@ _OCTAVE: tl.constexpr = tl.constexpr(1 << 23)
 
 @kernel
 def magnitudes(values: tl.tensor) -> tl.tensor:
-    """Bits of |x| as int32."""
+    """Bits of |x| as int32, which rise with |x|."""
     return values.to(tl.int32, bitcast=True) & _MAGNITUDE
 
 

@@ -33,7 +33,8 @@ class OnDevice:
 
 class _DevicePayload:
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        self._layout, self._bytes = layout, blank_payload(layout, device)
+        self._layout = layout
+        self._bytes = blank_payload(layout, device)
 
     def fill(
         self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float

@@ -43,7 +43,7 @@ class _Chosen(NamedTuple):
     held_N: Tensor
     some_place_NM: Tensor
     some_value_NM: Tensor
-    """A few more than k."""
+    """Candidates, of which there are a few more than k."""
     place_Nk: Tensor
     value_Nk: Tensor
     order_kN: Tensor

@@ -48,6 +48,10 @@ class DirectFold:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.fold, name)
 
+    @property
+    def open_rounds(self) -> tuple[int, ...]:
+        return tuple(sorted(self.fold._open))
+
     def set_round(self, number: int, members: Sequence[Member]) -> None:
         self.fold.prepare_round(round_set(number, members))()
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.learning.reduction.judging import proves_fault, sampled_chunks
+from atoll.node.learning.reduction.judging import proves_fault
 from atoll.node.learning.reduction.reducer import Reducer
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, kept_leaves
 from atoll.protocols import codec
@@ -17,6 +17,7 @@ from atoll.protocols.ledger.rows import RowTree, join_rows, silent_row
 from atoll.protocols.merkle import levels_of
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
+from atoll_bench.topology.topology_peer import sampled_chunks
 from tests.plain.mean import PLAIN
 
 torch.set_num_threads(1)
