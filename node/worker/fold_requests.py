@@ -7,8 +7,10 @@ that the work returns makes the change between two steps, and answers.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
@@ -16,8 +18,11 @@ from atoll.node.checkpoint.snapshot import Snapshot, read_snapshot, write_snapsh
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.covering import Rows, rows_of
 from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.model import bridge
+from atoll.node.learning.model.genesis import genesis
+from atoll.node.learning.model.merging import move_after
 from atoll.node.learning.outer.fixed import plus, state_digest
-from atoll.node.learning.outer.fold import Fold, RoundSet, round_set
+from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, round_set
 from atoll.node.worker.error_feedback import ErrorFeedback, MissedPayload
 from atoll.node.worker.reduction_work import SliceWork
 from atoll.p2p.system.atomic_files import disk
@@ -45,7 +50,7 @@ from atoll.protocols.local.worker_messages import (
     VerifyReply,
     VerifyRequest,
 )
-from atoll.protocols.run.arena import Span, arena_of
+from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -79,6 +84,18 @@ class SetUpdate:
         if not member.experts:
             return None
         return rows_of(cover_of(self._spec, number, member.experts), cover_of(self._spec, number))
+
+
+def fold_of(spec: RunSpec, apply_update: ApplyUpdate) -> Fold:
+    """A fold at Θ₀; zeros that nobody may use where Θ₀ is given by a file, which comes as a snapshot."""
+    arena, number = arena_of(spec.model), -1
+    if spec.start:
+        theta_C4096, number = torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), NOTHING_YET
+    else:
+        made = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
+        theta_C4096 = bridge.gather(made, arena)
+    covers, moves = partial(cover_of, spec), partial(move_after, spec)
+    return Fold(theta_C4096, arena, apply_update, covers, number, moves)
 
 
 class FoldRequests:

@@ -26,7 +26,14 @@ from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import decode_entry
-from atoll.protocols.ledger.reduction import Offer, ReductionRules, RowsAnswer, decode_proof, rows_max_bytes
+from atoll.protocols.ledger.reduction import (
+    Offer,
+    ReductionRules,
+    RowsAnswer,
+    decode_proof,
+    rows_max_bytes,
+    rules_of,
+)
 from atoll.protocols.ledger.rows import RowPart, check_root, checked_rows
 from atoll.protocols.local.worker_messages import (
     JudgeReply,
@@ -39,6 +46,7 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
+from atoll.protocols.run.run_spec import RunSpec
 
 Load = Callable[[str], memoryview]
 """A file, mapped: it may be larger than what is legal. Raises CorruptFault where it is gone."""
@@ -182,6 +190,11 @@ class SliceWork:
     def _part(self, root: Digest, path: str, span: Span) -> RowPart:
         found = self._rows(path, span)
         return checked_rows(root, self._rules.chunks, self._rules.k, span, found.rows, found.path)
+
+
+def slice_work_of(spec: RunSpec, load: Load, spool: Path) -> SliceWork | None:
+    """The slices of a run; None where it reduces no rounds."""
+    return None if spec.reduce is None else SliceWork(rules_of(spec), spec.outer.alpha_256, load, spool)
 
 
 def _name(number: int) -> bytes:

@@ -11,13 +11,11 @@ Every ask may be asked again after a DiskFault: what it did in memory is done on
 
 import time
 from collections.abc import Callable, Generator
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 import torch
-from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.config.devices import devices_of
@@ -26,29 +24,22 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
-from atoll.node.learning.model import bridge
-from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.merging import merge_after_round
-from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.async_save import AsyncSave, WorkerState
 from atoll.node.worker.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.node.worker.fold_requests import FoldRequests, SetUpdate
+from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.multi_device.group import check_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.precompile import warm
-from atoll.node.worker.reduction_work import SliceWork
+from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DiskFault
 from atoll.protocols.ids import Round
-from atoll.protocols.ledger.coverage import cover_of
-from atoll.protocols.ledger.reduction import rules_of
 from atoll.protocols.local.worker_messages import (
-    NOTHING_YET,
     AdoptRequest,
     Answer,
     Ask,
@@ -69,7 +60,6 @@ from atoll.protocols.local.worker_messages import (
     TrainReply,
     TrainRequest,
 )
-from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
 SAVE_SHARE = 0.01
@@ -95,14 +85,22 @@ class Session:
         by another thread, when `finish_save` may have an answer; `lost` too, with a line, when the process of
         another device is gone.
         """
-        threads, devices = max(1, start.threads), devices_of(start.device)
-        torch.set_num_threads(threads_of(threads, devices) if devices[0] == "cpu" else threads)
         self._start = start
         self._spent = spent or TimeAccount(time.monotonic_ns)
         self._save_budget = saves or TimeBudget(SAVE_SHARE)
         self._is_saved = True
-        self._spec = spec = codec.decode(start.spec, RunSpec)
-        home = Path(start.home)
+        self._is_training = False
+        self._trained: TrainReply | None = None
+        """The newest result since this process began."""
+        self._async_save = AsyncSave(saved)
+        self._spec = codec.decode(start.spec, RunSpec)
+        self._build(lost)
+        self._state.restore()
+
+    def _build(self, lost: Callable[[str], None]) -> None:
+        start, spec, home = self._start, self._spec, Path(self._start.home)
+        threads, devices = max(1, start.threads), devices_of(start.device)
+        torch.set_num_threads(threads_of(threads, devices) if devices[0] == "cpu" else threads)
         check_device(devices[0])
         # Its processes start first: they load torch while this one compiles and opens the data.
         self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None
@@ -115,16 +113,8 @@ class Session:
         self._learner = Learner(
             spec, devices[0], start.frozen, start.frozen_on_host, self._ranks, anchor_on=encoder.device
         )
-        slices = _slice_work(spec, home)
-        theta_C4096, number = _first_state(spec)
-        self._fold = Fold(
-            theta_C4096,
-            arena_of(spec.model),
-            SetUpdate(spec, slices, threads),
-            partial(cover_of, spec),
-            number,
-            partial(merge_after_round, spec),
-        )
+        slices = slice_work_of(spec, map_payload, home / "spool")
+        self._fold = fold_of(spec, SetUpdate(spec, slices, threads))
         self._feedback = ErrorFeedback(spec, home / "spool", encoder)
         self._rounds = RoundTrainer(
             spec=spec,
@@ -135,10 +125,6 @@ class Session:
             spent=self._spent,
             moments=InitialMoments(spec, start.moments),
         )
-        self._is_training = False
-        self._trained: TrainReply | None = None
-        """The newest result since this process began."""
-        self._async_save = AsyncSave(saved)
         self._requests = FoldRequests(
             spec, start.peer, self._fold, self._feedback, slices, self._async_save.payloads
         )
@@ -151,7 +137,6 @@ class Session:
             slices=slices,
             rounds=self._rounds,
         )
-        self._state.restore()
 
     def started(self) -> StartReply:
         """The reply to StartRequest: the state that was found on disk."""
@@ -299,18 +284,3 @@ class Session:
             self._spent.confirm_saved()
         elif went_well is not None:
             self._is_saved = False
-
-
-def _slice_work(spec: RunSpec, home: Path) -> SliceWork | None:
-    if spec.reduce is None:
-        return None
-    return SliceWork(rules_of(spec), spec.outer.alpha_256, map_payload, home / "spool")
-
-
-def _first_state(spec: RunSpec) -> tuple[Tensor, int]:
-    """Θ₀ and its round; zeros that nobody may use where it is given by a file, which comes as a snapshot."""
-    arena = arena_of(spec.model)
-    if spec.start:
-        return torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), NOTHING_YET
-    theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
-    return bridge.gather(theta, arena), -1

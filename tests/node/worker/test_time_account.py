@@ -26,7 +26,7 @@ def opened() -> tuple[Clock, TimeAccount]:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 10**15), st.sampled_from([*DOING, "keep", "discard", "nest", "fail"])),
+        st.tuples(st.integers(0, 10**15), st.sampled_from([*DOING, "confirm_saved", "discard", "nest", "fail"])),
         max_size=40,
     )
 )
@@ -34,7 +34,7 @@ def test_the_books_always_add_up_to_the_age_exactly(story):
     clock, ledger = opened()
     for gone_ns, what in story:
         clock.ns += gone_ns
-        if what in ("keep", "discard"):
+        if what in ("confirm_saved", "discard"):
             getattr(ledger, what)()
         elif what in ("nest", "fail"):
             try:
