@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll.node.checkpoint.disk import TEMPORARY, map_file, write_file
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoder import Encoder
-from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.learning.outer.fixed import clear, padding_of
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.blobs import manifest_of_bytes

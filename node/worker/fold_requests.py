@@ -16,8 +16,7 @@ from torch import Tensor
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.checkpoint.snapshot import Snapshot, read_snapshot, write_snapshot
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.covering import Rows, rows_of
-from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.compress.folding import OuterStep, Rows, rows_of
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.merging import move_after

@@ -5,6 +5,7 @@ cover the chunk. The tests hold the bits against the definition, `outer.mean.out
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -14,16 +15,18 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.compress import dense, sparse_fold
-from atoll.node.learning.compress.covering import Rows, size_covered
 from atoll.node.learning.compress.encoding import each_range, ranges_of
 from atoll.node.learning.compress.reading import SPARE, sparse_shape
 from atoll.node.learning.kernels.streaming import ALIGN_BYTES
 from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
+from atoll.protocols.ledger.coverage import Cover, size_of
 from atoll.protocols.ledger.records import MAX_SET, MAX_WEIGHT
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import VALUE_BITS, Layout, check_frame
 
 Payload: TypeAlias = bytes | memoryview
+Rows: TypeAlias = npt.NDArray[np.int32]
+"""For each chunk of a round the row of a payload that holds it, −1 for none; `[chunks]`, read-only."""
 _SLAB_CHUNKS = 256
 
 
@@ -55,6 +58,27 @@ class Tables(NamedTuple):
     """Places in the chunk, int64, rising, 0 … 4095."""
     q_Ck: Tensor
     """int64, units of 2⁻²⁶. A row of zeros says that the author sends nothing of this chunk."""
+
+
+@lru_cache(maxsize=64)
+def rows_of(part: Cover, whole: Cover) -> Rows:
+    """Rows of a payload of `part` in a round of `whole`; each span of `part` lies in one of `whole`. Cached."""
+    found = np.full(size_of(whole), -1, np.int32)
+    # One array for equal covers, told apart by identity in `folding`: so it is read-only.
+    first, row, at = 0, 0, 0
+    for span in part:
+        while whole[at].stop <= span.start:
+            first, at = first + whole[at].stop - whole[at].start, at + 1
+        begin, size = first + span.start - whole[at].start, span.stop - span.start
+        found[begin : begin + size] = np.arange(row, row + size, dtype=np.int32)
+        row += size
+    found.setflags(write=False)
+    return found
+
+
+def size_covered(rows: Rows | None, chunks: int) -> int:
+    """Number of chunks that a payload has in a round of `chunks` chunks."""
+    return chunks if rows is None else int(rows.max(initial=-1)) + 1
 
 
 def check(payload: Payload, layout: Layout) -> None:

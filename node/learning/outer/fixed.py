@@ -1,4 +1,9 @@
-"""Fixed point: master weights are int32 with step 2⁻²⁴; leaving the range is Divergence, never saturation."""
+"""Fixed point: master weights are int32 with step 2⁻²⁴; leaving the range is Divergence, never saturation.
+
+The padding of the arena, values that belong to no atom, stays zero in every state.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +15,7 @@ from atoll.node.learning.kernels.large import fresh_like
 from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.coverage import Cover, size_of
-from atoll.protocols.run.arena import Span
+from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Span, edges
 
 Ints = npt.NDArray[np.int32]
 
@@ -95,3 +100,35 @@ def state_digest(theta_C4096: Tensor) -> Digest:
     array = theta_C4096.contiguous().numpy().astype("<i4", copy=False)
     header = _DOMAIN + len(theta_C4096).to_bytes(8, "little")
     return digest(header, array.reshape(-1).view(np.uint8).data)
+
+
+class Padding(NamedTuple):
+    """The chunks that hold padding, and which of their values are real."""
+
+    chunk_P: Tensor
+    """Numbers of the chunks, int64, rising."""
+    real_P4096: Tensor
+    """True where a value is real, bool."""
+
+
+def padding_of(arena: Arena) -> Padding:
+    """Padding of a layout; a pure function of the RunSpec."""
+    # Only chunks at the edge of an atom hold padding, so a state is cleaned without a mask of its own size.
+    found = edges(arena)
+    at = torch.arange(CHUNK)
+    rows, cols, values = (
+        torch.tensor([getattr(edge, name) for edge in found], dtype=torch.int64)[:, None]
+        for name in ("rows", "cols", "values")
+    )
+    real = (at // SIDE < rows) & (at % SIDE < cols) & (at < values)
+    return Padding(torch.tensor([edge.chunk for edge in found], dtype=torch.int64), real)
+
+
+def clear(values_N4096: Tensor, padding: Padding, first: int = 0) -> Tensor:
+    """Set the padding of the rows of chunks `first …` to zero, in place, on any device; returns the array."""
+    # `chunk_P` rises, so the chunks of a slab are one range of it.
+    ends = torch.tensor([first, first + len(values_N4096)])
+    low, high = torch.searchsorted(padding.chunk_P, ends).tolist()
+    at, real = (each[low:high].to(values_N4096.device) for each in padding)
+    values_N4096[at - first] = torch.where(real, values_N4096[at - first], 0)
+    return values_N4096

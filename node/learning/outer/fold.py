@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.learning.outer.fixed import SLAB_CHUNKS, plus, state_digest
-from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.learning.outer.fixed import SLAB_CHUNKS, clear, padding_of, plus, state_digest
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.coverage import Cover, size_of, slabs

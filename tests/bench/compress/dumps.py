@@ -11,8 +11,7 @@ from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.model import bridge
-from atoll.node.learning.outer.fixed import to_fixed, to_float
-from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.learning.outer.fixed import clear, padding_of, to_fixed, to_float
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.arena import Arena, arena_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.compress.encoding import encode_residual
-from atoll.node.learning.compress.gpu.encoding import Exchange, blank_payload, encode_rows
+from atoll.node.learning.compress.gpu.encoding import EncodeArrays, blank_payload, encode_rows
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.payload import Layout
 from atoll_bench.compress import codec_pace as pace
@@ -49,7 +49,7 @@ def encode_into(
 ) -> Tensor:
     """Payload (uint8, on the device) of β·e + (anchor − local) of whole arrays; the new e goes to `out`."""
     payload = blank_payload(layout, residual_C4096.device)
-    encode_rows(payload, layout, 0, Exchange(out_C4096, residual_C4096, anchor_C4096, local_C4096), beta)
+    encode_rows(payload, layout, 0, EncodeArrays(out_C4096, residual_C4096, anchor_C4096, local_C4096), beta)
     return payload
 
 

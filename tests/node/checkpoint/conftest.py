@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from atoll.node.checkpoint.snapshot import Snapshot
-from atoll.node.learning.outer.fixed import state_digest
-from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.learning.outer.fixed import clear, padding_of, state_digest
 from atoll.protocols.run.arena import Arena, arena_of
 from atoll.protocols.run.model_spec import ModelSpec
 

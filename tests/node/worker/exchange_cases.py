@@ -20,8 +20,7 @@ from atoll.node.learning.compress.gpu import encoder as gpu_encoder
 from atoll.node.learning.compress.gpu.encoder import OnDevice, fault_of
 from atoll.node.learning.compress.gpu.encoding import is_sound
 from atoll.node.learning.inner.loop import Inner
-from atoll.node.learning.outer.fixed import to_fixed, to_float
-from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.learning.outer.fixed import clear, padding_of, to_fixed, to_float
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Round, digest

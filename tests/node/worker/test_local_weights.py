@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder
-from atoll.node.learning.outer.fixed import to_fixed, to_float
-from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.learning.outer.fixed import clear, padding_of, to_fixed, to_float
 from atoll.node.worker.local_weights import LocalWeights, carries, check_saved
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import cover_of, rest_of

@@ -4,7 +4,13 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.compress.encoder import HOST, Encoder, OnHost, UnfinishedPayload
-from atoll.node.learning.compress.gpu.encoding import Exchange, blank_payload, can_encode, encode_rows, is_sound
+from atoll.node.learning.compress.gpu.encoding import (
+    EncodeArrays,
+    blank_payload,
+    can_encode,
+    encode_rows,
+    is_sound,
+)
 from atoll.node.learning.kernels.on_gpu import FAULTS
 from atoll.protocols.errors import Divergence
 from atoll.protocols.run.arena import CHUNK
@@ -40,7 +46,7 @@ class _DevicePayload:
         self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float
     ) -> None:
         # In place: the worker asks `is_sound` of all slabs before, so no Divergence can lose a residual.
-        arrays = Exchange(residual_N4096, residual_N4096, anchor_N4096, local_N4096)
+        arrays = EncodeArrays(residual_N4096, residual_N4096, anchor_N4096, local_N4096)
         encode_rows(self._bytes, self._layout, at, arrays, beta)
 
     def whole(self) -> bytearray:

@@ -25,7 +25,7 @@ _LARGEST = 2.0**64
 _LANES, _BLOCK, _GROUP = 128, 1024, 16
 
 
-class Exchange(NamedTuple):
+class EncodeArrays(NamedTuple):
     """The arrays of an encoding, float32, contiguous, on one device.
 
     `out` may be `local`, or `residual` if its loss at a Divergence is no loss.
@@ -72,7 +72,7 @@ def is_sound(values_N4096: Tensor) -> bool:
     return bool(low > -_LARGEST and high < _LARGEST)
 
 
-def encode_rows(payload: Tensor, layout: Layout, at: int, arrays: Exchange, beta: float) -> None:
+def encode_rows(payload: Tensor, layout: Layout, at: int, arrays: EncodeArrays, beta: float) -> None:
     """Fill the payload's chunks from `at` on with β·e + (anchor − local); what it does not send is new e in `out`.
 
     Raises Divergence for weights that are NaN or from 2⁶⁴ on, and for a residual that is not finite.
@@ -114,7 +114,7 @@ def _scratch_for(layout: Layout, chunks: int, device: torch.device) -> _Chosen:
 
 
 def _choose_and_fit(
-    arrays: Exchange, own: _Chosen, faults: Tensor, beta: float, first: int, chunks: int, k: int
+    arrays: EncodeArrays, own: _Chosen, faults: Tensor, beta: float, first: int, chunks: int, k: int
 ) -> None:
     most = own.some_place_NM.shape[1]
     some = own.held_N, own.some_place_NM, own.some_value_NM

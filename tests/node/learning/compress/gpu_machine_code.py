@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from atoll.node.learning.compress.gpu.encoding import Exchange, blank_payload, encode_rows
+from atoll.node.learning.compress.gpu.encoding import EncodeArrays, blank_payload, encode_rows
 from atoll.protocols.run.payload import Layout
 
 INEXACT = r"\bfma\.|\.ftz|\.approx|div\.full|\bmad\.(?:rn|ftz)"
@@ -39,7 +39,7 @@ def in_parts(k):
     payload, at = blank_payload(layout, torch.device("cpu")), 0
     for size in (1, 16, 2, 32, 19):
         rows = [each[at : at + size] for each in arrays]
-        encode_rows(payload, layout, at, Exchange(rows[0], *rows), 0.5)
+        encode_rows(payload, layout, at, EncodeArrays(rows[0], *rows), 0.5)
         at += size
 
 
@@ -56,7 +56,7 @@ def main():
         triton.runtime.driver.set_active(Nowhere(capability))
         arrays = [torch.zeros((chunks, 4096)) for _ in range(3)]
         layout = Layout("sparse2", chunks, k)
-        encode_rows(blank_payload(layout, torch.device("cpu")), layout, 0, Exchange(arrays[2], *arrays), 0.95)
+        encode_rows(blank_payload(layout, torch.device("cpu")), layout, 0, EncodeArrays(arrays[2], *arrays), 0.95)
         known = {id(found) for _, found in made}
         in_parts(k)
         assert {id(found) for _, found in made} == known, "a worker would compile in the middle of a round"

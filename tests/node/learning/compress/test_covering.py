@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.covering import rows_of
-from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.compress.folding import OuterStep, rows_of
 from atoll.node.learning.outer.mean import divisor, outer_step
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.coverage import Span, size_of

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.outer.fixed import plus, state_digest
-from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.learning.outer.fixed import clear, padding_of, plus, state_digest
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.run.arena import Span
 from tests.node.learning.outer.conftest import DirectFold, member

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.model.merging import merge
-from atoll.node.learning.outer.fixed import state_digest
-from atoll.node.learning.outer.padding import clear, padding_of
+from atoll.node.learning.outer.fixed import clear, padding_of, state_digest
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from tests.node.learning.outer.conftest import World
 
