@@ -19,7 +19,7 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep, Rows, rows_of
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.merging import move_after
+from atoll.node.learning.model.merging import merge_after_round
 from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, round_set
 from atoll.node.worker.error_feedback import ErrorFeedback, MissedPayload
@@ -93,7 +93,7 @@ def fold_of(spec: RunSpec, apply_update: ApplyUpdate) -> Fold:
     else:
         made = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         theta_C4096 = bridge.gather(made, arena)
-    covers, moves = partial(cover_of, spec), partial(move_after, spec)
+    covers, moves = partial(cover_of, spec), partial(merge_after_round, spec)
     return Fold(theta_C4096, arena, apply_update, covers, number, moves)
 
 
