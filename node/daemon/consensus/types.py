@@ -167,6 +167,7 @@ class ReportDivergence:
     proposal: Digest
     proposer: PeerId
     ours: Digest
+    """State digest of our fold; `theirs` is that of the proposal."""
     theirs: Digest
 
 
@@ -208,6 +209,7 @@ class FinalityState:
 
     run: RunId
     me: PeerId
+    """PeerID of this node."""
     rounds: int
     """Rounds of the whole run."""
     last_final: int

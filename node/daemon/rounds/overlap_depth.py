@@ -22,6 +22,7 @@ class Ahead:
     """The run's bounds of τ, the measured lags, and the τ that follows from them; all in inner steps."""
 
     least: int
+    """Lower bound of τ by the RunSpec; `most` is the upper one."""
     most: int
     chosen: int
     """τ: steps that may be taken before the fold is in."""

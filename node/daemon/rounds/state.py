@@ -46,6 +46,7 @@ class RoundConfig:
     """Constants of the run and of this node."""
 
     me: PeerId
+    """PeerID of this node."""
     rounds: int
     """Rounds of the whole run."""
     quorum_256: int
@@ -57,6 +58,7 @@ class RoundConfig:
     min_members: int = 1
     """Members that round 0 waits for, this node included."""
     max_open_rounds: int = MAX_OPEN_ROUNDS
+    """Rounds that a node may be ahead of the newest final one."""
     overlap_steps: int = 0
     """Steps of a round that may be trained before the round before it is folded; 0: rounds do not overlap."""
     overlap_most: int = 0
@@ -93,6 +95,7 @@ class RoundState:
     ahead: Ahead
     """How far this node may train ahead of the fold that it waits for (τ)."""
     phase: Phase = Phase.SYNC
+    """What the node does now."""
     round: int = 0
     """The round at hand (TRAIN, COLLECT, FOLD), else the round that would be next."""
     collecting: int = -1
