@@ -280,9 +280,9 @@ class Node:
             case CheckRound(number, names):
                 state = digest(b"state", *names)
                 self.later(0.05, lambda: self.feed_finality(CheckDone(number, names, state)))
-            case FetchMissing(number, _, payloads):
+            case FetchMissing(_, _, payloads):
                 for entry in payloads:
-                    self.fetch(self.round.books[number][entry].payload)
+                    self.fetch(self.known[entry][1].payload)
             case FinalizeRound(number, names, state):
                 assert state == digest(b"state", *names)
                 before = self.finals.setdefault(number, action)
