@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from atoll.node.learning.inner.evaluate import evaluate
-from atoll.node.learning.inner.loop import Inner, run_steps
-from atoll.node.learning.inner.schedule import learning_rate
+from atoll.node.learning.inner.loop import Inner, learning_rate, run_steps
 from atoll.protocols.errors import CorruptFault, Divergence
 from atoll.protocols.run.run_spec import InnerSpec
 
