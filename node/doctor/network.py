@@ -73,7 +73,7 @@ def port(given: DoctorInput) -> Iterator[Finding]:
         return
     both = (f"/ip4/0.0.0.0/tcp/{config.port}", f"/ip4/0.0.0.0/udp/{config.port}/quic-v1")
     wanted = config.listen or both
-    numbers = sorted({place.port for place in map(_place, wanted) if place and place.port})
+    numbers = sorted({place.port for place in map(_host_port, wanted) if place and place.port})
     if given.status is not None:
         yield _port_of_running(given.status, numbers)
     elif not numbers:
@@ -203,7 +203,7 @@ async def _dial_address(host: P2pdHost, address: PeerAddress, own: PeerId) -> Se
 
 async def _with_banner(error: str, maddr: str) -> str:
     """The dial error; for an open port without libp2p, with the first bytes that it sends."""
-    place = _place(maddr)
+    place = _host_port(maddr)
     if explain(error, maddr).kind is not DialFault.HANDSHAKE or place is None or "/udp/" in maddr:
         return error
     reply = await read_banner(place.host, place.port)
@@ -216,7 +216,8 @@ async def _udp_places(wanted: Iterable[PeerAddress]) -> list[HostPort]:
     for seed in wanted:
         with contextlib.suppress(Unreachable):
             addresses += await _resolve(seed)
-    places = [_place(maddr) for address in addresses for maddr in address.maddrs if "/p2p-circuit" not in maddr]
+    maddrs = [maddr for address in addresses for maddr in address.maddrs if "/p2p-circuit" not in maddr]
+    places = map(_host_port, maddrs)
     return list(dict.fromkeys(place for place in places if place))[:SEEDS_MAX]
 
 
@@ -238,7 +239,7 @@ async def _first_version_answer(places: Sequence[HostPort]) -> tuple[HostPort | 
 def _port_of_running(status: dict[str, object], wanted: list[int]) -> Finding:
     addresses = status.get("addresses")
     texts = [str(maddr) for maddr in addresses] if isinstance(addresses, list | tuple) else []
-    ports = sorted({place.port for place in map(_place, texts) if place})
+    ports = sorted({place.port for place in map(_host_port, texts) if place})
     missing = [number for number in wanted if number not in ports]
     if missing:
         found = f"the node does not listen on {missing}, but on {ports or 'nothing'}"
@@ -246,7 +247,7 @@ def _port_of_running(status: dict[str, object], wanted: list[int]) -> Finding:
     return Finding("port", "pass", f"the node listens on {', '.join(map(str, ports)) or 'nothing yet'}")
 
 
-def _place(maddr: str) -> HostPort | None:
+def _host_port(maddr: str) -> HostPort | None:
     """Host and port of `/ip4/HOST/tcp/PORT…`, `/dns/HOST/udp/PORT…` and such; None for other addresses."""
     parts = maddr.split("/")
     is_known = len(parts) >= 5 and parts[1] in ("ip4", "ip6", "dns", "dns4", "dns6")

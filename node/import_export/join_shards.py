@@ -192,11 +192,11 @@ def _manifest_of(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[
 
 
 def _check_member(folder: Path, shard: Shard, proof: Proven) -> None:
-    words = (folder / shard.file).with_suffix(".json")
+    json_path = (folder / shard.file).with_suffix(".json")
     try:
         check_signature(shard)
     except SignatureFault as error:
-        raise ConfigError(f"{words} is not what …{short(shard.peer)} signed") from error
+        raise ConfigError(f"{json_path} is not what …{short(shard.peer)} signed") from error
     if shard.peer not in proof.known:
         raise ConfigError(
             f"…{short(shard.peer)} is in no final set of the run up to round {proof.round}",

@@ -77,7 +77,7 @@ class LocalTraining:
         self._moments.offer(done.parted)
         self._machines.feed_round(trained_of(done, action.after, self._context.now()))
         await self._worker.ask_until_saved(SaveRequest(action.round), SaveReply)
-        self._context.log.kept(action.round)
+        self._context.log.saved(action.round)
         self._machines.feed_round(TrainingSaved(done.pending, self._context.now()))
 
     def announce(self, pending: Pending) -> None:
@@ -100,7 +100,7 @@ class LocalTraining:
     def _request(self, action: StartTraining) -> TrainRequest:
         """Choose steps and experts of the round that begins."""
         self.progress = None
-        self._context.log.training(action.round)
+        self._context.log.training_started(action.round)
         members = self._leases.members
         speeds = [view.tokens_per_s for view in members.values() if view.activity == "training"]
         self._tempo = choose(self._tempo, self._context.spec.steps(action.round), speeds)

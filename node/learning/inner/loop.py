@@ -124,10 +124,10 @@ class Inner:
                 raise CorruptFault(f"{name} is not trained here")
             older = self._copied(name, before)
             own = self._state.get(name) or self._copied(name, {})
-            taken = float(own["step"])
+            own_steps = float(own["step"])
             own["step"].add_(older["step"]).clamp_(max=MAX_STEPS)
             for moment, beta in zip(KINDS, (self._spec.beta1, self._spec.beta2), strict=True):
-                own[moment].add_(older[moment], alpha=beta**taken)
+                own[moment].add_(older[moment], alpha=beta**own_steps)
             self._state[name] = own
 
     def moments(self, atoms: Iterable[str]) -> Iterator[Tensor]:

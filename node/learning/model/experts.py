@@ -50,8 +50,8 @@ class ExpertsFunction(torch.autograd.Function):
         for side in sides:
             products(act_PF[side.rows], side.down, side.counts, y_PD[side.rows], transposed=True)
         # A view would keep the rows of the frozen experts alive with it.
-        kept = [_part(x_PD, sides[0].rows)] if owned_pair else []
-        ctx.save_for_backward(h_P2F, *kept, *owned_pair)
+        saved = [_part(x_PD, sides[0].rows)] if owned_pair else []
+        ctx.save_for_backward(h_P2F, *saved, *owned_pair)
         ctx.counts, ctx.frozen = counts, frozen
         return y_PD
 
@@ -59,16 +59,16 @@ class ExpertsFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy_PD: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the rows and of the trained stacks."""
-        h_P2F, *kept = ctx.saved_tensors
-        sides = _sides(ctx.counts, tuple(kept[1:]), ctx.frozen)
+        h_P2F, *saved = ctx.saved_tensors
+        sides = _sides(ctx.counts, tuple(saved[1:]), ctx.frozen)
         dy_PD = dy_PD.contiguous()
         dh_P2F, act_PF = _back(dy_PD, h_P2F, sides)
         dx_PD = torch.empty_like(dy_PD)
         for side in sides:
             products(dh_P2F[side.rows], side.gate_up, side.counts, dx_PD[side.rows], transposed=False)
-        if not kept:
+        if not saved:
             return dx_PD, None, None
-        x_OD, gate_up, down = kept
+        x_OD, gate_up, down = saved
         ours, rows = sides[0].counts, sides[0].rows
         d_gate_up = weight_gradients(dh_P2F[rows], x_OD, ours).to(gate_up.dtype)
         d_down = weight_gradients(dy_PD[rows], act_PF[rows], ours).to(down.dtype)

@@ -30,10 +30,10 @@ _BLOCK = 1 << 16
 
 def merge_after_round(spec: RunSpec, number: int) -> Callable[[Tensor], None] | None:
     """The merge after round `number`, which changes int32 Θ `[C, 4096]` in place; None if there is none."""
-    wanted = spec.outer.merge
-    if not wanted or not wanted.alpha(number):
+    rule = spec.outer.merge
+    if not rule or not rule.alpha(number):
         return None
-    return partial(merge, model=spec.model, alpha=wanted.alpha(number), donors=wanted.donors)
+    return partial(merge, model=spec.model, alpha=rule.alpha(number), donors=rule.donors)
 
 
 def merge(theta_C4096: Tensor, model: ModelSpec, alpha: int, donors: int) -> None:

@@ -45,7 +45,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def test_a_round_from_its_training_to_the_next_ones(rig):
     rig.now = 53.0
     rig.keeper.on_spent(TimeSpent(start_ns=2 * S))
-    rig.log.training(Round(0))
+    rig.log.training_started(Round(0))
     rig.enter(Phase.TRAIN)
     rig.now = 63.0
     rig.keeper.on_spent(TimeSpent(start_ns=2 * S, steps_ns=9 * S, encode_ns=1 * S))
@@ -58,7 +58,7 @@ def test_a_round_from_its_training_to_the_next_ones(rig):
     rig.enter(Phase.FOLD)
     rig.now = 69.0
     rig.keeper.on_spent(TimeSpent(start_ns=2 * S, steps_ns=9 * S, encode_ns=1 * S, wait_ns=4 * S, fold_ns=2 * S))
-    rig.log.training(Round(1))
+    rig.log.training_started(Round(1))
     row = rig.log.rows[0]
     assert (row.steps_s, row.encode_s, row.transfer_s, row.wait_s, row.fold_s) == (9.0, 1.0, 3.0, 1.0, 2.0)
     total = rig.keeper.report().total
@@ -67,13 +67,13 @@ def test_a_round_from_its_training_to_the_next_ones(rig):
 
 def test_a_worker_that_dies_in_a_round(rig):
     rig.keeper.on_spent(TimeSpent())
-    rig.log.training(Round(0))
+    rig.log.training_started(Round(0))
     rig.now = 56.0
     rig.keeper.on_spent(TimeSpent(steps_ns=6 * S, unsaved_ns=6 * S))
     rig.keeper.on_worker_gone()
     rig.now = 60.0
     rig.keeper.on_spent(TimeSpent(start_ns=1 * S))
-    rig.log.training(Round(0))
+    rig.log.training_started(Round(0))
     rig.now = 68.0
     rig.keeper.on_spent(TimeSpent(start_ns=1 * S, steps_ns=8 * S))
     row = rig.log.rows[0]

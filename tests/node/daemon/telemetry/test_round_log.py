@@ -45,7 +45,7 @@ def events(folder: Path) -> list[str]:
 def test_tokens_are_counted_since_the_start(opened, tmp_path):
     log = opened(tmp_path)
     for number in (0, 1, 1):  # the worker died after the second round, and trained it again
-        log.training(Round(number))
+        log.training_started(Round(number))
         log.trained(trained(number), 0)
     assert log.tokens == 3 * 640
     log.close()
@@ -58,12 +58,12 @@ def test_rows_are_what_the_control_socket_shows():
 
 def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     log = opened(tmp_path)
-    log.training(Round(0))
+    log.training_started(Round(0))
     log.trained(trained(0), 5)
     log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(100, 200, 30, 20))
     log.evaluated(Round(0), 3.25)
     log.add_time(Shares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
-    log.training(Round(1))
+    log.training_started(Round(1))
     log.add_time(Shares(steps_s=5.0), 0.0)
     log.finalized(Round(0), digest(b"final set"), digest(b"final"), [ME])
     log.close()
@@ -80,7 +80,7 @@ def test_time_goes_to_the_newest_round_that_was_begun_and_survives_a_good_end(op
     log = opened(tmp_path)
     log.add_time(Shares(start_s=9.0), 0.0)
     assert log.rows == {}, "nothing was trained yet"
-    log.training(Round(4))
+    log.training_started(Round(4))
     log.add_time(Shares(steps_s=2.0, down_s=1.0), 0.0)
     log.add_time(Shares(steps_s=3.0), 0.0)
     log.close()
@@ -91,9 +91,9 @@ def test_time_goes_to_the_newest_round_that_was_begun_and_survives_a_good_end(op
 def test_lost_steps_are_booked_where_they_were_made(opened, tmp_path):
     """The newer round that took the place of round 0 has begun when the worker says what was lost."""
     log = opened(tmp_path)
-    log.training(Round(0))
+    log.training_started(Round(0))
     log.add_time(Shares(steps_s=6.0), 0.0)
-    log.training(Round(1))
+    log.training_started(Round(1))
     log.add_time(Shares(wait_s=1.0), 6.0)
     assert (log.rows[0].steps_s, log.rows[0].recompute_s) == (0.0, 6.0)
     assert (log.rows[1].steps_s, log.rows[1].recompute_s, log.rows[1].wait_s) == (0.0, 0.0, 1.0)
@@ -101,11 +101,11 @@ def test_lost_steps_are_booked_where_they_were_made(opened, tmp_path):
 
 def test_steps_before_a_restart_of_the_same_round_were_in_vain(opened, tmp_path):
     log = opened(tmp_path)
-    log.training(Round(0))
+    log.training_started(Round(0))
     log.add_time(Shares(steps_s=6.0), 0.0)
     log.close()
     again = opened(tmp_path)
-    again.training(Round(0))
+    again.training_started(Round(0))
     again.add_time(Shares(steps_s=12.0), 0.0)
     again.trained(trained(0), 5)
     assert (again.rows[0].steps_s, again.rows[0].recompute_s) == (12.0, 6.0)
