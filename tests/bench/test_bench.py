@@ -1,10 +1,13 @@
 """`atoll bench`: the judging, the parts, and each bench as quickly as it goes, with real processes."""
 
 import asyncio
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import atoll_bench as bench_package
 from atoll.p2p.blobs.store import BlobStore
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.run.experts import ALL, experts_in
@@ -19,6 +23,7 @@ from atoll_bench.blobs.blobs_node import LyingStore
 from atoll_bench.calls import calls
 from atoll_bench.calls.calls_bare import take_messages, varint
 from atoll_bench.child import started
+from atoll_bench.command import BENCHES
 from atoll_bench.compress import codec_pace as pace
 from atoll_bench.compress import compress
 from atoll_bench.connections import connections
@@ -316,3 +321,20 @@ def test_who_dies_gives_its_experts_away_and_gets_its_number_of_them_back():
     assert dict(whole(5)) == dict.fromkeys(range(4), ALL)
     lost = plan_of(spec_of_arm("lost", "moe-smoke", 12, 1, 1), "lost")
     assert [len(lost(number)) for number in (3, 4, 11)] == [4, 3, 3]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_is_where_the_command_looks_for_it(name):
+    """Its rivals and its GPU may be missing: importing it needs neither."""
+    assert callable(importlib.import_module(f"atoll_bench.{name}.{name}").measure)
+
+
+def test_every_child_that_a_bench_starts_is_a_module():
+    named = {
+        found
+        for path in Path(bench_package.__file__).parent.rglob("*.py")
+        if not path.name.startswith("test_")
+        for found in re.findall(r'"(atoll_bench\.[a-z_.]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 5
+    assert [module for module in sorted(named) if importlib.util.find_spec(module) is None] == []
