@@ -41,7 +41,7 @@ class BlobManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     @property
     def id(self) -> Digest:
-        """The blob's id."""
+        """The blob's id: BLAKE3 of the canonical manifest."""
         return digest(codec.encode(self))
 
 

@@ -14,7 +14,7 @@ _LEAF, _NODE = b"\0", b"\1"
 
 
 def leaf_of(data: bytes | memoryview) -> Digest:
-    """Digest of one leaf."""
+    """BLAKE3 digest of one leaf's data, in the domain of leaves."""
     return digest(_LEAF, data)
 
 

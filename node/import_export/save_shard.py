@@ -75,7 +75,7 @@ def _votes(spec: RunSpec, run_folder: Path, found: LocalState) -> bytes:
         raise ConfigError(f"the ledger of {spec.name!r} is not in this home", hint="start the node: it fetches it")
     ledger = Ledger(path, spec.id)
     try:
-        data = gather(spec, number, lambda at: ledger.entries(round=at))
+        data = gather(spec, number, lambda at: ledger.entries(number=at))
     finally:
         ledger.close()
     if read_proof(spec, data, path).state != found.body.state:

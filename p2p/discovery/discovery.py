@@ -157,7 +157,15 @@ class Discovery:
             return SeedRow(text, DIALLING if seed.peer in self._dialling else WAITING, via=via)
         found = explain(known.last_error, seed.maddrs[0])
         next_s = max(0.0, max(known.next_dial, known.banned_until) - self._now())
-        return SeedRow(text, FAILED, found.reason, found.remedy, known.failures, next_s, via)
+        return SeedRow(
+            seed=text,
+            state=FAILED,
+            reason=found.reason,
+            remedy=found.remedy,
+            tries=known.failures,
+            next_s=next_s,
+            via=via,
+        )
 
     def _hurry(self, now: float) -> None:
         # A peer that was out of reach is back: a healed partition brings back the others that were lost with it.

@@ -81,7 +81,7 @@ class Gossip:
         self._buckets.pop(peer, None)
 
     def statistics(self) -> GossipStatistics:
-        """Totals so far."""
+        """Totals of messages so far."""
         return GossipStatistics(
             published=self._published,
             received=self._received,

@@ -144,4 +144,4 @@ class Host(Protocol):
         """Iterate over all events from now on; each subscriber has a bounded queue."""
 
     def statistics(self) -> HostStatistics:
-        """Totals so far."""
+        """Traffic totals so far, and restarts."""

@@ -208,10 +208,10 @@ class Ledger:
         return found
 
     def entries(
-        self, *, kind: type[Any] | None = None, round: int | None = None, author: PeerId | None = None
+        self, *, kind: type[Any] | None = None, number: int | None = None, author: PeerId | None = None
     ) -> list[Entry]:
-        """All entries with this body type, round and author (None: any), in arrival order."""
-        filters = {"kind": kind and _kind(kind), "round": round, "author": author}
+        """All entries with this body type, round number and author (None: any), in arrival order."""
+        filters = {"kind": kind and _kind(kind), "round": number, "author": author}
         chosen = {name: value for name, value in filters.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in chosen) or "1"
         return [self._decode(data) for _, data in self._select(f"{where} ORDER BY arrival", *chosen.values())]

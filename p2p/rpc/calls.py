@@ -119,7 +119,7 @@ class Calls:
         self._link(peer).outbox.put_notice(frames.notice(method, codec.encode(message)))
 
     def statistics(self) -> CallsStatistics:
-        """Totals so far."""
+        """Totals of calls and notices so far."""
         dropped = self._dropped + sum(link.outbox.notices.dropped for link in self._links.values())
         return CallsStatistics(self._calls, self._answers.answered, self._notices, dropped)
 

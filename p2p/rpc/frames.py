@@ -27,7 +27,7 @@ _ID = struct.Struct("<BI")
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """First frame of each side."""
+    """First frame of each side of a calls stream."""
 
     agent: Annotated[str, Meta(max_length=AGENT_CHARACTERS)]
     """Program and version, for people."""
@@ -49,7 +49,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Kind(IntEnum):
-    """First byte of a frame."""
+    """Kind of a frame, its first byte."""
 
     REQUEST = 1
     REPLY = 2
@@ -75,7 +75,7 @@ def hello(run_id: RunId, peer: PeerId, agent: str) -> Hello:
 
 
 def request(number: int, method: str, body: bytes) -> bytes:
-    """Frame of a request."""
+    """Frame of request `number`."""
     return _ID.pack(Kind.REQUEST, number) + _method(method) + body
 
 

@@ -10,7 +10,7 @@ class Notifier:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Report a change."""
+        """Report a change; the waiting task wakes."""
         self._event.set()
 
     async def wait(self) -> None:

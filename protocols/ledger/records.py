@@ -198,7 +198,15 @@ def unsigned(entry: Entry) -> bytes:
 
 def sign_entry(run: RunId, author: Identity, seq: int, previous: bytes, body: Body) -> Entry:
     """The author's next entry, signed. Raises DecodeError for an illegal body."""
-    draft = Entry(FEED_VERSION, run, author.peer_id, seq, previous, body, b"")
+    draft = Entry(
+        version=FEED_VERSION,
+        run=run,
+        author=author.peer_id,
+        seq=seq,
+        previous=previous,
+        body=body,
+        signature=b"",
+    )
     check_body(body)
     return msgspec.structs.replace(draft, signature=author.sign(_DOMAIN, unsigned(draft)))
 

@@ -82,7 +82,16 @@ def unsigned(reg: Register) -> bytes:
 
 def sign_register(run: RunId, author: Identity, epoch: int, seq: int, ttl_s: float, value: Value) -> Register:
     """A register, signed by its author."""
-    draft = Register(REGISTER_VERSION, run, author.peer_id, epoch, seq, ttl_s, value, b"")
+    draft = Register(
+        version=REGISTER_VERSION,
+        run=run,
+        author=author.peer_id,
+        epoch=epoch,
+        seq=seq,
+        ttl_s=ttl_s,
+        value=value,
+        signature=b"",
+    )
     return msgspec.structs.replace(draft, signature=author.sign(_DOMAIN, unsigned(draft)))
 
 

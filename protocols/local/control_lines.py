@@ -25,17 +25,17 @@ _replies = msgspec.json.Decoder(control_messages.ControlReply)
 
 
 def encode_ask(ask: control_messages.Ask) -> bytes:
-    """One line for the daemon."""
+    """A request as one line of JSON for the daemon."""
     return _encoder.encode(control_messages.ControlRequest(CONTROL.newest, ask)) + b"\n"
 
 
 def encode_answer(answer: control_messages.Answer) -> bytes:
-    """One line for the operator. Non-finite numbers become null."""
+    """An answer as one line of JSON for the operator. Non-finite numbers become null."""
     return _encoder.encode(control_messages.ControlReply(CONTROL.newest, answer)) + b"\n"
 
 
 def decode_ask(line: bytes) -> control_messages.Ask:
-    """The ask on a line, with its numbers in range. Raises DecodeError."""
+    """The request on a line, with its numbers in range. Raises DecodeError."""
     request: control_messages.ControlRequest = _decode(_requests, line, REQUEST_MAX_BYTES)
     ask = request.ask
     match ask:
@@ -62,7 +62,7 @@ def refusal(error: errors.AtollError) -> control_messages.CommandRefused:
 
 
 def fault_of(refused: control_messages.CommandRefused) -> errors.AtollError:
-    """The error that the daemon meant; LocalFault where this side does not know its name."""
+    """The error in a refusal; LocalFault if this side does not know its name."""
     kind = getattr(errors, refused.fault, errors.LocalFault)
     if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):
         kind = errors.LocalFault

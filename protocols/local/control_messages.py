@@ -41,7 +41,7 @@ class GetRounds(msgspec.Struct, frozen=True, tag="rounds"):
     """Ask for the newest rounds."""
 
     last: int = MAX_ROUNDS
-    """Number of rounds."""
+    """Number of rounds in the answer, at most."""
 
 
 class GetLogs(msgspec.Struct, frozen=True, tag="logs"):
@@ -284,7 +284,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One peer as this node sees it."""
 
     peer: str
-    """PeerID."""
+    """PeerID of the peer."""
     path: str
     """How it is connected: `direct`, `punched`, `relayed`; empty while it is not."""
     maddr: str
@@ -388,7 +388,7 @@ class LogLines(msgspec.Struct, frozen=True, tag="logs"):
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="done"):
-    """The command was accepted."""
+    """Answer to a command that was accepted."""
 
     message: str
     """What happens next."""
@@ -406,7 +406,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, tag="eval"):
 
 
 class CommandRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The request failed."""
+    """Answer to a request that failed."""
 
     fault: str
     """Class name of the error in protocols/errors.py."""

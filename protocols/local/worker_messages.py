@@ -146,7 +146,7 @@ class VerifyRequest(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     """Check that a file is a legal payload of this round. Answered with failed(DecodeError) if it is not."""
 
     path: str
-    """File to check."""
+    """Path of the file to check."""
     round: Round
     experts: bytes = b""
     """Bitmap of the experts that the payload's contribution names; empty: all."""
@@ -225,7 +225,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True, array_like=True, tag="snapsho
     """Write Θ_final as a safetensors file."""
 
     path: str
-    """File to write."""
+    """Path of the file to write."""
 
 
 class InheritRequest(msgspec.Struct, frozen=True, array_like=True, tag="inherit"):
@@ -340,7 +340,7 @@ class SaveReply(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
 
 
 class VerifyReply(msgspec.Struct, frozen=True, array_like=True, tag="verified"):
-    """The payload is legal."""
+    """Answer to verify: the payload is legal."""
 
 
 class ReduceReply(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
@@ -367,7 +367,7 @@ class OpenReply(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
 
 
 class JudgeReply(msgspec.Struct, frozen=True, array_like=True, tag="judged"):
-    """Verdict on a FaultProof."""
+    """Answer to judge: the verdict on a FaultProof."""
 
     wrong: bool
     """Whether the proof shows that the Reduction is wrong."""
@@ -436,7 +436,7 @@ class StopReply(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
 
 
 class FailureReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The request failed."""
+    """Answer to a request that failed."""
 
     fault: str
     """Class name of the error in protocols/errors.py."""
@@ -466,7 +466,7 @@ class TimeSpent(msgspec.Struct, frozen=True, array_like=True):
     start_ns: int = 0
     """Loading program, model, data and checkpoint."""
     steps_ns: int = 0
-    """Inner steps."""
+    """Time in inner steps."""
     encode_ns: int = 0
     """Encoding contributions."""
     fold_ns: int = 0

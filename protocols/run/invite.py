@@ -103,7 +103,8 @@ def make_invite(
 ) -> str:
     """A signed link. `expires`: Unix seconds. Raises DecodeError for an illegal value."""
     tokens = (token,) if token is not None else ()
-    return sign_invite(signer, Invite(run, expires, seeds, tokens, run_file, b"", b""))
+    draft = Invite(run=run, expires=expires, seeds=seeds, token=tokens, run_file=run_file, key=b"", signature=b"")
+    return sign_invite(signer, draft)
 
 
 def read_invite(text: str) -> Invite:

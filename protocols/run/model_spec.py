@@ -178,7 +178,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Number of parameters of the model."""
         attention = 2 * self.dim * (self.heads + self.kv_heads) * self.head_dim
         attention += sum(self.qk_widths) if self.qk_norm else 0
         heads = 1 if self.tied else 2

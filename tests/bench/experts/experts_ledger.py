@@ -39,7 +39,7 @@ class _Feeds:
         """Go on where the feeds ended; who decides the round, in their order."""
         ledger = Ledger(next(iter(self._peers.values())).folder / LEDGER_FILE, self._spec.id)
         heads = {peer: ledger.head(peer) for peer in self._peers}
-        before = ledger.entries(kind=Proposal, round=at - 1) if at else []
+        before = ledger.entries(kind=Proposal, number=at - 1) if at else []
         named = [ledger.get(name) for entry in before for name in _names(entry)]
         ledger.close()
         self._heads = {peer: head for peer, head in heads.items() if head is not None}

@@ -69,9 +69,9 @@ def test_queries(ledger: Ledger) -> None:
     ledger.append(ME, Leave(Round(3)))
     ledger.insert_all(feed(AUTHORS[1], 2))
     assert [entry.body.round for entry in ledger.entries(kind=Ack)] == [0, 0, 1]
-    assert [entry.author for entry in ledger.entries(round=0)] == [ME.peer_id, AUTHORS[1].peer_id]
-    assert len(ledger.entries(kind=Ack, round=0, author=ME.peer_id)) == 1
-    assert ledger.entries(kind=Leave, round=0) == []
+    assert [entry.author for entry in ledger.entries(number=0)] == [ME.peer_id, AUTHORS[1].peer_id]
+    assert len(ledger.entries(kind=Ack, number=0, author=ME.peer_id)) == 1
+    assert ledger.entries(kind=Leave, number=0) == []
     cursors = ledger.since(0)
     assert [entry.seq for _, entry in cursors] == [0, 1, 0, 1]
     assert ledger.since(cursors[1][0]) == cursors[2:]

@@ -46,7 +46,7 @@ def ledger(tmp_path_factory):
 
 
 def proof_of(ledger, last):
-    return gather(RUN, last, lambda at: ledger.entries(round=at))
+    return gather(RUN, last, lambda at: ledger.entries(number=at))
 
 
 def rounds_of(data):
