@@ -1,10 +1,11 @@
 """What hosts and streams share over every transport: identity, handlers, events, and counted bytes."""
 
 import asyncio
+import weakref
+from collections import deque
 
-from atoll.p2p.host.interface import Handler, HostStatistics, Stream
+from atoll.p2p.host.interface import Handler, HostEvent, HostStatistics, Stream
 from atoll.p2p.system.backoff import backoff_s
-from atoll.p2p.transports.events import Announcer, Subscription
 from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S, Admission, OnFault, run_handler
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
@@ -13,6 +14,7 @@ BUFFER_BYTES = 256 * 1024
 """Read-ahead and write-behind of one stream."""
 STABLE_S = 60.0
 """A transport that lived so long starts again without back-off from earlier deaths."""
+_QUEUE_EVENTS = 1024
 
 
 class StreamRegistry:
@@ -72,6 +74,61 @@ class ReaderStream(StreamBase):
         async with asyncio.timeout(LINGER_S):
             while left > 0 and (data := await self._reader.read(BUFFER_BYTES)):
                 left -= len(data)
+
+
+class Subscription:
+    """Iterates over the events since its creation. A reader that is slower than the queue loses the oldest."""
+
+    def __init__(self) -> None:
+        self._events: deque[HostEvent] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+
+    def push(self, event: HostEvent) -> None:
+        """Queue an event."""
+        if len(self._events) >= _QUEUE_EVENTS:
+            self._events.popleft()
+        self._events.append(event)
+        self._wake.set()
+
+    def end(self) -> None:
+        """End the iteration after the queued events."""
+        self._ended = True
+        self._wake.set()
+
+    def __aiter__(self) -> "Subscription":
+        return self
+
+    async def __anext__(self) -> HostEvent:
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+        return self._events.popleft()
+
+
+class Announcer:
+    """Hands every event to all live subscriptions; it does not keep a subscription alive."""
+
+    def __init__(self) -> None:
+        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+
+    def subscribe(self) -> Subscription:
+        """Return a subscription to all events from now on."""
+        subscription = Subscription()
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def announce(self, event: HostEvent) -> None:
+        """Queue `event` at every subscription."""
+        for subscription in tuple(self._subscriptions):
+            subscription.push(event)
+
+    def end(self) -> None:
+        """End all subscriptions: the host has stopped."""
+        for subscription in tuple(self._subscriptions):
+            subscription.end()
 
 
 class HostBase:

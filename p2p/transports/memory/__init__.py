@@ -1,1 +1,1 @@
-"""A host on a seeded simulated network with virtual time, for tests and `atoll sim --virtual`."""
+"""A host on a seeded simulated network with virtual time, for tests."""

@@ -4,14 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.p2p.host.interface import (
-    Connection,
-    HostRestarted,
-    PeerAddress,
-    PeerConnected,
-    PeerDisconnected,
-    Route,
-)
+from atoll.p2p.host.interface import Connection, HostRestarted, PeerAddress, PeerConnected, PeerDisconnected, Route
 from atoll.p2p.transports.host_base import HostBase
 from atoll.p2p.transports.inbound_stream import OnFault
 from atoll.p2p.transports.memory.memory_stream import MemoryStream

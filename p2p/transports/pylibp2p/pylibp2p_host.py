@@ -74,8 +74,8 @@ class PyLibp2pHost(HostBase):
 
     async def addresses(self) -> tuple[str, ...]:
         """Addresses at which we may be dialled. Raises Unreachable while nothing is served."""
-        maddrs = self._live()[0].maddrs
-        return self._options.announce or tuple(one for maddr in maddrs for one in _interfaces(maddr))
+        engine, _ = self._live()
+        return self._options.announce or tuple(one for maddr in engine.maddrs for one in _interfaces(maddr))
 
     async def connect(self, address: PeerAddress) -> None:
         """Dial a peer. Raises Unreachable."""
