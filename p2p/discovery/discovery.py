@@ -12,19 +12,10 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from atoll.p2p.discovery import seed_table
 from atoll.p2p.discovery.dial_errors import DialFault, explain
 from atoll.p2p.discovery.dns import TxtLookup, system_lookup
 from atoll.p2p.discovery.dnsaddr import DnsSeed
-from atoll.p2p.discovery.seed_table import (
-    CONNECTED,
-    DIALLING,
-    FAILED,
-    THIS_NODE,
-    WAITING,
-    SeedRow,
-    dns_seed_row,
-    row_text,
-)
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, KnownPeer, is_dns_seed
 from atoll.p2p.system.backoff import FIRST_S as FIRST_BACKOFF_S
@@ -136,30 +127,32 @@ class Discovery:
 
     def table(self) -> dict[str, str]:
         """State of every seed of the user as one line each."""
-        return {row.seed: row_text(row) for row in self.rows() if not row.via}
+        return {row.seed: seed_table.row_text(row) for row in self.rows() if not row.via}
 
-    def rows(self) -> list[SeedRow]:
+    def rows(self) -> list[seed_table.SeedRow]:
         """State of every seed; the rows of a /dnsaddr seed's addresses follow its own row."""
         direct = [self._row(seed) for seed in self._seeds]
         for name in self._names:
             found = [self._row(address, via=name.text) for address in name.addresses]
-            direct += [dns_seed_row(name, found, self._now()), *found]
+            direct += [seed_table.dns_seed_row(name, found, self._now()), *found]
         return direct
 
-    def _row(self, seed: PeerAddress, via: str = "") -> SeedRow:
+    def _row(self, seed: PeerAddress, via: str = "") -> seed_table.SeedRow:
         text = f"{seed.maddrs[0]}/p2p/{seed.peer}"
         known = self.book.get(seed.peer)
         if seed.peer == self._host.peer_id:
-            return SeedRow(text, THIS_NODE, via=via)
+            return seed_table.SeedRow(text, seed_table.THIS_NODE, via=via)
         if seed.peer in self._connected:
-            return SeedRow(text, CONNECTED, via=via)
+            return seed_table.SeedRow(text, seed_table.CONNECTED, via=via)
         if known is None or not known.failures:
-            return SeedRow(text, DIALLING if seed.peer in self._dialling else WAITING, via=via)
+            return seed_table.SeedRow(
+                text, seed_table.DIALLING if seed.peer in self._dialling else seed_table.WAITING, via=via
+            )
         found = explain(known.last_error, seed.maddrs[0])
         next_s = max(0.0, max(known.next_dial, known.banned_until) - self._now())
-        return SeedRow(
+        return seed_table.SeedRow(
             seed=text,
-            state=FAILED,
+            state=seed_table.FAILED,
             reason=found.reason,
             remedy=found.remedy,
             tries=known.failures,

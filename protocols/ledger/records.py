@@ -15,8 +15,9 @@ from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, dige
 from atoll.protocols.run.admission import Permit, check_permit
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.model_spec import MAX_EXPERTS
+from atoll.protocols.wires import FEED
 
-FEED_VERSION = 1
+FEED_VERSION = FEED.newest
 MAX_SET = 1024
 """Most contributions that one round's set may hold."""
 MAX_WEIGHT = 255

@@ -14,8 +14,9 @@ from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, PeerId, Round, RunId
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 from atoll.protocols.run.moments import MAX_OFFERED
+from atoll.protocols.wires import REGISTER
 
-REGISTER_VERSION = 1
+REGISTER_VERSION = REGISTER.newest
 REGISTER_MAX_BYTES = 4096
 MAX_TTL_S = 3600.0
 """Longest legal time to live, in seconds."""

@@ -25,9 +25,10 @@ import msgspec
 
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.wires import PAYLOAD
 
 MAGIC = b"atlp"
-VERSION = 1
+VERSION = PAYLOAD.newest
 NUMBERS = {"sparse2": 1, "sparse1": 2, "int8": 3, "e3m0": 4}
 """Number of each codec in the header, by name."""
 DENSE_BLOCK = {"int8": 4096, "e3m0": 256}

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.discovery.discovery import Discovery, SeedRow
+from atoll.p2p.discovery.discovery import Discovery
 from atoll.p2p.discovery.dns import TxtRecords
+from atoll.p2p.discovery.seed_table import SeedRow
 from atoll.p2p.host.interface import HostEvent, PeerAddress, PeerConnected, PeerDisconnected
 from atoll.p2p.membership.address_book import CACHED_PEERS, AddressBook, parse_seed
 from atoll.p2p.system.backoff import FIRST_S as FIRST_BACKOFF_S
