@@ -68,6 +68,7 @@ class MemoryStream(StreamBase):
             self._unacknowledged += len(part)
             self._registry.bytes_up += len(part)
             self._post(part)
+        # Not readiness: like a socket's drain, a write gives other tasks a turn.
         await asyncio.sleep(0)
 
     async def close(self) -> None:

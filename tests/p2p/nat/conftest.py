@@ -66,9 +66,14 @@ class World:
         loop = asyncio.get_running_loop()
         clocks = Clocks(loop.time, lambda: 1e9 + loop.time())
         host = RouteHost(
-            *(base, identity, run, options), clocks=clocks, rng=random.Random(number),
+            base,
+            identity,
+            run,
+            options,
+            clocks=clocks,
+            rng=random.Random(number),
             on_fault=lambda peer, fault: self.faults.append((peer, str(fault))),
-        )  # fmt: skip
+        )
         host.set_handler(ECHO, echo)
         up = asyncio.Event()
         self.hosts[number] = host

@@ -67,9 +67,8 @@ def by_hand(world, source, relay, target, protocol):
     """A circuit of a node that asks nobody whether it may."""
     host = world.hosts[source]
     credentials = Credentials(Identity(bytes([source]) * 32))
-    return open_circuit(
-        *(host._base, world.run, credentials, world.hosts[relay].peer_id, world.hosts[target].peer_id, protocol)
-    )
+    relay_id, target_id = world.hosts[relay].peer_id, world.hosts[target].peer_id
+    return open_circuit(host._base, world.run, credentials, relay_id, target_id, protocol)
 
 
 def test_nonsense_in_a_look_kills_nobody(run_world):
