@@ -80,8 +80,8 @@ def build_driver(
             rng=rng or random.SystemRandom(),
         )
     sets = ContributionSets(
-        context,
-        net,
+        context=context,
+        blobs=net,
         index=contributions,
         payloads=payloads,
         slices=reducer,
@@ -148,8 +148,8 @@ def _build_training(
     context, net = common.context, common.net
     assignment = ExpertAssignment(context.spec, context.me, net, room)
     moments = MomentTransfer(
-        context,
-        net,
+        context=context,
+        net=net,
         worker=common.worker,
         guard=common.guard,
         assignment=assignment,
@@ -157,8 +157,8 @@ def _build_training(
         start_task=common.queue.start_task,
     )
     leases = MemberLeases(
-        context,
-        net,
+        context=context,
+        net=net,
         assignment=assignment,
         feed_round=common.machines.feed_round,
         offer=lambda: finalizer.offer,
@@ -166,8 +166,8 @@ def _build_training(
         tokens_per_s=lambda: training.tokens_per_s,
     )
     training = LocalTraining(
-        context,
-        net,
+        context=context,
+        net=net,
         machines=common.machines,
         worker=common.worker,
         guard=common.guard,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,45 +75,34 @@ class ContributionIndex:
         return {record.payload for record in old.values()}
 
 
+@dataclass(kw_only=True)
 class ContributionSets:
     """Fetches what sets of contributions need, and asks the worker for work on them.
 
     Sets of whole payloads are handled here; sets of slices by what `slices` finds.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        blobs: BlobSource,
-        *,
-        index: ContributionIndex,
-        payloads: PayloadFetcher,
-        slices: SlicedSets,
-        worker: WorkerClient,
-        guard: FaultGuard,
-        applied: Callable[[], Round],
-    ) -> None:
-        """`applied` returns the newest round in the worker's Θ_final."""
-        self._context = context
-        self._blobs = blobs
-        self._index = index
-        self._payloads = payloads
-        self._slices = slices
-        self._worker = worker
-        self._guard = guard
-        self._applied = applied
-        self._counted: dict[int, tuple[Counted, ...]] = {}
-        self._asked: dict[int, tuple[Digest, ...]] = {}
-        """The newest set of each round that the worker was asked about, until the round is final."""
+    context: RunContext
+    blobs: BlobSource
+    index: ContributionIndex
+    payloads: PayloadFetcher
+    slices: SlicedSets
+    worker: WorkerClient
+    guard: FaultGuard
+    applied: Callable[[], Round]
+    """Returns the newest round in the worker's Θ_final."""
+    _counted: dict[int, tuple[Counted, ...]] = field(default_factory=dict)
+    _asked: dict[int, tuple[Digest, ...]] = field(default_factory=dict)
+    """The newest set of each round that the worker was asked about, until the round is final."""
 
     def is_available(self, number: Round, names: tuple[Digest, ...]) -> bool:
         """Return whether everything that a set needs is on disk."""
-        sliced = self._slices.find(number, names)
-        return sliced.is_available() if sliced else all(map(self._index.is_held, names))
+        sliced = self.slices.find(number, names)
+        return sliced.is_available() if sliced else all(map(self.index.is_held, names))
 
     def fetch(self, number: Round, names: tuple[Digest, ...]) -> None:
         """Start fetching whatever a set lacks."""
-        sliced = self._slices.find(number, names)
+        sliced = self.slices.find(number, names)
         if sliced:
             sliced.fetch()
         else:
@@ -120,17 +110,17 @@ class ContributionSets:
 
     def fetch_payloads(self, names: tuple[Digest, ...]) -> None:
         """Start fetching the payloads of these contributions that are not here."""
-        for _, author, record in self._index.find(names):
-            self._payloads.fetch(record, author)
+        for _, author, record in self.index.find(names):
+            self.payloads.fetch(record, author)
 
     def counted(self, number: Round, names: tuple[Digest, ...]) -> tuple[Counted, ...] | None:
         """Return what of this node counts in a final set; None if a Reduction covers what the ledger lacks."""
         if number in self._counted:
             return self._counted[number]
-        sliced = self._slices.find(number, names)
+        sliced = self.slices.find(number, names)
         if sliced:
             return sliced.counted()
-        mine = [record for _, author, record in self._index.find(names) if author == self._context.me]
+        mine = [record for _, author, record in self.index.find(names) if author == self.context.me]
         return tuple(Counted(record.payload, self._rows_of(record), number) for record in mine)
 
     def set_applied(self, number: Round, names: tuple[Digest, ...]) -> list[PeerId]:
@@ -141,20 +131,20 @@ class ContributionSets:
         counted = self.counted(number, names)
         if counted is not None:
             self._counted[number] = counted
-        self._payloads.forget(number)
-        self._slices.forget(number)
-        return self._index.authors(names)
+        self.payloads.forget(number)
+        self.slices.forget(number)
+        return self.index.authors(names)
 
     def drop(self, before: Round, needed: set[Digest]) -> None:
         """Forget the rounds before `before`, which newer snapshots cover, and delete their payloads.
 
         A blob in `needed`, or one that a newer record names too, stays: nobody could serve it again.
         """
-        old = self._index.forget(before) | self._slices.forget_payloads(before)
-        needed = needed | self._index.payloads() | self._slices.payloads(before) | set(self._context.spec.given)
+        old = self.index.forget(before) | self.slices.forget_payloads(before)
+        needed = needed | self.index.payloads() | self.slices.payloads(before) | set(self.context.spec.given)
         for payload in old - needed:
-            if self._blobs.has_blob(payload):
-                self._guard.delete_blob(payload)
+            if self.blobs.has_blob(payload):
+                self.guard.delete_blob(payload)
 
     async def ask(self, number: Round, names: tuple[Digest, ...], request_of: RequestOf, kind: type[A]) -> A:
         """Ask for work on a set; payloads that the disk lost or damaged are fetched again first.
@@ -162,32 +152,32 @@ class ContributionSets:
         Where experts are merged, the worker reads the payloads of the other open rounds too. So these are restored
         as well when it did not help to restore the set itself. Raises WorkerDied, or the worker's fault.
         """
-        sliced = self._slices.find(number, names)
+        sliced = self.slices.find(number, names)
         if sliced:
             return await sliced.ask(request_of, kind)
-        found, life, attempt = self._index.find(names), self._worker.lives, 0
-        self._asked = {at: asked for at, asked in self._asked.items() if at > self._applied()}
+        found, life, attempt = self.index.find(names), self.worker.lives, 0
+        self._asked = {at: asked for at, asked in self._asked.items() if at > self.applied()}
         self._asked[number] = names
         while True:
-            if all(self._blobs.has_blob(record.payload) for _, _, record in found):
+            if all(self.blobs.has_blob(record.payload) for _, _, record in found):
                 members = tuple(
-                    member_of(entry, author, record, self._blobs.blob_path(record.payload))
+                    member_of(entry, author, record, self.blobs.blob_path(record.payload))
                     for entry, author, record in found
                 )
                 try:
-                    return await self._worker.ask_until_saved(request_of(members, ()), kind)
+                    return await self.worker.ask_until_saved(request_of(members, ()), kind)
                 except (DecodeError, CorruptFault) as error:
-                    self._context.log.event("payload_damaged", error=error.line())
+                    self.context.log.event("payload_damaged", error=error.line())
                     await asyncio.sleep(pause_s(attempt) if attempt else 0)
                     attempt += 1
             others = self._asked.values() if attempt > 1 else ()
-            for _, author, record in self._index.find(_joined(names, *others)):
-                await self._payloads.restore(record, author)
-            self._worker.check_life(life)
+            for _, author, record in self.index.find(_joined(names, *others)):
+                await self.payloads.restore(record, author)
+            self.worker.check_life(life)
 
     def _rows_of(self, record: Contribution) -> tuple[Span, ...]:
         """Return all rows of a payload, as one span."""
-        return (Span(0, size_of(cover_of(self._context.spec, record.round, experts_of(record)))),)
+        return (Span(0, size_of(cover_of(self.context.spec, record.round, experts_of(record)))),)
 
 
 def member_of(entry: Digest, author: PeerId, record: Contribution, path: Path) -> Member:

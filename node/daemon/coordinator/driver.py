@@ -11,23 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.types import (
-    Append,
-    AppendRefused,
-    CheckDone,
-    CheckRound,
-    EntryPayloadHeld,
-    EntrySeen,
-    FetchMissing,
-    FinalityTick,
-    FinalizeRound,
-    Idle,
-    ReplayDone,
-    ReportDivergence,
-    ReportEquivocation,
-    ReportNarrow,
-    RoundClosed,
-)
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
@@ -39,24 +22,6 @@ from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import RoundState
-from atoll.node.daemon.rounds.types import (
-    Announce,
-    Behind,
-    ContributionSeen,
-    Discard,
-    FetchPayload,
-    Finish,
-    FoldDone,
-    FoldRound,
-    Pause,
-    PayloadHeld,
-    PublishAck,
-    PublishLease,
-    ResolveSet,
-    Resume,
-    RoundTick,
-    StartTraining,
-)
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
@@ -124,10 +89,10 @@ class Driver:
     def _tick(self) -> None:
         now = self.context.now()
         self.leases.refresh()
-        self.machines.feed_round(RoundTick(now))
+        self.machines.feed_round(round_types.RoundTick(now))
         patience_s = max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.round.train_s)
         self.machines.finality = replace(self.finality, patience_s=patience_s)
-        self.machines.feed_finality(FinalityTick(now))
+        self.machines.feed_finality(finality_types.FinalityTick(now))
         self.reducer.step()
         self.finalizer.step()
         self.moments.step()
@@ -188,15 +153,15 @@ class Driver:
 
     def pause(self, reason: str) -> None:
         """Finish the round at hand and rest."""
-        self.queue.post(lambda: self.machines.feed_round(Pause(reason, self.context.now())))
+        self.queue.post(lambda: self.machines.feed_round(round_types.Pause(reason, self.context.now())))
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self.queue.post(lambda: self.machines.feed_round(Resume(self.context.now())))
+        self.queue.post(lambda: self.machines.feed_round(round_types.Resume(self.context.now())))
 
     def on_behind(self, reason: str) -> None:
         """The node cannot train yet, for this reason."""
-        self.queue.post(lambda: self.machines.feed_round(Behind(reason, self.context.now())))
+        self.queue.post(lambda: self.machines.feed_round(round_types.Behind(reason, self.context.now())))
 
     def on_alone(self, after_s: float) -> None:
         """No peer answered for so many seconds, so the node goes on alone."""
@@ -217,7 +182,7 @@ class Driver:
 
     def _begin_voting(self) -> None:
         self.finalizer.is_synced = True
-        self.machines.feed_finality(ReplayDone())
+        self.machines.feed_finality(finality_types.ReplayDone())
         self.finalizer.step()
 
     async def on_started(self, started: StartReply) -> None:
@@ -237,7 +202,7 @@ class Driver:
     def _end_life(self) -> None:
         if self.round.ready:
             reason = "the worker died and is being started again"
-            self.machines.feed_round(Behind(reason, self.context.now()))
+            self.machines.feed_round(round_types.Behind(reason, self.context.now()))
 
     def on_progress(self, progress: TrainProgress) -> None:
         """An inner step was made."""
@@ -246,8 +211,8 @@ class Driver:
     def on_payload_resolved(self, payload: Digest) -> None:
         """Feed every contribution that names this payload and can be folded with it."""
         for number, entry in self.contributions.held_with(payload):
-            self.machines.feed_round(PayloadHeld(entry, number, self.context.now()))
-            self.machines.feed_finality(EntryPayloadHeld(entry))
+            self.machines.feed_round(round_types.PayloadHeld(entry, number, self.context.now()))
+            self.machines.feed_finality(finality_types.EntryPayloadHeld(entry))
 
     def _feed_entry(self, entry: Entry) -> None:
         if is_lawful(self.context.spec, entry):
@@ -259,41 +224,41 @@ class Driver:
         if isinstance(body, Contribution):
             self.contributions.add(name, entry.author, body)
         self.reducer.add_entry(entry)
-        self.machines.feed_finality(EntrySeen(name, entry.author, body))
+        self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and (
             self.contributions.is_held(name) or self.reducer.is_reduced(body.round)
         ):
-            self.machines.feed_finality(EntryPayloadHeld(name))
+            self.machines.feed_finality(finality_types.EntryPayloadHeld(name))
 
     def _feed_entry_to_round(self, entry: Entry) -> None:
         if isinstance(entry.body, Contribution):
             held = self.contributions.is_held(entry.id)
-            seen = ContributionSeen(entry.id, entry.author, entry.body, held, self.context.now())
+            seen = round_types.ContributionSeen(entry.id, entry.author, entry.body, held, self.context.now())
             self.machines.feed_round(seen)
 
     # --- actions ----------------------------------------------------------------------------------
 
     def _perform_round(self, action: round_types.Action) -> None:
         match action:
-            case StartTraining():
+            case round_types.StartTraining():
                 self.queue.start_task(self.training.train(action), f"train {action.round}")
-            case Announce(pending):
+            case round_types.Announce(pending):
                 self.training.announce(pending)
-            case Discard(pending):
+            case round_types.Discard(pending):
                 if not self.contributions.is_ours(pending.round):
                     self.context.log.event("discarded", round=pending.round)
-            case FetchPayload(entry):
+            case round_types.FetchPayload(entry):
                 self.sets.fetch_payloads((entry,))
-            case FoldRound(number, names):
+            case round_types.FoldRound(number, names):
                 self.queue.start_task(self._fold(number, names), f"fold {number}")
-            case ResolveSet(number):
+            case round_types.ResolveSet(number):
                 self.reducer.close_round(number)
-            case PublishAck():
+            case round_types.PublishAck():
                 self._acknowledge(action)
-            case PublishLease(activity, number):
+            case round_types.PublishLease(activity, number):
                 self.leases.announce(activity, number)
-                self.machines.feed_finality(Idle(activity != "training", self.context.now()))
-            case Finish():
+                self.machines.feed_finality(finality_types.Idle(activity != "training", self.context.now()))
+            case round_types.Finish():
                 if not self.is_finished:
                     self.context.log.event("finished", rounds=self.context.spec.outer.rounds)
                 self.is_finished = True
@@ -301,23 +266,23 @@ class Driver:
     def _perform_finality(self, action: finality_types.Action) -> None:
         log = self.context.log
         match action:
-            case Append(body):
+            case finality_types.Append(body):
                 if self.guard.publish(body) is None:
-                    self.queue.post(lambda: self.machines.feed_finality(AppendRefused()))
-            case CheckRound():
+                    self.queue.post(lambda: self.machines.feed_finality(finality_types.AppendRefused()))
+            case finality_types.CheckRound():
                 self.queue.start_task(self._check(action), f"check {action.round}")
-            case FetchMissing(number, entries, payloads):
+            case finality_types.FetchMissing(number, entries, payloads):
                 if entries:
                     self.net.sync_soon()
                 self._fetch_for_check(number, payloads)
-            case FinalizeRound():
+            case finality_types.FinalizeRound():
                 self.reducer.set_final(action.round, action.contributions)
                 self.finalizer.add(action)
-            case ReportDivergence(number, _, proposer, ours, theirs):
+            case finality_types.ReportDivergence(number, _, proposer, ours, theirs):
                 log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
-            case ReportNarrow(number, _, proposer, named, ours):
+            case finality_types.ReportNarrow(number, _, proposer, named, ours):
                 log.event("narrow_set", round=number, peer=proposer, named=named, ours=ours)
-            case ReportEquivocation(number, author, entry, reason):
+            case finality_types.ReportEquivocation(number, author, entry, reason):
                 log.event("equivocation", round=number, peer=author, entry=entry.hex(), reason=reason)
 
     def _fetch_for_check(self, number: Round, entries: tuple[Digest, ...]) -> None:
@@ -326,26 +291,22 @@ class Driver:
             self.sets.fetch_payloads(entries)
             return
         for entry in entries:
-            self.queue.post(partial(self.machines.feed_finality, EntryPayloadHeld(entry)))
+            self.queue.post(partial(self.machines.feed_finality, finality_types.EntryPayloadHeld(entry)))
 
     async def _fold(self, number: Round, names: tuple[Digest, ...]) -> None:
-        folded = await self.sets.ask(
-            number, names, lambda members, slices: FoldRequest(number, members, slices), FoldReply
-        )
-        self.machines.feed_round(FoldDone(number, folded.state, self.context.now()))
+        folded = await self.sets.ask(number, names, partial(FoldRequest, number), FoldReply)
+        self.machines.feed_round(round_types.FoldDone(number, folded.state, self.context.now()))
 
-    async def _check(self, action: CheckRound) -> None:
+    async def _check(self, action: finality_types.CheckRound) -> None:
         number, names = action.round, action.contributions
-        checked = await self.sets.ask(
-            number, names, lambda members, slices: CheckRequest(number, members, slices), CheckReply
-        )
-        self.machines.feed_finality(CheckDone(number, names, checked.state))
+        checked = await self.sets.ask(number, names, partial(CheckRequest, number), CheckReply)
+        self.machines.feed_finality(finality_types.CheckDone(number, names, checked.state))
 
-    def _acknowledge(self, action: PublishAck) -> None:
+    def _acknowledge(self, action: round_types.PublishAck) -> None:
         """A round closed here: log it, publish the view's digest, tell finality, validate if due."""
         authors = self.contributions.authors(action.members)
         moved = self.net.bytes_moved()
         self.context.log.closed(action.round, action.set_digest, action.state, authors, moved)
         self.guard.publish(Ack(action.round, action.set_digest, action.state))
-        self.machines.feed_finality(RoundClosed(action.round, action.members))
+        self.machines.feed_finality(finality_types.RoundClosed(action.round, action.members))
         self.evaluator.on_closed(action)

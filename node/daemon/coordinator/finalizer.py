@@ -13,7 +13,8 @@ is offered: a node that joins by a newer snapshot never needs it.
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ PATIENCE_S = 20.0
 """Seconds of waiting for payloads that others should still hold, before a whole snapshot is fetched instead."""
 
 
+_NONE = Round(-1)
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotOffer:
     """A live member holds Θ_final(round) as this blob."""
@@ -60,46 +64,35 @@ class SnapshotOffer:
     round: Round
 
 
+@dataclass(kw_only=True)
 class Finalizer:
     """Applies final rounds in order. All of its work goes on in one task at a time."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        net: Network,
-        spool: Path,
-        *,
-        queue: EventQueue,
-        machines: Machines,
-        worker: WorkerClient,
-        guard: FaultGuard,
-        sets: ContributionSets,
-    ) -> None:
-        """`spool`: where the worker writes snapshots before they become blobs."""
-        self._context = context
-        self._net = net
-        self._spool = spool
-        self._queue = queue
-        self._machines = machines
-        self._worker = worker
-        self._guard = guard
-        self._sets = sets
-        self.applied = Round(-1)
-        """The newest round in the worker's Θ_final."""
-        self.offer: SnapshotOffer | None = None
-        """The newest snapshot of this node."""
-        self.is_synced = False
-        """The ledger is as complete as it can be now. Nothing is applied before."""
-        self._pending: tuple[Pending, ...] = ()
-        """Trained work that the worker found on its disk, until the round machine knows it."""
-        self._older_offer: SnapshotOffer | None = None
-        self._waiting_rounds: dict[int, FinalizeRound] = {}
-        self._applied_rounds: dict[int, FinalizeRound] = {}
-        self._busy = False
-        self._announced = False
-        self._retry_at: dict[Digest, float] = {}
-        self._waiting: tuple[int, float] = (-1, 0.0)
-        """The round whose payloads are waited for, and since when."""
+    context: RunContext
+    net: Network
+    spool: Path
+    """Where the worker writes snapshots before they become blobs."""
+    queue: EventQueue
+    machines: Machines
+    worker: WorkerClient
+    guard: FaultGuard
+    sets: ContributionSets
+    applied: Round = _NONE
+    """The newest round in the worker's Θ_final."""
+    offer: SnapshotOffer | None = None
+    """The newest snapshot of this node."""
+    is_synced: bool = False
+    """The ledger is as complete as it can be now. Nothing is applied before."""
+    _pending: tuple[Pending, ...] = ()
+    """Trained work that the worker found on its disk, until the round machine knows it."""
+    _older_offer: SnapshotOffer | None = None
+    _waiting_rounds: dict[int, FinalizeRound] = field(default_factory=dict)
+    _applied_rounds: dict[int, FinalizeRound] = field(default_factory=dict)
+    _busy: bool = False
+    _announced: bool = False
+    _retry_at: dict[Digest, float] = field(default_factory=dict)
+    _waiting: tuple[int, float] = (-1, 0.0)
+    """The round whose payloads are waited for, and since when."""
 
     @property
     def _is_empty(self) -> bool:
@@ -131,18 +124,18 @@ class Finalizer:
         self._advance_to(final)
         self._waiting_rounds |= {at: done for at, done in self._applied_rounds.items() if at > final}
         self.applied = final
-        self._machines.feed_finality(FinalApplied(final))
+        self.machines.feed_finality(FinalApplied(final))
         self.step()
 
     def step(self) -> None:
         """Start whatever can be done next. Harmless at any time."""
-        if self._busy or not self._worker.is_ready or not self.is_synced:
+        if self._busy or not self.worker.is_ready or not self.is_synced:
             return
         if not self._waiting_rounds and not self._is_empty:
             self._announce_ready()
             return
         action = self._waiting_rounds.get(self.applied + 1)
-        if action and self._sets.is_available(action.round, action.contributions):
+        if action and self.sets.is_available(action.round, action.contributions):
             self._begin(self._apply(action), f"finalize {action.round}")
             return
         offer = self._best_offer()
@@ -151,13 +144,13 @@ class Finalizer:
         elif self._is_empty:
             self._begin_start()
         elif action:
-            self._sets.fetch(action.round, action.contributions)
+            self.sets.fetch(action.round, action.contributions)
 
     def _announce_ready(self) -> None:
         if not self._announced:
             self._announced = True
             pending, self._pending = self._pending, ()
-            self._machines.feed_round(WorkerReady(self.applied, pending, self._context.now()))
+            self.machines.feed_round(WorkerReady(self.applied, pending, self.context.now()))
             if self.offer is None and self.applied >= 0:
                 self._begin(self._snapshot(self.applied), f"snapshot {self.applied}")
 
@@ -166,7 +159,7 @@ class Finalizer:
 
     def _best_offer(self) -> SnapshotOffer | None:
         """Return the newest useful offer. An own one helps if the worker lost more than payloads reach back."""
-        now = self._context.now()
+        now = self.context.now()
         for offer in sorted([*self._own_offers(), *self._offers()], key=lambda offer: -offer.round):
             if offer.round in self._waiting_rounds and self._retry_at.get(offer.blob, now) <= now:
                 return offer
@@ -174,7 +167,7 @@ class Finalizer:
 
     def _is_time_for(self, offer: SnapshotOffer) -> bool:
         """Payloads are much smaller than a snapshot, but members keep them for SNAPSHOT_EVERY rounds only."""
-        now = self._context.now()
+        now = self.context.now()
         if self._waiting[0] != self.applied + 1:
             self._waiting = (self.applied + 1, now)
         are_gone = self.applied + 1 < offer.round - SNAPSHOT_EVERY
@@ -182,20 +175,18 @@ class Finalizer:
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._busy = True
-        self._queue.start_task(self._run_alone(work), name)
+        self.queue.start_task(self._run_alone(work), name)
 
     async def _run_alone(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         finally:
             self._busy = False
-        self._queue.post(self.step)
+        self.queue.post(self.step)
 
     async def _apply(self, action: FinalizeRound) -> None:
         number, names = action.round, action.contributions
-        done = await self._sets.ask(
-            number, names, lambda members, slices: FinalizeRequest(number, members, slices), FinalizeReply
-        )
+        done = await self.sets.ask(number, names, partial(FinalizeRequest, number), FinalizeReply)
         if done.state != action.state:
             raise _divergence(action, done.state)
         self._advance_to(action.round)
@@ -212,27 +203,27 @@ class Finalizer:
 
     def _report_final(self, action: FinalizeRound) -> None:
         """The worker's Θ_final holds this round: tell both machines, forget what is not needed any more."""
-        authors = self._sets.set_applied(action.round, action.contributions)
-        self._context.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
-        self._machines.feed_round(RoundFinal(action.round, self._context.now()))
-        self._machines.feed_finality(FinalApplied(action.round))
+        authors = self.sets.set_applied(action.round, action.contributions)
+        self.context.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
+        self.machines.feed_round(RoundFinal(action.round, self.context.now()))
+        self.machines.feed_finality(FinalApplied(action.round))
 
     # --- snapshots of this node -------------------------------------------------------------------
 
     async def _snapshot(self, number: Round) -> None:
         """Take a snapshot; if the disk refuses, the next comes SNAPSHOT_EVERY rounds later."""
-        path = self._spool / f"snapshot-{number}.safetensors"
+        path = self.spool / f"snapshot-{number}.safetensors"
         try:
-            done = await self._worker.ask(SnapshotRequest(str(path)), SnapshotReply)
+            done = await self.worker.ask(SnapshotRequest(str(path)), SnapshotReply)
             blob = self._store_snapshot(Path(done.path))
         except DiskFault as error:
-            self._guard.on_disk_fault(error)
+            self.guard.on_disk_fault(error)
             return
-        self._offer_snapshot(SnapshotOffer(self._context.me, blob, done.round))
+        self._offer_snapshot(SnapshotOffer(self.context.me, blob, done.round))
 
     def _store_snapshot(self, path: Path) -> Digest:
         """Move the worker's file into the blob store. Raises DiskFault."""
-        blob = self._net.add_blob(path, move=True)
+        blob = self.net.add_blob(path, move=True)
         with disk(path):
             path.unlink(missing_ok=True)
         return blob
@@ -243,25 +234,25 @@ class Finalizer:
             return
         oldest, self._older_offer, self.offer = self._older_offer, self.offer, offer
         if oldest is not None and oldest.blob not in self.snapshots:
-            self._guard.delete_blob(oldest.blob)
+            self.guard.delete_blob(oldest.blob)
         if self._older_offer is not None:
-            self._sets.drop(min(self._older_offer.round, offer.round), self.snapshots)
+            self.sets.drop(min(self._older_offer.round, offer.round), self.snapshots)
             self._drop_start()
 
     def _drop_start(self) -> None:
         """Delete Θ₀ and its moments: no member begins at round 0 any more. The run's owner keeps the files."""
-        spec = self._context.spec
+        spec = self.context.spec
         given = (Digest(spec.start.weights), *spec.start.moment_blobs) if spec.start else ()
-        for blob in given if self._context.me != spec.owner else ():
-            if self._net.has_blob(blob):
-                self._guard.delete_blob(blob)
+        for blob in given if self.context.me != spec.owner else ():
+            if self.net.has_blob(blob):
+                self.guard.delete_blob(blob)
 
     # --- snapshots of others ----------------------------------------------------------------------
 
     def _begin_adopting(self, offer: SnapshotOffer) -> None:
         ours = self._ours_up_to(offer.round)
         if ours is None:
-            self._net.sync_soon()
+            self.net.sync_soon()
         else:
             state = self._waiting_rounds[offer.round].state
             self._begin(self._adopt(offer, state, ours), f"adopt {offer.round}")
@@ -274,23 +265,23 @@ class Finalizer:
             self._report_behind(f"fetching the model of round {offer.round} from …{offer.peer[-8:]}")
         try:
             async with asyncio.timeout(SNAPSHOT_S):
-                holders = peers_to_ask(offer.peer, self._net)
-                cap = snapshot_max_bytes(self._context.spec)
-                path = await self._net.fetch_blob(offer.blob, holders, cap)
+                holders = peers_to_ask(offer.peer, self.net)
+                cap = snapshot_max_bytes(self.context.spec)
+                path = await self.net.fetch_blob(offer.blob, holders, cap)
             request = AdoptRequest(offer.round, str(path), state, ours)
-            await self._worker.ask_until_saved(request, AdoptReply)
+            await self.worker.ask_until_saved(request, AdoptReply)
         except (DiskFault, Unreachable, PeerFault, TimeoutError) as error:
             await self._on_no_snapshot(offer, error)
             return
         self._advance_to(offer.round)
         if is_start:
-            self._machines.feed_finality(FinalApplied(offer.round))
+            self.machines.feed_finality(FinalApplied(offer.round))
         else:
-            self._offer_snapshot(SnapshotOffer(self._context.me, offer.blob, offer.round))
+            self._offer_snapshot(SnapshotOffer(self.context.me, offer.blob, offer.round))
 
     def _begin_start(self) -> None:
         """Fetch Θ₀, unless that was tried just now."""
-        spec, now = self._context.spec, self._context.now()
+        spec, now = self.context.spec, self.context.now()
         assert spec.start, "only a run whose start is given has workers without weights"
         offer = SnapshotOffer(spec.owner, Digest(spec.start.weights), Round(-1))
         if self._retry_at.get(offer.blob, 0.0) <= now:
@@ -299,7 +290,7 @@ class Finalizer:
             self._begin(self._adopt(offer, Digest(spec.start.state), ()), "start weights")
 
     def _check_start(self, final: int, state: Digest) -> None:
-        start = self._context.spec.start
+        start = self.context.spec.start
         if start and final == -1 and state != start.state:
             raise Divergence(
                 "the saved start weights are not those of the run",
@@ -309,21 +300,21 @@ class Finalizer:
     async def _on_no_snapshot(self, offer: SnapshotOffer, error: Exception) -> None:
         if offer.round < 0:
             await self._on_no_start(offer, error)
-        now = self._context.now()
+        now = self.context.now()
         self._retry_at = {blob: at for blob, at in self._retry_at.items() if at > now}
         self._retry_at[offer.blob] = now + RETRY_S
-        self._context.log.event("snapshot_failed", peer=offer.peer, round=offer.round, error=str(error))
+        self.context.log.event("snapshot_failed", peer=offer.peer, round=offer.round, error=str(error))
         if isinstance(error, DiskFault):
-            self._guard.on_disk_fault(error)
+            self.guard.on_disk_fault(error)
         elif isinstance(error, PeerFault):
-            self._guard.delete_blob(offer.blob)
-            if offer.peer != self._context.me and offer.round >= 0:
-                self._guard.blame(offer.peer, error)
+            self.guard.delete_blob(offer.blob)
+            if offer.peer != self.context.me and offer.round >= 0:
+                self.guard.blame(offer.peer, error)
 
     async def _on_no_start(self, offer: SnapshotOffer, error: Exception) -> None:
         """Report why training does not begin. Raises ConfigError if the file itself is not what the run names."""
         blob = offer.blob
-        if isinstance(error, PeerFault) and (not self._net.has_blob(blob) or await self._net.is_whole(blob)):
+        if isinstance(error, PeerFault) and (not self.net.has_blob(blob) or await self.net.is_whole(blob)):
             raise ConfigError(
                 f"the start weights of this run cannot be used: {error}", hint="ask its owner"
             ) from error
@@ -331,14 +322,14 @@ class Finalizer:
             self._report_behind("waiting for the start weights: nobody reachable has them yet")
 
     def _report_behind(self, reason: str) -> None:
-        self._machines.feed_round(Behind(reason, self._context.now()))
+        self.machines.feed_round(Behind(reason, self.context.now()))
 
     def _ours_up_to(self, number: Round) -> tuple[Counted, ...] | None:
         """Return what of this node counts in the queued sets up to `number`; None if the ledger lacks part."""
         counted: list[Counted] = []
         for at in sorted(at for at in self._waiting_rounds if at <= number):
             action = self._waiting_rounds[at]
-            ours = self._sets.counted(action.round, action.contributions)
+            ours = self.sets.counted(action.round, action.contributions)
             if ours is None:
                 return None
             counted += ours
@@ -348,7 +339,7 @@ class Finalizer:
         """Return the snapshots that live members offer."""
         return [
             SnapshotOffer(peer, Digest(lease.snapshot), Round(lease.snapshot_round))
-            for peer, (lease, _) in self._net.leases().items()
+            for peer, (lease, _) in self.net.leases().items()
             if lease.snapshot and lease.snapshot_round >= 0
         ]
 

@@ -1,6 +1,7 @@
 """This node's own training: asks the worker for rounds, saves them, and announces the contributions."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, contribution_of
@@ -26,40 +27,30 @@ from atoll.protocols.local.worker_messages import (
 from atoll.protocols.run.moments import files_for
 
 
+@dataclass(slots=True, kw_only=True)
 class LocalTraining:
     """Performs StartTraining and Announce of the round machine."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        net: Network,
-        *,
-        machines: Machines,
-        worker: WorkerClient,
-        guard: FaultGuard,
-        contributions: ContributionIndex,
-        assignment: ExpertAssignment,
-        moments: MomentTransfer,
-        leases: MemberLeases,
-        applied: Callable[[], Round],
-    ) -> None:
-        """`applied` returns the newest round in the worker's Θ_final."""
-        self._context = context
-        self._net = net
-        self._machines = machines
-        self._worker = worker
-        self._guard = guard
-        self._contributions = contributions
-        self._assignment = assignment
-        self._moments = moments
-        self._leases = leases
-        self._applied = applied
-        spec = context.spec
+    context: RunContext
+    net: Network
+    machines: Machines
+    worker: WorkerClient
+    guard: FaultGuard
+    contributions: ContributionIndex
+    assignment: ExpertAssignment
+    moments: MomentTransfer
+    leases: MemberLeases
+    applied: Callable[[], Round]
+    """Returns the newest round in the worker's Θ_final."""
+    progress: TrainProgress | None = None
+    """The newest inner step of the round in training."""
+    waiting: str = ""
+    """What a round that has begun waits for before its first step."""
+    _tempo: Tempo = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.context.spec
         self._tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
-        self.progress: TrainProgress | None = None
-        """The newest inner step of the round in training."""
-        self.waiting = ""
-        """What a round that has begun waits for before its first step."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -71,42 +62,42 @@ class LocalTraining:
         request = self._request(action)
         if action.round == 0:
             await self._fetch_start_moments()
-        done = await self._worker.ask_until_saved(request, TrainReply, lambda: self._check_need(action.round))
+        done = await self.worker.ask_until_saved(request, TrainReply, lambda: self._check_need(action.round))
         self._tempo = measured(self._tempo, done.train_s, done.pending.steps)
-        self._context.log.trained(done, request.ahead)
-        self._moments.offer(done.parted)
-        self._machines.feed_round(trained_of(done, action.after, self._context.now()))
-        await self._worker.ask_until_saved(SaveRequest(action.round), SaveReply)
-        self._context.log.saved(action.round)
-        self._machines.feed_round(TrainingSaved(done.pending, self._context.now()))
+        self.context.log.trained(done, request.ahead)
+        self.moments.offer(done.parted)
+        self.machines.feed_round(trained_of(done, action.after, self.context.now()))
+        await self.worker.ask_until_saved(SaveRequest(action.round), SaveReply)
+        self.context.log.saved(action.round)
+        self.machines.feed_round(TrainingSaved(done.pending, self.context.now()))
 
     def announce(self, pending: Pending) -> None:
         """Publish the contribution of a trained round, once."""
-        if self._contributions.is_ours(pending.round):
+        if self.contributions.is_ours(pending.round):
             return
         try:
-            blob = self._net.add_blob(Path(pending.path))
+            blob = self.net.add_blob(Path(pending.path))
         except DiskFault as error:
-            self._guard.on_disk_fault(error)
+            self.guard.on_disk_fault(error)
             return
         if blob != pending.payload:  # the disk changed it; the round's final set will be without it
-            self._context.log.event("payload_damaged", round=pending.round, path=pending.path)
+            self.context.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
         record = contribution_of(pending)
-        entry = self._guard.publish(record)
+        entry = self.guard.publish(record)
         if entry is not None:  # its echo may come after the next look
-            self._contributions.add(entry.id, self._context.me, record)
+            self.contributions.add(entry.id, self.context.me, record)
 
     def _request(self, action: StartTraining) -> TrainRequest:
         """Choose steps and experts of the round that begins."""
         self.progress = None
-        self._context.log.training_started(action.round)
-        members = self._leases.members
+        self.context.log.training_started(action.round)
+        members = self.leases.members
         speeds = [view.tokens_per_s for view in members.values() if view.activity == "training"]
-        self._tempo = choose(self._tempo, self._context.spec.steps(action.round), speeds)
-        before = self._assignment.experts
-        experts = self._assignment.assign(members)
-        self._moments.on_assigned(before, experts)
+        self._tempo = choose(self._tempo, self.context.spec.steps(action.round), speeds)
+        before = self.assignment.experts
+        experts = self.assignment.assign(members)
+        self.moments.on_assigned(before, experts)
         return TrainRequest(
             round=action.round,
             slot=action.slot,
@@ -114,24 +105,24 @@ class LocalTraining:
             steps=self._tempo.chosen,
             after=action.after,
             experts=experts,
-            said=self._contributions.own_rounds(self._applied()),
-            ahead=self._machines.round.ahead.chosen,
+            said=self.contributions.own_rounds(self.applied()),
+            ahead=self.machines.round.ahead.chosen,
         )
 
     async def _fetch_start_moments(self) -> None:
         """Fetch the moments of the experts that this node has now. Nobody waits for it: its lease goes on."""
-        life, spec = self._worker.lives, self._context.spec
+        life, spec = self.worker.lives, self.context.spec
 
         def report(reason: str) -> None:
             self.waiting = reason
 
-        files = files_for(spec.model, self._assignment.trained or ())
-        await fetch_moments(spec, files, self._net, report, has_begun=lambda: False)
-        self._worker.check_life(life)
+        files = files_for(spec.model, self.assignment.trained or ())
+        await fetch_moments(spec, files, self.net, report, has_begun=lambda: False)
+        self.worker.check_life(life)
         self._check_need(Round(0))
 
     def _check_need(self, number: Round) -> None:
         """Raise Superseded if the round machine does not train this round any more."""
-        state = self._machines.round
+        state = self.machines.round
         if (state.phase, state.round) != (Phase.TRAIN, number):
             raise Superseded(f"round {number} is not trained any more")

@@ -8,6 +8,7 @@ that gets the expert looks for such an offer for as long, and its worker adds th
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,78 +30,68 @@ REST_S = 2.0
 """Seconds before a worker that has not come to the round that needs the moments is asked again."""
 
 
+@dataclass(kw_only=True)
 class MomentTransfer:
     """Offers the moments of experts that left this node, and fetches those of experts that came: one at a time."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        net: Network,
-        *,
-        worker: WorkerClient,
-        guard: FaultGuard,
-        assignment: ExpertAssignment,
-        round_now: Callable[[], int],
-        start_task: Callable[[Coroutine[Any, Any, None], str], None],
-    ) -> None:
-        """`round_now` returns the round that this node works on."""
-        self._context = context
-        self._net = net
-        self._worker = worker
-        self._guard = guard
-        self._assignment = assignment
-        self._round_now = round_now
-        self._start_task = start_task
-        self._offers: dict[int, tuple[Digest, int]] = {}
-        """By expert: the blob, and the round in which the expert was given up."""
-        self._wanted: dict[int, int] = {}
-        """Experts that came, and the round in which they did."""
-        self._tried: set[Digest] = set()
-        """Offers that need no further attempt."""
-        self._fetched: set[Digest] = set()
-        """Blobs that were fetched for the transfer alone."""
-        self._busy = False
-        self._retry_at = 0.0
+    context: RunContext
+    net: Network
+    worker: WorkerClient
+    guard: FaultGuard
+    assignment: ExpertAssignment
+    round_now: Callable[[], int]
+    """Returns the round that this node works on."""
+    start_task: Callable[[Coroutine[Any, Any, None], str], None]
+    _offers: dict[int, tuple[Digest, int]] = field(default_factory=dict)
+    """By expert: the blob, and the round in which the expert was given up."""
+    _wanted: dict[int, int] = field(default_factory=dict)
+    """Experts that came, and the round in which they did."""
+    _tried: set[Digest] = field(default_factory=set)
+    """Offers that need no further attempt."""
+    _fetched: set[Digest] = field(default_factory=set)
+    """Blobs that were fetched for the transfer alone."""
+    _busy: bool = False
+    _retry_at: float = 0.0
 
     def drop_old(self, needed: set[Digest]) -> None:
         """Delete what an earlier life of this node offered or fetched, except `needed`. All have one size."""
-        size = moments_bytes(self._context.spec.model)
+        size = moments_bytes(self.context.spec.model)
         if size:
-            found = set(self._net.blobs_above(size - 1)).difference(self._net.blobs_above(size))
-            for blob in found - needed - set(self._context.spec.given):
-                self._guard.delete_blob(blob)
+            found = set(self.net.blobs_above(size - 1)).difference(self.net.blobs_above(size))
+            for blob in found - needed - set(self.context.spec.given):
+                self.guard.delete_blob(blob)
 
     def on_assigned(self, before: bytes, now: bytes) -> None:
         """From this round on the node trains the experts `now` in place of `before` (bitmaps)."""
         if now == before:
             return
-        old, new = (experts_in(bitmap, self._context.spec.model.expert_count) for bitmap in (before, now))
+        old, new = (experts_in(bitmap, self.context.spec.model.expert_count) for bitmap in (before, now))
         self._wanted = {expert: at for expert, at in self._wanted.items() if expert in new}
-        self._wanted.update(dict.fromkeys(new - old, self._round_now()))
+        self._wanted.update(dict.fromkeys(new - old, self.round_now()))
 
     def offer(self, released: tuple[ReleasedMoments, ...]) -> None:
         """Offer the moments that the worker gave up in this round."""
         try:
             for one in released[: MAX_OFFERED - len(self._offers)]:
                 self._withdraw(one.expert)
-                self._offers[one.expert] = self._net.add_blob(Path(one.path)), self._round_now()
+                self._offers[one.expert] = self.net.add_blob(Path(one.path)), self.round_now()
         except DiskFault as error:
-            self._guard.on_disk_fault(error)
+            self.guard.on_disk_fault(error)
         if released:
             self._publish()
 
     def step(self) -> None:
         """Start what can be done now. Harmless at any time."""
-        self._forget(self._round_now())
-        is_free = not self._busy and self._worker.is_ready and self._context.now() >= self._retry_at
+        self._forget(self.round_now())
+        is_free = not self._busy and self.worker.is_ready and self.context.now() >= self._retry_at
         found = self._next_offer() if self._wanted and is_free else None
         if found is not None:
             self._busy = True
             expert, peer, blob = found
-            self._start_task(self._transfer(expert, peer, blob), f"moments {expert}")
+            self.start_task(self._transfer(expert, peer, blob), f"moments {expert}")
 
     def _next_offer(self) -> tuple[int, PeerId, Digest] | None:
-        for peer, holding in sorted(self._net.holdings().items()):
+        for peer, holding in sorted(self.net.holdings().items()):
             for expert, blob in holding.moments:
                 if expert in self._wanted and Digest(blob) not in self._tried:
                     return expert, peer, Digest(blob)
@@ -110,15 +101,15 @@ class MomentTransfer:
         try:
             if await self._is_used(expert, peer, blob):
                 self._wanted.pop(expert, None)
-                self._context.log.event("inherited", expert=expert, peer=peer)
+                self.context.log.event("inherited", expert=expert, peer=peer)
                 self._tried.add(blob)
             else:
-                self._retry_at = self._context.now() + REST_S
+                self._retry_at = self.context.now() + REST_S
             return
         except DecodeError as error:
-            self._guard.blame(peer, error)
+            self.guard.blame(peer, error)
         except DiskFault as error:
-            self._guard.on_disk_fault(error)
+            self.guard.on_disk_fault(error)
         except (AtollError, TimeoutError) as error:
             log.debug("moments of expert %d: %s", expert, error)
         finally:
@@ -128,19 +119,19 @@ class MomentTransfer:
     async def _is_used(self, expert: int, peer: PeerId, blob: Digest) -> bool:
         """Return False if the worker has not come to the round that needs it. Raises AtollError, TimeoutError."""
         if blob not in self._fetched:
-            if self._net.has_blob(blob):  # it has another use, and must not be deleted with this one
+            if self.net.has_blob(blob):  # it has another use, and must not be deleted with this one
                 raise AtollError("what is offered as moments is another blob of the run")
             async with asyncio.timeout(ATTEMPT_S):
-                await self._net.fetch_blob(blob, [peer], moments_bytes(self._context.spec.model))
+                await self.net.fetch_blob(blob, [peer], moments_bytes(self.context.spec.model))
             self._fetched.add(blob)
-        return (await self._worker.ask(InheritRequest(expert, str(self._net.blob_path(blob))), InheritReply)).used
+        return (await self.worker.ask(InheritRequest(expert, str(self.net.blob_path(blob))), InheritReply)).used
 
     def _forget(self, number: int) -> None:
         self._wanted = {expert: at for expert, at in self._wanted.items() if number < at + ROUNDS}
         if not self._busy:
             for blob in self._fetched & self._tried if self._wanted else self._fetched.copy():
                 self._fetched.discard(blob)
-                self._guard.delete_blob(blob)
+                self.guard.delete_blob(blob)
         if not self._wanted:
             self._tried.clear()
         old = [expert for expert, (_, at) in self._offers.items() if number >= at + ROUNDS]
@@ -152,9 +143,9 @@ class MomentTransfer:
     def _withdraw(self, expert: int) -> None:
         if expert in self._offers:
             blob, _ = self._offers.pop(expert)
-            self._guard.delete_blob(blob)
+            self.guard.delete_blob(blob)
 
     def _publish(self) -> None:
         offers = sorted((expert, bytes(blob)) for expert, (blob, _) in self._offers.items())
-        self._assignment.offered_moments = tuple(offers)
-        self._assignment.publish()
+        self.assignment.offered_moments = tuple(offers)
+        self.assignment.publish()

@@ -126,6 +126,7 @@ class Auditor:
             raise DecodeError("opening: of another chunk than was asked for")
         proof = codec.encode(self._proof(claim, covered, opening))
         path = self._spool / f"{claim.entry.hex()}-{chunk}.proof"
+        # A file, because the worker judges it beside training, with the code that will check it on other nodes.
         write_whole(path, proof)
         try:
             if (await self._ask(JudgeRequest(str(path), claim.entry), JudgeReply)).wrong:
@@ -167,6 +168,7 @@ class Auditor:
                 self._on_fault(author, error)
                 return False
             except (AtollError, TimeoutError) as error:
+                # Not the reporter's fault: it may be unreachable, or this node's worker may have died.
                 log.debug("proof of a fault: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue

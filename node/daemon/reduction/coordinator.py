@@ -216,6 +216,7 @@ class ReductionCoordinator:
         plan = self.ledger.plan(number)
         self._rounds[number] = OpenRound(reduction_machine.State(self.ledger.me, Round(number), plan))
         self._machines.feed_round(ReductionPlanned(Round(number), self._context.now()))
+        # Faults before Reductions, so that a wrong one is never asked for.
         for entry in self._auditor.wrong:
             self._feed(number, reduction_machine.Wrong(entry))
         for claim in list(self.ledger.claims.values()):
@@ -259,6 +260,7 @@ class ReductionCoordinator:
     ) -> None:
         """Tell the round machine what is to be folded; audit the round's Reductions once."""
         number, is_first = open_round.state.number, not open_round.parts
+        # Kept by set: the fold asks for it by its entries, and an older set may still be in the worker's hands.
         open_round.parts[entries] = parts
         known = SetResolved(number, entries, self._context.now())
         self._queue.post(lambda: self._machines.feed_round(known))
@@ -360,6 +362,7 @@ class ReductionCoordinator:
     def _publish(self, number: int, span: Span, offers: list[Offer], done: ReduceReply) -> bool:
         """Return whether nothing is left to do: False if the disk refused the record. Raises DiskFault."""
         blob = self._net.add_blob(Path(done.path))
+        # A file that the disk changed cannot be repaired: the worker has gone on from this Reduction.
         if blob != done.payload or number not in self._rounds:
             return True
         covered, more, members = cover(offers, self.ledger.plan(number))

@@ -120,5 +120,6 @@ class ReductionLedger:
         self._plans = {at: plan for at, plan in self._plans.items() if at >= before - REMEMBERED}
         self.claims = {e: claim for e, claim in self.claims.items() if claim.body.round >= before - REMEMBERED}
         self._claimed = {(claim.author, claim.body.round) for claim in self.claims.values()}
+        # Payloads go with `before`; Reductions stay for REMEMBERED rounds, because proofs need the one before.
         kept = {entry for offers in self._offers.values() for entry in offers} | self.claims.keys()
         self.entries = {name: entry for name, entry in self.entries.items() if name in kept}

@@ -165,6 +165,7 @@ class RowFetcher:
 
     def _cut(self, offer: Offer, span: Span) -> bytes | None:
         """Return rows cut out of a whole payload; None if it is not here. Raises DiskFault."""
+        # Only a payload that was verified: rows of another one would be refused, and their sender blamed.
         record = self._ledger.contribution(offer.entry)
         if not self._payloads.is_held(record):
             return None
@@ -198,6 +199,7 @@ class RowFetcher:
             except (AtollError, TimeoutError) as error:
                 log.debug("rows of %s: %s", offer.author, error)
             else:
+                # The round may have become final during the download: then nobody wants to hear of the rows.
                 if is_done and self._wanted.pop(key, None) is not None:
                     on_held()
                 if is_done:
@@ -211,7 +213,7 @@ class RowFetcher:
         for peer in self._holders(offer.author, attempt):
             try:
                 data = await self._net.ask_peer(peer, codec.encode(RowsAsk(offer.entry, span)), cap)
-                if not data:
+                if not data:  # no fault: the peer may have forgotten the round
                     continue
                 answer = codec.decode(data, RowsAnswer, max_bytes=cap)
                 checked_rows(root, rules.chunks, rules.k, span, answer.rows, answer.path)

@@ -62,8 +62,8 @@ def test_a_worker_that_is_not_there_yet_is_asked_again_after_a_rest():
         async with asyncio.TaskGroup() as group:
             worker = Worker(began + 7.0)
             transfer = MomentTransfer(
-                RunContext(RUN, OTHER, SimpleNamespace(event=lambda *_, **__: None), now),
-                net,
+                context=RunContext(RUN, OTHER, SimpleNamespace(event=lambda *_, **__: None), now),
+                net=net,
                 worker=worker,
                 guard=worker,
                 assignment=None,
