@@ -110,8 +110,8 @@ class HolderSession:
             await self._came.put((piece.index, body))
 
     async def _read_body(self, size: int) -> memoryview:
-        if (told := frame_size(await self._stream.read_exactly(PREFIX_BYTES), size)) < size:
-            raise DecodeError(f"a chunk of {told} bytes where {size} are legal")
+        if (announced := frame_size(await self._stream.read_exactly(PREFIX_BYTES), size)) < size:
+            raise DecodeError(f"a chunk of {announced} bytes where {size} are legal")
         body = memoryview(self._spare.pop() if self._spare else bytearray(BLOB_CHUNK_BYTES))[:size]
         for start in range(0, size, _READ_BYTES):
             part = await self._stream.read_exactly(min(_READ_BYTES, size - start))

@@ -36,7 +36,7 @@ class PartialBlob:
             raise
         self._unflushed = 0
         self._flushed_s = time.monotonic()
-        self._is_settled = False
+        self._is_finished = False
         # A cancelled download must not close the file under a thread that writes.
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
@@ -89,17 +89,17 @@ class PartialBlob:
     def flush(self) -> None:
         """Make all present chunks durable. Other threads may write meanwhile."""
         with self._flushing:
-            if self._is_settled:
+            if self._is_finished:
                 return
             bits = self._bits
             self._sync()
             write_whole(self._have_path, bits.to_bytes(-(-self.manifest.chunks // 8), "little"))
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Make the complete download durable; its bitmap is not written any more."""
         with self._flushing:
             self._sync()
-            self._is_settled = True
+            self._is_finished = True
 
     def _sync(self) -> None:
         with self._lock:

@@ -173,7 +173,7 @@ class BlobStore:
         if partial.missing():
             self.suspend(partial)
             raise LocalFault("the download is not complete")
-        partial.settle()
+        partial.finish()
         self._complete(manifest, self._file(manifest.id, "part"))
         self.suspend(partial)  # not earlier, so that its chunks are served without a gap
         return self.path(manifest.id)

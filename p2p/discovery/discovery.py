@@ -228,9 +228,8 @@ class Discovery:
         log.debug("dial to %s failed: %s", short(known.peer), reason)
         next_dial = self._now() + backoff_s(known.failures + 1, self._rng)
         match explain(reason).kind:
-            case (
-                DialFault.LOCAL
-            ):  # nobody was dialled: our own network restarts, which says nothing about the peer
+            case DialFault.LOCAL:
+                # Our own network restarts, so no peer was dialled: that is no failure of the peer.
                 known.next_dial = next_dial
             case DialFault.BACKOFF:
                 self.book.postponed(known.peer, reason, next_dial)

@@ -103,7 +103,7 @@ class Replication:
 
     def _on_fork(self, sender: PeerId, fork: Equivocation) -> None:
         self.on_fault(fork.author, fork)
-        # The proof travels by exchange; the sender is the one who may not have it.
+        # The proof travels by exchange; the sender may not have it yet.
         self.anti_entropy.ask(sender)
 
     def _on_fresh(self, sender: PeerId, entries: tuple[Entry, ...]) -> None:

@@ -148,7 +148,7 @@ class Swarm:
             for peer in others:
                 if peer not in live:
                     group.create_task(self._connections.dial(peer))
-        # A relay's bytes are somebody's gift: it carries a blob only when nobody else has it.
+        # A relay's traffic is donated: a relayed holder is used only if no other holder has the blob.
         others.sort(key=lambda peer: (peer not in live, live.get(peer) is Route.RELAYED))
         return await self.blobs.fetch(blob, others, max_bytes)
 

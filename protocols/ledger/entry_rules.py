@@ -1,4 +1,4 @@
-"""Which entries count in a run. Every node ignores the others, as if nobody had written them."""
+"""Rules that decide which ledger entries count in a run. Every node ignores all others."""
 
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.ownership import splits

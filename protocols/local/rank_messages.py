@@ -30,7 +30,7 @@ import msgspec
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """First message: who the rank is, and what it works on."""
+    """First message: the number of the rank, its device, and the run."""
 
     spec: bytes
     """Canonical bytes of the RunSpec."""

@@ -1,1 +1,1 @@
-"""What a run is: RunSpec, the model it trains, who may join, and the layout of what its members send."""
+"""A run: RunSpec, its model, rules of admission, and the layout of the payloads that its members send."""

@@ -124,16 +124,16 @@ def check_frame(payload: bytes | memoryview, layout: Layout) -> None:
 
     The header is checked first: a payload of another version is likely to have another length, too.
     """
-    said = bytes(payload[:HEADER_BYTES])
-    if len(said) == HEADER_BYTES and said != layout.header:
-        raise DecodeError(f"payload {_difference(said, layout)}")
+    header = bytes(payload[:HEADER_BYTES])
+    if len(header) == HEADER_BYTES and header != layout.header:
+        raise DecodeError(f"payload {_difference(header, layout)}")
     if len(payload) != layout.size_bytes:
         raise DecodeError(f"payload of {len(payload)} bytes where {layout.size_bytes} are legal")
 
 
-def _difference(said: bytes, layout: Layout) -> str:
+def _difference(header: bytes, layout: Layout) -> str:
     """The first field of the header that is not the run's, and both values."""
-    magic, version, number, k, chunks = _HEADER.unpack(said)
+    magic, version, number, k, chunks = _HEADER.unpack(header)
     if magic != MAGIC:
         return f"begins with {magic.hex()}; one begins with {MAGIC.hex()}"
     if version != VERSION:
