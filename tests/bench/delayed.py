@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.inner.loop import Inner, run_steps
-from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
 from atoll.node.learning.outer.mean import Weighted, outer_update
 from atoll.node.learning.reduction.reducing import reduce_rows
 from atoll.protocols.ledger import coverage
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.payload import VALUE_BITS
+from atoll_bench.module_values import fill_module, read_module
 from atoll_bench.reference_arms.baselines import Point, Task
 from tests.plain import feedback, sparse2
 from tests.plain.mean import PLAIN
@@ -72,7 +72,7 @@ class _Member:
         if self._rule.name == "forecast":
             values = sent.q_Ck.to(torch.float32) * 2.0**-VALUE_BITS
             local_C4096[rows] = self._anchor[rows].scatter_add(1, sent.index_Ck, -values)
-            bridge.fill_module(self._inner.module, local_C4096, self._arena)
+            fill_module(self._inner.module, local_C4096, self._arena)
         if self._rule.name != "blend":
             self._anchor[rows] = local_C4096[rows]
         return (_WEIGHT, *sent)
@@ -82,10 +82,10 @@ class _Member:
         rows, local_C4096 = self._rows[fragment], self._local()
         local_C4096[rows] = self._rule.merged(local_C4096[rows], self._anchor[rows], view_F4096)
         self._anchor[rows] = view_F4096
-        bridge.fill_module(self._inner.module, local_C4096, self._arena)
+        fill_module(self._inner.module, local_C4096, self._arena)
 
     def _local(self) -> Tensor:
-        return bridge.read_module(self._inner.module, self._arena).cpu()
+        return read_module(self._inner.module, self._arena).cpu()
 
 
 def delayed_sparse(
@@ -130,7 +130,7 @@ def delayed_sparse(
             sent = [(1, *sparse2.decode(payload, len(rows[now]), reduced_k))]
         theta[rows[now]] = _folded(task, theta[rows[now]], sent)
         if now == fragments - 1:
-            bridge.fill_module(judge, to_float(theta), arena)
+            fill_module(judge, to_float(theta), arena)
             yield task.point(number, losses or [0.0], judge, began)
             losses = []
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.learning.data.dataset import open_dataset
-from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
 from atoll.node.runs import presets
 from atoll.node.runs.fragments import finer
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import Stage
+from atoll_bench.module_values import fill_module, read_module
 from atoll_bench.reference_arms.baselines import Task, member_round
 from tests.bench.delayed import LateRule, delayed_sparse
 from tests.plain import feedback, sparse2
@@ -51,12 +51,12 @@ def blocking(task):
         losses, sent = [], []
         for slot, inner in enumerate(members):
             losses += member_round(task, inner, to_float(theta), number, slot)
-            delta = to_float(theta) - bridge.read_module(inner.module, arena)
+            delta = to_float(theta) - read_module(inner.module, arena)
             payload = feedback.feed(residuals[slot], delta, spec.compress.feedback, spec.compress.k)
             sent.append((1, *sparse2.decode(payload, arena.chunks, spec.compress.k)))
         update = outer_update(sent, arena.chunks, spec.outer.alpha_256, spec.outer.floor_256)
         theta = plus(theta, update)
-        bridge.fill_module(members[0].module, to_float(theta), arena)
+        fill_module(members[0].module, to_float(theta), arena)
         yield task.point(number, losses, members[0].module, 0.0)
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from operator import attrgetter
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from atoll.node.learning.model.named import named_atoms
 from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Placement
 
 
@@ -34,16 +33,6 @@ def gather(named: Mapping[str, Tensor], arena: Arena) -> Tensor:
     out_C4096 = torch.empty((arena.chunks, CHUNK), dtype=first.dtype, device=first.device)
     read_rows(named, arena, 0, out_C4096)
     return out_C4096
-
-
-def fill_module(module: nn.Module, arena_C4096: Tensor, arena: Arena) -> None:
-    """Copy an arena array `[C, 4096]` into a module's atoms, converting dtype and device."""
-    write_rows(named_atoms(module), arena, 0, arena_C4096)
-
-
-def read_module(module: nn.Module, arena: Arena) -> Tensor:
-    """A module's atoms as an arena array `[C, 4096]`."""
-    return gather(named_atoms(module), arena)
 
 
 def _views(

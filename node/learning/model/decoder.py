@@ -164,7 +164,7 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The language model. Its parameters hold no values until `bridge.fill_module` or a snapshot gives them some.
+    """The language model. Its parameters hold no values until `genesis` or a snapshot gives them some.
 
     `owned`: the experts that are trained here, in every layer; None: all. The others are stored as `frozen_dtype`
     (float32, bfloat16 or int8), on the host if `frozen_on_host`: they then stay there when the model moves.

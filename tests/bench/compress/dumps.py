@@ -10,12 +10,12 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import open_dataset
-from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import clear, padding_of, to_fixed, to_float
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.arena import Arena, arena_of
 from atoll_bench.compress.codec_pace import sent_errors
+from atoll_bench.module_values import read_module
 from atoll_bench.reference_arms.baselines import Task, member_round
 
 MEMBERS = 2
@@ -62,7 +62,7 @@ def dumps(task: Task) -> Iterator[tuple[int, Tensor]]:
         for slot, (inner, residual) in enumerate(zip(members, residuals, strict=True)):
             base = to_float(theta)
             member_round(task, inner, base, number, slot)
-            local = bridge.read_module(inner.module, arena).cpu()
+            local = read_module(inner.module, arena).cpu()
             yield number, residual * spec.compress.feedback + (base - local)
             sent.append(codec.encode(residual, base, local, spec.compress.feedback))
             clear(residual, padding)

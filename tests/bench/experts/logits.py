@@ -8,12 +8,12 @@ import torch
 
 from atoll.node.checkpoint.local import load_local
 from atoll.node.import_export.export_run import STATE
-from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
+from atoll_bench.module_values import fill_module
 
 RIVAL = "transformers"
 _SEQUENCES = 2
@@ -33,7 +33,7 @@ def difference(spec: RunSpec, run_folder: Path, exported: Path) -> float:
         raise ConfigError(f"{run_folder} has no saved state")
     arena = arena_of(spec.model)
     ours = Decoder(spec.model)
-    bridge.fill_module(ours, to_float(found.tensors["final"]), arena)
+    fill_module(ours, to_float(found.tensors["final"]), arena)
     shape = (_SEQUENCES, spec.model.context)
     tokens_BT = torch.randint(0, spec.model.vocab, shape, generator=torch.Generator().manual_seed(4))
     theirs = importlib.import_module(RIVAL).AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)

@@ -27,6 +27,7 @@ from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
+from atoll_bench.module_values import fill_module, read_module
 
 
 def unigram_bits_per_byte(text: bytes) -> float:
@@ -90,7 +91,7 @@ class Task(NamedTuple):
     def inner(self, lr_scale: float = 1.0) -> Inner:
         """A fresh member with the values Θ₀."""
         model = Decoder(self.spec.model).to(self.device)
-        bridge.fill_module(model, self.genesis_C4096(), arena_of(self.spec.model))
+        fill_module(model, self.genesis_C4096(), arena_of(self.spec.model))
         inner = self.spec.inner
         # The factor of a run with few holders would do harm here, where all train all experts.
         expert_lr = 1.0 if self.spec.outer.holders else inner.expert_lr
@@ -146,15 +147,15 @@ def dense_diloco(task: Task, rule: OuterRule = DILOCO) -> Iterator[Point]:
         present = members[: task.slots(number)]
         for slot, inner in enumerate(present):
             losses += member_round(task, inner, theta, number, slot)
-            mean += (theta - bridge.read_module(inner.module, arena).cpu()) / len(present)
+            mean += (theta - read_module(inner.module, arena).cpu()) / len(present)
         momentum = rule.momentum * momentum + mean
         theta = theta - rule.rate * (mean + rule.momentum * momentum)
-        bridge.fill_module(members[0].module, theta, arena)
+        fill_module(members[0].module, theta, arena)
         yield task.point(number, losses, members[0].module, began)
 
 
 def member_round(task: Task, inner: Inner, theta_C4096: Tensor, number: int, slot: int) -> list[float]:
     """One member's inner steps of a round from θ; its losses. Its module then holds the local weights."""
-    bridge.fill_module(inner.module, theta_C4096, arena_of(task.spec.model))
+    fill_module(inner.module, theta_C4096, arena_of(task.spec.model))
     first, steps = task.spec.steps_before(number), task.spec.steps(number)
     return list(run_steps(inner.step, lambda step: task.batch(number, slot, step), first, steps))

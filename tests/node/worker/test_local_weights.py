@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.outer.fixed import clear, padding_of, to_fixed, to_float
 from atoll.node.worker.local_weights import LocalWeights, carries, check_saved
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import cover_of, rest_of
 from atoll.protocols.run.arena import Span, arena_of
+from atoll_bench.module_values import fill_module, read_module
 from tests.node.worker.session_home import SPEC
 
 torch.set_num_threads(1)
@@ -45,10 +45,10 @@ class World:
         self.weights.start(VIEW)
 
     def local(self):
-        return bridge.read_module(self.module, ARENA).detach()
+        return read_module(self.module, ARENA).detach()
 
     def train(self, seed):
-        bridge.fill_module(self.module, self.local() + noise(seed), ARENA)
+        fill_module(self.module, self.local() + noise(seed), ARENA)
 
     def send(self, number):
         for span in cover_of(self.spec, number):

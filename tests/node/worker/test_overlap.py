@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from atoll.node.checkpoint.local import LocalBody, begin_local
-from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.ids import Round
@@ -27,6 +26,7 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec, Stage
+from atoll_bench.module_values import read_module
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member, said
 
 ARENA = arena_of(SPEC.model)
@@ -55,7 +55,7 @@ def drain(steps: Iterator[object]) -> tuple[int, TrainReply | None]:
 
 
 def local(node: Home) -> torch.Tensor:
-    return bridge.read_module(node.session._learner.module, ARENA).detach().clone()
+    return read_module(node.session._learner.module, ARENA).detach().clone()
 
 
 def anchor(node: Home) -> torch.Tensor:

@@ -9,6 +9,7 @@ from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder
 from atoll.protocols.run.arena import CHUNK, SIDE, arena_of
 from atoll.protocols.run.model_spec import ModelSpec, atoms
+from atoll_bench.module_values import fill_module, read_module
 from tests.plain.arena import scatter
 
 
@@ -81,8 +82,8 @@ def test_fill_then_read_a_module():
     torch.manual_seed(0)
     wanted = bridge.gather({a.name: torch.randn(a.shape) for a in atoms(spec)}, arena)
     model = Decoder(spec)
-    bridge.fill_module(model, wanted, arena)
-    assert torch.equal(bridge.read_module(model, arena), wanted)
+    fill_module(model, wanted, arena)
+    assert torch.equal(read_module(model, arena), wanted)
 
 
 def test_a_copy_does_not_share_memory_with_the_arena():

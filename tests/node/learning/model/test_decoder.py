@@ -11,6 +11,7 @@ from atoll.node.learning.model.decoder import Attention, Decoder, loss_of, rope_
 from atoll.node.learning.model.genesis import genesis
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.model_spec import ModelSpec, atoms
+from atoll_bench.module_values import fill_module
 
 
 def spec_of(**changes):
@@ -42,7 +43,7 @@ def built(spec, seed=1):
     model = Decoder(spec)
     theta = {name: torch.from_numpy(value) for name, value in genesis(spec, seed).items()}
     arena = arena_of(spec)
-    bridge.fill_module(model, bridge.gather(theta, arena).float() * 2.0**-24, arena)
+    fill_module(model, bridge.gather(theta, arena).float() * 2.0**-24, arena)
     return model
 
 
