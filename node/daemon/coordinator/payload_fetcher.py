@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from atoll.node.daemon.coordinator.interfaces import BlobSource
+from atoll.p2p.system.backoff import backoff_s
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import payload_size
@@ -221,4 +222,4 @@ def few_in_turn(peers: list[PeerId], attempt: int) -> list[PeerId]:
 
 def pause_s(attempt: int) -> float:
     """Return the seconds of rest before this attempt, counted from 1."""
-    return min(FIRST_RETRY_S * 2.0 ** min(attempt - 1, 16), LAST_RETRY_S)
+    return backoff_s(attempt, first_s=FIRST_RETRY_S, max_s=LAST_RETRY_S)
