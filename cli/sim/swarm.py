@@ -209,5 +209,7 @@ def _show(swarm: Swarm, known: list[dict[str, Any]], progress: Progress) -> None
     furthest = max(known, key=lambda status: (status["final"], status["round"]))
     rounds = swarm.spec.outer.rounds
     val = f"{swarm.newest.bpb:.3f} bits/byte (round {swarm.newest.round})" if swarm.newest else "–"
-    text = f"round {furthest['round']} of {rounds}, final {furthest['final']}, last val {val}, {len(known)} nodes"
+    finished = sum(status["final"] == rounds - 1 for status in known)
+    nodes = f"{finished} of {len(known)} nodes finished" if finished else f"{len(known)} nodes"
+    text = f"round {furthest['round']} of {rounds}, final {furthest['final']}, last val {val}, {nodes}"
     progress.update((furthest["final"] + 1) / rounds, text)
