@@ -68,7 +68,7 @@ class Learner:
     def inner(self) -> Inner:
         """The optimiser of `module`, with the moments."""
         if self._ranks is not None:
-            self._ranks.bring_moments(self._replica)
+            self._ranks.fetch_moments(self._replica)
         return self._replica.inner
 
     def step(self, window_BT1: NDArray[np.int64], at: int) -> float:
@@ -84,7 +84,7 @@ class Learner:
 
     def evaluate(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64], size_bytes: int) -> ValidationLoss:
         """Loss of the view on windows `[W, T + 1]`; what is trained is as it was afterwards."""
-        with self.weights.lent_to(view_C4096):
+        with self.weights.replaced_by(view_C4096):
             loss = self._parts_loss if self._ranks is not None and self._ranks.shard else loss_of
             return evaluate(self._replica.module, loss, windows_WT1, size_bytes)
 
@@ -104,7 +104,7 @@ class Learner:
 
     def _fetch_weights(self) -> None:
         if self._ranks is not None:
-            self._ranks.bring_weights(self._replica)
+            self._ranks.fetch_weights(self._replica)
 
     @property
     def experts(self) -> bytes:

@@ -104,7 +104,7 @@ class LocalWeights:
         self.changes += 1
         in_flight = self._in_flight()
         for span in self._slabs_of(shared_by(self._trained, rest_of(in_flight, self._arena.chunks))):
-            self._follow(view_C4096, span)
+            self._merge_moved(view_C4096, span)
         if arrived:
             for span in self._slabs_of(in_flight):
                 self._merge_arrived(view_C4096, span)
@@ -123,7 +123,7 @@ class LocalWeights:
         self.anchor_C4096[span.start : span.stop] = local_N4096
 
     @contextmanager
-    def lent_to(self, view_C4096: Tensor) -> Iterator[None]:
+    def replaced_by(self, view_C4096: Tensor) -> Iterator[None]:
         """Inside, the module holds the view; afterwards L again."""
         kept = {name: value.clone() for name, value in self._named.items()}
         self.changes += 1
@@ -171,7 +171,7 @@ class LocalWeights:
         """Write A into the frozen copies of these atoms."""
         write_atoms(self._module, ((place.name, read_atom(self.anchor_C4096, place)) for place in places))
 
-    def _follow(self, view_C4096: Tensor, span: Span) -> None:
+    def _merge_moved(self, view_C4096: Tensor, span: Span) -> None:
         """Nothing in flight: where the view moved, L moves with it."""
         rows = slice(span.start, span.stop)
         fresh, anchor = self._fresh(view_C4096, span), self.anchor_C4096[rows]

@@ -147,7 +147,7 @@ def _cast(model: ModelSpec, frozen: str) -> int:
 
 
 def _validation(model: ModelSpec, trained: int) -> int:
-    """The trained weights once more (`LocalWeights.lent_to`), and a forward pass of one layer and the logits."""
+    """The trained weights once more (`LocalWeights.replaced_by`), a forward pass of one layer and the logits."""
     tokens = VALIDATED_AT_ONCE * model.context
     return _WEIGHT_BYTES * trained + 4 * tokens * (2 * model.vocab + 4 * model.dim + _passing(model))
 

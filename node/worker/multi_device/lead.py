@@ -91,7 +91,7 @@ class Ranks:
         """The parts of the model that this rank has."""
         self._weights_ahead = self._moments_ahead = False
         """They moved since the host had them."""
-        self._meeting = _meeting(Path(start.home))
+        self._rendezvous = _rendezvous_file(Path(start.home))
         self._given = (-1, -1)
         self._watches: list[threading.Thread] = []
         self._children = [self._spawn(start, rank, devices) for rank in range(1, len(devices))]
@@ -105,7 +105,7 @@ class Ranks:
             watch.start()
             self._watches.append(watch)
         with self._together():
-            self._group.join(self._meeting)
+            self._group.join(self._rendezvous)
 
     def build(self, experts: bytes) -> Replica:
         """All build what trains these; what the worker's folds, saves and codec work with."""
@@ -128,7 +128,7 @@ class Ranks:
         `changes`: how often the weights and the moments were changed by other things than steps.
         """
         with self._together():
-            self._follow(replica, changes)
+            self._send_changes(replica, changes)
             self._broadcast(StepRequest(at))
             self._group.broadcast([torch.from_numpy(window_BT1)])
             loss = (self._cut or replica).inner.step(window_BT1, at)
@@ -137,8 +137,8 @@ class Ranks:
         self._weights_ahead = self._moments_ahead = self._cut is not None
         return loss
 
-    def bring_weights(self, replica: Replica) -> None:
-        """What `build` gave has the trained values afterwards."""
+    def fetch_weights(self, replica: Replica) -> None:
+        """Gather the trained values into the replica that `build` returned."""
         if self._weights_ahead:
             assert self._cut is not None
             with self._together():
@@ -146,8 +146,8 @@ class Ranks:
                 self._group.gather_weights(self._cut, replica)
             self._weights_ahead = False
 
-    def bring_moments(self, replica: Replica) -> None:
-        """Its optimiser has the moments afterwards."""
+    def fetch_moments(self, replica: Replica) -> None:
+        """Gather the moments into the replica's optimiser."""
         if self._moments_ahead:
             assert self._cut is not None
             atoms = tuple(self._cut.inner.moved())
@@ -171,21 +171,21 @@ class Ranks:
         return steps, write
 
     def loss_of(self, replica: Replica, changes: tuple[int, int], window_BT1: Tensor) -> Tensor:
-        """Of windows, without gradient, with the weights that `replica` has. Only where each rank has a part."""
+        """Loss of windows, without gradient, with the replica's weights. Only where each rank has a part."""
         assert self._cut is not None
         with self._together():
-            self._follow(replica, changes)
+            self._send_changes(replica, changes)
             self._broadcast(LossRequest(len(window_BT1)))
             self._group.broadcast([window_BT1])
             return self._group.loss(self._cut, window_BT1)
 
     def agree(self, replica: Replica) -> None:
-        """Raise LocalFault unless all hold the same bits."""
+        """Raise LocalFault unless all ranks hold the same bits."""
         with self._together():
             self._broadcast(Agree())
             self._group.agree(replica.trained())
 
-    def _follow(self, replica: Replica, changes: tuple[int, int]) -> None:
+    def _send_changes(self, replica: Replica, changes: tuple[int, int]) -> None:
         """Broadcast weights and moments that changed since the last call."""
         ours = self._cut or replica
         if self._given[0] != changes[0]:
@@ -224,8 +224,15 @@ class Ranks:
             preexec_fn=die_with_parent(os.getpid()),
         )
         begin = Begin(
-            *(start.spec, rank, len(devices), devices[rank], threads),
-            *(start.frozen, start.frozen_on_host, start.shard, str(self._meeting)),
+            spec=start.spec,
+            rank=rank,
+            ranks=len(devices),
+            device=devices[rank],
+            threads=threads,
+            frozen=start.frozen,
+            frozen_on_host=start.frozen_on_host,
+            shard=start.shard,
+            meeting=str(self._rendezvous),
         )
         _send(child, begin)
         return child
@@ -276,12 +283,12 @@ def _send(child: subprocess.Popen[bytes], ask: RankAsk) -> None:
 
 
 def _names(rank: int, ranks: int) -> dict[str, str]:
-    """As torchrun gives them on one machine."""
+    """Environment variables of a rank, as torchrun sets them on one machine."""
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
 
 
-def _meeting(home: Path) -> Path:
-    """A file that no other life of this worker used."""
+def _rendezvous_file(home: Path) -> Path:
+    """A file for the ranks to find each other that no earlier process of this worker used."""
     home.mkdir(parents=True, exist_ok=True)
     for old in home.glob("ranks-*"):
         old.unlink()

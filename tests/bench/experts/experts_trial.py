@@ -107,7 +107,7 @@ class Trial:
 
     def _point(self, number: int, losses: Sequence[float]) -> Point:
         learner = self._learners[0]
-        with learner.weights.lent_to(self.fold.view_C4096):
+        with learner.weights.replaced_by(self.fold.view_C4096):
             val_WT1 = self._data.validation(VAL_WINDOWS)
             found = evaluate(learner.module, loss_of, val_WT1, self._data.validation_bytes(VAL_WINDOWS))
         seconds = time.monotonic() - self._began

@@ -172,7 +172,7 @@ def test_the_module_is_lent_and_comes_back():
     before, anchor = world.local(), world.weights.anchor_C4096.clone()
 
     def fail():
-        with world.weights.lent_to(VIEW + 9):
+        with world.weights.replaced_by(VIEW + 9):
             assert torch.equal(world.local(), clear(to_float(VIEW + 9), padding_of(ARENA)))
             raise KeyError
 

@@ -50,6 +50,7 @@ def choose(
         tl.store(held + row, tl.minimum(found, most))
         _store_candidates(a, i, low, high, most - over, place + row * most, value + row * most)
     else:
+        # Every program that stores here stores 1, so no atomic is needed.
         tl.store(faults + tl.where(is_sound, 1, 0), 1)
         tl.store(held + row, 0)
 
@@ -88,6 +89,7 @@ def _store_candidates(
     # one scan for two counts: both are at most 4096, so 16 bits hold each
     counted = tl.cumsum((above.to(tl.int32) << 16) + between.to(tl.int32), 0)
     ties = counted & 0xFFFF
+    # Ties beyond the room have the higher indices, so they would lose the ranking too.
     kept = above | (between & (ties <= room))
     at = (counted >> 16) + tl.minimum(ties, room) - 1
     tl.store(place + at, i, mask=kept)

@@ -60,6 +60,8 @@ def fault_of(device: torch.device, layout: Layout, beta: float) -> str:
     """
     if not can_encode(layout):
         return f"there are no kernels for {layout.codec} with k = {layout.k}"
+    # A compiler of another version may contract or reorder operations: the device is used only if a trial gives
+    # the host's bits, because a run may be moved between the two at any restart.
     try:
         same = _encoded(OnDevice(device), layout, beta) == _encoded(OnHost(), layout, beta)
     except (*FAULTS, Divergence) as error:
@@ -72,8 +74,10 @@ def _encoded(encoder: Encoder, layout: Layout, beta: float) -> tuple[bytes, byte
     """Payload and new e of the trial, in two slabs."""
     residual, anchor, local = (each.to(encoder.device) for each in _trial())
     payload = encoder.begin(Layout(layout.codec, _TRIED_CHUNKS, layout.k))
+    # Two slabs of different sizes, as a worker encodes: the second begins in the middle of the payload.
     for rows in (slice(0, 4), slice(4, _TRIED_CHUNKS)):
         payload.fill(rows.start, residual[rows], anchor[rows], local[rows], beta)
+    # `local / 0` holds nothing but infinities and NaN: the check must see them.
     sound = encoder.is_sound(local) and not encoder.is_sound(local / 0)
     return bytes(payload.whole()), residual.to(HOST).numpy().tobytes() if sound else b""
 

@@ -98,6 +98,8 @@ def _scratch_for(layout: Layout, chunks: int, device: torch.device) -> _Chosen:
     def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    # Twice k as a power of two: the search for a bar may end with more than k candidates, and a kernel's vectors
+    # have lengths that are powers of two.
     k, most, small = layout.k, 2 * power_of_two(layout.k), torch.uint8
     return _Chosen(
         held_N=blank(chunks),
@@ -105,6 +107,7 @@ def _scratch_for(layout: Layout, chunks: int, device: torch.device) -> _Chosen:
         some_value_NM=blank(chunks, most, dtype=torch.float32),
         place_Nk=blank(chunks, k),
         value_Nk=blank(chunks, k, dtype=torch.float32),
+        # by rank first, so that neighbouring lanes of `fit` read neighbouring words
         order_kN=blank(k, chunks),
         word_N=blank(chunks),
         bar_N=blank(chunks),
@@ -139,6 +142,7 @@ def _subtract_and_pack(
     `at`: chunk of the payload where `out` begins.
     """
     k, low_bits, high_bits = layout.k, layout.low_bits, layout.high_bits
+    # only the set bits are stored
     own.unary_Nb.zero_()
     subtract_sent[grid_of(chunks * k, _BLOCK)](
         out, own.place_Nk, own.value_Nk, own.word_N, own.bar_N, own.code_Nk, own.unary_Nb, first, chunks,

@@ -75,9 +75,11 @@ def high_level(shape: tl.tensor) -> tl.tensor:
 @kernel
 def half_bits(scale: tl.tensor) -> tl.tensor:
     """Bits of the fp16 nearest to a float64 ≥ 0, halves to even, through float32; at most 1.0."""
+    # Through float32, as on the host: rounding once instead of twice would give other bits in rare cases.
     bits = tl.minimum(scale, 1.0).to(tl.float32).to(tl.int32, bitcast=True)
     exponent = (bits >> 23) - 127
     mantissa = (bits & 0x7FFFFF) | 0x800000
+    # Lanes below the range are set to 0 at the end; until then their shift must stay legal.
     drop = tl.where(exponent >= -14, 13, tl.minimum(-1 - exponent, 24))
     kept, middle = mantissa >> drop, 1 << (drop - 1)
     rest = mantissa & ((middle << 1) - 1)
