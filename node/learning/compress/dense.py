@@ -86,6 +86,7 @@ def encode_dense(
                 largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))
             if largest >= _NOT_FINITE:
                 return False
+            # the largest magnitude as a float again, without a second pass
             single.view(np.int32)[0] = largest
             size = np.float64(single[0]) * np.float64(_UNITS)
             half = _scale_of(values, levels, size, width, top, most, single)
@@ -104,6 +105,7 @@ def _scale_of(values: Floats, levels: Ints32, size: float, width: int, top: int,
     """Bits of the block's fp16 scale; `size` is the largest magnitude in units of 2⁻²⁶."""
     if width == 8:
         return _half_below(size / top, size / top, most, single)
+    # float32 sums in the order of the block: which scale wins is part of the bytes, and a tie goes to the first.
     best, least = 0, np.inf
     for t in range(len(_TRIES)):
         half = _half_below(size * _TRIES[t], size / 48, most, single)

@@ -107,6 +107,7 @@ def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
 
 def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
     """`work(start, stop)` of every range, at the same time."""
+    # Compiled code holds no lock on the interpreter, so plain threads run beside each other.
     if len(ranges) == 1:
         return [work(*ranges[0])]
     with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
@@ -197,6 +198,7 @@ def _subtract_sent(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form:
     units = units_of(half)
     low = np.float32(units * LOW_LEVEL) * _UNIT
     high = np.float32(units * HIGHS[form]) * _UNIT
+    # Large is decided by the bits of |x|, not by a division: the split is exact where values are equal.
     any_large = False
     most = np.int32(bar)
     bits = e.view(np.int32)

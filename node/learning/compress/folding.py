@@ -63,6 +63,7 @@ class Tables(NamedTuple):
 @lru_cache(maxsize=64)
 def rows_of(part: Cover, whole: Cover) -> Rows:
     """Rows of a payload of `part` in a round of `whole`; each span of `part` lies in one of `whole`. Cached."""
+    # Both covers rise, so one walk over the whole finds the row of each span.
     found = np.full(size_of(whole), -1, np.int32)
     # One array for equal covers, told apart by identity in `folding`: so it is read-only.
     first, row, at = 0, 0, 0
@@ -167,6 +168,7 @@ def _arrays_of(
     for line, payload, own in zip(bytes_PB, payloads, layouts, strict=True):
         check_frame(payload, own)
         line[: own.size_bytes] = np.frombuffer(payload, np.uint8)
+        # A group of fields may be read past the end of a payload: into zeros, never into another payload.
         line[own.size_bytes : own.size_bytes + SPARE] = 0
     # One map per cover, not per payload: most members of a round cover the same chunks.
     maps: dict[int, Rows] = {}

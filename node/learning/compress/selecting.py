@@ -72,6 +72,7 @@ def threshold(values: Ints32, k: int, spare: int, guess: int, top: int) -> int:
 @inlined
 def columns_of(bits: Ints32, best: Ints32) -> int:
     """Largest magnitude of each column into `best`; the largest of all."""
+    # Eight loads at constant distances, written out: the compiler makes vector instructions of them.
     m = _MAGNITUDE
     for j in range(COLUMNS):
         first = max(max(bits[j] & m, bits[j + 512] & m), max(bits[j + 1024] & m, bits[j + 1536] & m))
@@ -108,6 +109,7 @@ def candidates(bits: Ints32, best: Ints32, bar: int, scratch: Any) -> int:
             at[found] = first + np.int32(column)
             key[found] = size
             found += np.uint64(size >= least)
+    # Every hit column gives eight places at most, so `at` and `key` hold them all before the count is looked at.
     return int(found) if found <= MAX_CANDIDATES else -1
 
 
@@ -165,6 +167,7 @@ def plain_search(bits: Ints32, k: int, top: int, scratch: Any) -> None:
 @inlined
 def sort_bits(values: Ints32, spare: Ints32, tally: Ints32) -> None:
     """Sort integers ≥ 0 in place, a byte at a time."""
+    # Stable passes from the low byte up; no key is negative, so the top byte needs no case of its own.
     for shift in range(0, 32, 8):
         tally[:] = 0
         for i in range(len(values)):
@@ -206,6 +209,7 @@ def choose(bits: Ints32, k: int, guess: int, scratch: Any) -> int:
         return -1
     bar = guess
     found = -1
+    # A bar that k columns' maxima reach is reached by at least k values: nothing that is chosen lies below it.
     if k <= FAST_K:
         bar = threshold(best, k, SPARE, guess, top)
         found = candidates(bits, best, bar, scratch)
