@@ -169,7 +169,7 @@ def test_a_node_whose_link_is_slow_runs_further_ahead_and_waits_for_no_fold(worl
         async with world(16, 4, adjust=bounds) as w:
             peers = [w.start(number).peer for number in range(4)]
             for peer in peers[:3]:
-                w.network.way(peer, peers[3]).quality = Quality(1.0, math.inf, 0.0)
+                w.network.direction(peer, peers[3]).quality = Quality(1.0, math.inf, 0.0)
             await w.until(w.all_final)
             w.check_agreement()
             for number, node in w.nodes.items():
@@ -196,7 +196,7 @@ def test_without_more_room_the_same_node_waits(world):
         async with world(10, 4, overlap_steps=2) as w:
             peers = [w.start(number).peer for number in range(4)]
             for peer in peers[:3]:
-                w.network.way(peer, peers[3]).quality = Quality(1.0, math.inf, 0.0)
+                w.network.direction(peer, peers[3]).quality = Quality(1.0, math.inf, 0.0)
             await w.until(w.all_final)
             held.extend(row.held_s for row in w.nodes[3].driver.context.log.rows.values() if row.round >= 4)
 
