@@ -1,11 +1,14 @@
 """The rules of the tree, held by reading the source: who imports whom, sizes, handlers, tasks, packages."""
 
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +72,20 @@ SWALLOWING_HANDLERS = {
 }
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
+ROOM_FILES, ROOM_LINES, BUDGET_LINES = 14, 2500, 40_000
+SAME_NAMES = 10
+"""Public class names that may be used more than once in all that is shipped."""
+COMMENTED = (
+    "node/daemon/rounds/",
+    "node/daemon/consensus/",
+    "node/daemon/reduction/",
+    "node/learning/compress/",
+    "node/learning/outer/",
+    "p2p/nat/",
+)
+COMMENTS_PER_100_LINES = 4
+ALIASES = ("np", "tl", "F")
+POSITIONAL_MOST = 6
 
 SOURCES = {
     path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
@@ -88,12 +105,6 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def at_run_time(tree: ast.Module) -> ast.Module:
-    """The module without what only type checkers read."""
-    kept = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING"))]
-    return ast.Module(kept, [])
-
-
 def module_name(path: str) -> str:
     """`node/learning/model/decoder.py` -> `atoll.node.learning.model.decoder`."""
     return "atoll." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -101,7 +112,7 @@ def module_name(path: str) -> str:
 
 MODULES = {module_name(path): path for path in SOURCES}
 GRAPH = {
-    module_name(path): {name for name in imports_of(at_run_time(tree)) if name in MODULES} - {module_name(path)}
+    module_name(path): {name for name in imports_of(tree) if name in MODULES} - {module_name(path)}
     for path, tree in SOURCES.items()
 }
 
@@ -191,22 +202,36 @@ def test_leaves_of_node_do_not_know_each_other():
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_import_cycles():
-    """Peel off modules that import nothing that is left; what cannot be peeled is on a cycle or above one."""
-    left = dict(GRAPH)
+def on_cycles(graph: dict[str, set[str]]) -> list[str]:
+    """Peel off what needs nothing that is left; what cannot be peeled is on a cycle or above one."""
+    left = dict(graph)
     while free := [name for name, needs in left.items() if not needs & left.keys()]:
         for name in free:
             del left[name]
-    assert not left, f"modules on or above an import cycle: {sorted(left)}"
+    return sorted(left)
 
 
-def test_nothing_runs_or_hides_in_init_files():
-    wrong = [
-        path for path, tree in SOURCES.items() if path.endswith("__init__.py") and ast.get_docstring(tree) is None
-    ]
-    full = [p for p, tree in SOURCES.items() if p.endswith("__init__.py") and len(tree.body) > 1]
-    assert not [p for p in wrong if SOURCES[p].body]
-    assert not full
+def test_no_import_cycles_between_modules():
+    """Imports for type checkers count: who needs a name only for an annotation still knows the other module."""
+    assert on_cycles(GRAPH) == []
+
+
+def test_no_import_cycles_between_rooms():
+    """Rooms side by side; a room and the room that it is in may know each other."""
+    rooms: dict[str, set[str]] = {}
+    for name, needs in GRAPH.items():
+        room = Path(MODULES[name]).parent
+        others = {Path(MODULES[need]).parent for need in needs}
+        beside = {o for o in others if o != room and room not in o.parents and o not in room.parents}
+        rooms.setdefault(str(room), set()).update(map(str, beside))
+    assert on_cycles(rooms) == []
+
+
+def test_every_room_has_a_sign_and_hides_nothing():
+    """An `__init__.py` is one sentence that says what the room is for."""
+    doors = {path: tree for path, tree in SOURCES.items() if path.endswith("__init__.py")}
+    assert [path for path, tree in doors.items() if not (ast.get_docstring(tree) or "").endswith(".")] == []
+    assert [path for path, tree in doors.items() if len(tree.body) > 1] == []
 
 
 def functions_of(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -264,6 +289,63 @@ def test_every_task_has_an_owner():
 
 def lines_of(path: str) -> int:
     return len((ROOT / path).read_text(encoding="utf-8").splitlines())
+
+
+def test_the_shipped_source_stays_inside_its_budget():
+    assert sum(map(lines_of, SOURCES)) <= BUDGET_LINES
+
+
+def test_rooms_are_small():
+    files = Counter(Path(path).parent.as_posix() for path in SOURCES if not path.endswith("__init__.py"))
+    assert {room: count for room, count in files.items() if count > ROOM_FILES} == {}
+    lines: Counter[str] = Counter()
+    for path in SOURCES:
+        lines[Path(path).parent.as_posix()] += lines_of(path)
+    assert {room: count for room, count in lines.items() if count > ROOM_LINES} == {}
+    assert files["node"] == 0
+
+
+def test_public_class_names_are_used_once():
+    names = Counter(
+        node.name
+        for tree in SOURCES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert len([name for name, count in names.items() if count > 1]) <= SAME_NAMES
+
+
+@pytest.mark.parametrize("room", COMMENTED)
+def test_hard_rooms_give_their_reasons(room: str):
+    """Comments, not docstrings, in each hundred lines of code."""
+    comments = code = 0
+    for path in SOURCES:
+        if path.startswith(room):
+            text = (ROOT / path).read_text(encoding="utf-8")
+            code += sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith("#"))
+            for token in tokenize.generate_tokens(io.StringIO(text).readline):
+                if token.type == tokenize.COMMENT and not re.match(r"#\s*(type:|noqa|fmt:|pragma)", token.string):
+                    comments += 1
+    assert 100 * comments >= COMMENTS_PER_100_LINES * code, f"{comments} comments in {code} lines"
+
+
+def test_idioms():
+    """What a reader would have to decode: literal splats, private aliases, long rows of positional arguments."""
+    classes = {n.name for tree in SOURCES.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+    wrong = []
+    for path, tree in SOURCES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List):
+                wrong.append(f"{path}:{node.lineno} splats a literal")
+            if isinstance(node, ast.alias) and len(node.asname or "long") < 3 and node.asname not in ALIASES:
+                wrong.append(f"{path} imports {node.name} as {node.asname}")
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rpartition(".")[2]
+                if name in classes and len(node.args) > POSITIONAL_MOST:
+                    wrong.append(f"{path}:{node.lineno} {name} with {len(node.args)} positional arguments")
+                if name == "sleep" and [ast.unparse(arg) for arg in node.args] == ["0"]:
+                    wrong.append(f"{path}:{node.lineno} waits for nothing: readiness is an event")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_modules_are_pages():
