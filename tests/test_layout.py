@@ -84,6 +84,11 @@ COMMENTED = (
     "p2p/nat/",
 )
 COMMENTS_PER_100_LINES = 4
+YIELDS = {
+    "p2p/ledger/sync.py": "between signatures that are verified, so that other tasks have their turn",
+    "p2p/transports/memory/memory_stream.py": "a write gives other hosts their turn, as a real one does",
+}
+"""Where `sleep(0)` yields on purpose; nowhere is it a way to wait for readiness."""
 ALIASES = ("np", "tl", "F")
 POSITIONAL_MOST = 6
 
@@ -343,7 +348,7 @@ def test_idioms():
                 name = ast.unparse(node.func).rpartition(".")[2]
                 if name in classes and len(node.args) > POSITIONAL_MOST:
                     wrong.append(f"{path}:{node.lineno} {name} with {len(node.args)} positional arguments")
-                if name == "sleep" and [ast.unparse(arg) for arg in node.args] == ["0"]:
+                if name == "sleep" and ast.unparse(node.args[0]) == "0" and path not in YIELDS:
                     wrong.append(f"{path}:{node.lineno} waits for nothing: readiness is an event")
     assert not wrong, "\n".join(wrong)
 

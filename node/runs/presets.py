@@ -47,8 +47,8 @@ SHAPES = {
     "125m": Shape(768, 18, 12, 4, 2176, 1024),
     "350m": Shape(1024, 24, 16, 4, 3840, 1024),
     "1b": Shape(2048, 16, 32, 8, 8192, 2048),
-    "moe-smoke": Shape(128, 4, 4, 4, 256, 128, True, ExpertsSpec(count=8, per_token=2, ffn=128)),
-    "moe-12m": Shape(192, 6, 6, 6, 384, 256, True, ExpertsSpec(count=16, per_token=2, ffn=192)),
+    "moe-smoke": Shape(128, 4, 4, 4, 256, 128, qk_norm=True, experts=ExpertsSpec(count=8, per_token=2, ffn=128)),
+    "moe-12m": Shape(192, 6, 6, 6, 384, 256, qk_norm=True, experts=ExpertsSpec(count=16, per_token=2, ffn=192)),
 }
 NAMES = tuple(SHAPES)
 _OF_BYTES = ("tiny", "10m", "moe-smoke", "moe-12m")

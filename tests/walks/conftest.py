@@ -1,2 +1,3 @@
 from tests.e2e.conftest import nodes, until
+
 __all__ = ["nodes", "until"]

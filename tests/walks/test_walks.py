@@ -43,7 +43,10 @@ def test_the_walks(nodes, until, tmp_path, monkeypatch):
     owner.stop()
     walk_a = set.union(*(traced(folder, pid, "walk") for pair in pids.values() for pid in pair))
     walk_b = set.union(*(traced(folder, pid, "start") for pid in pids["m"]))
-    import shutil; shutil.copytree(folder, "/tmp/walkout", dirs_exist_ok=True); print("PIDS", pids)
+    import shutil
+
+    shutil.copytree(folder, "/tmp/walkout", dirs_exist_ok=True)
+    print("PIDS", pids)
     print(*sorted(walk_a), "", *sorted(walk_b), sep="\n")
     without = {path for path in walk_a if not path.startswith("protocols/")}
     print(len(walk_a), len(without), len(walk_b), len({p for p in walk_b if not p.startswith("protocols/")}))

@@ -161,7 +161,9 @@ class Tracer:
             return any(self.holds(each, depth + 1) for each in value)
         if isinstance(value, dict) and len(value) <= WIDTH:
             return any(self.holds(each, depth + 1) for each in (*value, *value.values()))
-        fields = getattr(type(value), "__struct_fields__", None) or getattr(type(value), "__dataclass_fields__", ())
+        fields = getattr(type(value), "__struct_fields__", None) or getattr(
+            type(value), "__dataclass_fields__", ()
+        )
         if not fields or not getattr(type(value), "__module__", "").startswith("atoll."):
             return hasattr(value, "__fspath__") and self.holds(os.fspath(value))
         found = any(self.holds(getattr(value, name, None), depth + 1) for name in fields)
@@ -187,16 +189,24 @@ class Tracer:
 
 def label_of(frame):
     import asyncio
+
     name = frame.f_code.co_name
     back = frame.f_back
     while back is not None and (not back.f_code.co_filename.startswith(ROOTS)):
         back = back.f_back
-    parent = "none" if back is None else next(r for r in ROOTS if back.f_code.co_filename.startswith(r)).split("/")[-2]+ "/" + back.f_code.co_filename.split("/")[-2]
+    parent = (
+        "none"
+        if back is None
+        else next(r for r in ROOTS if back.f_code.co_filename.startswith(r)).split("/")[-2]
+        + "/"
+        + back.f_code.co_filename.split("/")[-2]
+    )
     return parent + ":" + label_rest(frame)
 
 
 def label_rest(frame):
     import asyncio
+
     name = frame.f_code.co_name
     init = "init" if name in ("__init__", "__post_init__", "__new__") else "call"
     if threading.current_thread() is not threading.main_thread():
@@ -205,7 +215,8 @@ def label_rest(frame):
         task = asyncio.current_task()
     except RuntimeError:
         return f"noloop:{init}"
-    if task is None: return f"callback:{init}"
+    if task is None:
+        return f"callback:{init}"
     return f"{task.get_name().split('-')[0].split(' ')[0]}:{init}"
 
 
