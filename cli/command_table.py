@@ -1,7 +1,13 @@
 """The command table: name -> where it lives and its one line. Nothing is imported to print it.
 
 A place without a colon is a group of entry points: the repository adds such a command, the plain install has none.
+
+Finds what a clone of the repository adds to `atoll`, by entry point: the plain install has none of it.
 """
+
+from importlib.metadata import EntryPoint, entry_points
+
+from atoll.protocols.errors import ConfigError
 
 COMMANDS = {
     "run": ("atoll.cli.commands.run:run", "Make, list and show runs."),
@@ -25,3 +31,13 @@ COMMANDS = {
     "bench": ("atoll.commands", "The published figures, measured again here."),
     "sim": ("atoll.cli.sim.command:sim", "A swarm of real processes on this machine."),
 }
+
+
+def extension(group: str, name: str, what: str) -> EntryPoint:
+    """The entry point `name` of `group`, not loaded. Raises ConfigError, which calls it `what`, without it."""
+    found = next(iter(entry_points(group=group, name=name)), None)
+    if found is None:
+        raise ConfigError(
+            f"{what}: not part of the plain install", hint="`git clone` the repository; `make setup`"
+        )
+    return found

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import click
 
-from atoll.cli.command_table import COMMANDS
-from atoll.cli.extensions import extension
+from atoll.cli.command_table import COMMANDS, extension
 from atoll.protocols.errors import AtollError
 
 INTERRUPTED = 130

@@ -1,8 +1,7 @@
 """What a run costs, as people read it."""
 
 from atoll.cli.formatting import number, room_text, size, span
-from atoll.node.config.devices import devices_of
-from atoll.node.config.node_config import NodeConfig
+from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.runs.capacity.join_preview import Preview
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.protocols.errors import counted

@@ -16,11 +16,9 @@ from atoll.cli.preview_lines import expert_lines, need_lines
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config, to_struct
 from atoll.node.import_export.source_options import CheckpointSource
-from atoll.node.runs.capacity.expert_capacity import room_of
-from atoll.node.runs.capacity.free_resources import measure_free
+from atoll.node.runs.capacity.free_resources import measure_free, room_of
 from atoll.node.runs.capacity.join_preview import Preview, preview_of
-from atoll.node.runs.fragments import fragmented
-from atoll.node.runs.presets import NAMES, preset
+from atoll.node.runs.presets import NAMES, fragmented, preset
 from atoll.node.runs.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import AtollError, ConfigError, counted

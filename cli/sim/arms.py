@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.cli.extensions import extension
+from atoll.cli.command_table import extension
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.swarm import Swarm
 from atoll.protocols.errors import LocalFault

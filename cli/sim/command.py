@@ -12,10 +12,10 @@ import click
 from atoll.cli.commands.new_run import UPCYCLE_FORM
 from atoll.cli.commands.run import FRAGMENTS_HELP
 from atoll.cli.sim.arms import arms_module, run_arms
-from atoll.cli.sim.history import members_of_rounds
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.report import as_json, print_report
 from atoll.cli.sim.swarm import measure_idle, play, prepare, set_up
+from atoll.cli.sim.verdict import members_of_rounds
 from atoll.node.runs.presets import NAMES
 from atoll.p2p.system.atomic_files import write_whole
 

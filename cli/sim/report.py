@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from atoll.cli.sim import verdict
-from atoll.cli.sim.history import Rows, bpb_at, by_round, newest_validation, share_of, tokens_used
 from atoll.cli.sim.swarm import Swarm
+from atoll.cli.sim.verdict import Rows, bpb_at, by_round, newest_validation, share_of, tokens_used
 
 REPORT_VERSION = 2
 ARM_LIMITS = {"adamw": 1.10, "diloco": 1.00, "average": 1.01}

@@ -9,13 +9,12 @@ import msgspec
 
 from atoll.cli.commands.new_run import Draft, origin_of, write_run
 from atoll.cli.commands.run import with_changes
-from atoll.cli.sim.history import Validation, newest_validation
 from atoll.cli.sim.nodes import SimNode
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.scenario import Story, plan
+from atoll.cli.sim.verdict import Validation, newest_validation
 from atoll.node.config.home import Home
-from atoll.node.runs.fragments import fragmented
-from atoll.node.runs.presets import preset
+from atoll.node.runs.presets import fragmented, preset
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.run.run_spec import RunSpec, Stage, open_run

@@ -23,7 +23,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atoll.node.checkpoint import safefile
+from atoll.node.checkpoint import tensorfile as safefile
 from atoll.node.checkpoint.disk import TEMPORARY, remove_tree, write_piece
 from atoll.node.checkpoint.parts import WriteParts, hash_with_parts, read_parts
 from atoll.p2p.system.atomic_files import disk, sync_folder

@@ -12,9 +12,9 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint import safefile
-from atoll.node.checkpoint.atoms import read_atom, write_atom
+from atoll.node.checkpoint import tensorfile as safefile
 from atoll.node.checkpoint.disk import Piece, write_file
+from atoll.node.checkpoint.tensorfile import read_atom, write_atom
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest

@@ -1,6 +1,8 @@
 """NodeConfig: the local choices of one node, from `config.toml` in its home and from flags, which win.
 
 What peers must agree on is in RunSpec and never here. Unknown keys are errors.
+
+What `device` in the configuration may be: `auto`, one device, or several that take each step together.
 """
 
 import difflib
@@ -13,21 +15,39 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from atoll.node.config.devices import check_devices, devices_of
-from atoll.node.daemon.web.listen_address import parse_listen_address
+from atoll.node.daemon.web.server import parse_listen_address
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 
+MAX_DEVICES = 64
+_GPU = r"cuda:(0|[1-9][0-9]?)"
+_ONE = re.compile(rf"auto|cpu|cuda|{_GPU}")
+_MANY = re.compile(rf"cpu(,cpu)+|{_GPU}(,{_GPU})+")
 LogLevel = Literal["debug", "info", "warning", "error"]
 MAX_SEEDS = 64
 MAX_PLACES = 8
 _MAX_BYTES = 1 << 20
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
 _MADDR = re.compile(r"(/[a-z0-9-]+(/[^/\s]+)?)+")
-
 S = TypeVar("S", bound=msgspec.Struct)
+
+
+def check_devices(text: str) -> None:
+    """Raise ConfigError for what no machine can have."""
+    devices = devices_of(text)
+    if not (_ONE.fullmatch(text) or _MANY.fullmatch(text)):
+        raise ConfigError(f"device {text!r} is not one of auto, cpu, cuda, cuda:N, or cuda:0,cuda:1 and so on")
+    if len(devices) > MAX_DEVICES:
+        raise ConfigError(f"device: {len(devices)} devices; at most {MAX_DEVICES} are legal")
+    if devices[0] != "cpu" and len(set(devices)) < len(devices):
+        raise ConfigError(f"device {text!r} names a GPU twice")
+
+
+def devices_of(text: str) -> tuple[str, ...]:
+    """`cuda:0,cuda:1` -> both. The first one is the worker's own."""
+    return tuple(text.split(","))
 
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

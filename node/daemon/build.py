@@ -15,8 +15,7 @@ from atoll.node.daemon.status import DaemonOperator, StopDaemon
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog
-from atoll.node.daemon.web.listen_address import parse_listen_address
-from atoll.node.daemon.web.server import WebServer
+from atoll.node.daemon.web.server import WebServer, parse_listen_address
 from atoll.node.daemon.web.site import Site
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.invites import opening_entry

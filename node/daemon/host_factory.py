@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atoll.node.config.node_config import NodeConfig
-from atoll.p2p.host.endpoint import is_loopback
 from atoll.p2p.host.interface import Host, PeerAddress
+from atoll.p2p.host.maddrs import is_loopback
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.p2p.nat.route_host import RouteHost, RouteOptions
 from atoll.p2p.system.atomic_files import read_whole
-from atoll.p2p.transports.inbound_stream import OnFault
-from atoll.p2p.transports.p2pd.listen import require_free
+from atoll.p2p.transports.host_base import OnFault
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
-from atoll.p2p.transports.p2pd.process import P2pdOptions
+from atoll.p2p.transports.p2pd.process import P2pdOptions, require_free
 from atoll.p2p.transports.pylibp2p.options import PyLibp2pOptions, refused_listen, unsupported
 from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, LocalFault, first_fault
 from atoll.protocols.identity import Identity

@@ -15,8 +15,7 @@ from atoll.node.config.home import Home
 from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
 from atoll.node.daemon.feed_recovery import LostFeed, read_mark
 from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan_listen
-from atoll.node.runs.capacity.expert_capacity import offer_of
-from atoll.node.runs.capacity.free_resources import measure_free
+from atoll.node.runs.capacity.free_resources import measure_free, offer_of
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.invites import check_admission, load_invite, store_invite
 from atoll.node.runs.run_files import (

@@ -7,8 +7,7 @@ import msgspec
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.rounds.queries import MORE_ROOM
 from atoll.node.doctor.checks import DoctorCheck, DoctorInput, Finding
-from atoll.node.runs.capacity.expert_capacity import trained_of
-from atoll.node.runs.capacity.free_resources import measure_room
+from atoll.node.runs.capacity.free_resources import measure_room, trained_of
 from atoll.node.runs.capacity.join_preview import MEMBERS
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.local.control_messages import Room

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import devices_of
 from atoll.node.daemon.coordinator.interfaces import snapshot_max_bytes
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
 from atoll.node.doctor.experts import config_or_cpu, trained_experts

@@ -19,9 +19,8 @@ from atoll.p2p.discovery.dns import system_lookup
 from atoll.p2p.discovery.dnsaddr import resolve
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, is_dns_seed, parse_seed
-from atoll.p2p.transports.p2pd.listen import require_free
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
-from atoll.p2p.transports.p2pd.process import P2pdOptions
+from atoll.p2p.transports.p2pd.process import P2pdOptions, require_free
 from atoll.p2p.transports.p2pd.schema import binary
 from atoll.protocols.errors import ConfigError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity

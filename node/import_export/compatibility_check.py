@@ -19,8 +19,8 @@ from atoll.node.learning.data.given import open_tokenizer
 from atoll.node.learning.data.tokens import TextTokenizer, built_in_tokenizer
 from atoll.node.learning.inner.evaluate import evaluate
 from atoll.node.learning.model import bridge
+from atoll.node.learning.model.bridge import named_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
-from atoll.node.learning.model.named import named_atoms
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.arena import arena_of

@@ -7,11 +7,11 @@ meanwhile; then the export fails with one line, and a second try succeeds.
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.node.checkpoint.atoms import read_atom
 from atoll.node.checkpoint.local import LocalState, load_local
 from atoll.node.checkpoint.snapshot import Snapshot, read_own_snapshot
+from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.import_export.huggingface.folder import save_folder
-from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer_json, tokenizer_files
+from atoll.node.import_export.huggingface.serving import byte_tokenizer_json, tokenizer_files
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.tokens import built_in_tokenizer

@@ -19,15 +19,19 @@ from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.import_export.export_run import BLOBS
 from atoll.node.import_export.huggingface.folder import HuggingFaceFolder, load_folder
-from atoll.node.import_export.huggingface.serving import read_serving
-from atoll.node.import_export.huggingface.tokenizer import TOKENIZER_JSON, byte_tokenizer_json, is_same_tokenizer
+from atoll.node.import_export.huggingface.serving import (
+    TOKENIZER_JSON,
+    byte_tokenizer_json,
+    is_same_tokenizer,
+    read_serving,
+)
 from atoll.node.import_export.huggingface.upcycle import upcycle
 from atoll.node.import_export.join_shards import open_checkpoint
 from atoll.node.import_export.source_options import CheckpointSource, HuggingFaceSource, RunSource
 from atoll.node.learning.data.given import open_tokenizer
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import state_digest
-from atoll.node.runs.continuation import continuation_of
+from atoll.node.runs.presets import continuation_of
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.system.atomic_files import disk, make_folder, read_whole
 from atoll.protocols.blobs import manifest_of_bytes, manifest_of_file

@@ -13,20 +13,23 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atoll.node.checkpoint import shards as checkpoint_shards
-from atoll.node.checkpoint.atoms import all_finite, write_atom
+from atoll.node.checkpoint import universal as checkpoint_shards
 from atoll.node.checkpoint.disk import Piece, map_file, write_file
-from atoll.node.checkpoint.safefile import Spec
-from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, WEIGHT, is_valid, moment_specs
-from atoll.node.checkpoint.tensorfile import TensorFile, file_pieces
+from atoll.node.checkpoint.tensorfile import Spec, TensorFile, all_finite, file_pieces, write_atom
 from atoll.node.checkpoint.universal import (
+    ERROR,
     JSON_MAX_BYTES,
+    MOMENTS_NOTE,
     SHARED,
+    STEP,
+    WEIGHT,
     CheckpointManifest,
     Shard,
     check_signature,
     from_json,
+    is_valid,
     joined,
+    moment_specs,
     to_json,
 )
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, Proven, read_proof

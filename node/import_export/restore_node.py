@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint.atoms import write_atom
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
-from atoll.node.checkpoint.shards import ERROR, STEP, WEIGHT, is_optimised
-from atoll.node.checkpoint.universal import SHARED, Shard
+from atoll.node.checkpoint.tensorfile import write_atom
+from atoll.node.checkpoint.universal import ERROR, SHARED, STEP, WEIGHT, Shard, is_optimised
 from atoll.node.daemon.feed_recovery import mark_restored, read_mark
 from atoll.node.import_export.export_run import BLOBS, STATE
 from atoll.node.import_export.join_shards import TOKENIZER, ShardedCheckpoint

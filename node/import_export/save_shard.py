@@ -6,12 +6,20 @@ from pathlib import Path
 from msgspec.structs import replace
 from torch import Tensor
 
-from atoll.node.checkpoint.atoms import read_atom
 from atoll.node.checkpoint.disk import Piece, write_file
 from atoll.node.checkpoint.local import LocalState
-from atoll.node.checkpoint.shards import ERROR, STEP, WEIGHT, shard_specs
-from atoll.node.checkpoint.tensorfile import file_pieces
-from atoll.node.checkpoint.universal import SHARED, VERSION, Shard, signed, to_json
+from atoll.node.checkpoint.tensorfile import file_pieces, read_atom
+from atoll.node.checkpoint.universal import (
+    ERROR,
+    SHARED,
+    STEP,
+    VERSION,
+    WEIGHT,
+    Shard,
+    shard_specs,
+    signed,
+    to_json,
+)
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, gather, read_proof
 from atoll.node.import_export.export_run import BLOBS, STATE, load_saved, tokenizer_json
 from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of

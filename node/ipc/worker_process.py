@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from atoll.node.ipc.framing import frame
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size
 from atoll.p2p.system.atomic_files import disk
-from atoll.p2p.system.backoff import backoff_s
 from atoll.p2p.system.child_processes import die_with_parent
+from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols import codec, errors
 from atoll.protocols.local.worker_messages import (
     FRAME_MAX_BYTES,

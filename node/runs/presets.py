@@ -4,12 +4,20 @@
 follow SparseLoCo's published settings (arXiv 2508.15706) and are starting points. `moe-…` are mixtures of experts:
 `moe-smoke` for tests, `moe-12m` with 92 % of its weights in experts: their members may share the experts, so that
 their rounds are not reduced. Rounds of dense runs are, above sixteen contributors.
+
+A run whose model is exchanged in fragments (protocols/ledger/coverage.py): a lower peak rate, not fewer
+bytes.
+
+A run that goes on from another one's round: the same recipe, from where that one was. Pure.
 """
 
 import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId
+from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.run_spec import (
     SPEC_VERSION,
@@ -101,7 +109,6 @@ _SMALL = (
     ),
     CompressSpec(codec="sparse2", k=128, feedback=0.5),
 )  # fmt: skip
-
 _LARGE = {
     # name: (peak rate, sequences of one member's step, rounds)
     "10m": (2e-3, 16, 400),
@@ -131,3 +138,69 @@ def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
         rounds=rounds, stages=stages, alpha_256=256, floor_256=64, overlap_steps=2, overlap_most=5
     )  # fmt: skip
     return inner, outer, CompressSpec(codec="sparse2", k=64, feedback=0.95)
+
+
+def fragmented(spec: RunSpec, count: int) -> RunSpec:
+    """The run in `count` fragments and as much finer rounds, which are not reduced.
+
+    Raises ConfigError where it has fragments already, or for more of them than the model can have.
+    """
+    if spec.outer.fragments != 1:
+        raise ConfigError(f"the run has {spec.outer.fragments} fragments already", hint="drop --fragments")
+    spec = replace(spec, outer=finer(spec.outer, count), reduce=None if count > 1 else spec.reduce)
+    spec.check()
+    return spec
+
+
+def finer(outer: OuterSpec, count: int) -> OuterSpec:
+    """The schedule in rounds of a `count`-th of the steps: each fragment is exchanged as often as the whole was.
+
+    Steps of a round are whole, at least one, and a stage has whole rounds: it takes as many steps in all as
+    before but for half a round. Experts are merged as often as before.
+    """
+    ends = [*(stage.first for stage in outer.stages[1:]), outer.rounds]
+    stages: list[Stage] = []
+    first = 0
+    for stage, end in zip(outer.stages, ends, strict=True):
+        span = min(end, outer.rounds) - stage.first
+        if span <= 0:
+            break  # the run ends before this stage
+        steps = max(1, _nearest(stage.steps, count))
+        stages.append(Stage(first, steps))
+        first += max(1, _nearest(span * stage.steps, steps))
+    merge = outer.merge
+    if merge:
+        merge = replace(merge, every=count * merge.every, until=count * merge.until)
+    return replace(outer, rounds=first, stages=tuple(stages), fragments=count, merge=merge if merge else UNSET)
+
+
+def _nearest(total: int, parts: int) -> int:
+    """total / parts, rounded to the nearest integer, halves up."""
+    return (2 * total + parts) // (2 * parts)
+
+
+def continuation_of(recipe: RunSpec, done: int) -> RunSpec:
+    """The rest of a run of which `done` rounds are final: what is left of its rounds, stages and schedules.
+
+    A run that was at its end has as many rounds again, at the rate where it ended.
+    """
+    outer, inner = recipe.outer, recipe.inner
+    rounds = outer.rounds - done if done < outer.rounds else outer.rounds
+    first_step = min(1 << 31, inner.first_step + recipe.steps_before(done))
+    later = (Stage(stage.first - done, stage.steps) for stage in outer.stages if stage.first > done)
+    stages = (Stage(0, recipe.steps(done)), *later)
+    return replace(
+        recipe,
+        version=SPEC_VERSION,
+        outer=replace(outer, rounds=rounds, stages=stages, merge=_merging(outer.merge, done)),
+        inner=replace(inner, first_step=first_step),
+    )
+
+
+def _merging(spec: MergeSpec | UnsetType, done: int) -> MergeSpec | UnsetType:
+    """α goes on falling along the same line, to 0 in the same round; its first value is rounded down."""
+    if not spec or done >= spec.until:
+        return UNSET
+    left = spec.until - done
+    alpha_4096 = spec.alpha_4096 * left // spec.until
+    return replace(spec, until=left, alpha_4096=alpha_4096) if alpha_4096 else UNSET

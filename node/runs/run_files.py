@@ -11,7 +11,7 @@ from atoll.node.config.home import Home
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.swarm.run_fetch import fetch_run
 from atoll.p2p.system.atomic_files import read_whole, write_whole
-from atoll.p2p.system.backoff import backoff_s
+from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, PeerFault, Unreachable
 from atoll.protocols.ids import RunId

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atoll.node.checkpoint.atoms import all_finite
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.generations import Unfinished
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
+from atoll.node.checkpoint.tensorfile import all_finite
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner, experts_among

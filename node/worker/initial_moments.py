@@ -10,9 +10,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atoll.node.checkpoint.atoms import write_atom
-from atoll.node.checkpoint.shards import ERROR, MOMENTS_NOTE, STEP, is_optimised, is_valid, moment_specs
-from atoll.node.checkpoint.tensorfile import TensorFile
+from atoll.node.checkpoint.tensorfile import TensorFile, write_atom
+from atoll.node.checkpoint.universal import ERROR, MOMENTS_NOTE, STEP, is_optimised, is_valid, moment_specs
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner
 from atoll.protocols.errors import DecodeError, DiskFault

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from atoll.node.checkpoint.atoms import all_finite, read_atom
+from atoll.node.checkpoint.tensorfile import all_finite, read_atom
 from atoll.node.learning.model import bridge
-from atoll.node.learning.model.named import frozen_names, named_atoms, write_atoms
+from atoll.node.learning.model.bridge import frozen_names, named_atoms, write_atoms
 from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, shared_by, slabs, trained_cover

@@ -16,10 +16,8 @@ from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.folding import Tables
 from atoll.node.learning.compress.folding import decode as decode_tables
 from atoll.node.learning.outer.mean import outer_update, weighted_mean
-from atoll.node.learning.reduction.arithmetic import Arithmetic
-from atoll.node.learning.reduction.judging import proves_fault
-from atoll.node.learning.reduction.reducer import Reducer
-from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back, slice_update
+from atoll.node.learning.reduction.reducer import Reducer, proves_fault
+from atoll.node.learning.reduction.reducing import Arithmetic, ReducerErrorFeedback, hand_back, slice_update
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from atoll.node.checkpoint.disk import map_payload
-from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.data.cache import default_cache

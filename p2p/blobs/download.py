@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from atoll.p2p.blobs.chunk_schedule import PATIENCE_S, ChunkSchedule
 from atoll.p2p.blobs.partial import PartialBlob
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.system.backoff import backoff_s
+from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols.blobs import BlobManifest
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import Digest, PeerId, short

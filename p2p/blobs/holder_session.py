@@ -5,11 +5,11 @@ from collections import Counter
 from typing import cast
 
 from atoll.p2p.blobs import frames
+from atoll.p2p.blobs.chunk_schedule import FlowWindow
 from atoll.p2p.blobs.download import HOLDERS_AT_ONCE, Download
-from atoll.p2p.blobs.flow_window import FlowWindow
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, read_frame, write_frame
 from atoll.p2p.host.interface import Stream
-from atoll.p2p.system.first_failure import together
+from atoll.p2p.system.waiting import together
 from atoll.protocols import codec
 from atoll.protocols.blobs import BLOB_CHUNK_BYTES, MANIFEST_MAX_BYTES, BlobManifest, decode_manifest
 from atoll.protocols.errors import DecodeError, Unreachable

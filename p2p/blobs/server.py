@@ -13,7 +13,7 @@ from atoll.p2p.blobs import frames
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import framed, read_frame, size_prefix
 from atoll.p2p.host.interface import Host, Stream
-from atoll.p2p.system.first_failure import together
+from atoll.p2p.system.waiting import together
 from atoll.protocols import codec
 from atoll.protocols.blobs import BlobManifest
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable

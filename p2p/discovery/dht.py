@@ -21,8 +21,7 @@ import msgspec
 from atoll.p2p.discovery import dht_pipe, dht_records
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, framed
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.system.backoff import backoff_s
-from atoll.p2p.system.notifier import Notifier
+from atoll.p2p.system.waiting import Notifier, backoff_s
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity

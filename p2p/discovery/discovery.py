@@ -18,9 +18,8 @@ from atoll.p2p.discovery.dns import TxtLookup, system_lookup
 from atoll.p2p.discovery.dnsaddr import DnsSeed
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, KnownPeer, is_dns_seed
-from atoll.p2p.system.backoff import FIRST_S as FIRST_BACKOFF_S
-from atoll.p2p.system.backoff import backoff_s
-from atoll.p2p.system.notifier import Notifier
+from atoll.p2p.system.waiting import FIRST_S as FIRST_BACKOFF_S
+from atoll.p2p.system.waiting import Notifier, backoff_s
 from atoll.protocols.errors import DiskFault, Unreachable
 from atoll.protocols.ids import PeerId, short
 

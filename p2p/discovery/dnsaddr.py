@@ -15,7 +15,7 @@ from atoll.p2p.discovery.dns import LOOKUP_S, TxtLookup
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.host.maddrs import MADDRS_PER_PEER, parse_maddr
 from atoll.p2p.membership.address_book import dns_name
-from atoll.p2p.system.backoff import backoff_s
+from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes
 

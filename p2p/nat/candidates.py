@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from atoll.p2p.host.endpoint import is_global, is_loopback
+from atoll.p2p.host.maddrs import is_global, is_loopback
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import PeerId
 from atoll.protocols.nat import peer_named

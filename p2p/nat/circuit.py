@@ -11,7 +11,7 @@ from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Handler, Host, Stream
 from atoll.p2p.nat.circuit_tls import RECORDS_BYTES, SEALED_MAX_BYTES, Credentials, Tls
 from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, OPEN_S, RELAY_PROTOCOL
-from atoll.p2p.transports.inbound_stream import Admission, OnFault, run_handler
+from atoll.p2p.transports.host_base import Admission, OnFault, run_handler
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short

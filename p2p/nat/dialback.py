@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Final
 
-from atoll.p2p.host.endpoint import Endpoint, endpoint_of
+from atoll.p2p.host.maddrs import Endpoint, endpoint_of
 from atoll.protocols.errors import Unreachable
 
 PROBE_S: Final = 3.0

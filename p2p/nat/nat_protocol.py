@@ -12,10 +12,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from atoll.p2p.host.endpoint import endpoint_of
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
-from atoll.p2p.host.maddrs import legal_maddrs
+from atoll.p2p.host.maddrs import endpoint_of, legal_maddrs
 from atoll.p2p.limits.token_bucket import PeerRateLimit
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable

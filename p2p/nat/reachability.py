@@ -7,7 +7,7 @@ cannot). One observer shows a symmetric router only by the port that it changed;
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.p2p.host.endpoint import Endpoint, endpoint_of, is_global, with_ip
+from atoll.p2p.host.maddrs import Endpoint, endpoint_of, is_global, with_ip
 from atoll.protocols.ids import PeerId
 from atoll.protocols.nat import Reach
 

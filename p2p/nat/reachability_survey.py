@@ -16,7 +16,7 @@ from atoll.p2p.host.interface import Host
 from atoll.p2p.host.maddrs import legal_maddrs
 from atoll.p2p.nat.nat_protocol import Clocks, request
 from atoll.p2p.nat.reachability import FAILED_PUNCHES, Evidence, Verdict, candidates, judge
-from atoll.p2p.system.notifier import Notifier
+from atoll.p2p.system.waiting import Notifier
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
 from atoll.protocols.nat import MADDRS, DialBack, Look, Reached, Seen

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from atoll.p2p.host.endpoint import is_global
 from atoll.p2p.host.interface import Host, PeerAddress
+from atoll.p2p.host.maddrs import is_global
 from atoll.p2p.nat import dialback
 from atoll.p2p.nat.candidates import Attempt, CandidateAddresses, race
 from atoll.p2p.nat.circuit import SecureStream

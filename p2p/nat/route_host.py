@@ -32,8 +32,7 @@ from atoll.p2p.nat.nat_protocol import Clocks, NatServer
 from atoll.p2p.nat.reachability_survey import ReachabilitySurvey
 from atoll.p2p.nat.relay import Relay, RelayStatistics
 from atoll.p2p.nat.route_dialer import DirectPeers, RouteDialer, RouteOptions
-from atoll.p2p.transports.host_base import Announcer, Subscription
-from atoll.p2p.transports.inbound_stream import OnFault, log_fault
+from atoll.p2p.transports.host_base import Announcer, OnFault, Subscription, log_fault
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId

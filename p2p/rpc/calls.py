@@ -13,7 +13,7 @@ from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.rpc import frames
 from atoll.p2p.rpc.call_stream import OutgoingCalls, check_hello, read_hello, send_hello
 from atoll.p2p.rpc.server import CallServer, Method
-from atoll.p2p.transports.inbound_stream import OnFault, log_fault
+from atoll.p2p.transports.host_base import OnFault, log_fault
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import AtollError, LocalFault, Unreachable

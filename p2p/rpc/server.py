@@ -11,7 +11,7 @@ from atoll.p2p.host.framing import read_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
 from atoll.p2p.rpc.call_stream import IN_FLIGHT, FrameOutbox, check_hello, read_hello, send_hello
-from atoll.p2p.transports.inbound_stream import OnFault
+from atoll.p2p.transports.host_base import OnFault
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import AtollError, LocalFault, PeerFault, RunMismatch, Unreachable

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from atoll.p2p.gossip.flooding import Gossip
 from atoll.p2p.ledger.store import Equivocation, Ledger
 from atoll.p2p.ledger.sync import LedgerSync
-from atoll.p2p.membership.register_store import RegisterStore
-from atoll.p2p.membership.register_sync import RegisterSync
+from atoll.p2p.membership.register_store import RegisterStore, RegisterSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.swarm.anti_entropy import AntiEntropy
 from atoll.protocols.errors import LocalFault, PeerFault

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.p2p.blobs.blob_exchange import Blobs
+from atoll.p2p.blobs.fetch import Blobs
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.discovery import TARGET, Discovery
@@ -26,7 +26,7 @@ from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.swarm.announcements import Announcements
 from atoll.p2p.swarm.connections import PeerConnections, PeerView
 from atoll.p2p.swarm.replication import Replication
-from atoll.p2p.system.notifier import Notifier
+from atoll.p2p.system.waiting import Notifier
 from atoll.protocols.errors import LocalFault, PeerFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, short

@@ -17,7 +17,7 @@ MAX_EXPERT_LAYERS = 1 << 16
 """Most experts times layers: each pair has three atoms, and a peer's RunSpec decides the length of their table."""
 _EXPERTS = ".mlp.experts."
 BIAS = "mlp.gate.e_score_correction_bias"
-"""Name of the one atom that a controller changes, not a gradient (node/learning/model/balance.py)."""
+"""Name of the one atom that a controller changes, not a gradient (node/learning/model/moe.py)."""
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,8 +9,8 @@ The moments of one expert, from its previous holder to the next:
 Moments decay within 1 / (1 − β₂) steps, so bfloat16 is precise enough. A file has one legal size in a run.
 
 A checkpoint's moments come in several files, so that a member fetches only what it trains
-(node/checkpoint/shards.py): file 0 has the atoms that every member trains, each other file a group of experts with
-consecutive numbers.
+(node/checkpoint/universal.py): file 0 has the atoms that every member trains, each other
+file a group of experts with consecutive numbers.
 """
 
 from collections.abc import Iterable

@@ -18,7 +18,7 @@ import torch
 from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.runs import presets
-from atoll.node.runs.fragments import finer
+from atoll.node.runs.presets import finer
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from atoll_bench.reference_arms.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco

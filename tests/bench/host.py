@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator
 
 from atoll.p2p.host.interface import Host
-from atoll.p2p.transports.inbound_stream import OnFault, log_fault
+from atoll.p2p.transports.host_base import OnFault, log_fault
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.process import P2pdOptions
 from atoll.protocols.identity import Identity

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from atoll.node.learning.model import bridge
-from atoll.node.learning.model.named import named_atoms
+from atoll.node.learning.model.bridge import named_atoms
 from atoll.protocols.run.arena import Arena
 
 

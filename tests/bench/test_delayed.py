@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
 from atoll.node.runs import presets
-from atoll.node.runs.fragments import finer
+from atoll.node.runs.presets import finer
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import Stage

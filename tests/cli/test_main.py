@@ -66,7 +66,7 @@ def test_wrong_usage_is_exit_2_with_a_hint(atoll, args, said):
 
 def test_the_benches_come_with_the_repository(atoll, monkeypatch):
     assert "Measure NAME" in atoll("bench", "--help").out
-    monkeypatch.setattr("atoll.cli.extensions.entry_points", lambda **_: ())
+    monkeypatch.setattr("atoll.cli.command_table.entry_points", lambda **_: ())
     ran = atoll("bench", "calls")
     assert ran.code == 78
     assert ran.err == (

@@ -1,7 +1,7 @@
 """The outer step of a set whose size and weights are checked first, as the compiled fold checks them."""
 
 from atoll.node.learning.outer import mean
-from atoll.node.learning.reduction.arithmetic import Arithmetic
+from atoll.node.learning.reduction.reducing import Arithmetic
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.records import MAX_SET, MAX_WEIGHT
 from tests.plain import sparse2

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from atoll.node.daemon.coordinator.interfaces import BlobSource
-from atoll.p2p.system.backoff import backoff_s
+from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import payload_size

@@ -2,6 +2,8 @@
 
 The server is off unless the user names an address. Requests cost the node at most SHARE of its loop's time and the
 memory of MAX_CONNECTIONS replies, and a bad one ends nothing but its own connection.
+
+The address that the web page listens on, `IP:PORT` as the user writes it.
 """
 
 import asyncio
@@ -11,14 +13,13 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from atoll.node.daemon.web import http_messages
 from atoll.node.daemon.web.http_messages import HttpRefusal, HttpReply, HttpRequest
-from atoll.node.daemon.web.listen_address import ListenAddress
-from atoll.protocols.errors import AtollError
+from atoll.protocols.errors import AtollError, ConfigError
 
 log = logging.getLogger(__name__)
-
 MAX_CONNECTIONS = 8
 ACCEPT_S = 0.01
 """Pause between two connections, so that a flood of them costs little."""
@@ -30,8 +31,34 @@ RETRY_S = 10.0
 SHARE = 0.05
 """Largest share of the loop's time that replies may take: after each one the next waits."""
 PAUSE_MAX_S = 1.0
-
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
+
+
+class ListenAddress(NamedTuple):
+    """An IP address and a TCP port; port 0 is any free one."""
+
+    ip: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
+
+
+def parse_listen_address(text: str) -> ListenAddress | None:
+    """Parse `IP:PORT`; None for an empty text. Raises ConfigError, also for names: they are not looked up."""
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        ip = ipaddress.ip_address(bare)
+    except ValueError:
+        ip = None
+    if ip is None or (ip.version == 6) != (bare != host) or not (port.isascii() and port.isdigit()):
+        raise ConfigError(f"web: {text!r} is not IP:PORT", hint="for example 127.0.0.1:4780, or 127.0.0.1:0")
+    if len(port) > 5 or int(port) > 65535:
+        raise ConfigError(f"web: port {port} is outside 0 … 65535")
+    return ListenAddress(str(ip), int(port))
 
 
 class WebServer:

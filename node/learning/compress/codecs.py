@@ -7,7 +7,7 @@ from torch import Tensor
 
 from atoll.node.learning.compress import encoding, folding
 from atoll.node.learning.compress.folding import OuterStep, Payload, Rows
-from atoll.node.learning.kernels.large import fresh_like
+from atoll.node.learning.kernels.compiled import fresh_like
 from atoll.protocols.run.payload import Layout, check_codec
 
 

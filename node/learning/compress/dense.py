@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.learning.compress.fitting import half_bits, units_of
+from atoll.node.learning.compress.selecting import half_bits, units_of
 from atoll.node.learning.compress.summing import find_members, least_weight
 from atoll.node.learning.kernels.compiled import compiled, inlined
 from atoll.protocols.run.arena import CHUNK

@@ -14,9 +14,18 @@ import numpy.typing as npt
 from torch import Tensor
 
 from atoll.node.learning.compress.dense import dense_scratch, dense_shape, encode_dense
-from atoll.node.learning.compress.fitting import HIGHS, SHAPES, best_fit, half_bits, norms_of, units_of, word_of
 from atoll.node.learning.compress.reading import sparse_shape
-from atoll.node.learning.compress.selecting import choose, selection_scratch
+from atoll.node.learning.compress.selecting import (
+    HIGHS,
+    SHAPES,
+    best_fit,
+    choose,
+    half_bits,
+    norms_of,
+    selection_scratch,
+    units_of,
+    word_of,
+)
 from atoll.node.learning.kernels.compiled import compiled, inlined
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.run.arena import CHUNK

@@ -17,7 +17,7 @@ from torch import Tensor
 from atoll.node.learning.compress import dense, sparse_fold
 from atoll.node.learning.compress.encoding import each_range, ranges_of
 from atoll.node.learning.compress.reading import SPARE, sparse_shape
-from atoll.node.learning.kernels.streaming import ALIGN_BYTES
+from atoll.node.learning.kernels.compiled import ALIGN_BYTES
 from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.ledger.coverage import Cover, size_of
 from atoll.protocols.ledger.records import MAX_SET, MAX_WEIGHT

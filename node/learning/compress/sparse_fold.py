@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.learning.compress.fitting import units_of
 from atoll.node.learning.compress.reading import join_parts, padding_is_zero, read_fields, read_unary
+from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.summing import (
     MAX_PACKED_WEIGHT,
     add_row,
@@ -22,8 +22,7 @@ from atoll.node.learning.compress.summing import (
     scatter,
     spill,
 )
-from atoll.node.learning.kernels.compiled import compiled, inlined
-from atoll.node.learning.kernels.streaming import add_to, fence
+from atoll.node.learning.kernels.compiled import add_to, compiled, fence, inlined
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, Layout
 

@@ -2,6 +2,8 @@
 
 It depends on neither the model nor the data: the caller gives a module, a loss and a source of batches. On one
 machine, the same start and thread count give the same bits.
+
+Defines what one process does of an inner step: all of it, or some sequences beside other processes.
 """
 
 import math
@@ -13,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from atoll.node.learning.inner.share import ALONE, StepShare
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
 from atoll.protocols.run.model_spec import is_experts
 from atoll.protocols.run.moments import KINDS, MAX_STEPS
@@ -28,6 +29,38 @@ Step = Callable[[NDArray[np.int64], int], float]
 _CLIP_EPS = 1e-6
 """The same as in torch's own clipping."""
 _STATE_KINDS = ("step", *KINDS)
+
+
+class StepShare:
+    """The whole step. Groups of processes override these members (node/worker/multi_device)."""
+
+    rows = slice(None)
+    """The sequences of a step's batch that this process takes."""
+    weight = 1.0
+    """Weight of this process's loss in the mean over processes: its share of the sequences · processes."""
+
+    def joined(self, module: nn.Module) -> nn.Module:
+        """The module to call instead, whose gradients are the mean over all processes."""
+        return module
+
+    def mean(self, here: Tensor) -> Tensor:
+        """Turn means over this process's tokens into means over the step's, with the same bits everywhere."""
+        return here
+
+    def total(self, here: Tensor) -> Tensor:
+        """The sum over all processes, with the same bits everywhere."""
+        return here
+
+    def held(self, whole: Tensor) -> Tensor:
+        """A view of the part of a parameter, or of its gradient, that this process holds."""
+        return whole
+
+    def norm(self, gradients: list[Tensor]) -> Tensor:
+        """The norm of the whole module's gradient, from the parts that this process holds."""
+        return nn.utils.get_total_norm(gradients)
+
+
+ALONE = StepShare()
 
 
 def learning_rate(inner: InnerSpec, step: int) -> float:

@@ -9,25 +9,59 @@ compile at once do not harm each other; the keys hold the CPU's features.
 
 ATOLL_KERNELS names a folder with machine code made earlier, as in a container image whose root is read-only: a
 folder of this version in it is copied.
+
+Sums that go past the caches: what compiled loops cannot say in numba's Python, in LLVM's terms.
+
+A fold writes every weight once and reads none of what it wrote. An ordinary store first fetches the line that it
+overwrites; a non-temporal one does not, which is a third of the memory traffic of θ + U.
+
+Arrays of a model's size, in memory that is used again.
+
+The system hands out large arrays page by page, each cleared at its first touch: to fill a fresh one takes two
+and a half times as long as to fill one that was there. The fold makes an array a round and drops another one;
+this keeps up to SPARE dropped ones of the size that is asked for. Where the system has huge pages, it is asked for
+them.
 """
 
+import ctypes
+import mmap
 import os
 import shutil
 import stat
+import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import torch
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 from platformdirs import user_cache_path
+from torch import Tensor
 
 from atoll.protocols.run import arena, payload
+from atoll.protocols.run.arena import CHUNK
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PARTS = ("compress", "kernels", "outer")
 """Folders of learning/ that hold compiled functions."""
+ALIGN_BYTES = 64
+"""Alignment of a row that is written: streaming stores to others fault. Rows are 16 KiB, so that of the array."""
+_LANES = ALIGN_BYTES // 4
+_INT = ir.IntType(32)
+_WORD = ir.IntType(64)
+_VECTOR = ir.VectorType(_INT, _LANES)
+_ZERO = ir.Constant(_VECTOR, [0] * _LANES)
+Made = tuple[Any, Callable[..., Any]]
+LEAST_BYTES = 32 << 20
+"""Smallest array that is handled here: the C library reuses smaller ones."""
+SPARE = 2
+_spare: list[mmap.mmap] = []
 
 
 def compiled(function: F) -> F:
@@ -100,3 +134,89 @@ def _copy_ready(folder: Path, version: str) -> None:
 
 
 _HAS_CACHE = _choose_cache()
+
+
+def _in_llvm(function: Callable[..., Made]) -> Callable[..., Any]:
+    """A function that writes the LLVM code of its own call; numba hands it its context first, then the types."""
+    made: Callable[..., Any] = intrinsic(function)
+    return made
+
+
+@_in_llvm
+def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
+    """out[row] ← θ[row] + moves, and moves ← 0; int32 of 4096. False where a sum does not fit int32."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def vectors(number: int, *index: Any) -> Any:
+            array = context.make_array(signature.args[number])(context, builder, args[number])
+            at = cgutils.get_item_pointer(context, builder, signature.args[number], array, index)
+            return builder.bitcast(at, _VECTOR.as_pointer())
+
+        wrong = cgutils.alloca_once_value(builder, _ZERO)
+        with cgutils.for_range(builder, _WORD(CHUNK // _LANES)) as loop:
+            first = builder.mul(loop.index, _WORD(_LANES))
+            own = vectors(2, first)
+            before = builder.load(vectors(1, args[3], first), align=4)
+            gain = builder.load(own, align=4)
+            after = builder.add(before, gain)
+            # Overflow flips the sign of both addends at once: the sign bits of `left` gather that for all lanes.
+            left = builder.and_(builder.xor(before, after), builder.xor(gain, after))
+            builder.store(builder.or_(builder.load(wrong), left), wrong)
+            builder.store(_ZERO, own, align=4)
+            # Aligned by the row and the caller's check: an unaligned streaming store faults.
+            past = builder.store(after, vectors(0, args[3], first), align=ALIGN_BYTES)
+            past.set_metadata("nontemporal", builder.module.add_metadata([_INT(1)]))
+        lanes = builder.load(wrong)
+        signs = [builder.extract_element(lanes, _INT(lane)) for lane in range(_LANES)]
+        worst = signs[0]
+        for sign in signs[1:]:
+            worst = builder.or_(worst, sign)
+        return builder.icmp_signed(">=", worst, _INT(0))
+
+    return types.boolean(out, theta, moves, types.int64), code
+
+
+@_in_llvm
+def fence(_: Any) -> Made:
+    """Make all earlier stores, streaming ones too, visible to other threads before any later one."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), code
+
+
+def fresh_like(values: Tensor) -> Tensor:
+    """An array of this shape and dtype on the host, with any values."""
+    size_bytes = values.numel() * values.element_size()
+    if size_bytes < LEAST_BYTES or sys.platform == "win32":
+        return torch.empty_like(values)
+    memory = _take(size_bytes)
+    # The finalizer hangs on the buffer object, which lives as long as any tensor that views it.
+    lent = (ctypes.c_char * size_bytes).from_buffer(memory)
+    weakref.finalize(lent, _give_back, memory).atexit = False
+    return torch.frombuffer(lent, dtype=values.dtype).view(values.shape)
+
+
+def _take(size_bytes: int) -> mmap.mmap:
+    while _spare:
+        memory = _spare.pop()
+        if len(memory) == size_bytes:
+            return memory
+    return _map(size_bytes)
+
+
+def _map(size_bytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without them: pages stay small
+            return memory
+    return memory
+
+
+def _give_back(memory: mmap.mmap) -> None:
+    if len(_spare) < SPARE:
+        _spare.append(memory)

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from atoll.node.learning.kernels.compiled import compiled
-from atoll.node.learning.kernels.large import fresh_like
+from atoll.node.learning.kernels.compiled import compiled, fresh_like
 from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.coverage import Cover, size_of

@@ -2,9 +2,8 @@
 
 import msgspec
 
-from atoll.node.config.devices import devices_of
-from atoll.node.config.node_config import NodeConfig
-from atoll.node.runs.capacity.expert_capacity import trained_of
+from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.runs.capacity.free_resources import trained_of
 from atoll.node.runs.capacity.memory_model import Needs, needs_of, parts_of
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
 from atoll.protocols.local.control_messages import Room

@@ -10,8 +10,7 @@ follow from the tensors that are kept there, and were not measured.
 
 import msgspec
 
-from atoll.node.config.devices import devices_of
-from atoll.node.config.node_config import NodeConfig
+from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.arena import CHUNK, arena_of

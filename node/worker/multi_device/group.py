@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from atoll.node.learning.inner.share import StepShare
+from atoll.node.learning.inner.loop import StepShare
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.protocols.errors import ConfigError, LocalFault, counted
 

@@ -6,11 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from atoll.node.learning.inner.loop import Inner
-from atoll.node.learning.inner.share import ALONE, StepShare
-from atoll.node.learning.model.balance import bias_updater, biases
+from atoll.node.learning.inner.loop import ALONE, Inner, StepShare
+from atoll.node.learning.model.bridge import all_values, trained_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
-from atoll.node.learning.model.named import all_values, trained_atoms
+from atoll.node.learning.model.moe import bias_updater, biases
 from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.run_spec import RunSpec
 

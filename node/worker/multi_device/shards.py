@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from atoll.node.learning.model.balance import biases
 from atoll.node.learning.model.decoder import loss_of
+from atoll.node.learning.model.moe import biases
 from atoll.node.worker.multi_device.group import Group, RankPlace
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.protocols.errors import DiskFault, LocalFault

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from atoll.p2p.host.interface import Connection, HostRestarted, PeerAddress, PeerConnected, PeerDisconnected, Route
-from atoll.p2p.transports.host_base import HostBase
-from atoll.p2p.transports.inbound_stream import OnFault
+from atoll.p2p.transports.host_base import HostBase, OnFault
 from atoll.p2p.transports.memory.memory_stream import MemoryStream
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, short

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.transports.inbound_stream import OnFault, log_fault
+from atoll.p2p.transports.host_base import OnFault, log_fault
 from atoll.p2p.transports.memory.memory_host import MemoryHost
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import PeerId, short

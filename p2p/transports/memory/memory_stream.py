@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from atoll.p2p.transports.host_base import StreamBase, StreamRegistry
-from atoll.p2p.transports.inbound_stream import LINGER_BYTES, LINGER_S
+from atoll.p2p.transports.host_base import LINGER_BYTES, LINGER_S, StreamBase, StreamRegistry
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 

@@ -19,10 +19,8 @@ from atoll.p2p.host.interface import (
     PeerDisconnected,
     Route,
 )
-from atoll.p2p.transports.host_base import BUFFER_BYTES, STABLE_S, HostBase, restart_pause_s
-from atoll.p2p.transports.inbound_stream import OnFault, log_fault
+from atoll.p2p.transports.host_base import BUFFER_BYTES, STABLE_S, HostBase, OnFault, log_fault, restart_pause_s
 from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket, read_message
-from atoll.p2p.transports.p2pd.listen import require_free, with_port
 from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
 from atoll.p2p.transports.p2pd.process import (
     CONTROL_SOCKET,
@@ -30,6 +28,8 @@ from atoll.p2p.transports.p2pd.process import (
     P2pdOptions,
     P2pdProcess,
     private_folder,
+    require_free,
+    with_port,
 )
 from atoll.p2p.transports.p2pd.schema import messages
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable

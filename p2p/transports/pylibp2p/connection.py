@@ -1,7 +1,13 @@
-"""One connection to one peer: its handshake, its multiplexer, and the protocols of its streams. All in trio."""
+"""One connection to one peer: its handshake, its multiplexer, and the protocols of its streams. All in trio.
+
+The answer to `/ipfs/id/1.0.0`: go-libp2p asks it on every new connection.
+
+With it go-libp2p opens streams without asking for the protocol first, and learns its own observed address.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -9,6 +15,8 @@ import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as new_noise_keys
 from libp2p.custom_types import TProtocol
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.io.exceptions import IOException
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID, Multiselect
@@ -18,7 +26,8 @@ from libp2p.security.noise.transport import Transport as Noise
 from libp2p.stream_muxer.yamux.yamux import GO_AWAY_NORMAL, TYPE_GO_AWAY
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.upgrader import TransportUpgrader
-from libp2p.utils import encode_delim
+from libp2p.utils import encode_delim, encode_varint_prefixed
+from multiaddr import Multiaddr
 
 from atoll.p2p.transports.pylibp2p.tcp_connection import TcpConnection, remote_maddr
 from atoll.p2p.transports.pylibp2p.yamux import FRAME, Lane, Muxer
@@ -26,14 +35,14 @@ from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes, peer_from_bytes
 
 log = logging.getLogger(__name__)
-
 HANDSHAKE_S: Final = 10.0
 """From the first byte to an authenticated, multiplexed connection; also the name of a stream's protocol."""
 _NEGOTIATING: Final = 64
 """Streams of one peer whose protocol is not agreed yet."""
 _GO_AWAY_S: Final = 0.5
-
 OnStream = Callable[["PeerConnection", str, Lane], Awaitable[None]]
+IDENTIFY: Final = "/ipfs/id/1.0.0"
+_ANSWER_S: Final = 10.0
 
 
 class Upgrader:
@@ -169,3 +178,34 @@ def _reason(error: BaseException) -> str:
         assert inner is not None
         error = inner
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """The facts about us that a peer may know, and where we see it."""
+
+    public_key: bytes
+    maddrs: Sequence[str]
+    observed: str
+    protocols: Sequence[str]
+
+
+async def introduce(lane: Lane, about: Introduction) -> None:
+    """Send `about` and end the stream."""
+    message = Identify(
+        protocol_version="ipfs/0.1.0",
+        agent_version="atoll",
+        public_key=about.public_key,
+        listen_addrs=[Multiaddr(maddr).to_bytes() for maddr in about.maddrs],
+        observed_addr=Multiaddr(about.observed).to_bytes(),
+        protocols=list(about.protocols),
+    )
+    try:
+        with trio.move_on_after(_ANSWER_S):
+            await lane.write(encode_varint_prefixed(message.SerializeToString()))
+            await lane.finish()
+            await lane.receive()
+    except IOException:
+        return
+    finally:
+        await lane.drop()

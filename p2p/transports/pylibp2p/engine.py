@@ -18,8 +18,7 @@ from libp2p.protocol_muxer.multiselect import Multiselect
 from multiaddr import Multiaddr
 
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.transports.pylibp2p.connection import PeerConnection, Upgrader
-from atoll.p2p.transports.pylibp2p.identify import IDENTIFY, Introduction, introduce
+from atoll.p2p.transports.pylibp2p.connection import IDENTIFY, Introduction, PeerConnection, Upgrader, introduce
 from atoll.p2p.transports.pylibp2p.tcp_connection import listen_on, tcp_maddr
 from atoll.p2p.transports.pylibp2p.yamux import Lane
 from atoll.protocols.errors import Unreachable

@@ -22,9 +22,8 @@ from atoll.p2p.host.interface import (
     PeerDisconnected,
     Route,
 )
-from atoll.p2p.transports.host_base import STABLE_S, HostBase, restart_pause_s
-from atoll.p2p.transports.inbound_stream import OnFault, log_fault
-from atoll.p2p.transports.p2pd.listen import require_free
+from atoll.p2p.transports.host_base import STABLE_S, HostBase, OnFault, log_fault, restart_pause_s
+from atoll.p2p.transports.p2pd.process import require_free
 from atoll.p2p.transports.pylibp2p.options import PyLibp2pOptions, refused_listen
 from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from atoll.p2p.blobs.blob_exchange import Blobs
+from atoll.p2p.blobs.fetch import Blobs
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import Host, PeerAddress, Stream
 from atoll.p2p.limits.config import LimitsConfig, read_limits

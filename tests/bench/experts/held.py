@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.inner.loop import Inner
+from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis_atom
-from atoll.node.learning.model.named import write_atoms
 from atoll.node.runs.capacity.memory_model import FROZEN_BYTES, TRAINED_BYTES, parts_of
 from atoll.protocols.run.model_spec import ModelSpec, atoms
 from atoll.protocols.run.run_spec import InnerSpec

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.moe import Mixture, RouterLoads
-from atoll.node.learning.model.named import write_atoms
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 
 

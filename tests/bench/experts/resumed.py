@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint.atoms import read_atom
-from atoll.node.checkpoint.shards import ERROR, WEIGHT
 from atoll.node.checkpoint.snapshot import read_snapshot
+from atoll.node.checkpoint.tensorfile import read_atom
+from atoll.node.checkpoint.universal import ERROR, WEIGHT
 from atoll.node.import_export.export_run import BLOBS
 from atoll.node.import_export.join_shards import ShardedCheckpoint
 from atoll.node.learning.compress.encoder import OnHost
-from atoll.node.learning.model.named import named_atoms
+from atoll.node.learning.model.bridge import named_atoms
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments

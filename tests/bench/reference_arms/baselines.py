@@ -21,9 +21,9 @@ from atoll.node.learning.data.windows import WindowPlace, windows
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS, ValidationLoss, evaluate
 from atoll.node.learning.inner.loop import Inner, run_steps
 from atoll.node.learning.model import bridge
-from atoll.node.learning.model.balance import bias_updater
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
+from atoll.node.learning.model.moe import bias_updater
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec

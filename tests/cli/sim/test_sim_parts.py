@@ -6,7 +6,11 @@ import pytest
 
 from atoll.cli.sim import verdict
 from atoll.cli.sim.command import simulate
-from atoll.cli.sim.history import (
+from atoll.cli.sim.progress import EVERY_S, Progress
+from atoll.cli.sim.report import as_json, baselines
+from atoll.cli.sim.scenario import plan
+from atoll.cli.sim.swarm import prepare
+from atoll.cli.sim.verdict import (
     Validation,
     bpb_at,
     by_round,
@@ -15,10 +19,6 @@ from atoll.cli.sim.history import (
     share_of,
     tokens_used,
 )
-from atoll.cli.sim.progress import EVERY_S, Progress
-from atoll.cli.sim.report import as_json, baselines
-from atoll.cli.sim.scenario import plan
-from atoll.cli.sim.swarm import prepare
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import TimeShares
 
@@ -166,7 +166,7 @@ def test_progress_on_a_terminal_is_redrawn_in_place():
 
 
 def test_reference_arms_that_are_not_installed_are_one_line_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("atoll.cli.extensions.entry_points", lambda **_: ())
+    monkeypatch.setattr("atoll.cli.command_table.entry_points", lambda **_: ())
     with pytest.raises(ConfigError, match="reference arms") as caught:
         simulate(tmp_path, 1.0, baselines=True)
     assert "make setup" in caught.value.line()

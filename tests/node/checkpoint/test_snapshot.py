@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.checkpoint import safefile
-from atoll.node.checkpoint.atoms import read_atom, write_atom
+from atoll.node.checkpoint import tensorfile as safefile
 from atoll.node.checkpoint.snapshot import (
     Snapshot,
     read_own_snapshot,
     read_snapshot,
     write_snapshot,
 )
+from atoll.node.checkpoint.tensorfile import read_atom, write_atom
 from atoll.node.learning.outer.fixed import state_digest
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import digest

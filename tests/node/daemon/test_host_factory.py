@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from atoll.node.daemon.host_factory import plan_listen
-from atoll.p2p.host.endpoint import is_loopback
+from atoll.p2p.host.maddrs import is_loopback
 
 
 def port_of(maddrs: tuple[str, ...]) -> int:

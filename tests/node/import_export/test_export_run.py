@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from atoll.node.import_export.export_run import tokenizer_json
-from atoll.node.import_export.huggingface.tokenizer import is_same_tokenizer, tokenizer_files
+from atoll.node.import_export.huggingface.serving import is_same_tokenizer, tokenizer_files
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.tokens import train_bpe
 from atoll.protocols.errors import ConfigError

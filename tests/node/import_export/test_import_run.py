@@ -17,9 +17,9 @@ from atoll.node.import_export.import_run import importing, store_run
 from atoll.node.import_export.source_options import HuggingFaceSource, UpcycleOptions
 from atoll.node.learning.data.dataset import digest_of
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
+from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.decoder import loss_of as decoder_loss
-from atoll.node.learning.model.named import write_atoms
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.node.worker.session import Session
 from atoll.protocols import codec

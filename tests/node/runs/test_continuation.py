@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.runs.continuation import continuation_of
-from atoll.node.runs.presets import preset
+from atoll.node.runs.presets import continuation_of, preset
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.run_spec import RunSpec
 from tests.node.worker.session_home import ME

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from atoll.node.runs import presets
 from atoll.node.runs.capacity.join_preview import round_bytes
-from atoll.node.runs.fragments import finer, fragmented
+from atoll.node.runs.presets import finer, fragmented
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.node.checkpoint.atoms import read_atom, write_atom
+from atoll.node.checkpoint.tensorfile import read_atom, write_atom
 from atoll.node.learning.compress import encoding
 from atoll.node.learning.compress.gpu import encoder as gpu_encoder
 from atoll.node.learning.compress.gpu.encoder import OnDevice, fault_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.model.named import frozen_names, named_atoms
+from atoll.node.learning.model.bridge import frozen_names, named_atoms
 from atoll.node.learning.outer.fixed import to_float
 from atoll.node.worker.learner import experts_among
 from atoll.protocols.errors import DecodeError

@@ -5,8 +5,14 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.p2p.blobs.chunk_schedule import SLOW_AFTER_S, ChunkSchedule, first_from, rarest
-from atoll.p2p.blobs.flow_window import FIRST_WINDOW, FlowWindow
+from atoll.p2p.blobs.chunk_schedule import (
+    FIRST_WINDOW,
+    SLOW_AFTER_S,
+    ChunkSchedule,
+    FlowWindow,
+    first_from,
+    rarest,
+)
 from atoll.p2p.blobs.frames import WINDOW, pack_bits, unpack_bits
 from atoll.protocols.ids import PeerId
 

@@ -179,7 +179,7 @@ def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from atoll.p2p.blobs.blob_exchange import Blobs
+from atoll.p2p.blobs.fetch import Blobs
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork

@@ -14,9 +14,9 @@ from atoll.p2p.discovery.dns import TxtRecords
 from atoll.p2p.discovery.seed_table import SeedRow
 from atoll.p2p.host.interface import HostEvent, PeerAddress, PeerConnected, PeerDisconnected
 from atoll.p2p.membership.address_book import CACHED_PEERS, AddressBook, parse_seed
-from atoll.p2p.system.backoff import FIRST_S as FIRST_BACKOFF_S
-from atoll.p2p.system.backoff import MAX_S as MAX_BACKOFF_S
-from atoll.p2p.system.backoff import backoff_s
+from atoll.p2p.system.waiting import FIRST_S as FIRST_BACKOFF_S
+from atoll.p2p.system.waiting import MAX_S as MAX_BACKOFF_S
+from atoll.p2p.system.waiting import backoff_s
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost

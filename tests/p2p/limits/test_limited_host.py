@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.p2p.blobs.blob_exchange import Blobs
+from atoll.p2p.blobs.fetch import Blobs
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, Window, read_limits

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.host.endpoint import Endpoint, endpoint_of, is_global
+from atoll.p2p.host.maddrs import Endpoint, endpoint_of, is_global
 from atoll.p2p.nat.candidates import publishable, split
 from atoll.p2p.nat.reachability import Evidence, candidates, judge
 from atoll.protocols.identity import Identity

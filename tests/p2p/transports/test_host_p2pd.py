@@ -211,7 +211,7 @@ async def test_replies_survive_on_quic():
 
 
 async def test_one_peer_cannot_take_all_streams(monkeypatch):
-    monkeypatch.setattr("atoll.p2p.transports.inbound_stream.STREAMS_PER_PEER", 3)
+    monkeypatch.setattr("atoll.p2p.transports.host_base.STREAMS_PER_PEER", 3)
 
     async def stay(stream):
         await stream.write(b"!")

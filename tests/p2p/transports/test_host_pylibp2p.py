@@ -324,7 +324,7 @@ async def test_connections_are_limited():
 
 
 async def test_one_peer_cannot_take_all_streams(monkeypatch):
-    monkeypatch.setattr("atoll.p2p.transports.inbound_stream.STREAMS_PER_PEER", 3)
+    monkeypatch.setattr("atoll.p2p.transports.host_base.STREAMS_PER_PEER", 3)
     a, b = pure(1), pure(2)
     b.set_handler("/stay", stay)
     async with serving(a, b):

@@ -1,4 +1,4 @@
-"""Triton: the best scale, shape and split of the chosen values, exactly as `atoll.node.learning.compress.fitting`.
+"""Triton: the best scale, shape and split of the chosen values, exactly as compress/selecting does.
 
 The sums of sizes in rising order are float64, and their order is part of the answer. So sizes lie by rank, and one
 lane takes one chunk and adds them one after the other.

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.web.http_messages import HttpRefusal, HttpRequest, is_address, parse
-from atoll.node.daemon.web.listen_address import ListenAddress, parse_listen_address
+from atoll.node.daemon.web.server import ListenAddress, parse_listen_address
 from atoll.protocols.errors import ConfigError
 
 

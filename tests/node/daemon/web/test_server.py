@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.node.daemon.web import server as module
 from atoll.node.daemon.web.http_messages import HEAD_MAX_BYTES, HttpReply, HttpRequest
-from atoll.node.daemon.web.listen_address import ListenAddress
-from atoll.node.daemon.web.server import Answer, WebServer
+from atoll.node.daemon.web.server import Answer, ListenAddress, WebServer
 from atoll.node.daemon.web.site import Site
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import LocalFault

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from atoll.node.import_export.huggingface import weights
 from atoll.node.import_export.huggingface.config import config_from_model, model_from_config
 from atoll.node.import_export.huggingface.folder import load_folder, save_folder
-from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer_json, tokenizer_files
+from atoll.node.import_export.huggingface.serving import byte_tokenizer_json, tokenizer_files
 from atoll.node.import_export.huggingface.upcycle import upcycle
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault, Divergence
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms

@@ -6,8 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.import_export.huggingface.config import config_from_model
-from atoll.node.import_export.huggingface.serving import read_serving, sampling_fields, special_token_fields
-from atoll.node.import_export.huggingface.tokenizer import tokenizer_files
+from atoll.node.import_export.huggingface.serving import (
+    read_serving,
+    sampling_fields,
+    special_token_fields,
+    tokenizer_files,
+)
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.serving import TEMPLATE_MAX_BYTES, SamplingSpec, ServingSpec, TokensSpec
 from tests.node.import_export.huggingface.test_transformers import DENSE

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from atoll.node.import_export.huggingface.folder import load_folder, save_folder
-from atoll.node.import_export.huggingface.tokenizer import byte_tokenizer_json, tokenizer_files
+from atoll.node.import_export.huggingface.serving import byte_tokenizer_json, tokenizer_files
 from atoll.node.import_export.huggingface.upcycle import upcycle
+from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.named import write_atoms
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch
 
 torch.set_num_threads(1)

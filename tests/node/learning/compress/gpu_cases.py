@@ -14,7 +14,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.compress import fitting
+from atoll.node.learning.compress import selecting as fitting
 from atoll.node.learning.compress.gpu import encoding as gpu_encoding
 from atoll.node.learning.compress.gpu import fitting as gpu_fitting
 from atoll.node.learning.kernels.on_gpu import EXACT, kernel

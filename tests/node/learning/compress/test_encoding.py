@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.learning.compress.encoding import blank_payload, encode_rows, is_sound
-from atoll.node.learning.compress.fitting import half_bits
+from atoll.node.learning.compress.selecting import half_bits
 from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.errors import Divergence
 from atoll.protocols.run.payload import Layout

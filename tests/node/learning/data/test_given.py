@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from atoll.node.learning.data import given as module
-from atoll.node.learning.data.given import open_tokenizer, run_within
-from atoll.node.learning.data.patterns import check_pattern
+from atoll.node.learning.data.given import check_pattern, open_tokenizer, run_within
 from atoll.node.learning.data.tokens import SubwordTokenizer, train_bpe
 from atoll.protocols.errors import ConfigError
 from tests.node.daemon.published import TEXT, WORDS, llama_like, qwen_like, size, trained

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.checkpoint.shards import is_valid
+from atoll.node.checkpoint.universal import is_valid
 from atoll.node.learning.inner.loop import Inner, run_steps
 from atoll.node.learning.inner.moments import pack, second_moment_bound, unpack
 from atoll.protocols.errors import CorruptFault, DecodeError

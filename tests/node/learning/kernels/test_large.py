@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from atoll.node.learning.kernels import large
-from atoll.node.learning.kernels.large import LEAST_BYTES, SPARE, fresh_like
+from atoll.node.learning.kernels import compiled as large
+from atoll.node.learning.kernels.compiled import LEAST_BYTES, SPARE, fresh_like
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="NOT TESTED: no private mappings here")
 ROWS = LEAST_BYTES // 4 // 4096

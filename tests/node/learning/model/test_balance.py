@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from atoll.node.learning.model.balance import move_biases, target_share, updated_bias
-from atoll.node.learning.model.moe import Mixture, RouterLoads
-from atoll.node.learning.model.named import write_atoms
+from atoll.node.learning.model.bridge import write_atoms
+from atoll.node.learning.model.moe import Mixture, RouterLoads, move_biases, target_share, updated_bias
 from atoll.protocols.run.model_spec import ExpertsSpec
 
 EXPERTS = ExpertsSpec(count=4, per_token=3, ffn=8, zero=4, computed=1.5, bias_rate=0.01)

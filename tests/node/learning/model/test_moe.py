@@ -5,12 +5,12 @@ import torch
 from msgspec.structs import replace
 from torch.nn import functional
 
-from atoll.node.learning.model import stack as stack_module
+from atoll.node.learning.model import experts as stack_module
+from atoll.node.learning.model.bridge import named_atoms, trained_atoms, write_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
+from atoll.node.learning.model.experts import Packed, products, quantise, weight_gradients
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.moe import Mixture, RouterLoads, load_balance, router_z
-from atoll.node.learning.model.named import named_atoms, trained_atoms, write_atoms
-from atoll.node.learning.model.stack import Packed, products, quantise, weight_gradients
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms
 

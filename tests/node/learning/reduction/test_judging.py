@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.learning.reduction.judging import proves_fault
-from atoll.node.learning.reduction.reducer import Reducer
+from atoll.node.learning.reduction.reducer import Reducer, proves_fault
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, kept_leaves
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault, PeerFault

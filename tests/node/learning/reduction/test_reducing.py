@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.reduction.arithmetic import decode_rows
 from atoll.node.learning.reduction.reducing import (
     ReducerErrorFeedback,
+    decode_rows,
     hand_back,
     minus,
     moved,

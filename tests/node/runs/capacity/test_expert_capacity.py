@@ -6,8 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.runs.capacity.expert_capacity import SPARE, encoding_of, offer_of, room_of, share_of, trained_of
-from atoll.node.runs.capacity.free_resources import container_free_bytes, measure_free, measure_room
+from atoll.node.runs.capacity.free_resources import (
+    SPARE,
+    container_free_bytes,
+    encoding_of,
+    measure_free,
+    measure_room,
+    offer_of,
+    room_of,
+    share_of,
+    trained_of,
+)
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from tests.node.runs.capacity.test_memory_model import CPU, GPU, run_of
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.runs.capacity.expert_capacity import room_of
+from atoll.node.runs.capacity.free_resources import room_of
 from atoll.node.runs.capacity.join_preview import MEMBERS, ROUND_FLOOR_S, preview_of, round_bytes, round_time_s
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.node.runs.presets import preset

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.learning.inner import evaluate
+from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis_atom
-from atoll.node.learning.model.named import write_atoms
 from atoll.node.runs.capacity import memory_model as footprint
 from atoll.node.runs.capacity.memory_model import (
     FROZEN_BYTES,
