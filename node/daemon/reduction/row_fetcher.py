@@ -56,11 +56,13 @@ class RowStore:
 
     def put(self, entry: Digest, span: Span, answer: bytes) -> None:
         """Store rows that were verified."""
+        # The file first: a name that is known is a promise to serve these rows, also after a power loss.
         write_whole(self.path(entry, span), answer)
         self._known.add((entry, span))
 
     def drop(self, entry: Digest, span: Span) -> None:
         """Delete rows that are damaged or not needed."""
+        # The name first: a file that cannot be deleted is then only lost space, never served again.
         self._known.discard((entry, span))
         path = self.path(entry, span)
         with disk(path):
@@ -111,6 +113,7 @@ class RowFetcher:
         if self.store.has(offer.entry, span):
             return True
         try:
+            # A whole payload that is held needs no download: its rows are cut out once and kept by their name.
             rows = self._cut(offer, span)
             if rows is not None:
                 self.store.put(offer.entry, span, rows)
