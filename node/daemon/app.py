@@ -76,6 +76,9 @@ class Daemon:
                 await self._stop.wait()
                 await self._shut_down()
         finally:
+            # After a bug in some part the group ends without the order above: the worker still saves.
+            async with _deadline("the worker", WORKER_S):
+                await self._parts.trainer.stop()
             self._parts.log.close()
         if self._fault is not None:
             raise self._fault
@@ -84,6 +87,7 @@ class Daemon:
         """Start each part as soon as those that it needs are ready."""
         parts = self._parts
         await self._plan.host.start()
+        self._begin(group, "host", self._plan.host.watch())
         await self._begin_ready(group, "network", parts.swarm.serve)
         await parts.net.look_at_addresses()
         await self._begin_ready(group, "control", parts.control.serve)
@@ -107,7 +111,7 @@ class Daemon:
             self._parts.log.event("stopping")
         else:
             self._parts.log.event("failed", error=self._fault.line())
-        await self._end("start-up", "finish")
+        await self._end("start-up", "finish", "host")
         async with _deadline("the worker", WORKER_S):
             await self._parts.trainer.stop()
         await self._end("worker", "goodput", "carry", "driver")

@@ -111,6 +111,7 @@ class NodeHost:
         self._group = group
         self._task: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
+        self._failed = asyncio.Event()
         self._fault: AtollError | None = None
 
     async def start(self) -> None:
@@ -120,6 +121,12 @@ class NodeHost:
         await self._started.wait()
         if self._fault is not None:
             raise self._fault
+
+    async def watch(self) -> None:
+        """Raise the fault that ends the host, whenever that is. Runs until cancelled."""
+        await self._failed.wait()
+        assert self._fault is not None
+        raise self._fault
 
     async def stop(self) -> None:
         """End the host. Returns when it has ended."""
@@ -131,10 +138,10 @@ class NodeHost:
         try:
             await self.host.serve(self._started.set)
         except* AtollError as faults:
-            if self._started.is_set():
-                raise
+            # Kept, not raised: the parts above the host must end in order, and the user gets one line.
             self._fault = first_fault(faults)
             self._started.set()
+            self._failed.set()
 
 
 def _places(port: int) -> tuple[str, str]:
