@@ -2,7 +2,7 @@
 
     run                       the signed run
     tokenizer.json            where the run has one of its own
-    PEER.safetensors          what a member trains (shards.py)
+    PEER.safetensors          what a member trains (see below)
     PEER.json                 what that file is: its hash, its run, round and state, signed; written after it
     votes                     why that round is final with that state (node/daemon/consensus/certificate.py)
     manifest.json             all of them, and from whom each part is taken; written last

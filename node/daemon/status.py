@@ -1,4 +1,4 @@
-"""What the daemon's user may see and do (`control.Operator`): views of the parts, and orders to the driver."""
+"""What the daemon's user may see and do (`control_server.Operator`): views of the parts, orders to the driver."""
 
 import importlib.metadata
 import os

@@ -55,7 +55,7 @@ class SwarmNetwork:
         """Where others may dial this node, looked at every ADDRESSES_S."""
         self._questions = SingleRequests(host, REDUCTION.protocol(), ASK_MAX_BYTES)
 
-    # --- needs.Network -------------------------------------------------------------------------
+    # --- interfaces.Network --------------------------------------------------------------------
 
     def publish(self, body: Body) -> Entry:
         """See Swarm.publish."""

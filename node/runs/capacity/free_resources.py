@@ -1,6 +1,7 @@
-"""Measures the free memory and disk of this machine. The arithmetic with them is elsewhere and pure.
+"""Measures the free memory and disk of this machine, and how many experts a node offers to train with them.
 
-How many experts of each layer a node offers to train: as many as its free memory holds. Pure.
+A node offers as many experts of each layer as its free memory holds. `measure_…` read the machine; all other
+functions are pure.
 
 Counted once, when the node starts: what it offers must not rise and fall with the worker's own memory. A tenth of
 what is free is left alone, for other programs, and for the gaps that an allocator cannot use; what a step and a

@@ -82,7 +82,7 @@ class Group(StepShare):
         with warnings.catch_warnings():
             # What is to replace `broadcast_buffers` is newer than the oldest torch that we work with.
             warnings.simplefilter("ignore", FutureWarning)
-            # No device is named: then inputs are passed on as they are, and `Loads` stays the caller's.
+            # No device is named: then inputs are passed on as they are, and `RouterLoads` stays the caller's.
             return DistributedDataParallel(
                 module, broadcast_buffers=False, init_sync=False, gradient_as_bucket_view=True
             )
