@@ -75,10 +75,12 @@ class Daemon:
                 self._begin(group, "finish", self._stop_after_round())
                 await self._stop.wait()
                 await self._shut_down()
-        finally:
-            # After a bug in some part the group ends without the order above: the worker still saves.
+        except Exception:
+            # A bug in some part ends the group without the order above; the worker still saves its steps.
             async with _deadline("the worker", WORKER_S):
                 await self._parts.trainer.stop()
+            raise
+        finally:
             self._parts.log.close()
         if self._fault is not None:
             raise self._fault

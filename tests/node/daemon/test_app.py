@@ -52,7 +52,9 @@ class Node:
         self.is_idle = asyncio.Event()
         self.host_may_start = asyncio.Event()
         self.host_may_start.set()
-        plan = SimpleNamespace(host=SimpleNamespace(start=self._start_host, stop=self._stop_host))
+        self.host_fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        host = SimpleNamespace(start=self._start_host, stop=self._stop_host, watch=lambda: self._watch_host())
+        plan = SimpleNamespace(host=host)
         plan.run, plan.restored = SimpleNamespace(spec=SPEC), None
         self.daemon = Daemon(plan, self._build)
 
@@ -77,6 +79,9 @@ class Node:
     async def _start_host(self) -> None:
         await self.host_may_start.wait()
         self.story.append("host up")
+
+    async def _watch_host(self) -> None:
+        await self.host_fault
 
     async def _stop_host(self) -> None:
         self.story.append("host ended")
@@ -126,6 +131,28 @@ async def test_a_fault_of_a_part_ends_the_node_in_the_same_order(name):
     order = [line for line in ended(node.story) if line != name]
     assert order[0] == "worker saved"
     assert order[-1] == "host"
+
+
+async def test_a_fault_of_the_host_ends_the_node_in_the_same_order():
+    node = Node()
+
+    async def break_host(up: asyncio.Event) -> None:
+        await up.wait()
+        node.host_fault.set_exception(LocalFault("p2pd is gone"))
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await node.run(break_host)
+    assert [str(error) for error in raised.value.exceptions] == ["p2pd is gone"]
+    assert ended(node.story)[0] == "worker saved"
+    assert ended(node.story)[-1] == "host"
+
+
+async def test_a_bug_in_a_part_does_not_cost_the_workers_steps():
+    node = Node()
+    node.parts["carry"].fault = ValueError("a bug")
+    with pytest.raises(ExceptionGroup):
+        await node.daemon.run()
+    assert "worker saved" in node.story
 
 
 async def test_it_stops_while_it_loads():

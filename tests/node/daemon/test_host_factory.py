@@ -1,11 +1,13 @@
 """One port for both transports, the same after a restart, another when it is taken."""
 
+import asyncio
 import socket
 
 import pytest
 
-from atoll.node.daemon.host_factory import plan_listen
+from atoll.node.daemon.host_factory import NodeHost, plan_listen
 from atoll.p2p.host.maddrs import is_loopback
+from atoll.protocols.errors import LocalFault
 
 
 def port_of(maddrs: tuple[str, ...]) -> int:
@@ -43,3 +45,22 @@ def test_a_damaged_memory_is_no_memory(tmp_path, text):
 def test_loopback():
     assert all(map(is_loopback, ("/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1")))
     assert not all(map(is_loopback, ("/ip4/127.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1")))
+
+
+async def test_a_host_that_fails_later_leaves_its_owner_alone_and_tells_who_watches():
+    """The daemon ends its parts in order and the user reads one line; a group of errors would be a traceback."""
+    breaks = asyncio.Event()
+
+    class BrokenHost:
+        async def serve(self, ready) -> None:
+            ready()
+            await breaks.wait()
+            raise LocalFault("p2pd ended five times in a row")
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        host = NodeHost(BrokenHost(), group)
+        await host.start()
+        breaks.set()
+        with pytest.raises(LocalFault, match="five times"):
+            await host.watch()
+        await host.stop()
