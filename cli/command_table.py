@@ -1,8 +1,9 @@
 """The command table: name -> where it lives and its one line. Nothing is imported to print it.
 
-A place without a colon is a group of entry points: the repository adds such a command, the plain install has none.
+A place without a colon is a group of entry points: the repository adds such a command, the plain install has
+none.
 
-Finds what a clone of the repository adds to `atoll`, by entry point: the plain install has none of it.
+What a clone of the repository adds is found by entry point.
 """
 
 from importlib.metadata import EntryPoint, entry_points

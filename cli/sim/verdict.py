@@ -1,6 +1,6 @@
 """The checks of a swarm's promises: history in, verdict out. Pure, so that any history can be judged again.
 
-What the nodes' rows of a simulated swarm add up to: losses, tokens, members, shares of time. Pure.
+A history is what the nodes' round logs add up to: losses, tokens, members, shares of time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

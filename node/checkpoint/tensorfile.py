@@ -1,12 +1,11 @@
-"""A safetensors file whose names, shapes and note are known before it is opened: tensors are read one by one.
+"""The safetensors format, `u64 length | JSON header | tensors`, written and read in a stream, tensor by tensor.
 
-The safetensors format, written and read in a stream: `u64 length | JSON header | tensors`.
+Written by hand so that equal tensors give equal bytes whatever version of the library a node has, and so that a
+reader can compare a header with the one it expects instead of parsing what a peer wrote. The library reads these
+files; a test holds the bytes equal to its own output.
 
-Written by hand so that equal tensors give equal bytes whatever version of the library a node has, and
-so that a reader can compare a header with the one it expects instead of parsing what a peer wrote.
-The library reads these files; a test holds the bytes equal to its own output.
-
-Arena order <-> natural shapes, one atom at a time. Works for any dtype.
+`TensorFile` reads a file whose names, shapes and note are known before it is opened. `read_atom` and `write_atom`
+convert between the arena's order and natural shapes, one atom at a time, for any dtype.
 """
 
 import json

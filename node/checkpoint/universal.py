@@ -12,14 +12,15 @@ round and state, and a quorum of the members has signed for what it wrote. Of wh
 expert's; experts with several holders) the moments are taken from the member that took most steps with it, and of
 these from the one with the highest BLAKE3(run, part, peer).
 
-What the files of a universal checkpoint hold. Pure functions of the model and of who trains what.
+The tensors of PEER.safetensors; which they are is a pure function of the model and of who trains what:
 
     weight/ATOM       int32, units of 2⁻²⁴, natural shape: Θ_final
     exp_avg/ATOM      float32: Adam's first moment;  exp_avg_sq/ATOM: the second;  step/ATOM `[1]`: its steps
-    error/ATOM        float32: what was trained and not said yet
+    error/ATOM        float32: error feedback: what was trained and not sent yet
 
-A shard is what one member trains: all that is no expert's, and its experts; beside that `error` of experts that it
-trained earlier. The moments files are everything but the weights, of all atoms, once (protocols/run/moments.py).
+A shard is what one member trains: all that is no expert's, and its experts; beside that `error` of experts that
+it trained earlier. The moments files are everything but the weights, of all atoms, once
+(protocols/run/moments.py).
 """
 
 import json

@@ -2,7 +2,7 @@
 
 What peers must agree on is in RunSpec and never here. Unknown keys are errors.
 
-What `device` in the configuration may be: `auto`, one device, or several that take each step together.
+`device` is `auto`, one device, or several that take each step together.
 """
 
 import difflib

@@ -1,14 +1,12 @@
-"""Ready RunSpecs, from a swarm on one laptop to a billion parameters.
+"""Ready RunSpecs, from a swarm on one laptop to a billion parameters, and RunSpecs derived from others.
 
-`tiny` is the one that `make swarm` trains; its numbers were measured (docs/calibration.md). The others
-follow SparseLoCo's published settings (arXiv 2508.15706) and are starting points. `moe-…` are mixtures of experts:
+`tiny` is the one that `make swarm` trains; its numbers were measured (docs/calibration.md). The others follow
+SparseLoCo's published settings (arXiv 2508.15706) and are starting points. `moe-…` are mixtures of experts:
 `moe-smoke` for tests, `moe-12m` with 92 % of its weights in experts: their members may share the experts, so that
 their rounds are not reduced. Rounds of dense runs are, above sixteen contributors.
 
-A run whose model is exchanged in fragments (protocols/ledger/coverage.py): a lower peak rate, not fewer
-bytes.
-
-A run that goes on from another one's round: the same recipe, from where that one was. Pure.
+`fragmented` exchanges a run's model in fragments (protocols/ledger/coverage.py): a lower peak rate, not fewer
+bytes. `continuation_of` continues from a round of another run, with the same recipe. Both are pure.
 """
 
 import msgspec

@@ -1,6 +1,6 @@
 """Chunk schedule: which chunk to request from which holder; rarest first, each once, the last ones twice. Pure.
 
-Flow window: measures how fast one holder sends, and derives its window and due times. Pure.
+A flow window measures how fast one holder sends, and derives its window and due times.
 """
 
 import statistics

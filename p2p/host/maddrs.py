@@ -1,6 +1,7 @@
-"""Checks multiaddrs: only texts that a node can dial are legal.
+"""Multiaddrs: which texts a node can dial, and what they say: IP address, transport, port, and whether it is
+global.
 
-IP address, transport and port of a multiaddr, and whether the address is global. No text raises an error.
+Reading one never raises; checking one does.
 """
 
 import ipaddress

@@ -3,11 +3,9 @@
 Merging is a join: the larger (epoch, seq) of an author wins, whatever the order of arrival. Only a larger one is
 news: receiving a known register again neither prolongs its life nor revives it.
 
-Register sync: pulls the live registers that a peer has and this node lacks, so that a newcomer knows all
-leases.
-
-1. we send the (epoch, seq) that we know of each author and key   2. the peer answers with newer live registers and
-their ages   3. we repeat this while there is more
+Register sync pulls the live registers that a peer has and this node lacks, so that a newcomer knows all leases:
+this node sends the (epoch, seq) that it knows of each author and key, the peer answers with newer live registers
+and their ages, and this repeats while there is more.
 """
 
 from collections import OrderedDict, deque

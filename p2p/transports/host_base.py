@@ -1,8 +1,7 @@
 """What hosts and streams share over every transport: identity, handlers, events, and counted bytes.
 
-Inbound streams: how many of them are admitted, and a handler run so that its errors do not reach the host.
-
-Good return: the stream is closed in good order. Anything else: it is reset. PeerFault goes to `on_fault`.
+It also bounds the number of inbound streams, and runs their handlers so that no error reaches the host. After a
+return a stream is closed in good order; after an error it is reset. A PeerFault goes to `on_fault`.
 """
 
 import asyncio

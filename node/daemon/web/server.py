@@ -1,9 +1,9 @@
 """Serves the node's web page, its data and its metrics over HTTP, read only.
 
-The server is off unless the user names an address. Requests cost the node at most SHARE of its loop's time and the
-memory of MAX_CONNECTIONS replies, and a bad one ends nothing but its own connection.
+The server is off unless the user names an address. Requests cost the node at most SHARE of its loop's time and
+the memory of MAX_CONNECTIONS replies, and a bad one ends nothing but its own connection.
 
-The address that the web page listens on, `IP:PORT` as the user writes it.
+`ListenAddress` is the address that the user gives, `IP:PORT`.
 """
 
 import asyncio

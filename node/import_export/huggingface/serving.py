@@ -3,7 +3,7 @@
 The sources are `generation_config.json`, `config.json`, `tokenizer_config.json`, `special_tokens_map.json` and
 `chat_template.jinja`, each if present. A token that the tokenizer's file lacks is ignored.
 
-Writes a run's tokenizer as the files that Hugging Face reads: data, no code.
+A run's tokenizer is written as the files that Hugging Face reads: data, no code.
 """
 
 import json

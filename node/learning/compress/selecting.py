@@ -1,10 +1,10 @@
-"""Compiled: exact top-k of one chunk by magnitude, ties to the lower index; and its values in order.
+"""Compiled: the exact top-k of one chunk by magnitude, ties to the lower index, and the best fit of its values.
 
-The chunk is seen as 8 rows of 512. The k-th largest of the 512 columns' maxima is at most the k-th largest
-value, so what reaches it is a short list that holds the answer. All comparisons are of the bits of |x| as
-integers, which rise with |x|.
+The chunk is seen as 8 rows of 512. The k-th largest of the 512 columns' maxima is at most the k-th largest value,
+so what reaches it is a short list that holds the answer. All comparisons are of the bits of |x| as integers,
+which rise with |x|.
 
-Compiled: the best scale, shape and split of one chunk's chosen values, exactly.
+The fit is the best scale, shape and split of the chosen values, exactly.
 """
 
 from typing import Any

@@ -1,16 +1,15 @@
 """Loads a tokenizer that travels with its run: an untrusted `tokenizer.json`, which is data and never code.
 
 Only byte-pair encodings with known parts are run; an unknown part is refused by name. Expressions must be
-harmless (see below), no part may lengthen a text much, and dropout, truncation and padding are off. The
-library runs in a thread with a deadline. After the deadline the thread is abandoned and ends with the process. A
-panic of the library is an error like others.
+harmless (see below), no part may lengthen a text much, and dropout, truncation and padding are off. The library
+runs in a thread with a deadline. After the deadline the thread is abandoned and ends with the process. A panic of
+the library is an error like others.
 
-Refuses untrusted regular expressions that could take exponential time.
-
-The library's engine backtracks over every way to match. The number of ways is exponential only if a repeated part
-can itself match in several ways, so only one character, class or escape may be repeated; a group may be optional.
-Back-references, look-behind and rare constructs are refused. The rest takes polynomial time, which the
-deadline bounds. The published patterns of all models that we read pass.
+Regular expressions that could take exponential time are refused. The library's engine backtracks over every way
+to match. The number of ways is exponential only if a repeated part can itself match in several ways, so only one
+character, class or escape may be repeated; a group may be optional. Back-references, look-behind and rare
+constructs are refused. The rest takes polynomial time, which the deadline bounds. The published patterns of all
+models that we read pass.
 """
 
 import json

@@ -3,7 +3,7 @@
 It depends on neither the model nor the data: the caller gives a module, a loss and a source of batches. On one
 machine, the same start and thread count give the same bits.
 
-Defines what one process does of an inner step: all of it, or some sequences beside other processes.
+`StepShare` defines what one process does of a step: all of it, or some sequences beside other processes.
 """
 
 import math

@@ -1,26 +1,26 @@
-"""How functions become machine code, by numba: on first use, for the worker only.
+"""Compiled kernels: how functions become machine code, stores that bypass the caches, and large arrays used
+again.
+
+Functions are compiled by numba on first use, in the worker only.
 
 Machine code is kept on disk, so only the first worker of a machine waits for the compiler (`make setup` runs
-`python -m atoll.node.worker.precompile`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the user's
-cache folder, else a folder of the user's own in the folder for temporary files; in it one folder for each version
-of the sources, because numba itself looks only at the file of the outermost function. Where nothing can be
-written, each process compiles for itself. Files are written under another name and renamed, so processes that
+`python -m atoll.node.worker.precompile`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the
+user's cache folder, else a folder of the user's own in the folder for temporary files; in it one folder for each
+version of the sources, because numba itself looks only at the file of the outermost function. Where nothing can
+be written, each process compiles for itself. Files are written under another name and renamed, so processes that
 compile at once do not harm each other; the keys hold the CPU's features.
 
 ATOLL_KERNELS names a folder with machine code made earlier, as in a container image whose root is read-only: a
 folder of this version in it is copied.
 
-Sums that go past the caches: what compiled loops cannot say in numba's Python, in LLVM's terms.
+Streaming stores are written in LLVM's terms, because numba's Python has no word for them. A fold writes every
+weight once and reads none of what it wrote. An ordinary store first fetches the line that it overwrites; a
+non-temporal one does not, which is a third of the memory traffic of θ + U.
 
-A fold writes every weight once and reads none of what it wrote. An ordinary store first fetches the line that it
-overwrites; a non-temporal one does not, which is a third of the memory traffic of θ + U.
-
-Arrays of a model's size, in memory that is used again.
-
-The system hands out large arrays page by page, each cleared at its first touch: to fill a fresh one takes two
-and a half times as long as to fill one that was there. The fold makes an array a round and drops another one;
-this keeps up to SPARE dropped ones of the size that is asked for. Where the system has huge pages, it is asked for
-them.
+Arrays of a model's size come from memory that is used again. The system hands out large arrays page by page, each
+cleared at its first touch: to fill a fresh one takes two and a half times as long as to fill one that was there.
+The fold makes an array a round and drops another one; this keeps up to SPARE dropped ones of the size that is
+asked for. Where the system has huge pages, it is asked for them.
 """
 
 import ctypes

@@ -1,12 +1,10 @@
 """Copies between named tensors and rows of the arena's `[C, 4096]` array, exactly, for any dtype and device.
 
-Rows are copied directly between the tensors and a range of chunks, so a caller can go through a model by slabs and
-needs no second copy of it. Padding is zero.
+Rows are copied directly between the tensors and a range of chunks, so a caller can go through a model by slabs
+and needs no second copy of it. Padding is zero.
 
-Gives access to a module's values by the names of its atoms, however they are stacked in memory.
-
-For a dense decoder these are its parameters. For a mixture, each expert's projections are views into the stacks of
-owned and frozen experts.
+Atoms name a module's values, however these are stacked in memory. For a dense decoder these are its parameters.
+For a mixture, each expert's projections are views into the stacks of owned and frozen experts.
 """
 
 from bisect import bisect_left, bisect_right

@@ -1,12 +1,11 @@
 """The experts of one layer: SwiGLU of sorted rows, with experts that are trained here and frozen ones.
 
-A node trains the experts that it owns; values and gradients only pass through the others. Frozen experts save only
-their pre-activations of a forward: no weight gradient is computed and no input is saved. They may be stored narrow
-(bfloat16, int8) or on the host. They always pass gradients, which the layers below need.
+A node trains the experts that it owns; values and gradients only pass through the others. Frozen experts save
+only their pre-activations of a forward: no weight gradient is computed and no input is saved. They may be stored
+narrow (bfloat16, int8) or on the host. They always pass gradients, which the layers below need.
 
-The weights of several experts as one array, and the products of sorted rows with them.
-
-Rows of `x_PI` are sorted by expert; `counts` has the number of rows of each. Autograd sees nothing of it.
+The weights of several experts are one array, which is multiplied with sorted rows. Rows of `x_PI` are sorted by
+expert; `counts` has the number of rows of each. Autograd sees nothing of it.
 
 Letters: P rows (token and chosen expert), E experts of the stack, O and I width out of and into a projection.
 """

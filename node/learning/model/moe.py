@@ -6,11 +6,10 @@ experts (LongCat-Flash, arXiv 2509.01322), which return the token unchanged.
 
 Letters: N tokens, k slots of a token, P = N·k rows, S slots, D model width.
 
-Controls the routers' choice bias (LongCat-Flash, arXiv 2509.01322; without auxiliary loss: arXiv 2408.15664).
-
-After each inner step, bias += rate · (target share − seen share) for experts with parameters. Zero experts stay
-at 0, because only differences matter. The bias is an atom like any other (`model_spec.BIAS`): it starts at 0, a
-member moves it by the routing of its own tokens, and the fold averages these moves.
+A controller of the router's choice bias keeps the experts' loads even (LongCat-Flash; without auxiliary loss:
+arXiv 2408.15664). After each inner step, bias += rate · (target share − seen share) for experts with parameters.
+Zero experts stay at 0, because only differences matter. The bias is an atom like any other (`model_spec.BIAS`):
+it starts at 0, a member moves it by the routing of its own tokens, and the fold averages these moves.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
-"""A reducer's error feedback along the chain of its Reductions, and the data that opens them.
+"""A reducer's error feedback along the chain of its Reductions, the data that opens them, and the check of an
+opening.
 
-Whether a reduction is right, one chunk at a time: anybody can open a chunk that it chose and compute it again.
-
-Three endings: the opening does not fit the signed roots (DecodeError: blame who sent it, nothing is proven); it
-fits and the chunk is right; or it fits and the chunk is wrong: then opening and entries together are a proof.
+Anybody can open a chunk of a reduction and compute it again. There are three endings: the opening does not fit
+the signed roots (DecodeError: blame who sent it, nothing is proven); it fits and the chunk is right; or it fits
+and the chunk is wrong: then opening and entries together are a proof.
 """
 
 from collections.abc import Mapping, Sequence

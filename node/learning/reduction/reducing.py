@@ -9,7 +9,8 @@ DoubleSqueeze", arXiv 1905.05957; here over sparse sums, with the divisor of the
 The fold then takes the outer step of a slice from the reduction, with the weight of what it covers, and the rest
 raw.
 
-What a reduction needs of the codec and of the mean, handed in: learning's leaves do not know each other.
+`Arithmetic` is what a reduction needs of the codec and of the mean. It is handed in, because learning's leaf
+rooms do not import each other.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
 """The p2pd child process: its private folder, its flags, its start and its end.
 
-p2pd dies with us in two ways: it exits when our persistent control connection closes (every platform), and
-the kernel sends SIGKILL when our process is gone (Linux), which also covers a p2pd that hangs.
+p2pd dies with us in two ways: it exits when our persistent control connection closes (every platform), and the
+kernel sends SIGKILL when our process is gone (Linux), which also covers a p2pd that hangs.
 
-Listen addresses: a check that their ports are free, and the port that 0 became.
+Before the start the ports of its listen addresses are checked; after it, the port that 0 became is read.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """One connection to one peer: its handshake, its multiplexer, and the protocols of its streams. All in trio.
 
-The answer to `/ipfs/id/1.0.0`: go-libp2p asks it on every new connection.
-
-With it go-libp2p opens streams without asking for the protocol first, and learns its own observed address.
+go-libp2p asks `/ipfs/id/1.0.0` on every new connection. With the answer it opens streams without asking for the
+protocol first, and learns its own observed address.
 """
 
 import logging
