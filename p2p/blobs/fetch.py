@@ -3,7 +3,7 @@
 A bad chunk counts as a fault of its sender, and the download continues with the others. Chunks that arrived stay
 on disk when the download fails or is cancelled.
 
-`BlobExchange` puts the blobs of one node together: the store, its server and its fetcher.
+`Blobs` puts the blobs of one node together: the store, its server and its fetcher.
 """
 
 import asyncio
