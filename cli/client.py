@@ -10,18 +10,8 @@ import msgspec
 
 from atoll.node.config.home import Home, socket_address
 from atoll.protocols.errors import DecodeError, LocalFault, NotRunning
+from atoll.protocols.local import control_messages
 from atoll.protocols.local.control_lines import REPLY_MAX_BYTES, decode_answer, encode_ask, fault_of
-from atoll.protocols.local.control_messages import (
-    Ask,
-    CommandRefused,
-    EvaluateModel,
-    GetPeers,
-    GetRounds,
-    GetStatus,
-    PauseNode,
-    ResumeNode,
-    StopNode,
-)
 
 ANSWER_S = 15.0
 EVALUATE_S = 1800.0
@@ -29,14 +19,14 @@ EVALUATE_S = 1800.0
 STREAM_S = 60.0
 """Streams send something at least every few seconds, or the daemon hangs."""
 
-_ASKS: dict[str, Ask] = {
-    "status": GetStatus(),
-    "peers": GetPeers(),
-    "rounds": GetRounds(),
-    "resume": ResumeNode(),
-    "pause": PauseNode(),
-    "stop": StopNode(),
-    "eval": EvaluateModel(),
+_ASKS: dict[str, control_messages.Ask] = {
+    "status": control_messages.GetStatus(),
+    "peers": control_messages.GetPeers(),
+    "rounds": control_messages.GetRounds(),
+    "resume": control_messages.ResumeNode(),
+    "pause": control_messages.PauseNode(),
+    "stop": control_messages.StopNode(),
+    "eval": control_messages.EvaluateModel(),
 }
 
 A = TypeVar("A")
@@ -54,14 +44,14 @@ def ask(root: Path, what: str) -> dict[str, Any]:
     return answer
 
 
-def call(home: Home, request: Ask, kind: type[A]) -> A:
+def call(home: Home, request: control_messages.Ask, kind: type[A]) -> A:
     """One answer. Raises NotRunning, NoAnswer, or the fault that the daemon named."""
-    wait_s = EVALUATE_S if isinstance(request, EvaluateModel) else ANSWER_S
+    wait_s = EVALUATE_S if isinstance(request, control_messages.EvaluateModel) else ANSWER_S
     with _connection(home, request, wait_s) as lines:
         return _next(lines, kind)
 
 
-def stream(home: Home, request: Ask, kind: type[A]) -> Iterator[A]:
+def stream(home: Home, request: control_messages.Ask, kind: type[A]) -> Iterator[A]:
     """Answers until the caller stops, or the daemon ends. Raises as `call`."""
     with _connection(home, request, STREAM_S) as lines:
         while True:
@@ -81,7 +71,7 @@ def _next(lines: BinaryIO, kind: type[A]) -> A:
     if not line:
         raise NotRunning("the node ended before it answered", hint="start it with `atoll start`")
     answer = decode_answer(line)
-    if isinstance(answer, CommandRefused):
+    if isinstance(answer, control_messages.CommandRefused):
         raise fault_of(answer)
     if not isinstance(answer, kind):
         raise DecodeError(f"the node answered {type(answer).__name__}")
@@ -89,7 +79,7 @@ def _next(lines: BinaryIO, kind: type[A]) -> A:
 
 
 @contextmanager
-def _connection(home: Home, request: Ask, wait_s: float) -> Iterator[BinaryIO]:
+def _connection(home: Home, request: control_messages.Ask, wait_s: float) -> Iterator[BinaryIO]:
     path = home.control_socket
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(wait_s)

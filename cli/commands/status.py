@@ -19,20 +19,7 @@ from atoll.cli.formatting import (
 )
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
-from atoll.protocols.local.control_messages import (
-    MAX_ROUNDS,
-    GetPeers,
-    GetRounds,
-    GetStatus,
-    LimitUse,
-    PeerList,
-    PeerStatus,
-    RelayUse,
-    RoundList,
-    RoundStatus,
-    Status,
-    Watch,
-)
+from atoll.protocols.local import control_messages
 
 UNHEALTHY = 4
 
@@ -44,7 +31,11 @@ UNHEALTHY = 4
 @click.option("--exit-code", is_flag=True, help=f"Exit {UNHEALTHY} when the node needs help (health checks).")
 def status(home: Home, as_json: bool, watch: bool, exit_code: bool) -> int:
     """What the node does now, and why."""
-    for now in stream(home, Watch(), Status) if watch else iter([call(home, GetStatus(), Status)]):
+    for now in (
+        stream(home, control_messages.Watch(), control_messages.Status)
+        if watch
+        else iter([call(home, control_messages.GetStatus(), control_messages.Status)])
+    ):
         if as_json:
             print_json(now)
         elif watch:
@@ -59,7 +50,7 @@ def status(home: Home, as_json: bool, watch: bool, exit_code: bool) -> int:
 @json_option
 def peers(home: Home, as_json: bool) -> None:
     """Whom the node knows, and over which path."""
-    answer = call(home, GetPeers(), PeerList)
+    answer = call(home, control_messages.GetPeers(), control_messages.PeerList)
     if as_json:
         print_json(answer)
         return
@@ -70,10 +61,12 @@ def peers(home: Home, as_json: bool) -> None:
 @click.command()
 @home_option
 @json_option
-@click.option("-n", "--last", default=20, type=click.IntRange(1, MAX_ROUNDS), help="Newest rounds to show.")
+@click.option(
+    "-n", "--last", default=20, type=click.IntRange(1, control_messages.MAX_ROUNDS), help="Newest rounds to show."
+)
 def rounds(home: Home, as_json: bool, last: int) -> None:
     """What happened in each round."""
-    answer = call(home, GetRounds(last), RoundList)
+    answer = call(home, control_messages.GetRounds(last), control_messages.RoundList)
     if as_json:
         print_json(answer)
         return
@@ -95,7 +88,7 @@ def rounds(home: Home, as_json: bool, last: int) -> None:
     print_table(head, map(_round_cells, answer.rounds))
 
 
-def one_line(now: Status) -> str:
+def one_line(now: control_messages.Status) -> str:
     """A status for logs and narrow screens."""
     parts = [f"round {now.round}/{now.rounds}", now.activity]
     if now.activity == "training" and now.steps:
@@ -110,7 +103,7 @@ def one_line(now: Status) -> str:
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
 
 
-def facts(now: Status) -> Iterator[str]:
+def facts(now: control_messages.Status) -> Iterator[str]:
     """A status for a screen, one fact a line."""
     doing = now.activity + (f" – {now.reason}" if now.reason else "")
     if now.activity == "training" and now.steps:
@@ -147,7 +140,7 @@ def facts(now: Status) -> Iterator[str]:
         yield f"address   {maddr}/p2p/{now.peer}"
 
 
-def overlap(now: Status) -> str:
+def overlap(now: control_messages.Status) -> str:
     """How far the node runs ahead of the fold of the round before."""
     may = f"up to {now.overlap_allowed} steps before a fold is in"
     if now.overlapped is None:
@@ -155,7 +148,7 @@ def overlap(now: Status) -> str:
     return f"{may}; {now.overlapped} in the newest round, then held {span(now.held_s)}"
 
 
-def limits(use: LimitUse) -> str:
+def limits(use: control_messages.LimitUse) -> str:
     """Caps that hold now, and the month."""
     rates = [
         f"{name} {size(rate)}/s" for name, rate in (("up", use.up_bytes_s), ("down", use.down_bytes_s)) if rate
@@ -166,13 +159,13 @@ def limits(use: LimitUse) -> str:
     return f"{text}; {use.stopped}" if use.stopped else text
 
 
-def relaying(use: RelayUse) -> str:
+def relaying(use: control_messages.RelayUse) -> str:
     """What the node relays for others."""
     today = f"{size(use.bytes_today)} of {size(use.bytes_per_day)} today"
     return f"{use.circuits} circuits open, {use.circuits_served} served, {today}, {use.refused} refused"
 
 
-def _peer_cells(row: PeerStatus) -> tuple[str, ...]:
+def _peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
     return (
         tail(row.peer),
         row.path or "–",
@@ -187,7 +180,7 @@ def _peer_cells(row: PeerStatus) -> tuple[str, ...]:
     )
 
 
-def _round_cells(row: RoundStatus) -> tuple[str, ...]:
+def _round_cells(row: control_messages.RoundStatus) -> tuple[str, ...]:
     return (
         str(row.round),
         row.digest[:12] or "–",

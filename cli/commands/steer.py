@@ -7,14 +7,7 @@ from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.protocols.errors import NotRunning
-from atoll.protocols.local.control_messages import (
-    CommandDone,
-    EvaluateModel,
-    EvaluationResult,
-    PauseNode,
-    ResumeNode,
-    StopNode,
-)
+from atoll.protocols.local import control_messages
 
 
 @click.command()
@@ -23,7 +16,7 @@ from atoll.protocols.local.control_messages import (
 @click.option("--reason", default="paused by the operator", help="Shown in status.")
 def pause(home: Home, as_json: bool, reason: str) -> None:
     """Finish the round at hand and start no other; rounds of others are still folded."""
-    _done(call(home, PauseNode(reason), CommandDone), as_json)
+    _done(call(home, control_messages.PauseNode(reason), control_messages.CommandDone), as_json)
 
 
 @click.command()
@@ -31,7 +24,7 @@ def pause(home: Home, as_json: bool, reason: str) -> None:
 @json_option
 def resume(home: Home, as_json: bool) -> None:
     """Go on after a pause, at the round where the others are."""
-    _done(call(home, ResumeNode(), CommandDone), as_json)
+    _done(call(home, control_messages.ResumeNode(), control_messages.CommandDone), as_json)
 
 
 @click.command()
@@ -41,9 +34,9 @@ def resume(home: Home, as_json: bool) -> None:
 def stop(home: Home, as_json: bool, finish: bool) -> None:
     """Stop the node in good order. No node is no error."""
     try:
-        _done(call(home, StopNode(finish), CommandDone), as_json)
+        _done(call(home, control_messages.StopNode(finish), control_messages.CommandDone), as_json)
     except NotRunning:
-        _done(CommandDone("no node runs here"), as_json)
+        _done(control_messages.CommandDone("no node runs here"), as_json)
 
 
 @click.command("eval")
@@ -51,7 +44,7 @@ def stop(home: Home, as_json: bool, finish: bool) -> None:
 @json_option
 def evaluate(home: Home, as_json: bool) -> None:
     """Validation loss of the weights as they are now."""
-    answer = call(home, EvaluateModel(), EvaluationResult)
+    answer = call(home, control_messages.EvaluateModel(), control_messages.EvaluationResult)
     if as_json:
         print_json(answer)
     else:
@@ -60,7 +53,7 @@ def evaluate(home: Home, as_json: bool) -> None:
         )
 
 
-def _done(answer: CommandDone, as_json: bool) -> None:
+def _done(answer: control_messages.CommandDone, as_json: bool) -> None:
     if as_json:
         print_json(answer)
     else:

@@ -17,28 +17,8 @@ from typing import Protocol
 from atoll.node.config.home import socket_address
 from atoll.node.daemon.telemetry.logfile import LogTail
 from atoll.protocols.errors import AtollError, DecodeError, LocalFault
+from atoll.protocols.local import control_messages
 from atoll.protocols.local.control_lines import REQUEST_MAX_BYTES, decode_ask, encode_answer, refusal
-from atoll.protocols.local.control_messages import (
-    Answer,
-    Ask,
-    CommandDone,
-    EvaluateModel,
-    EvaluationResult,
-    GetLogs,
-    GetPeers,
-    GetRounds,
-    GetStatus,
-    LogLines,
-    PauseNode,
-    PeerList,
-    PeerStatus,
-    ResumeNode,
-    RoundList,
-    RoundStatus,
-    Status,
-    StopNode,
-    Watch,
-)
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +35,13 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: Linux' struct ucred
 class Operator(Protocol):
     """The reports and orders that the daemon offers. A method may raise AtollError: the user sees its line."""
 
-    def status(self) -> Status:
+    def status(self) -> control_messages.Status:
         """The node's status now."""
 
-    async def peers(self) -> Sequence[PeerStatus]:
+    async def peers(self) -> Sequence[control_messages.PeerStatus]:
         """A row for each known peer."""
 
-    def rounds(self, last: int) -> Sequence[RoundStatus]:
+    def rounds(self, last: int) -> Sequence[control_messages.RoundStatus]:
         """Rows of the newest `last` rounds, oldest first."""
 
     async def stop(self, *, finish: bool) -> str:
@@ -73,7 +53,7 @@ class Operator(Protocol):
     async def resume(self) -> str:
         """Go on after a pause; return a line for the user."""
 
-    async def evaluate(self) -> EvaluationResult:
+    async def evaluate(self) -> control_messages.EvaluationResult:
         """Validation loss of the current weights."""
 
 
@@ -128,15 +108,15 @@ class ControlServer:
             if not writer.is_closing():
                 writer.transport.abort()
 
-    async def _answers(self, line: bytes) -> AsyncGenerator[Answer, None]:
+    async def _answers(self, line: bytes) -> AsyncGenerator[control_messages.Answer, None]:
         try:
             ask = decode_ask(line)
             match ask:
-                case Watch():
+                case control_messages.Watch():
                     while True:
                         yield self._operator.status()
                         await asyncio.sleep(ask.interval_s)
-                case GetLogs():
+                case control_messages.GetLogs():
                     async for lines in _log_lines(LogTail(self._log_path), ask):
                         yield lines
                 case _:
@@ -147,26 +127,26 @@ class ControlServer:
             log.exception("control request failed")
             yield refusal(LocalFault(f"internal error: {error!r}", hint="see `atoll logs`"))
 
-    async def _answer(self, ask: Ask) -> Answer:
+    async def _answer(self, ask: control_messages.Ask) -> control_messages.Answer:
         match ask:
-            case GetStatus():
+            case control_messages.GetStatus():
                 return self._operator.status()
-            case GetPeers():
-                return PeerList(tuple(await self._operator.peers()))
-            case GetRounds():
-                return RoundList(tuple(self._operator.rounds(ask.last)))
-            case StopNode():
-                return CommandDone(await self._operator.stop(finish=ask.finish))
-            case PauseNode():
-                return CommandDone(await self._operator.pause(ask.reason))
-            case ResumeNode():
-                return CommandDone(await self._operator.resume())
-            case EvaluateModel():
+            case control_messages.GetPeers():
+                return control_messages.PeerList(tuple(await self._operator.peers()))
+            case control_messages.GetRounds():
+                return control_messages.RoundList(tuple(self._operator.rounds(ask.last)))
+            case control_messages.StopNode():
+                return control_messages.CommandDone(await self._operator.stop(finish=ask.finish))
+            case control_messages.PauseNode():
+                return control_messages.CommandDone(await self._operator.pause(ask.reason))
+            case control_messages.ResumeNode():
+                return control_messages.CommandDone(await self._operator.resume())
+            case control_messages.EvaluateModel():
                 return await self._operator.evaluate()
         raise DecodeError(f"{type(ask).__name__} is not served")
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+async def _send(writer: asyncio.StreamWriter, answer: control_messages.Answer) -> None:
     async with asyncio.timeout(WRITE_S):
         writer.write(encode_answer(answer))
         await writer.drain()
@@ -181,12 +161,14 @@ async def _next_line(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def _log_lines(tail: LogTail, ask: GetLogs) -> AsyncGenerator[LogLines, None]:
+async def _log_lines(
+    tail: LogTail, ask: control_messages.GetLogs
+) -> AsyncGenerator[control_messages.LogLines, None]:
     lines = tail.last(ask.tail)
     for start in range(0, max(1, len(lines)), LINES_PER_ANSWER):
-        yield LogLines(lines[start : start + LINES_PER_ANSWER])
+        yield control_messages.LogLines(lines[start : start + LINES_PER_ANSWER])
     if not ask.follow:
-        yield LogLines(())
+        yield control_messages.LogLines(())
     quiet_s = 0.0
     while ask.follow:
         await asyncio.sleep(FOLLOW_POLL_S)
@@ -194,9 +176,9 @@ async def _log_lines(tail: LogTail, ask: GetLogs) -> AsyncGenerator[LogLines, No
         quiet_s = 0.0 if fresh else quiet_s + FOLLOW_POLL_S
         if quiet_s >= HEARTBEAT_S:  # the only way to notice that the reader has gone
             quiet_s = 0.0
-            yield LogLines(())
+            yield control_messages.LogLines(())
         for start in range(0, len(fresh), LINES_PER_ANSWER):
-            yield LogLines(fresh[start : start + LINES_PER_ANSWER])
+            yield control_messages.LogLines(fresh[start : start + LINES_PER_ANSWER])
 
 
 def _bind(path: Path) -> socket.socket:

@@ -24,14 +24,7 @@ from atoll.p2p.nat.route_host import RouteHost
 from atoll.p2p.swarm.connections import PeerView
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.ledger.registers import Lease
-from atoll.protocols.local.control_messages import (
-    EvaluationResult,
-    LimitUse,
-    PeerStatus,
-    RelayUse,
-    RoundStatus,
-    Status,
-)
+from atoll.protocols.local import control_messages
 from atoll.protocols.local.worker_messages import TrainProgress
 
 
@@ -60,7 +53,7 @@ class DaemonOperator:
     started_s: float = field(default_factory=time.monotonic)
     version: str = field(default_factory=lambda: importlib.metadata.version("atoll"))
 
-    def status(self) -> Status:
+    def status(self) -> control_messages.Status:
         """The node now."""
         node, log, config = self.control.view(), self.log, self.plan.config
         spec, me = self.plan.run.spec, self.plan.identity.peer_id
@@ -71,7 +64,7 @@ class DaemonOperator:
         training = node.round.phase is Phase.TRAIN
         progress = node.progress
         at_work = progress if training else None
-        return Status(
+        return control_messages.Status(
             version=self.version,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self.started_s,
@@ -130,22 +123,22 @@ class DaemonOperator:
             "reachability_why": routes.why,
             "observed": routes.observed,
             "relaying": relay is not None,
-            "relay": RelayUse(**asdict(relay)) if relay else None,
+            "relay": control_messages.RelayUse(**asdict(relay)) if relay else None,
             "clock_ahead_s": routes.clock_ahead_s,
             "seeds": self.swarm.discovery_table(),
-            "limits": LimitUse(**asdict(self.limited.limits())),
+            "limits": control_messages.LimitUse(**asdict(self.limited.limits())),
         }
 
-    async def peers(self) -> Sequence[PeerStatus]:
+    async def peers(self) -> Sequence[control_messages.PeerStatus]:
         """All known peers."""
         leases = self.net.leases()
         return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self.swarm.peers()]
 
-    def rounds(self, last: int) -> Sequence[RoundStatus]:
+    def rounds(self, last: int) -> Sequence[control_messages.RoundStatus]:
         """The newest `last` rows, oldest first."""
         rows = self.log.rows
         newest = [rows[number] for number in sorted(rows)[-last:]]
-        return msgspec.convert(newest, list[RoundStatus], from_attributes=True)
+        return msgspec.convert(newest, list[control_messages.RoundStatus], from_attributes=True)
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""
@@ -162,11 +155,11 @@ class DaemonOperator:
         self.control.resume()
         return "going on at the round where the others are"
 
-    async def evaluate(self) -> EvaluationResult:
+    async def evaluate(self) -> control_messages.EvaluationResult:
         """Validation loss of the view."""
         found = await self.control.evaluate()
         row = self.log.newest_closed()
-        return EvaluationResult(row.round if row else -1, found.val_bpb, found.val_loss)
+        return control_messages.EvaluationResult(row.round if row else -1, found.val_bpb, found.val_loss)
 
     def _reason(self) -> str:
         node = self.control.view()
@@ -185,8 +178,8 @@ class DaemonOperator:
         own = node.trouble or untrained(node.round) or (swarm.local_fault.line() if swarm.local_fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "")
 
-    def _peer_row(self, row: PeerView, lease: Lease | None, left_s: float) -> PeerStatus:
-        return PeerStatus(
+    def _peer_row(self, row: PeerView, lease: Lease | None, left_s: float) -> control_messages.PeerStatus:
+        return control_messages.PeerStatus(
             peer=row.peer,
             path=row.path,
             maddr=row.maddr,

@@ -21,22 +21,7 @@ from atoll.p2p.system.atomic_files import disk
 from atoll.p2p.system.child_processes import die_with_parent
 from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols import codec, errors
-from atoll.protocols.local.worker_messages import (
-    FRAME_MAX_BYTES,
-    Answer,
-    Ask,
-    FailureReply,
-    ReplyEnvelope,
-    ReportReply,
-    ReportRequest,
-    RequestEnvelope,
-    SaveReply,
-    StartReply,
-    StartRequest,
-    StopRequest,
-    TimeSpent,
-    TrainProgress,
-)
+from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
 log = logging.getLogger(__name__)
@@ -73,13 +58,13 @@ class Trainer:
 
     def __init__(
         self,
-        start: StartRequest,
+        start: worker_messages.StartRequest,
         log: Path,
-        on_started: Callable[[StartReply], Awaitable[None]],
-        on_progress: Callable[[TrainProgress], None],
+        on_started: Callable[[worker_messages.StartReply], Awaitable[None]],
+        on_progress: Callable[[worker_messages.TrainProgress], None],
         on_gone: Callable[[], None] = lambda: None,
         *,
-        on_spent: Callable[[TimeSpent], None] = lambda _: None,
+        on_spent: Callable[[worker_messages.TimeSpent], None] = lambda _: None,
         command: tuple[str, ...] = WORKER,
     ) -> None:
         """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works.
@@ -96,7 +81,7 @@ class Trainer:
         self._on_spent = on_spent
         self._replied_at = 0.0
         self._process: asyncio.subprocess.Process | None = None
-        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._pending: dict[int, asyncio.Future[worker_messages.Answer]] = {}
         self._next_id = 0
         self._restarts = 0
         self._deaths_in_a_row = 0
@@ -125,28 +110,30 @@ class Trainer:
                 )
             await asyncio.sleep(backoff_s(self._deaths_in_a_row, first_s=FIRST_BACKOFF_S, max_s=MAX_BACKOFF_S))
 
-    async def ask(self, ask: Ask, kind: type[A]) -> A:
+    async def ask(self, ask: worker_messages.Ask, kind: type[A]) -> A:
         """The answer. Raises WorkerDied (it is not there, or died), or the fault that the worker named."""
         if not self._is_started:
             raise WorkerDied("the worker is not running")
         answer = await self._ask(ask, kind)
-        if kind is SaveReply:
+        if kind is worker_messages.SaveReply:
             self._deaths_in_a_row = 0
         return answer
 
-    async def _ask(self, ask: Ask, kind: type[A]) -> A:
+    async def _ask(self, ask: worker_messages.Ask, kind: type[A]) -> A:
         if self._process is None or self._process.stdin is None:
             raise WorkerDied("the worker is not running")
         self._next_id += 1
         number = self._next_id
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[worker_messages.Answer] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         try:
-            self._process.stdin.write(frame(RequestEnvelope(number, ask)))  # few asks at a time: no drain needed
+            self._process.stdin.write(
+                frame(worker_messages.RequestEnvelope(number, ask))
+            )  # few asks at a time: no drain needed
             answer = await future
         finally:
             self._pending.pop(number, None)
-        if isinstance(answer, FailureReply):
+        if isinstance(answer, worker_messages.FailureReply):
             raise _fault(answer)
         if not isinstance(answer, kind):
             raise errors.LocalFault(f"the worker answered {type(answer).__name__} to {type(ask).__name__}")
@@ -161,7 +148,7 @@ class Trainer:
         try:
             async with asyncio.timeout(STOP_S):
                 if process.stdin is not None:
-                    process.stdin.write(frame(RequestEnvelope(0, StopRequest())))
+                    process.stdin.write(frame(worker_messages.RequestEnvelope(0, worker_messages.StopRequest())))
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -175,11 +162,11 @@ class Trainer:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
-                start_new_session=True, limit=FRAME_MAX_BYTES + PREFIX_BYTES,
+                start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
         self._process = process
-        self._on_spent(TimeSpent())
+        self._on_spent(worker_messages.TimeSpent())
         try:
             if self._stopping:
                 return
@@ -201,7 +188,7 @@ class Trainer:
     async def _announce(self) -> None:
         try:
             async with asyncio.timeout(START_S):
-                started = await self._ask(self._start, StartReply)
+                started = await self._ask(self._start, worker_messages.StartReply)
         except TimeoutError as error:
             raise WorkerDied(f"the worker did not start within {START_S:.0f} s") from error
         except errors.DiskFault as error:
@@ -219,23 +206,27 @@ class Trainer:
         while True:
             await asyncio.sleep(REPORT_S)
             if loop.time() - self._replied_at >= REPORT_S / 2:
-                await self._ask(ReportRequest(), ReportReply)
+                await self._ask(worker_messages.ReportRequest(), worker_messages.ReportReply)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         try:
             while True:
-                size = frame_size(await process.stdout.readexactly(PREFIX_BYTES), FRAME_MAX_BYTES)
+                size = frame_size(await process.stdout.readexactly(PREFIX_BYTES), worker_messages.FRAME_MAX_BYTES)
                 self._deliver(
-                    codec.decode(await process.stdout.readexactly(size), ReplyEnvelope, max_bytes=FRAME_MAX_BYTES)
+                    codec.decode(
+                        await process.stdout.readexactly(size),
+                        worker_messages.ReplyEnvelope,
+                        max_bytes=worker_messages.FRAME_MAX_BYTES,
+                    )
                 )
         except (asyncio.IncompleteReadError, ConnectionError, errors.DecodeError) as error:
             raise WorkerDied(f"the worker ended: {error}") from error
 
-    def _deliver(self, reply: ReplyEnvelope) -> None:
+    def _deliver(self, reply: worker_messages.ReplyEnvelope) -> None:
         self._replied_at = asyncio.get_running_loop().time()
         self._on_spent(reply.spent)
-        if isinstance(reply.answer, TrainProgress):
+        if isinstance(reply.answer, worker_messages.TrainProgress):
             self._on_progress(reply.answer)
             return
         future = self._pending.get(reply.id)
@@ -248,7 +239,7 @@ class Trainer:
                 future.set_exception(WorkerDied("the worker process ended"))
 
 
-def _fault(failed: FailureReply) -> errors.AtollError:
+def _fault(failed: worker_messages.FailureReply) -> errors.AtollError:
     kind = getattr(errors, failed.fault, errors.LocalFault)
     if not (isinstance(kind, type) and issubclass(kind, errors.AtollError)):
         kind = errors.LocalFault

@@ -29,26 +29,7 @@ from atoll.protocols.errors import AtollError, DecodeError, LocalFault, Supersed
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import Cover, cover_of, size_of
 from atoll.protocols.ledger.rows import check_root
-from atoll.protocols.local.worker_messages import (
-    NOTHING_YET,
-    AdoptReply,
-    AdoptRequest,
-    Answer,
-    CheckReply,
-    CheckRequest,
-    FinalizeReply,
-    FinalizeRequest,
-    FoldAsk,
-    FoldReply,
-    FoldRequest,
-    JudgeRequest,
-    Member,
-    OpenRequest,
-    ReduceRequest,
-    SnapshotReply,
-    VerifyReply,
-    VerifyRequest,
-)
+from atoll.protocols.local import worker_messages
 from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -79,7 +60,7 @@ class SetUpdate:
             threads=self._threads,
         )
 
-    def _rows(self, number: int, member: Member) -> Rows | None:
+    def _rows(self, number: int, member: worker_messages.Member) -> Rows | None:
         if not member.experts:
             return None
         return rows_of(cover_of(self._spec, number, member.experts), cover_of(self._spec, number))
@@ -89,7 +70,7 @@ def fold_of(spec: RunSpec, apply_update: ApplyUpdate) -> Fold:
     """A fold at Θ₀; zeros that nobody may use where Θ₀ is given by a file, which comes as a snapshot."""
     arena, number = arena_of(spec.model), -1
     if spec.start:
-        theta_C4096, number = torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), NOTHING_YET
+        theta_C4096, number = torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), worker_messages.NOTHING_YET
     else:
         made = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         theta_C4096 = bridge.gather(made, arena)
@@ -120,26 +101,28 @@ class FoldRequests:
 
     def check_begun(self) -> None:
         """Raise LocalFault where the run's start weights are not here yet."""
-        if self._fold.final_round == NOTHING_YET:
+        if self._fold.final_round == worker_messages.NOTHING_YET:
             raise LocalFault("this node does not have the start weights of the run yet")
 
-    def prepare(self, ask: FoldAsk, finalized: Callable[[], None]) -> Callable[[], Answer]:
+    def prepare(
+        self, ask: worker_messages.FoldAsk, finalized: Callable[[], None]
+    ) -> Callable[[], worker_messages.Answer]:
         """Do the work of a request; the result commits it. `finalized` is called by the commit of a Finalize.
 
         Both raise AtollError.
         """
-        if not isinstance(ask, VerifyRequest):
+        if not isinstance(ask, worker_messages.VerifyRequest):
             self.check_begun()
         match ask:
-            case VerifyRequest():
+            case worker_messages.VerifyRequest():
                 verified = self._verify(ask)
                 return lambda: verified
-            case FoldRequest():
+            case worker_messages.FoldRequest():
                 return self._prepare_fold(ask)
-            case CheckRequest():
+            case worker_messages.CheckRequest():
                 checked = self._check(ask)
                 return lambda: checked
-            case FinalizeRequest():
+            case worker_messages.FinalizeRequest():
                 return self._prepare_final(ask, finalized)
 
     def recognise(self, rounds: Iterable[int]) -> None:
@@ -147,7 +130,7 @@ class FoldRequests:
         if not self._feedback.recognise(max(rounds, default=-1)):
             log.info("this state is older than what was sent: its error feedback is dropped")
 
-    def adopt(self, ask: AdoptRequest) -> AdoptReply:
+    def adopt(self, ask: worker_messages.AdoptRequest) -> worker_messages.AdoptReply:
         """Replace everything by a verified snapshot. Raises DecodeError for another one than asked for."""
         if ask.round != self._fold.final_round:  # else: it was done, but could not be saved
             found = read_snapshot(Path(ask.path), arena_of(self._spec.model), state_digest)
@@ -160,61 +143,67 @@ class FoldRequests:
             missed = self._feedback.missed(ask.round, counted, self._unsafe_payloads())
             self._fold.adopt(found.theta_C4096, ask.round)
             self._close_rounds(ask.round, missed, counted)
-        return AdoptReply(ask.round, ask.state)
+        return worker_messages.AdoptReply(ask.round, ask.state)
 
-    def write_snapshot(self, path: Path) -> SnapshotReply:
+    def write_snapshot(self, path: Path) -> worker_messages.SnapshotReply:
         """Write Θ_final as a safetensors file. Raises DiskFault."""
         number, state = self._fold.final_round, self._fold.state_digest()
         with disk(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         size = write_snapshot(path, Snapshot(self._fold.final_C4096, number, state), arena_of(self._spec.model))
-        return SnapshotReply(Round(number), state, str(path), size)
+        return worker_messages.SnapshotReply(Round(number), state, str(path), size)
 
-    def on_slices(self, ask: ReduceRequest | OpenRequest | JudgeRequest) -> Answer:
+    def on_slices(
+        self, ask: worker_messages.ReduceRequest | worker_messages.OpenRequest | worker_messages.JudgeRequest
+    ) -> worker_messages.Answer:
         """Reduce, open or judge a slice of a reduced round. Raises AtollError."""
         slices = require_slices(self._slices)
         match ask:
-            case OpenRequest():
+            case worker_messages.OpenRequest():
                 return slices.open(ask)
-            case JudgeRequest():
+            case worker_messages.JudgeRequest():
                 return slices.judge(ask)
         return slices.reduce(ask, self._feedback.residual_C4096)
 
-    def _verify(self, ask: VerifyRequest) -> VerifyReply:
+    def _verify(self, ask: worker_messages.VerifyRequest) -> worker_messages.VerifyReply:
         if ask.reduced:
             require_slices(self._slices).check(map_payload(ask.path), ask.rows, *ask.reduced)
-            return VerifyReply()
+            return worker_messages.VerifyReply()
         payload, layout = map_payload(ask.path), self._feedback.layout(ask.round, ask.experts)
         self._codec.check(payload, layout.chunks)
         if ask.rows:
             check_root(payload, layout, ask.rows)
-        return VerifyReply()
+        return worker_messages.VerifyReply()
 
-    def _prepare_fold(self, ask: FoldRequest) -> Callable[[], Answer]:
+    def _prepare_fold(self, ask: worker_messages.FoldRequest) -> Callable[[], worker_messages.Answer]:
         number = ask.round
         if number <= self._fold.final_round:  # a Finalize may have overtaken this request
-            return lambda: FoldReply(number, self._fold.view_digest())
+            return lambda: worker_messages.FoldReply(number, self._fold.view_digest())
         commit = self._fold.prepare_round(round_set(number, ask.members, ask.slices))
 
-        def finish() -> Answer:
+        def finish() -> worker_messages.Answer:
             self._recognise_own(ask)
-            return FoldReply(number, commit())
+            return worker_messages.FoldReply(number, commit())
 
         return finish
 
-    def _check(self, ask: CheckRequest) -> CheckReply:
+    def _check(self, ask: worker_messages.CheckRequest) -> worker_messages.CheckReply:
         if ask.round <= self._fold.final_round:
             # Its payloads had to be fetched again, and meanwhile the round became final without this node.
             raise Superseded(f"round {ask.round} is final already")
-        return CheckReply(ask.round, self._fold.check(round_set(ask.round, ask.members, ask.slices)))
+        return worker_messages.CheckReply(
+            ask.round, self._fold.check(round_set(ask.round, ask.members, ask.slices))
+        )
 
-    def _prepare_final(self, ask: FinalizeRequest, finalized: Callable[[], None]) -> Callable[[], Answer]:
+    def _prepare_final(
+        self, ask: worker_messages.FinalizeRequest, finalized: Callable[[], None]
+    ) -> Callable[[], worker_messages.Answer]:
         number, fresh = ask.round, round_set(ask.round, ask.members, ask.slices)
         # If it is this round's state already, it was done, but could not be saved.
         is_new = number != self._fold.final_round
         commit = self._fold.prepare_final(fresh) if is_new else None
 
-        def finish() -> Answer:
+        def finish() -> worker_messages.Answer:
             if commit is not None:
                 self._recognise_own(ask)
                 counted = self._counted(ask)
@@ -223,17 +212,17 @@ class FoldRequests:
                 commit()
                 self._close_rounds(number, missed, counted)
             finalized()
-            return FinalizeReply(number, self._fold.state_digest())
+            return worker_messages.FinalizeReply(number, self._fold.state_digest())
 
         return finish
 
-    def _recognise_own(self, ask: FoldRequest | FinalizeRequest) -> None:
+    def _recognise_own(self, ask: worker_messages.FoldRequest | worker_messages.FinalizeRequest) -> None:
         """Recognise the round if a contribution of ours is in the set."""
         named = (*ask.members, *(member for part in ask.slices for member in part.raw))
         ours = any(member.author == self._peer for member in named) or any(part.ours for part in ask.slices)
         self.recognise([ask.round] if ours else [])
 
-    def _counted(self, ask: FinalizeRequest) -> dict[Digest, Cover]:
+    def _counted(self, ask: worker_messages.FinalizeRequest) -> dict[Digest, Cover]:
         """Our payloads in a final set, with the rows that count; Reductions of ours, too."""
         if not ask.slices:
             return {

@@ -21,25 +21,7 @@ from atoll.node.worker.background_fold import BackgroundFold
 from atoll.node.worker.session import Event, Session
 from atoll.node.worker.time_account import Doing, TimeAccount
 from atoll.protocols.errors import AtollError, Superseded
-from atoll.protocols.local.worker_messages import (
-    Answer,
-    Ask,
-    EvaluateRequest,
-    FailureReply,
-    FoldAsk,
-    ReplyEnvelope,
-    ReportReply,
-    ReportRequest,
-    RequestEnvelope,
-    SaveRequest,
-    SnapshotRequest,
-    StartRequest,
-    StopReply,
-    StopRequest,
-    TrainProgress,
-    TrainReply,
-    TrainRequest,
-)
+from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
 PROGRESS_EVERY_S = 0.5
@@ -55,7 +37,7 @@ class Worker:
         self._training: tuple[int, Generator[Event, None, None]] | None = None
         self._held = False
         """Whether the round at hand can go on only after another request."""
-        self._waiting_saves: list[RequestEnvelope] = []
+        self._waiting_saves: list[worker_messages.RequestEnvelope] = []
         """Save requests that wait for the disk."""
         self._background = BackgroundFold(inbox.wake)
         self._progress_at = 0.0
@@ -92,44 +74,46 @@ class Worker:
             self._held = False
             self._reply(done.request.id, answered(done.commit))
 
-    def _serve(self, request: RequestEnvelope) -> bool:
+    def _serve(self, request: worker_messages.RequestEnvelope) -> bool:
         """Answer one request, or see to it that it will be. False after Stop."""
         self._spent.enter(doing(request.ask))
         if self._runs_in_background(request.ask):
             self._background.add(request, partial(self._open().prepare, request.ask))
             return True
-        if not isinstance(request.ask, SaveRequest | ReportRequest | TrainRequest):
+        if not isinstance(
+            request.ask, worker_messages.SaveRequest | worker_messages.ReportRequest | worker_messages.TrainRequest
+        ):
             self._commit(all_of_them=True)
             self._spent.enter(doing(request.ask))
         answer = answered(partial(self._answer, request))
         if answer is not None:
             self._reply(request.id, answer)
-        return not isinstance(request.ask, StopRequest)
+        return not isinstance(request.ask, worker_messages.StopRequest)
 
-    def _runs_in_background(self, ask: Ask) -> TypeGuard[FoldAsk]:
+    def _runs_in_background(self, ask: worker_messages.Ask) -> TypeGuard[worker_messages.FoldAsk]:
         """Whether there are steps that the request can run beside, or others before it are not answered yet."""
         has_steps = self._training is not None and not self._held
-        return isinstance(ask, FoldAsk) and (has_steps or self._background.is_busy)
+        return isinstance(ask, worker_messages.FoldAsk) and (has_steps or self._background.is_busy)
 
-    def _answer(self, request: RequestEnvelope) -> Answer | None:
+    def _answer(self, request: worker_messages.RequestEnvelope) -> worker_messages.Answer | None:
         match request.ask:
-            case StartRequest():
+            case worker_messages.StartRequest():
                 self._session = Session(request.ask, self._spent, saved=self._inbox.wake)
                 return self._session.started()
-            case TrainRequest():
+            case worker_messages.TrainRequest():
                 self._begin(request.id, self._open().train(request.ask))
                 return None
-            case SaveRequest():
+            case worker_messages.SaveRequest():
                 saved = self._open().finish_save(request.ask)
                 if saved is None:
                     self._waiting_saves.append(request)
                 return saved
-            case ReportRequest():
-                return ReportReply()
-            case StopRequest():
+            case worker_messages.ReportRequest():
+                return worker_messages.ReportReply()
+            case worker_messages.StopRequest():
                 if self._session is not None:
                     self._session.close()
-                return StopReply()
+                return worker_messages.StopReply()
             case _:
                 return self._open().answer(request.ask)
 
@@ -156,20 +140,21 @@ class Worker:
             self._reply(number, failed(error))
             return
         self._held = event is None
-        if isinstance(event, TrainReply):
+        if isinstance(event, worker_messages.TrainReply):
             self._training = None
             self._reply(number, event)
         elif (
-            isinstance(event, TrainProgress) and (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S
+            isinstance(event, worker_messages.TrainProgress)
+            and (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S
         ):
             self._progress_at = now
-            self._outbox.send(ReplyEnvelope(number, event, self._spent.read()))
+            self._outbox.send(worker_messages.ReplyEnvelope(number, event, self._spent.read()))
 
-    def _reply(self, number: int, answer: Answer) -> None:
-        self._outbox.send(ReplyEnvelope(number, answer, self._spent.read()))
+    def _reply(self, number: int, answer: worker_messages.Answer) -> None:
+        self._outbox.send(worker_messages.ReplyEnvelope(number, answer, self._spent.read()))
 
 
-def answered(work: Callable[[], A]) -> A | FailureReply:
+def answered(work: Callable[[], A]) -> A | worker_messages.FailureReply:
     """The result of `work`, or the fault that it raised as a message."""
     try:
         return work()
@@ -177,29 +162,33 @@ def answered(work: Callable[[], A]) -> A | FailureReply:
         return failed(error)
 
 
-def doing(ask: Ask) -> Doing:
+def doing(ask: worker_messages.Ask) -> Doing:
     """The time account's entry for a request; the session may book parts of it under another."""
     match ask:
-        case StartRequest():
+        case worker_messages.StartRequest():
             return "start"
-        case TrainRequest():
+        case worker_messages.TrainRequest():
             return "steps"
-        case EvaluateRequest():
+        case worker_messages.EvaluateRequest():
             return "evaluate"
-        case SaveRequest() | SnapshotRequest():
+        case worker_messages.SaveRequest() | worker_messages.SnapshotRequest():
             return "checkpoint"
-        case ReportRequest() | StopRequest():
+        case worker_messages.ReportRequest() | worker_messages.StopRequest():
             return "wait"
     return "fold"
 
 
-def failed(error: Exception) -> FailureReply:
+def failed(error: Exception) -> worker_messages.FailureReply:
     """An error as a message: the class decides whose fault it is on the other side."""
     if isinstance(error, AtollError):
-        return FailureReply(type(error).__name__, str(error), error.hint)
+        return worker_messages.FailureReply(type(error).__name__, str(error), error.hint)
     if isinstance(error, MemoryError):
-        return FailureReply("LocalFault", "out of memory", "use a smaller model, or free memory and start again")
-    return FailureReply("DiskFault", str(error), "free or repair the disk; the node goes on by itself")
+        return worker_messages.FailureReply(
+            "LocalFault", "out of memory", "use a smaller model, or free memory and start again"
+        )
+    return worker_messages.FailureReply(
+        "DiskFault", str(error), "free or repair the disk; the node goes on by itself"
+    )
 
 
 def main() -> None:

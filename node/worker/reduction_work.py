@@ -33,15 +33,7 @@ from atoll.protocols.ledger.reduction import (
     rules_of,
 )
 from atoll.protocols.ledger.rows import RowPart, check_root, checked_rows
-from atoll.protocols.local.worker_messages import (
-    JudgeReply,
-    JudgeRequest,
-    OpenReply,
-    OpenRequest,
-    ReduceReply,
-    ReduceRequest,
-    Slice,
-)
+from atoll.protocols.local import worker_messages
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec
@@ -76,14 +68,14 @@ class SliceWork:
         self._load = load
         self._spool = spool
         self._reducer = Reducer(rules, ARITHMETIC)
-        self._made: dict[int, ReduceReply] = {}
+        self._made: dict[int, worker_messages.ReduceReply] = {}
         self._newest: KeptBody | None = None
         """The last Reduction, until its round is final."""
         with disk(spool):
             for path in spool.glob(f"*{_SUFFIX}"):  # of an earlier life: the blob store has its own name for it
                 path.unlink(missing_ok=True)
 
-    def update(self, slices: Sequence[Slice], chunks: int) -> Tensor:
+    def update(self, slices: Sequence[worker_messages.Slice], chunks: int) -> Tensor:
         """U int32 `[chunks, 4096]` of what counts in each slice. Raises DecodeError, CorruptFault."""
         update = torch.zeros((chunks, CHUNK), dtype=torch.int32)
         for part in slices:
@@ -99,7 +91,7 @@ class SliceWork:
         decode(payload, span.chunks, self._rules.reduced_k)
         check_root(payload, Layout("sparse2", span.chunks, self._rules.reduced_k), root)
 
-    def reduce(self, ask: ReduceRequest, residual_C4096: Tensor) -> ReduceReply:
+    def reduce(self, ask: worker_messages.ReduceRequest, residual_C4096: Tensor) -> worker_messages.ReduceReply:
         """Our Reduction of a round; what its error feedback no longer holds goes into our own.
 
         Asked again in the same life, it returns the same Reduction. Raises DecodeError for rows of another root.
@@ -122,7 +114,7 @@ class SliceWork:
             hand_back(residual_C4096, rest)
         self._reducer.published(_name(ask.round), made)
         previous = ask.previous if made.previous else -1
-        done = ReduceReply(
+        done = worker_messages.ReduceReply(
             round=ask.round,
             payload=blob,
             path=str(path),
@@ -134,16 +126,16 @@ class SliceWork:
         self._newest = KeptBody(ask.round, blob, ask.span)
         return done
 
-    def open(self, ask: OpenRequest) -> OpenReply:
+    def open(self, ask: worker_messages.OpenRequest) -> worker_messages.OpenReply:
         """Everything about one chunk of one of our Reductions. Raises LocalFault for one that is not here."""
-        return OpenReply(codec.encode(self._reducer.open(_name(ask.round), ask.chunk)))
+        return worker_messages.OpenReply(codec.encode(self._reducer.open(_name(ask.round), ask.chunk)))
 
-    def judge(self, ask: JudgeRequest) -> JudgeReply:
+    def judge(self, ask: worker_messages.JudgeRequest) -> worker_messages.JudgeReply:
         """Whether a proof shows a wrong Reduction. Raises DecodeError or SignatureFault if it does not fit."""
         proof = decode_proof(self._load(ask.path), self._rules)
         if decode_entry(proof.reduction, self._rules.run).id != ask.reduction:
             raise DecodeError("the proof is about another Reduction")
-        return JudgeReply(proves_fault(proof, self._rules, ARITHMETIC))
+        return worker_messages.JudgeReply(proves_fault(proof, self._rules, ARITHMETIC))
 
     def close_rounds(self, number: int, counted: Collection[Digest], residual_C4096: Tensor) -> None:
         """Rounds up to `number` are final: where our Reduction missed its set, the chain begins anew."""

@@ -39,32 +39,12 @@ from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DiskFault
 from atoll.protocols.ids import Round
-from atoll.protocols.local.worker_messages import (
-    AdoptRequest,
-    Answer,
-    Ask,
-    EvaluateReply,
-    EvaluateRequest,
-    FoldAsk,
-    InheritReply,
-    InheritRequest,
-    JudgeRequest,
-    OpenRequest,
-    ReduceRequest,
-    ReleasedMoments,
-    SaveReply,
-    SaveRequest,
-    SnapshotRequest,
-    StartReply,
-    StartRequest,
-    TrainReply,
-    TrainRequest,
-)
+from atoll.protocols.local import worker_messages
 from atoll.protocols.run.run_spec import RunSpec
 
 SAVE_SHARE = 0.01
 """Most of the time that goes into saving between two trained rounds."""
-Event: TypeAlias = Step | TrainReply
+Event: TypeAlias = Step | worker_messages.TrainReply
 """Result of one step of `train`."""
 
 
@@ -73,7 +53,7 @@ class Session:
 
     def __init__(
         self,
-        start: StartRequest,
+        start: worker_messages.StartRequest,
         spent: TimeAccount | None = None,
         saves: TimeBudget | None = None,
         saved: Callable[[], None] = lambda: None,
@@ -90,7 +70,7 @@ class Session:
         self._save_budget = saves or TimeBudget(SAVE_SHARE)
         self._is_saved = True
         self._is_training = False
-        self._trained: TrainReply | None = None
+        self._trained: worker_messages.TrainReply | None = None
         """The newest result since this process began."""
         self._async_save = AsyncSave(saved)
         self._spec = codec.decode(start.spec, RunSpec)
@@ -138,9 +118,9 @@ class Session:
             rounds=self._rounds,
         )
 
-    def started(self) -> StartReply:
+    def started(self) -> worker_messages.StartReply:
         """The reply to StartRequest: the state that was found on disk."""
-        return StartReply(
+        return worker_messages.StartReply(
             final=self._fold.final_round,
             state=self._fold.state_digest(),
             pending=self._feedback.pending,
@@ -149,32 +129,32 @@ class Session:
             experts=self._learner.experts,
         )
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: worker_messages.Ask) -> worker_messages.Answer:
         """Do everything but training. Raises AtollError."""
-        if isinstance(ask, FoldAsk):
+        if isinstance(ask, worker_messages.FoldAsk):
             return self.prepare(ask)()
-        if not isinstance(ask, JudgeRequest | AdoptRequest):
+        if not isinstance(ask, worker_messages.JudgeRequest | worker_messages.AdoptRequest):
             self._requests.check_begun()
         match ask:
-            case OpenRequest() | JudgeRequest():
+            case worker_messages.OpenRequest() | worker_messages.JudgeRequest():
                 return self._requests.on_slices(ask)
-            case ReduceRequest():
+            case worker_messages.ReduceRequest():
                 reduced = self._requests.on_slices(ask)
                 self._save_between_rounds()
                 return reduced
-            case AdoptRequest():
+            case worker_messages.AdoptRequest():
                 adopted = self._requests.adopt(ask)
                 self._save()
                 return adopted
-            case SnapshotRequest(path):
+            case worker_messages.SnapshotRequest(path):
                 return self._requests.write_snapshot(Path(path))
-            case InheritRequest(expert, path):
-                return InheritReply(self._learner.inherit(expert, bytes(map_payload(path))))
-            case EvaluateRequest():
+            case worker_messages.InheritRequest(expert, path):
+                return worker_messages.InheritReply(self._learner.inherit(expert, bytes(map_payload(path))))
+            case worker_messages.EvaluateRequest():
                 return self._evaluate()
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 
-    def prepare(self, ask: FoldAsk) -> Callable[[], Answer]:
+    def prepare(self, ask: worker_messages.FoldAsk) -> Callable[[], worker_messages.Answer]:
         """The work of a request about the fold, which changes nothing; the result makes the change and answers.
 
         May run beside the steps of `train`, in another thread; the result is called between two steps. In
@@ -182,7 +162,7 @@ class Session:
         """
         return self._requests.prepare(ask, self._save_between_rounds)
 
-    def train(self, ask: TrainRequest) -> Generator[Event, None, None]:
+    def train(self, ask: worker_messages.TrainRequest) -> Generator[Event, None, None]:
         """The round's inner steps, one at a time, then the encoded and saved result.
 
         None means that nothing can be done before another ask was answered. The error feedback goes into the
@@ -213,14 +193,14 @@ class Session:
         self._begin_save()
         yield trained
 
-    def finish_save(self, ask: SaveRequest) -> SaveReply | None:
+    def finish_save(self, ask: worker_messages.SaveRequest) -> worker_messages.SaveReply | None:
         """Whether a trained round is safe. None: look again after `saved`. Raises DiskFault; then ask again."""
         if self._async_save.is_busy:
             return None
         self._end_save()
         self._async_save.check()
         if not self._async_save.holds(ask.round):
-            return SaveReply()
+            return worker_messages.SaveReply()
         self._begin_save()
         return None
 
@@ -232,7 +212,7 @@ class Session:
         if self._ranks is not None:
             self._ranks.close()
 
-    def _release_moments(self, number: Round) -> tuple[ReleasedMoments, ...]:
+    def _release_moments(self, number: Round) -> tuple[worker_messages.ReleasedMoments, ...]:
         """Write the moments of experts given up. No round is worth them: where the disk refuses, they are gone."""
         moments, self._learner.released = self._learner.released, {}
         try:
@@ -240,11 +220,13 @@ class Session:
         except DiskFault:
             return ()
 
-    def _evaluate(self) -> EvaluateReply:
+    def _evaluate(self) -> worker_messages.EvaluateReply:
         began = time.monotonic()
         val_WT1, val_bytes = self._data.validation(VAL_WINDOWS), self._data.validation_bytes(VAL_WINDOWS)
         found = self._learner.evaluate(self._fold.view_C4096, val_WT1, val_bytes)
-        return EvaluateReply(self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began)
+        return worker_messages.EvaluateReply(
+            self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began
+        )
 
     def _save_between_rounds(self) -> None:
         """Save now if the budget allows it. A round that is being trained saves everything when it ends."""

@@ -1,31 +1,24 @@
 """Rules that decide which ledger entries count in a run. Every node ignores all others."""
 
 from atoll.protocols.errors import DecodeError
+from atoll.protocols.ledger import records
 from atoll.protocols.ledger.ownership import splits
-from atoll.protocols.ledger.records import (
-    Contribution,
-    Entry,
-    PartContribution,
-    Reduction,
-    ReductionFault,
-    SlicedContribution,
-)
 from atoll.protocols.run.experts import check_bitmap
 from atoll.protocols.run.run_spec import RunSpec
 
 
-def is_lawful(spec: RunSpec, entry: Entry) -> bool:
+def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
     """Return whether an entry counts in this run.
 
     A run that may reduce rounds needs the root of each payload's rows, so only sliced contributions count there.
     Other runs cannot fold a set that holds a Reduction. A bitmap of experts must name experts of the run.
     """
     match entry.body:
-        case PartContribution(experts=experts):
+        case records.PartContribution(experts=experts):
             return _is_bitmap(experts, splits(spec))
-        case Contribution():
-            return isinstance(entry.body, SlicedContribution) == (spec.reduce is not None)
-        case Reduction() | ReductionFault():
+        case records.Contribution():
+            return isinstance(entry.body, records.SlicedContribution) == (spec.reduce is not None)
+        case records.Reduction() | records.ReductionFault():
             return spec.reduce is not None
     return True
 

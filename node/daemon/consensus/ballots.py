@@ -8,36 +8,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
-from atoll.protocols.ledger.records import (
-    Ack,
-    Ballot,
-    Body,
-    Contribution,
-    Prepare,
-    Promise,
-    Proposal,
-    Reduction,
-    Vote,
-)
+from atoll.protocols.ledger import records
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
     """All entries about one round. Prepares and Proposals in another peer's ballot never get in (see `record`)."""
 
-    contributions: Mapping[Digest, tuple[PeerId, Contribution]] = field(default_factory=dict)
+    contributions: Mapping[Digest, tuple[PeerId, records.Contribution]] = field(default_factory=dict)
     """Author and body by entry id."""
     reductions: Mapping[Digest, PeerId] = field(default_factory=dict)
     """Author by entry id. A set names contributions and Reductions."""
     acks: Mapping[PeerId, Digest] = field(default_factory=dict)
     """Newest set digest that an author acknowledged."""
-    prepares: Mapping[Ballot, Digest] = field(default_factory=dict)
+    prepares: Mapping[records.Ballot, Digest] = field(default_factory=dict)
     """Entry id of the Prepare that opened a ballot."""
-    promises: Mapping[tuple[PeerId, Ballot], Promise] = field(default_factory=dict)
+    promises: Mapping[tuple[PeerId, records.Ballot], records.Promise] = field(default_factory=dict)
     """Promises by author and ballot."""
-    proposals: Mapping[Digest, Proposal] = field(default_factory=dict)
+    proposals: Mapping[Digest, records.Proposal] = field(default_factory=dict)
     """Proposals by entry id."""
-    votes: Mapping[tuple[PeerId, Ballot], tuple[Digest, Vote]] = field(default_factory=dict)
+    votes: Mapping[tuple[PeerId, records.Ballot], tuple[Digest, records.Vote]] = field(default_factory=dict)
     """First vote of an author in a ballot: a second one is equivocation and does not count."""
 
     def unknown(self, names: Iterable[Digest]) -> tuple[Digest, ...]:
@@ -48,34 +38,34 @@ class Book:
         """The authors of a set's contributions: they are the voters of the next round."""
         return {self.contributions[name][0] for name in names if name in self.contributions}
 
-    def is_void(self, proposal: Proposal) -> bool:
+    def is_void(self, proposal: records.Proposal) -> bool:
         """Whether it names Reductions alone."""
         # The next round would have no voters, so such a proposal is never decided.
         return not self.unknown(proposal.contributions) and not self.authors_of(proposal.contributions)
 
-    def highest_vote(self, author: PeerId) -> tuple[Digest, Vote] | None:
+    def highest_vote(self, author: PeerId) -> tuple[Digest, records.Vote] | None:
         """An author's vote in its highest ballot."""
         own = [(ballot, found) for (who, ballot), found in self.votes.items() if who == author]
         return max(own, key=lambda item: item[0])[1] if own else None
 
-    def promised(self, author: PeerId) -> Ballot | None:
+    def promised(self, author: PeerId) -> records.Ballot | None:
         """The lowest ballot that an author may still vote in; None: any."""
         # A vote binds like a promise: an author never goes back to a lower ballot.
         ballots = [b for who, b in self.promises if who == author] + [b for who, b in self.votes if who == author]
         return max(ballots, default=None)
 
-    def first_proposals(self) -> dict[Ballot, tuple[Digest, Proposal]]:
+    def first_proposals(self) -> dict[records.Ballot, tuple[Digest, records.Proposal]]:
         """The proposal of each ballot; of two (equivocation) the one with the lower entry id."""
-        found: dict[Ballot, tuple[Digest, Proposal]] = {}
+        found: dict[records.Ballot, tuple[Digest, records.Proposal]] = {}
         for name, proposal in sorted(self.proposals.items()):
             found.setdefault(proposal.ballot, (name, proposal))
         return found
 
-    def promised_by(self, voters: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+    def promised_by(self, voters: Iterable[PeerId], ballot: records.Ballot) -> set[PeerId]:
         """The voters that promised a ballot."""
         return {peer for peer in voters if (peer, ballot) in self.promises}
 
-    def answered_by(self, voters: Iterable[PeerId], ballot: Ballot) -> set[PeerId]:
+    def answered_by(self, voters: Iterable[PeerId], ballot: records.Ballot) -> set[PeerId]:
         """The voters that promised a ballot, or voted in it."""
         return {peer for peer in voters if (peer, ballot) in self.promises or (peer, ballot) in self.votes}
 
@@ -102,39 +92,39 @@ def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:
     return voters[attempt % len(voters)]
 
 
-def add_entry(book: Book, entry: Digest, author: PeerId, body: Body) -> tuple[Book, str]:
+def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     """The book with one more entry, and the reason why the entry does not count; empty where it does."""
     match body:
-        case Contribution() if any(who == author for who, _ in book.contributions.values()):
+        case records.Contribution() if any(who == author for who, _ in book.contributions.values()):
             return book, ""  # the first in the feed counts, and all nodes see one feed in one order
-        case Reduction() if author in book.reductions.values():
+        case records.Reduction() if author in book.reductions.values():
             return book, ""
-        case Contribution():
+        case records.Contribution():
             return replace(book, contributions={**book.contributions, entry: (author, body)}), ""
-        case Reduction():
+        case records.Reduction():
             return replace(book, reductions={**book.reductions, entry: author}), ""
-        case Ack():
+        case records.Ack():
             return replace(book, acks={**book.acks, author: body.members}), ""
-        case Prepare() if body.ballot.proposer == author:
+        case records.Prepare() if body.ballot.proposer == author:
             return replace(book, prepares={**book.prepares, body.ballot: entry}), ""
-        case Proposal() if body.ballot.proposer == author:
+        case records.Proposal() if body.ballot.proposer == author:
             return _propose(book, entry, body)
-        case Promise():
+        case records.Promise():
             return replace(book, promises={**book.promises, (author, body.ballot): body}), ""
-        case Vote():
+        case records.Vote():
             return _vote(book, entry, author, body)
-        case Prepare() | Proposal():
+        case records.Prepare() | records.Proposal():
             return book, "a ballot belongs to the peer that it names"
     return book, ""
 
 
-def _propose(book: Book, entry: Digest, body: Proposal) -> tuple[Book, str]:
+def _propose(book: Book, entry: Digest, body: records.Proposal) -> tuple[Book, str]:
     other = next((name for name, p in book.proposals.items() if p.ballot == body.ballot and name != entry), None)
     fault = "two proposals in one ballot" if other is not None else ""
     return replace(book, proposals={**book.proposals, entry: body}), fault
 
 
-def _vote(book: Book, entry: Digest, author: PeerId, body: Vote) -> tuple[Book, str]:
+def _vote(book: Book, entry: Digest, author: PeerId, body: records.Vote) -> tuple[Book, str]:
     known = book.votes.get((author, body.ballot))
     if known is not None:
         return book, "" if known[0] == entry else "two votes in one ballot"
@@ -145,7 +135,7 @@ def _vote(book: Book, entry: Digest, author: PeerId, body: Vote) -> tuple[Book, 
     return replace(book, votes={**book.votes, (author, body.ballot): (entry, body)}), ""
 
 
-def bound_proposals(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> tuple[Digest, ...] | None:
+def bound_proposals(book: Book, voters: tuple[PeerId, ...], ballot: records.Ballot) -> tuple[Digest, ...] | None:
     """The proposals before `ballot` that a quorum may have voted for, of the newest ballot with any; sorted.
 
     Empty: none can ever become final, and any set may be proposed. None: fewer than a quorum promised `ballot`, so
@@ -157,7 +147,7 @@ def bound_proposals(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> t
     needed, count = quorum(len(voters)), len(voters)
     if len(book.promised_by(voters, ballot)) < needed:
         return None
-    found: dict[Ballot, list[Digest]] = {}
+    found: dict[records.Ballot, list[Digest]] = {}
     votes = [vote for (peer, _), (_, vote) in book.votes.items() if peer in voters and vote.ballot < ballot]
     for (before, name), here in Counter((vote.ballot, vote.proposal) for vote in votes).items():
         if here < 2 * needed - count:
@@ -169,18 +159,18 @@ def bound_proposals(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> t
     return tuple(sorted(found[max(found)])) if found else ()
 
 
-def _silent(book: Book, voters: tuple[PeerId, ...], ballot: Ballot) -> set[PeerId]:
+def _silent(book: Book, voters: tuple[PeerId, ...], ballot: records.Ballot) -> set[PeerId]:
     """The voters that may still vote in a ballot."""
     gone = {peer for peer, later in book.promises if later > ballot}
     return {peer for peer in voters if peer not in gone and (peer, ballot) not in book.votes}
 
 
-def _can_win(book: Book, voters: tuple[PeerId, ...], proposal: Proposal) -> bool:
+def _can_win(book: Book, voters: tuple[PeerId, ...], proposal: records.Proposal) -> bool:
     """Whether the proposal stands in a ballot of its owner and names contributions."""
     return owner_of(voters, proposal.ballot.attempt) == proposal.ballot.proposer and not book.is_void(proposal)
 
 
-def decided_proposal(book: Book, voters: tuple[PeerId, ...]) -> tuple[Digest, Proposal] | None:
+def decided_proposal(book: Book, voters: tuple[PeerId, ...]) -> tuple[Digest, records.Proposal] | None:
     """The proposal that a quorum voted for in its ballot, with its entry id; None while there is none."""
     for entry, proposal in sorted(book.proposals.items()):
         if not _can_win(book, voters, proposal):

@@ -15,40 +15,24 @@ voters count the promises themselves: two different sets can never both become f
 
 from dataclasses import replace
 
+from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
 from atoll.node.daemon.consensus.proposer import prepare, propose
-from atoll.node.daemon.consensus.types import (
-    Action,
-    AppendRefused,
-    CheckDone,
-    EntryPayloadHeld,
-    EntrySeen,
-    Event,
-    FinalApplied,
-    FinalityState,
-    FinalityTick,
-    FinalizeRound,
-    Idle,
-    ReductionRefuted,
-    ReplayDone,
-    ReportEquivocation,
-    RoundClosed,
-)
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
 from atoll.protocols.ledger.records import Ballot, Leave, Proposal
 
 
-def begin(run: RunId, me: PeerId, rounds: int, owner: PeerId) -> FinalityState:
+def begin(run: RunId, me: PeerId, rounds: int, owner: PeerId) -> finality_types.FinalityState:
     """The state before the first entry: the run's owner alone decides round 0."""
-    return FinalityState(run=run, me=me, rounds=rounds, last_final=-1, voters=(owner,))
+    return finality_types.FinalityState(run=run, me=me, rounds=rounds, last_final=-1, voters=(owner,))
 
 
-def step(state: FinalityState, event: Event) -> Out:
+def step(state: finality_types.FinalityState, event: finality_types.Event) -> Out:
     """The next state, and the actions that the node must perform."""
     state, actions = _apply_event(state, event)
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
-    if isinstance(event, AppendRefused):
+    if isinstance(event, finality_types.AppendRefused):
         return state, actions
     state, finals = _decide(state)
     state, actions = _admit(state), actions + finals
@@ -63,36 +47,36 @@ def step(state: FinalityState, event: Event) -> Out:
 # --- events become facts ------------------------------------------------------------------------
 
 
-def _apply_event(state: FinalityState, event: Event) -> Out:
+def _apply_event(state: finality_types.FinalityState, event: finality_types.Event) -> Out:
     match event:
-        case EntrySeen():
+        case finality_types.EntrySeen():
             return _entry_seen(state, event)
-        case EntryPayloadHeld(entry):
+        case finality_types.EntryPayloadHeld(entry):
             return replace(state, held=state.held | {entry}), []
-        case RoundClosed(number, members):
+        case finality_types.RoundClosed(number, members):
             views = {**state.views, number: members}
             return _note_stable(replace(state, views=views, closed=max(state.closed, number))), []
-        case CheckDone(number, contributions, digest):
+        case finality_types.CheckDone(number, contributions, digest):
             if number != state.deciding:
                 return state, []
             checked = {**state.checked, contributions: digest}
             return replace(state, checked=checked, checking=state.checking - {contributions}), []
-        case FinalApplied(number):
+        case finality_types.FinalApplied(number):
             # A worker that adopted a snapshot will not answer the checks that it was asked before.
             return replace(state, applied=number, checking=frozenset()), []
-        case ReductionRefuted(entry):
+        case finality_types.ReductionRefuted(entry):
             return replace(state, refuted=state.refuted | {entry}), []
-        case AppendRefused():
+        case finality_types.AppendRefused():
             return replace(state, appending=None), []
-        case ReplayDone():
+        case finality_types.ReplayDone():
             return replace(state, live=True), []
-        case Idle(idle, now):
+        case finality_types.Idle(idle, now):
             return _note_stable(replace(state, idle=idle, now=max(state.now, now))), []
-        case FinalityTick(now):
+        case finality_types.FinalityTick(now):
             return _note_stable(replace(state, now=max(state.now, now))), []
 
 
-def _entry_seen(state: FinalityState, event: EntrySeen) -> Out:
+def _entry_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
     body = event.body
     if event.author == state.me and body == state.appending:
         state = replace(state, appending=None)
@@ -109,10 +93,10 @@ def _entry_seen(state: FinalityState, event: EntrySeen) -> Out:
             state = replace(state, since=state.now)
     if not fault:
         return state, []
-    return state, [ReportEquivocation(body.round, event.author, event.entry, fault)]
+    return state, [finality_types.ReportEquivocation(body.round, event.author, event.entry, fault)]
 
 
-def _admit(state: FinalityState) -> FinalityState:
+def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
     """Let later ballots count as soon as they are due: from then on older ones get no promise."""
     later = [b for b in state.book.prepares if b.attempt > state.attempt]
     later = [b for b in later if owner_of(state.voters, b.attempt) == b.proposer]
@@ -120,7 +104,7 @@ def _admit(state: FinalityState) -> FinalityState:
     return replace(state, attempt=max(due), since=state.now) if due else state
 
 
-def _is_due(state: FinalityState, ballot: Ballot) -> bool:
+def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
     """Whether the owner of the attempt before had half a turn at least, or more than a third found that it had."""
     count, ahead = len(state.voters), ballot.attempt - state.attempt
     # More than a third that answered are not all liars, so an honest voter found the ballot due: a node that comes
@@ -133,7 +117,7 @@ def _is_due(state: FinalityState, ballot: Ballot) -> bool:
     return ahead <= count and state.now - state.since >= turns * state.patience_s
 
 
-def _note_stable(state: FinalityState) -> FinalityState:
+def _note_stable(state: finality_types.FinalityState) -> finality_types.FinalityState:
     """Remember since when this node does not expect the set of the next round to grow."""
     # Once this node closed the round after it, what was late has come; an idle node closes no round any more.
     stable = state.idle or state.closed > state.deciding
@@ -145,9 +129,9 @@ def _note_stable(state: FinalityState) -> FinalityState:
 # --- deciding -----------------------------------------------------------------------------------
 
 
-def _decide(state: FinalityState) -> Out:
+def _decide(state: finality_types.FinalityState) -> Out:
     """Move over every round that the ledger proves final."""
-    actions: list[Action] = []
+    actions: list[finality_types.Action] = []
     while state.deciding < state.rounds:
         book = state.book
         found = decided_proposal(book, state.voters)
@@ -159,12 +143,12 @@ def _decide(state: FinalityState) -> Out:
         if unknown:
             state, more = fetch_missing(state, unknown, ())
             return state, actions + more
-        actions.append(FinalizeRound(proposal.round, proposal.contributions, proposal.state))
+        actions.append(finality_types.FinalizeRound(proposal.round, proposal.contributions, proposal.state))
         state = _next_round(state, book.authors_of(proposal.contributions))
     return state, actions
 
 
-def _next_round(state: FinalityState, authors: set[PeerId]) -> FinalityState:
+def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> finality_types.FinalityState:
     """The state that decides the round after, with the authors of the final set as its voters."""
     number = state.deciding
     books = {at: book for at, book in state.books.items() if at > number}

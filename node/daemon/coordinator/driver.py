@@ -26,16 +26,7 @@ from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
 from atoll.protocols.ledger.records import Ack, Contribution, Entry
-from atoll.protocols.local.worker_messages import (
-    CheckReply,
-    CheckRequest,
-    EvaluateReply,
-    EvaluateRequest,
-    FoldReply,
-    FoldRequest,
-    StartReply,
-    TrainProgress,
-)
+from atoll.protocols.local import worker_messages
 
 TICK_S = 0.25
 PATIENCE_ROUNDS = 2.0
@@ -145,9 +136,9 @@ class Driver:
             is_worker_ready=self.worker.is_ready,
         )
 
-    async def evaluate(self) -> EvaluateReply:
+    async def evaluate(self) -> worker_messages.EvaluateReply:
         """Return the validation loss of the view. Raises WorkerDied."""
-        return await self.worker.ask(EvaluateRequest(), EvaluateReply)
+        return await self.worker.ask(worker_messages.EvaluateRequest(), worker_messages.EvaluateReply)
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -185,11 +176,11 @@ class Driver:
         self.machines.feed_finality(finality_types.ReplayDone())
         self.finalizer.step()
 
-    async def on_started(self, started: StartReply) -> None:
+    async def on_started(self, started: worker_messages.StartReply) -> None:
         """A fresh worker is there, with what it found on disk."""
         self.queue.post(lambda: self._begin_life(started))
 
-    def _begin_life(self, started: StartReply) -> None:
+    def _begin_life(self, started: worker_messages.StartReply) -> None:
         self.assignment.publish(started.experts)
         self.worker.on_started()
         self.finalizer.on_worker_started(started)
@@ -204,7 +195,7 @@ class Driver:
             reason = "the worker died and is being started again"
             self.machines.feed_round(round_types.Behind(reason, self.context.now()))
 
-    def on_progress(self, progress: TrainProgress) -> None:
+    def on_progress(self, progress: worker_messages.TrainProgress) -> None:
         """An inner step was made."""
         self.training.progress = progress
 
@@ -294,12 +285,16 @@ class Driver:
             self.queue.post(partial(self.machines.feed_finality, finality_types.EntryPayloadHeld(entry)))
 
     async def _fold(self, number: Round, names: tuple[Digest, ...]) -> None:
-        folded = await self.sets.ask(number, names, partial(FoldRequest, number), FoldReply)
+        folded = await self.sets.ask(
+            number, names, partial(worker_messages.FoldRequest, number), worker_messages.FoldReply
+        )
         self.machines.feed_round(round_types.FoldDone(number, folded.state, self.context.now()))
 
     async def _check(self, action: finality_types.CheckRound) -> None:
         number, names = action.round, action.contributions
-        checked = await self.sets.ask(number, names, partial(CheckRequest, number), CheckReply)
+        checked = await self.sets.ask(
+            number, names, partial(worker_messages.CheckRequest, number), worker_messages.CheckReply
+        )
         self.machines.feed_finality(finality_types.CheckDone(number, names, checked.state))
 
     def _acknowledge(self, action: round_types.PublishAck) -> None:

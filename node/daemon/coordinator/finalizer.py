@@ -27,18 +27,7 @@ from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import set_digest
-from atoll.protocols.local.worker_messages import (
-    NOTHING_YET,
-    AdoptReply,
-    AdoptRequest,
-    Counted,
-    FinalizeReply,
-    FinalizeRequest,
-    Pending,
-    SnapshotReply,
-    SnapshotRequest,
-    StartReply,
-)
+from atoll.protocols.local import worker_messages
 
 SNAPSHOT_EVERY = 5
 """Final rounds between two snapshots of this node."""
@@ -83,7 +72,7 @@ class Finalizer:
     """The newest snapshot of this node."""
     is_synced: bool = False
     """The ledger is as complete as it can be now. Nothing is applied before."""
-    _pending: tuple[Pending, ...] = ()
+    _pending: tuple[worker_messages.Pending, ...] = ()
     """Trained work that the worker found on its disk, until the round machine knows it."""
     _older_offer: SnapshotOffer | None = None
     _waiting_rounds: dict[int, FinalizeRound] = field(default_factory=dict)
@@ -97,7 +86,7 @@ class Finalizer:
     @property
     def _is_empty(self) -> bool:
         """The worker has no weights at all."""
-        return self.applied == NOTHING_YET
+        return self.applied == worker_messages.NOTHING_YET
 
     @property
     def snapshots(self) -> set[Digest]:
@@ -112,7 +101,7 @@ class Finalizer:
         self._waiting_rounds[action.round] = action
         self.step()
 
-    def on_worker_started(self, started: StartReply) -> None:
+    def on_worker_started(self, started: worker_messages.StartReply) -> None:
         """A fresh worker holds Θ_final(started.final). Raises Divergence if that is not the final state."""
         self._pending = started.pending
         final = Round(started.final)
@@ -186,7 +175,9 @@ class Finalizer:
 
     async def _apply(self, action: FinalizeRound) -> None:
         number, names = action.round, action.contributions
-        done = await self.sets.ask(number, names, partial(FinalizeRequest, number), FinalizeReply)
+        done = await self.sets.ask(
+            number, names, partial(worker_messages.FinalizeRequest, number), worker_messages.FinalizeReply
+        )
         if done.state != action.state:
             raise _divergence(action, done.state)
         self._advance_to(action.round)
@@ -214,7 +205,7 @@ class Finalizer:
         """Take a snapshot; if the disk refuses, the next comes SNAPSHOT_EVERY rounds later."""
         path = self.spool / f"snapshot-{number}.safetensors"
         try:
-            done = await self.worker.ask(SnapshotRequest(str(path)), SnapshotReply)
+            done = await self.worker.ask(worker_messages.SnapshotRequest(str(path)), worker_messages.SnapshotReply)
             blob = self._store_snapshot(Path(done.path))
         except DiskFault as error:
             self.guard.on_disk_fault(error)
@@ -257,7 +248,7 @@ class Finalizer:
             state = self._waiting_rounds[offer.round].state
             self._begin(self._adopt(offer, state, ours), f"adopt {offer.round}")
 
-    async def _adopt(self, offer: SnapshotOffer, state: Digest, ours: tuple[Counted, ...]) -> None:
+    async def _adopt(self, offer: SnapshotOffer, state: Digest, ours: tuple[worker_messages.Counted, ...]) -> None:
         """Replace the worker's Θ_final by a snapshot, if it can be had now."""
         is_start = offer.round < 0
         self._announced = False
@@ -268,8 +259,8 @@ class Finalizer:
                 holders = peers_to_ask(offer.peer, self.net)
                 cap = snapshot_max_bytes(self.context.spec)
                 path = await self.net.fetch_blob(offer.blob, holders, cap)
-            request = AdoptRequest(offer.round, str(path), state, ours)
-            await self.worker.ask_until_saved(request, AdoptReply)
+            request = worker_messages.AdoptRequest(offer.round, str(path), state, ours)
+            await self.worker.ask_until_saved(request, worker_messages.AdoptReply)
         except (DiskFault, Unreachable, PeerFault, TimeoutError) as error:
             await self._on_no_snapshot(offer, error)
             return
@@ -324,9 +315,9 @@ class Finalizer:
     def _report_behind(self, reason: str) -> None:
         self.machines.feed_round(Behind(reason, self.context.now()))
 
-    def _ours_up_to(self, number: Round) -> tuple[Counted, ...] | None:
+    def _ours_up_to(self, number: Round) -> tuple[worker_messages.Counted, ...] | None:
         """Return what of this node counts in the queued sets up to `number`; None if the ledger lacks part."""
-        counted: list[Counted] = []
+        counted: list[worker_messages.Counted] = []
         for at in sorted(at for at in self._waiting_rounds if at <= number):
             action = self._waiting_rounds[at]
             ours = self.sets.counted(action.round, action.contributions)

@@ -16,14 +16,7 @@ from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
 from atoll.protocols.errors import DiskFault, Superseded
 from atoll.protocols.ids import Round
-from atoll.protocols.local.worker_messages import (
-    Pending,
-    SaveReply,
-    SaveRequest,
-    TrainProgress,
-    TrainReply,
-    TrainRequest,
-)
+from atoll.protocols.local import worker_messages
 from atoll.protocols.run.moments import files_for
 
 
@@ -42,7 +35,7 @@ class LocalTraining:
     leases: MemberLeases
     applied: Callable[[], Round]
     """Returns the newest round in the worker's Θ_final."""
-    progress: TrainProgress | None = None
+    progress: worker_messages.TrainProgress | None = None
     """The newest inner step of the round in training."""
     waiting: str = ""
     """What a round that has begun waits for before its first step."""
@@ -62,16 +55,18 @@ class LocalTraining:
         request = self._request(action)
         if action.round == 0:
             await self._fetch_start_moments()
-        done = await self.worker.ask_until_saved(request, TrainReply, lambda: self._check_need(action.round))
+        done = await self.worker.ask_until_saved(
+            request, worker_messages.TrainReply, lambda: self._check_need(action.round)
+        )
         self._tempo = measured(self._tempo, done.train_s, done.pending.steps)
         self.context.log.trained(done, request.ahead)
         self.moments.offer(done.parted)
         self.machines.feed_round(trained_of(done, action.after, self.context.now()))
-        await self.worker.ask_until_saved(SaveRequest(action.round), SaveReply)
+        await self.worker.ask_until_saved(worker_messages.SaveRequest(action.round), worker_messages.SaveReply)
         self.context.log.saved(action.round)
         self.machines.feed_round(TrainingSaved(done.pending, self.context.now()))
 
-    def announce(self, pending: Pending) -> None:
+    def announce(self, pending: worker_messages.Pending) -> None:
         """Publish the contribution of a trained round, once."""
         if self.contributions.is_ours(pending.round):
             return
@@ -88,7 +83,7 @@ class LocalTraining:
         if entry is not None:  # its echo may come after the next look
             self.contributions.add(entry.id, self.context.me, record)
 
-    def _request(self, action: StartTraining) -> TrainRequest:
+    def _request(self, action: StartTraining) -> worker_messages.TrainRequest:
         """Choose steps and experts of the round that begins."""
         self.progress = None
         self.context.log.training_started(action.round)
@@ -98,7 +93,7 @@ class LocalTraining:
         before = self.assignment.experts
         experts = self.assignment.assign(members)
         self.moments.on_assigned(before, experts)
-        return TrainRequest(
+        return worker_messages.TrainRequest(
             round=action.round,
             slot=action.slot,
             slots=action.slots,

@@ -5,80 +5,60 @@ from dataclasses import replace
 from typing import TypeVar
 
 from atoll.node.daemon.rounds import overlap_depth
+from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import ContributionStatus, rounds_just_left
 from atoll.node.daemon.rounds.queries import all_known, came_late, contributed, in_flight
 from atoll.node.daemon.rounds.state import Phase, RoundState
-from atoll.node.daemon.rounds.types import (
-    Action,
-    Announce,
-    Behind,
-    ContributionSeen,
-    Discard,
-    Event,
-    FetchPayload,
-    FoldDone,
-    LeasesChanged,
-    Pause,
-    PayloadHeld,
-    ReductionPlanned,
-    Resume,
-    RoundFinal,
-    RoundTick,
-    SetResolved,
-    TrainingDone,
-    TrainingSaved,
-    WorkerReady,
-)
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.local.worker_messages import Pending
 
 ANNOUNCE_AGAIN_S = 5.0
 """Seconds between two attempts to append a contribution that the disk refused."""
 
-Out = tuple[RoundState, list[Action]]
+Out = tuple[RoundState, list[round_types.Action]]
 V = TypeVar("V")
 
 
-def apply_event(state: RoundState, event: Event) -> Out:
+def apply_event(state: RoundState, event: round_types.Event) -> Out:
     """The state with the fact that `event` reports, and the actions that follow from it at once."""
     match event:
-        case WorkerReady():
+        case round_types.WorkerReady():
             return _worker_ready(state, event)
-        case ContributionSeen():
+        case round_types.ContributionSeen():
             return _contribution_seen(state, event)
-        case PayloadHeld(entry, number):
+        case round_types.PayloadHeld(entry, number):
             return _payload_held(state, entry, number), []
-        case ReductionPlanned(number):
+        case round_types.ReductionPlanned(number):
             # A closed round is folded from whole payloads: a plan for it would only make the node wait for slices.
             fresh = max(state.closed, state.final) < number and number not in state.reduced
             return (replace(state, reduced={**state.reduced, number: None}) if fresh else state), []
-        case SetResolved(number, names):
+        case round_types.SetResolved(number, names):
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
-        case LeasesChanged(members, _, shortage):
+        case round_types.LeasesChanged(members, _, shortage):
             just_left = (
                 rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}
             )
             return replace(state, members=dict(members), just_left=just_left, shortage=shortage), []
-        case TrainingDone():
+        case round_types.TrainingDone():
             return _training_done(state, event), []
-        case TrainingSaved():
+        case round_types.TrainingSaved():
             return _training_saved(state, event)
-        case FoldDone(number, digest):
+        case round_types.FoldDone(number, digest):
             return _fold_done(state, number, digest), []
-        case RoundFinal(number):
+        case round_types.RoundFinal(number):
             # Payloads of the rounds that only now come into the open window were not fetched before.
             fetched_to = state.final + state.config.max_open_rounds
             state = _finalized(state, number)
             return state, _fetch_missing(state, newest=fetched_to)
-        case Pause(reason):
+        case round_types.Pause(reason):
             return replace(state, resting=reason), []
-        case Resume():
+        case round_types.Resume():
             return replace(state, resting=""), []
-        case Behind(reason):
+        case round_types.Behind(reason):
             state = replace(state, syncing=reason, folding={}, collecting=-1)
             return enter(state, Phase.CATCH_UP, state.round), []
-        case RoundTick():
+        case round_types.RoundTick():
             return _tick(state)
 
 
@@ -100,16 +80,16 @@ def collect(state: RoundState, number: int) -> RoundState:
     return replace(state, phase=Phase.COLLECT, since=state.now)
 
 
-def _worker_ready(state: RoundState, event: WorkerReady) -> Out:
+def _worker_ready(state: RoundState, event: round_types.WorkerReady) -> Out:
     state = _finalized(state, Round(event.final)) if event.final > state.final else state
-    actions: list[Action] = []
+    actions: list[round_types.Action] = []
     for pending in event.pending:
         if pending.round <= state.final:
-            actions.append(Discard(pending))
+            actions.append(round_types.Discard(pending))
         elif not contributed(state, pending.round):
             # Saved before a crash and not in our feed: announced instead of trained again, so that a node never
             # contributes twice to a round.
-            actions.append(Announce(pending))
+            actions.append(round_types.Announce(pending))
             state = replace(state, unannounced=(*_unannounced_but(state, pending.round), pending))
     # What the old worker was asked for will never be answered; what it folded is in no view any more.
     state = replace(state, folding={}, folded={}, collecting=-1, syncing="", ready=True, saving=frozenset())
@@ -117,7 +97,7 @@ def _worker_ready(state: RoundState, event: WorkerReady) -> Out:
     return enter(state, Phase.CATCH_UP, state.round), actions
 
 
-def _contribution_seen(state: RoundState, event: ContributionSeen) -> Out:
+def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -> Out:
     body = event.contribution
     if body.round <= state.final or body.round >= state.config.rounds:
         return state, []
@@ -133,17 +113,17 @@ def _contribution_seen(state: RoundState, event: ContributionSeen) -> Out:
     near = body.round <= state.final + state.config.max_open_rounds
     if event.held or not state.ready or not near or body.round in state.reduced:
         return state, []
-    return state, [FetchPayload(event.entry)]
+    return state, [round_types.FetchPayload(event.entry)]
 
 
-def _fetch_missing(state: RoundState, newest: int) -> list[Action]:
+def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:
     """Fetches for the payloads that are missing of the open rounds above `newest`."""
     if not state.ready:
         return []
     # Payloads further ahead are left alone: the open window bounds the disk that others can fill.
     last = state.final + state.config.max_open_rounds
     near = [k for k in all_known(state) if newest < k.round <= last and k.round not in state.reduced]
-    return [FetchPayload(k.entry) for k in near if not k.held]
+    return [round_types.FetchPayload(k.entry) for k in near if not k.held]
 
 
 def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
@@ -153,7 +133,7 @@ def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
     return replace(state, books={**state.books, number: {**book, entry: replace(book[entry], held=True)}})
 
 
-def _training_done(state: RoundState, event: TrainingDone) -> RoundState:
+def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundState:
     """The node goes on at once; the work is announced when it is safe on the disk."""
     at_hand = state.phase is Phase.TRAIN and event.round == state.round
     state = replace(state, train_s=event.train_s, step_s=event.train_s / max(1, event.pending.steps))
@@ -168,14 +148,17 @@ def _training_done(state: RoundState, event: TrainingDone) -> RoundState:
     return state
 
 
-def _training_saved(state: RoundState, event: TrainingSaved) -> Out:
+def _training_saved(state: RoundState, event: round_types.TrainingSaved) -> Out:
     """Announce the work, and older work whose announcement the disk refused."""
     # Work that ended after the node fell behind (CATCH_UP) is late, and announced all the same: it may count.
     state = replace(state, saving=state.saving - {event.pending.round})
     if event.pending.round <= state.final:
-        return state, [Discard(event.pending)]
+        return state, [round_types.Discard(event.pending)]
     state, again = _announce_again(replace(state, unannounced=_unannounced_but(state, event.pending.round)))
-    return replace(state, unannounced=(*state.unannounced, event.pending)), [*again, Announce(event.pending)]
+    return replace(state, unannounced=(*state.unannounced, event.pending)), [
+        *again,
+        round_types.Announce(event.pending),
+    ]
 
 
 def _unannounced_but(state: RoundState, number: int) -> tuple[Pending, ...]:
@@ -188,7 +171,7 @@ def _announce_again(state: RoundState) -> Out:
     late = [pending for pending in state.unannounced if pending.round <= state.final]
     rest = tuple(pending for pending in state.unannounced if pending.round > state.final)
     state = replace(state, unannounced=rest, announced_at=state.now)
-    return state, [*map(Discard, late), *map(Announce, rest)]
+    return state, [*map(round_types.Discard, late), *map(round_types.Announce, rest)]
 
 
 def _fold_done(state: RoundState, number: int, digest: Digest) -> RoundState:

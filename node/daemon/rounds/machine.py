@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from atoll.node.daemon.rounds import overlap_depth
+from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.facts import Out, apply_event, collect, enter
 from atoll.node.daemon.rounds.participants import fold_set, quorum_of, slot_of
 from atoll.node.daemon.rounds.queries import (
@@ -25,16 +26,6 @@ from atoll.node.daemon.rounds.queries import (
     worked_in,
 )
 from atoll.node.daemon.rounds.state import RESTING, WORKING, Phase, RoundConfig, RoundState
-from atoll.node.daemon.rounds.types import (
-    Action,
-    Event,
-    Finish,
-    FoldRound,
-    PublishAck,
-    PublishLease,
-    ResolveSet,
-    StartTraining,
-)
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import set_digest
 from atoll.protocols.ledger.registers import Activity
@@ -60,7 +51,7 @@ def begin(config: RoundConfig) -> RoundState:
     return RoundState(config, overlap_depth.begin(config.overlap_steps, most))
 
 
-def step(state: RoundState, event: Event) -> Out:
+def step(state: RoundState, event: round_types.Event) -> Out:
     """The next state, and the actions that the node must perform."""
     # An event that was queued behind a later one must not turn time back: graces and leases only ever run out.
     state, actions = apply_event(replace(state, now=max(state.now, event.now)), event)
@@ -119,7 +110,7 @@ def _fold_changed_sets(state: RoundState) -> Out:
     """Fold every closed round whose set is not what the worker's view holds."""
     if not _may_fold(state):
         return state, []
-    actions: list[Action] = []
+    actions: list[round_types.Action] = []
     folding = dict(state.folding)
     for number in sorted(state.books):
         # Between two rounds also what the others left behind is folded: the next round starts from their view.
@@ -128,12 +119,12 @@ def _fold_changed_sets(state: RoundState) -> Out:
             continue
         if number in state.reduced and number not in state.resolving:
             state = replace(state, resolving={**state.resolving, number: True})
-            actions.append(ResolveSet(Round(number)))
+            actions.append(round_types.ResolveSet(Round(number)))
         members = fold_set(state.books[number].values())
         names = state.reduced.get(number, tuple(k.entry for k in members))
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
-            actions.append(FoldRound(Round(number), names))
+            actions.append(round_types.FoldRound(Round(number), names))
     return replace(state, folding=folding), actions
 
 
@@ -164,17 +155,17 @@ def _collect_newest(state: RoundState) -> RoundState:
 
 def _acknowledge(state: RoundState) -> Out:
     """Acknowledge the set of each closed round, once for each set: it may still grow by late contributions."""
-    actions: list[Action] = []
+    actions: list[round_types.Action] = []
     acked = dict(state.acked)
     for number in sorted(state.folded):
         names = state.folded[number]
         if number <= state.closed and names and acked.get(number) != names:
             acked[number] = names
-            actions.append(PublishAck(Round(number), names, set_digest(list(names)), state.view))
+            actions.append(round_types.PublishAck(Round(number), names, set_digest(list(names)), state.view))
     return replace(state, acked=acked), actions
 
 
-def _begin_next(state: RoundState, actions: list[Action]) -> Out:
+def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
     """Start the next round, or enter the phase of what prevents it."""
     number = next_round(state)
     # Rounds that are skipped are closed: the others left them, and work on them would come too late.
@@ -198,13 +189,13 @@ def _start_training(state: RoundState, number: int, after: int) -> Out:
     """Start round `number`, with round `after` in flight; -1: none."""
     slot, slots = slot_of(state.config.me, number, state.members, int(state.config.overlap_steps > 0))
     state = enter(replace(state, collecting=after), Phase.TRAIN, number)
-    return state, [StartTraining(Round(number), slot, slots, after)]
+    return state, [round_types.StartTraining(Round(number), slot, slots, after)]
 
 
 def _end_rest(state: RoundState) -> Out:
     """Leave GATHER, PAUSED and FULL when their reason is gone; DONE when all rounds are final."""
     if state.phase is Phase.DONE and state.final >= state.config.rounds - 1:
-        return enter(state, Phase.FINISHED, state.round), [Finish()]
+        return enter(state, Phase.FINISHED, state.round), [round_types.Finish()]
     if state.folding or is_resolving(state) or state.phase not in (Phase.GATHER, Phase.PAUSED, Phase.FULL):
         return state, []
     after, _ = _begin_next(state, [])
@@ -222,9 +213,9 @@ _PASS = (_fold_changed_sets, _overlap_next, _close, _fold_changed_sets, _go_on_w
 _MOVES = (_end_catch_up, *_PASS, _end_rest, *_PASS)
 
 
-def _publish_lease(state: RoundState, actions: list[Action]) -> Out:
+def _publish_lease(state: RoundState, actions: list[round_types.Action]) -> Out:
     # Once an event, after all moves: other members need not see phases that were only passed through.
     lease = (_ACTIVITY[state.phase], state.round)
     if lease == state.leased:
         return state, actions
-    return replace(state, leased=lease), [*actions, PublishLease(lease[0], Round(lease[1]))]
+    return replace(state, leased=lease), [*actions, round_types.PublishLease(lease[0], Round(lease[1]))]

@@ -30,22 +30,7 @@ from atoll.node.worker.multi_device.modes import check_shards, group_of
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols.errors import ConfigError, LocalFault
-from atoll.protocols.local.rank_messages import (
-    Agree,
-    Begin,
-    Build,
-    GatherMoments,
-    GatherWeights,
-    LossRequest,
-    Moments,
-    RankAnswer,
-    RankAsk,
-    RankReady,
-    RankRefused,
-    Save,
-    StepRequest,
-    Weights,
-)
+from atoll.protocols.local import rank_messages
 from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -115,7 +100,7 @@ class Ranks:
         self._cut = None
         gc.collect()  # what joined the module before keeps itself alive
         with self._together():
-            self._broadcast(Build(experts))
+            self._broadcast(rank_messages.Build(experts))
             ours = Replica(self._spec, experts, self._group.builds_on, self._frozen, self._group)
         if not self.shard:
             return ours
@@ -129,7 +114,7 @@ class Ranks:
         """
         with self._together():
             self._send_changes(replica, changes)
-            self._broadcast(StepRequest(at))
+            self._broadcast(rank_messages.StepRequest(at))
             self._group.broadcast([torch.from_numpy(window_BT1)])
             loss = (self._cut or replica).inner.step(window_BT1, at)
         if self._cut is not None and not self._moments_ahead:
@@ -142,7 +127,7 @@ class Ranks:
         if self._weights_ahead:
             assert self._cut is not None
             with self._together():
-                self._broadcast(GatherWeights())
+                self._broadcast(rank_messages.GatherWeights())
                 self._group.gather_weights(self._cut, replica)
             self._weights_ahead = False
 
@@ -152,7 +137,7 @@ class Ranks:
             assert self._cut is not None
             atoms = tuple(self._cut.inner.moved())
             with self._together():
-                self._broadcast(GatherMoments(atoms))
+                self._broadcast(rank_messages.GatherMoments(atoms))
                 self._group.gather_moments(self._cut, atoms, replica)
             self._moments_ahead = False
 
@@ -165,7 +150,7 @@ class Ranks:
 
         def write(folder: Path) -> None:
             with self._together():
-                self._broadcast(Save(str(folder), atoms))
+                self._broadcast(rank_messages.Save(str(folder), atoms))
                 self._group.save(cut, atoms, folder)
 
         return steps, write
@@ -175,25 +160,25 @@ class Ranks:
         assert self._cut is not None
         with self._together():
             self._send_changes(replica, changes)
-            self._broadcast(LossRequest(len(window_BT1)))
+            self._broadcast(rank_messages.LossRequest(len(window_BT1)))
             self._group.broadcast([window_BT1])
             return self._group.loss(self._cut, window_BT1)
 
     def agree(self, replica: Replica) -> None:
         """Raise LocalFault unless all ranks hold the same bits."""
         with self._together():
-            self._broadcast(Agree())
+            self._broadcast(rank_messages.Agree())
             self._group.agree(replica.trained())
 
     def _send_changes(self, replica: Replica, changes: tuple[int, int]) -> None:
         """Broadcast weights and moments that changed since the last call."""
         ours = self._cut or replica
         if self._given[0] != changes[0]:
-            self._broadcast(Weights())
+            self._broadcast(rank_messages.Weights())
             self._group.scatter_weights(ours, replica)
         if self._given[1] != changes[1]:
             atoms = tuple(replica.inner.moved())
-            self._broadcast(Moments(atoms))
+            self._broadcast(rank_messages.Moments(atoms))
             self._group.scatter_moments(ours, atoms, replica)
         self._given = changes
 
@@ -223,7 +208,7 @@ class Ranks:
             env=os.environ | _names(rank, len(devices)) | {"OMP_NUM_THREADS": str(threads)},
             preexec_fn=die_with_parent(os.getpid()),
         )
-        begin = Begin(
+        begin = rank_messages.Begin(
             spec=start.spec,
             rank=rank,
             ranks=len(devices),
@@ -240,10 +225,10 @@ class Ranks:
     def _await_ready(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         """Wait for a rank's answer. Raises unless it is ready."""
         assert child.stdout is not None
-        match read_frame(child.stdout.fileno(), RankAnswer):
-            case RankReady():
+        match read_frame(child.stdout.fileno(), rank_messages.RankAnswer):
+            case rank_messages.RankReady():
                 return
-            case RankRefused(message, hint):
+            case rank_messages.RankRefused(message, hint):
                 raise ConfigError(f"local rank {rank}: {message}", hint=hint)
         raise LocalFault(f"local rank {rank} ended before it was ready", hint="see the worker's log")
 
@@ -266,7 +251,7 @@ class Ranks:
             self._gone.wait(NOTICE_S)
             raise
 
-    def _broadcast(self, ask: RankAsk) -> None:
+    def _broadcast(self, ask: rank_messages.RankAsk) -> None:
         for child in self._children:
             _send(child, ask)
 
@@ -276,7 +261,7 @@ def threads_of(threads: int, devices: tuple[str, ...]) -> int:
     return max(1, threads // len(devices))
 
 
-def _send(child: subprocess.Popen[bytes], ask: RankAsk) -> None:
+def _send(child: subprocess.Popen[bytes], ask: rank_messages.RankAsk) -> None:
     assert child.stdin is not None
     child.stdin.write(frame(ask))
     child.stdin.flush()

@@ -21,28 +21,14 @@ from atoll.node.worker.multi_device.modes import group_of
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence, LocalFault
-from atoll.protocols.local.rank_messages import (
-    Agree,
-    Begin,
-    Build,
-    GatherMoments,
-    GatherWeights,
-    LossRequest,
-    Moments,
-    RankAsk,
-    RankReady,
-    RankRefused,
-    Save,
-    StepRequest,
-    Weights,
-)
+from atoll.protocols.local import rank_messages
 from atoll.protocols.run.run_spec import RunSpec
 
 
 class Rank:
     """One of the ranks above 0, in its group."""
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: rank_messages.Begin) -> None:
         self._begin = begin
         self._spec = codec.decode(begin.spec, RunSpec)
         self._group = group_of(RankPlace(begin.rank, begin.ranks, begin.device), self._spec, shard=begin.shard)
@@ -51,33 +37,33 @@ class Rank:
     def serve(self, asks: int) -> None:
         """Serve requests until the pipe `asks` ends."""
         self._group.join(Path(self._begin.meeting))
-        while (ask := read_frame(asks, RankAsk)) is not None:
-            if isinstance(ask, Build):
+        while (ask := read_frame(asks, rank_messages.RankAsk)) is not None:
+            if isinstance(ask, rank_messages.Build):
                 self._build(ask.experts)
             else:
                 self._do(ask, self._built())
 
-    def _do(self, ask: RankAsk, replica: Replica) -> None:
+    def _do(self, ask: rank_messages.RankAsk, replica: Replica) -> None:
         group = self._group
         match ask:
-            case Weights():
+            case rank_messages.Weights():
                 group.scatter_weights(replica, None)
-            case Moments(atoms):
+            case rank_messages.Moments(atoms):
                 group.scatter_moments(replica, atoms, None)
-            case StepRequest(at):
+            case rank_messages.StepRequest(at):
                 window_BT1 = self._windows(self._spec.inner.batch)
                 with contextlib.suppress(Divergence):
                     replica.inner.step(window_BT1.numpy(), at)
-            case Agree():
+            case rank_messages.Agree():
                 with contextlib.suppress(LocalFault):  # rank 0 says so
                     group.agree(replica.trained())
-            case GatherWeights():
+            case rank_messages.GatherWeights():
                 group.gather_weights(replica, None)
-            case GatherMoments(atoms):
+            case rank_messages.GatherMoments(atoms):
                 group.gather_moments(replica, atoms, None)
-            case LossRequest(windows):
+            case rank_messages.LossRequest(windows):
                 group.loss(replica, self._windows(windows))
-            case Save(path, atoms):
+            case rank_messages.Save(path, atoms):
                 with contextlib.suppress(DiskFault):
                     group.save(replica, atoms, Path(path))
 
@@ -105,16 +91,16 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    begin = read_frame(0, RankAsk)
-    if not isinstance(begin, Begin):
+    begin = read_frame(0, rank_messages.RankAsk)
+    if not isinstance(begin, rank_messages.Begin):
         return
     torch.set_num_threads(begin.threads)
     try:
         check_device(begin.device)
     except ConfigError as error:
-        os.write(answers, frame(RankRefused(str(error), error.hint)))
+        os.write(answers, frame(rank_messages.RankRefused(str(error), error.hint)))
         return
-    os.write(answers, frame(RankReady()))
+    os.write(answers, frame(rank_messages.RankReady()))
     Rank(begin).serve(0)
 
 
