@@ -37,7 +37,7 @@ STDIN_MAX_CHARACTERS = 1 << 16
 
 
 class Declined(click.ClickException):
-    """The user said no."""
+    """Raised if the user does not agree to join."""
 
     exit_code = 1
 

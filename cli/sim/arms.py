@@ -14,7 +14,7 @@ from atoll.cli.sim.swarm import Swarm
 from atoll.protocols.errors import LocalFault
 
 ARMS = ("unigram", "adamw", "average")
-"""Of the dense arms plain averaging: in short runs it beats Nesterov (docs/calibration.md)."""
+"""The dense arm is plain averaging, because it beats Nesterov in short runs (docs/calibration.md)."""
 AT_ONCE = 2
 POLL_S = 0.5
 

@@ -22,7 +22,7 @@ WriteParts = Callable[[Path], None]
 
 
 def hash_with_parts(tensors: Digest, folder: Path) -> Digest:
-    """Of a tensor file's hash and the names and contents of all parts, if any. Raises OSError."""
+    """Hash of a tensor file's hash and the names and contents of all parts, if any. Raises OSError."""
     if not folder.exists():
         return tensors
     hashes = [(path.name, blake3().update_mmap(path).digest()) for path in sorted(folder.iterdir())]

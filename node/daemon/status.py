@@ -54,7 +54,7 @@ class DaemonOperator:
     version: str = field(default_factory=lambda: importlib.metadata.version("atoll"))
 
     def status(self) -> control_messages.Status:
-        """The node now."""
+        """The status of the node at this moment."""
         node, log, config = self.control.view(), self.log, self.plan.config
         spec, me = self.plan.run.spec, self.plan.identity.peer_id
         row, own = log.newest_closed(), log.newest_trained()
@@ -151,7 +151,7 @@ class DaemonOperator:
         return "the round at hand is finished, then the node pauses"
 
     async def resume(self) -> str:
-        """Go on."""
+        """Continue training after a pause."""
         self.control.resume()
         return "going on at the round where the others are"
 
@@ -195,5 +195,5 @@ class DaemonOperator:
 
 
 def _eta_s(progress: TrainProgress | None, step_s: float) -> float | None:
-    """Of the steps that are left; None before the first one, and before the first round."""
+    """Seconds for the steps that are left; None before the first step, and before the first round."""
     return step_s * (progress.steps - progress.step) if progress and step_s else None

@@ -17,7 +17,7 @@ _PEERS_REMEMBERED = 4096
 
 
 class TrafficClass(IntEnum):
-    """Lower goes first."""
+    """Priority of bytes that wait; the lower class is sent first."""
 
     CONTROL = 0
     BULK = 1

@@ -38,7 +38,7 @@ class ExpertAssignment:
         self._count = splits(spec)
         self._room = self._count if room is None else min(room, self._count)
         self.experts = nothing(spec)
-        """Bitmap."""
+        """Bitmap of the experts that this node trains."""
         self.offered_moments: tuple[tuple[int, bytes], ...] = ()
         """Expert and blob of the moments that this node gave up (moment_transfer.py)."""
 

@@ -152,7 +152,7 @@ class WorkerClient:
         self.is_ready = True
 
     def on_gone(self) -> None:
-        """The worker died."""
+        """Called when the worker has died."""
         self.is_ready = False
         self.lives += 1
 

@@ -109,7 +109,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """The feed-forward of a dense layer: SwiGLU (Shazeer, arXiv 2002.05202)."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()

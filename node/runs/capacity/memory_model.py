@@ -18,18 +18,18 @@ from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import RunSpec
 
 TRAINED_BYTES = 16
-"""Of a parameter where it is trained: weight, gradient and two moments in float32."""
+"""Bytes of a trained parameter on its device: weight, gradient and two moments in float32."""
 FROZEN_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 FOLD_BYTES = 20
-"""Of a parameter on the host."""
+"""Bytes of a parameter on the host."""
 _WEIGHT_BYTES, _TAKEN_BYTES = 4, 12
 """Taken: weight and moments of what is trained, on the host while the experts change hands."""
 _CAST_BYTES = 2
-"""Of a weight in bfloat16, as an accelerator multiplies it."""
+"""Bytes of a weight in bfloat16, as an accelerator multiplies it."""
 _EXCHANGE_BYTES = 8
-"""Of a value of the arena, where contributions are encoded: e and the anchor."""
+"""Bytes of a value of the arena where contributions are encoded: error feedback and anchor."""
 _SLAB_CHUNKS = 1 << 14
-"""Of local weights, which an encoder on a device takes at once."""
+"""Chunks of local weights that an encoder on a device reads at once."""
 _CPU_BASE_BYTES = 420 << 20
 _GPU_HOST_BASE_BYTES = 1 << 30
 _GPU_BASE_BYTES = 800 << 20

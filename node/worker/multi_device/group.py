@@ -119,7 +119,7 @@ class Group(StepShare):
         raise NotImplementedError(_NO_PARTS)
 
     def loss(self, replica: Replica, window_BT1: Tensor) -> Tensor:
-        """Of windows, without gradient: mean nats per token."""
+        """Mean loss of windows in nats per token, without gradient."""
         raise NotImplementedError(_NO_PARTS)
 
     def save(self, replica: Replica, atoms: Iterable[str], folder: Path) -> None:

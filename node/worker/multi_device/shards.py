@@ -111,7 +111,7 @@ class Shards(Group):
                 into[at].copy_(found)
 
     def loss(self, replica: Replica, window_BT1: Tensor) -> Tensor:
-        """Of windows, without gradient; each rank has its part in it."""
+        """Mean loss of windows, without gradient; each rank computes with its shard."""
         with torch.no_grad():
             return loss_of(replica.module, window_BT1.to(self._place.device))
 

@@ -32,7 +32,7 @@ def run_virtual(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """See the module."""
+    """An event loop whose clock jumps to the next timer when nothing else is ready."""
 
     def __init__(self) -> None:
         self._virtual_s = 0.0

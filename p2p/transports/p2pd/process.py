@@ -174,7 +174,7 @@ class P2pdProcess(asyncio.SubprocessProtocol):
             self._up.set_result(None)
 
     def process_exited(self) -> None:
-        """asyncio: reaped."""
+        """Called by asyncio when the process was reaped."""
         if not self._exited.done():
             self._exited.set_result(None)
 

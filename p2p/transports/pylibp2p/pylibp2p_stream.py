@@ -40,7 +40,7 @@ class PyLibp2pStream(ReaderStream):
         self._finishing = False
         """To be ended in order."""
         self._dropped = False
-        """To be reset."""
+        """Whether the stream is to be reset."""
         self._broken = False
         """The peer ended: nothing can be sent any more."""
         self._carried = False
