@@ -23,7 +23,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atoll.node.checkpoint import tensorfile as safefile
+from atoll.node.checkpoint import tensorfile
 from atoll.node.checkpoint.disk import TEMPORARY, remove_tree, write_piece
 from atoll.node.checkpoint.parts import WriteParts, hash_with_parts, read_parts
 from atoll.p2p.system.atomic_files import disk, sync_folder
@@ -97,11 +97,11 @@ class Unfinished:
         Raises OSError, and what `parts` raises.
         """
         self._part.mkdir()
-        specs = {name: safefile.spec_of(tensor) for name, tensor in tensors.items()}
-        names = safefile.ordered(specs)
-        self._rows = tuple(TensorRow(name, safefile.name_of(specs[name][0]), specs[name][1]) for name in names)
+        specs = {name: tensorfile.spec_of(tensor) for name, tensor in tensors.items()}
+        names = tensorfile.ordered(specs)
+        self._rows = tuple(TensorRow(name, tensorfile.name_of(specs[name][0]), specs[name][1]) for name in names)
         self._body = body
-        file, header = self._open(_TENSORS), safefile.header_bytes(specs, "local")
+        file, header = self._open(_TENSORS), tensorfile.header_bytes(specs, "local")
         write_piece(file, header)
         at = len(header)
         for name in names:
@@ -109,7 +109,7 @@ class Unfinished:
                 self._later.append((at, tensors[name]))
             else:
                 _write_at(file, at, tensors[name])
-            at += safefile.tensor_bytes(specs[name])
+            at += tensorfile.tensor_bytes(specs[name])
         if parts is not None:
             parts(self._part / PARTS)
             self._files += [path.open("rb", buffering=0) for path in (self._part / PARTS).iterdir()]
@@ -168,13 +168,13 @@ class Unfinished:
 def _write_at(file: FileIO, at: int, tensor: Tensor) -> None:
     file.seek(at)
     for part in torch.split(tensor.contiguous().reshape(-1), _FETCHED):
-        for piece in safefile.pieces_of(part.cpu()):
+        for piece in tensorfile.pieces_of(part.cpu()):
             write_piece(file, piece)
 
 
 def _hash_of(file: FileIO) -> Digest:
     """BLAKE3 of all bytes of a file, which the kernel has just been given."""
-    hasher, buffer = blake3(), memoryview(bytearray(safefile.PIECE_BYTES))
+    hasher, buffer = blake3(), memoryview(bytearray(tensorfile.PIECE_BYTES))
     file.seek(0)
     while size := file.readinto(buffer):
         hasher.update(buffer[:size])
@@ -258,9 +258,9 @@ def _manifest(data: bytes) -> GenerationManifest:
 
 
 def _tensors(file: BinaryIO, manifest: GenerationManifest, parts: Path) -> dict[str, Tensor]:
-    specs = {row.name: (safefile.dtype_of(row.dtype), row.shape) for row in manifest.rows}
-    hasher = blake3(safefile.read_header(file, safefile.HEADER_MAX_BYTES))
-    tensors = {name: safefile.read_tensor(file, spec, hasher.update) for name, spec in specs.items()}
+    specs = {row.name: (tensorfile.dtype_of(row.dtype), row.shape) for row in manifest.rows}
+    hasher = blake3(tensorfile.read_header(file, tensorfile.HEADER_MAX_BYTES))
+    tensors = {name: tensorfile.read_tensor(file, spec, hasher.update) for name, spec in specs.items()}
     if file.read(1) or hash_with_parts(Digest(hasher.digest()), parts) != manifest.tensors:
         raise DecodeError("the tensors do not have the hash that the manifest names")
     return tensors | read_parts(parts)

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.checkpoint import tensorfile as safefile
+from atoll.node.checkpoint import tensorfile
 from atoll.node.checkpoint.disk import Piece, write_file
 from atoll.node.checkpoint.tensorfile import read_atom, write_atom
 from atoll.p2p.system.atomic_files import disk
@@ -52,7 +52,7 @@ def read_snapshot(path: Path, arena: Arena, digest_of: DigestOf) -> Snapshot:
         number, state = _check_header(file, path.stat().st_size, arena)
         theta = torch.zeros((arena.chunks, CHUNK), dtype=torch.int32)
         for place in _ordered(arena):
-            atom = safefile.read_tensor(file, (torch.int32, place.shape), lambda _: None)
+            atom = tensorfile.read_tensor(file, (torch.int32, place.shape), lambda _: None)
             write_atom(theta, place, atom)
     if digest_of(theta) != state:
         raise DecodeError("snapshot: the weights do not have the digest that the file names")
@@ -71,13 +71,13 @@ def read_own_snapshot(path: Path, arena: Arena, digest_of: DigestOf) -> Snapshot
 def _pieces(snapshot: Snapshot, arena: Arena) -> Iterator[Piece]:
     yield _header(arena, snapshot.round, snapshot.state)
     for place in _ordered(arena):
-        yield from safefile.pieces_of(read_atom(snapshot.theta_C4096, place))
+        yield from tensorfile.pieces_of(read_atom(snapshot.theta_C4096, place))
 
 
 def _check_header(file: BinaryIO, size_bytes: int, arena: Arena) -> tuple[int, Digest]:
     """Round and digest that the header claims; its size and the file's are the only legal ones."""
     longest = len(_header(arena, MAX_ROUND, Digest(bytes(32))))
-    header = safefile.read_header(file, longest)
+    header = tensorfile.read_header(file, longest)
     found = _NOTE.match(header, 8)
     if not found:
         raise DecodeError("snapshot: not a snapshot, or of another version")
@@ -90,13 +90,13 @@ def _check_header(file: BinaryIO, size_bytes: int, arena: Arena) -> tuple[int, D
 
 
 def _header(arena: Arena, number: int, state: Digest) -> bytes:
-    return safefile.header_bytes(_specs(arena), f"snapshot/1 round={number} state={state.hex()}")
+    return tensorfile.header_bytes(_specs(arena), f"snapshot/1 round={number} state={state.hex()}")
 
 
-def _specs(arena: Arena) -> dict[str, safefile.Spec]:
+def _specs(arena: Arena) -> dict[str, tensorfile.Spec]:
     return {place.name: (torch.int32, place.shape) for place in arena.placements}
 
 
 def _ordered(arena: Arena) -> list[Placement]:
     places = {place.name: place for place in arena.placements}
-    return [places[name] for name in safefile.ordered(_specs(arena))]
+    return [places[name] for name in tensorfile.ordered(_specs(arena))]

@@ -13,7 +13,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atoll.node.checkpoint import universal as checkpoint_shards
+from atoll.node.checkpoint import universal
 from atoll.node.checkpoint.disk import Piece, map_file, write_file
 from atoll.node.checkpoint.tensorfile import Spec, TensorFile, all_finite, file_pieces, write_atom
 from atoll.node.checkpoint.universal import (
@@ -170,7 +170,7 @@ def open_checkpoint(folder: Path) -> ShardedCheckpoint:
 
 def shard_specs(spec: RunSpec, shard: Shard) -> dict[str, Spec]:
     """Names, dtypes and shapes of the tensors in a shard's file."""
-    return checkpoint_shards.shard_specs(spec.model, shard.experts, shard.left)
+    return universal.shard_specs(spec.model, shard.experts, shard.left)
 
 
 def _manifest_of(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[CheckpointManifest, Proven]:

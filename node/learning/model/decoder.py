@@ -1,6 +1,6 @@
 """The decoder: a language model shaped like Llama, Qwen3, Qwen3-MoE or OLMoE, small enough to read.
 
-RMSNorm, rotary positions, grouped-query attention, and SwiGLU or a mixture of experts. `named.named_atoms` are
+RMSNorm, rotary positions, grouped-query attention, and SwiGLU or a mixture of experts. `bridge.named_atoms` are
 exactly `protocols.model.atoms(spec)`, so that a checkpoint is a Hugging Face one; a dense decoder's
 `named_parameters()` are the same in name, shape and order.
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.checkpoint import tensorfile as safefile
+from atoll.node.checkpoint import tensorfile
 from atoll.node.checkpoint.snapshot import (
     Snapshot,
     read_own_snapshot,
@@ -28,10 +28,10 @@ GOLDEN = "e5a6345297a5ab75add953a1b1608cb6f8f3037e7dd59532cbb48682e4976551"
 
 def all_pieces(tensors, note):
     """A whole file, tensor by tensor."""
-    specs = {name: safefile.spec_of(tensor) for name, tensor in tensors.items()}
-    yield safefile.header_bytes(specs, note)
-    for name in safefile.ordered(specs):
-        yield from safefile.pieces_of(tensors[name].contiguous().cpu())
+    specs = {name: tensorfile.spec_of(tensor) for name, tensor in tensors.items()}
+    yield tensorfile.header_bytes(specs, note)
+    for name in tensorfile.ordered(specs):
+        yield from tensorfile.pieces_of(tensors[name].contiguous().cpu())
 
 
 @pytest.fixture
