@@ -119,14 +119,17 @@ class NodeHost:
         if self._task is None:
             self._task = self._group.create_task(self._serve(), name="host")
         await self._started.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise the fault that has ended the host, if one has."""
         if self._fault is not None:
             raise self._fault
 
     async def watch(self) -> None:
         """Raise the fault that ends the host, whenever that is. Runs until cancelled."""
         await self._failed.wait()
-        assert self._fault is not None
-        raise self._fault
+        self.check()
 
     async def stop(self) -> None:
         """End the host. Returns when it has ended."""

@@ -164,9 +164,14 @@ async def _invited_run(home: Home, invite: Invite, host: NodeHost, report: Repor
 
 async def _fetch(invite: Invite, host: NodeHost, report: Report) -> bytes:
     seeds = [parse_seed(seed) for seed in invite.seed_texts]
+
+    def report_retry(line: str) -> None:
+        host.check()  # a host that has failed reaches no seed, however often it is tried
+        report(line)
+
     report(f"asking {counted(len(invite.seeds), 'seed')} for the run …")
     await host.start()
-    return await fetch_until_found(host.host, seeds, invite.run, report)
+    return await fetch_until_found(host.host, seeds, invite.run, report_retry)
 
 
 def _with_seeds(config: NodeConfig, invite: Invite | None) -> NodeConfig:

@@ -15,6 +15,7 @@ from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import make_folder
+from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.run_spec import sign_run
 
@@ -86,3 +87,36 @@ async def test_a_picked_port_is_written_with_the_rest(tmp_path, port):
     assert home.port.exists() == (port == 0)
     if port == 0:
         assert f"/tcp/{int(home.port.read_text())}" in plan.listen.maddrs[0]
+
+
+async def test_a_host_that_fails_while_the_run_is_fetched_ends_the_start(tmp_path, monkeypatch):
+    """Trying again for ever would hide it: nothing is found over a host that has ended."""
+
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    class DyingHost:
+        async def serve(self, ready) -> None:
+            ready()
+            await asked.wait()
+            ended.set()
+            raise LocalFault("p2pd ended five times in a row")
+
+    async def unreachable(*_: object) -> bytes:
+        asked.set()
+        await ended.wait()
+        raise Unreachable("no connection")
+
+    monkeypatch.setattr("atoll.node.runs.run_files.fetch_run", unreachable)
+    monkeypatch.setattr("atoll.node.daemon.join_plan.make_host", lambda *_: DyingHost())
+    home = Home(tmp_path / "home")
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        with pytest.raises(LocalFault, match="five times"):
+            await read_plan(
+                home,
+                load_config(home.config_toml, {}),
+                link=invite_text(SPEC, OWNER, [SEED], time.time(), options=InviteOptions(run_file=b"")),
+                wanted=None,
+                unix_s=time.time(),
+                group=group,
+                report=print,
+            )
