@@ -9,7 +9,7 @@ STAMP := .setup-stamp
 TORCH := torch==2.13.0
 FOLDERS := protocols p2p node cli
 
-.PHONY: setup test fast check lint swarm swarm-moe rig compose-test bench clean
+.PHONY: setup test fast check lint mutants swarm swarm-moe rig compose-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -40,6 +40,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+mutants: $(STAMP)  ## Break each promise on purpose in a copy of the tree; its tests must fail
+	$(BIN)/python -m tests.mutants
 
 swarm: $(STAMP)  ## Four nodes train together; one is killed and comes back, a fifth joins half way
 	$(BIN)/atoll sim --nodes 4 --kill --late-join --baselines

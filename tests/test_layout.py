@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.mutant import problems, read_mutants
+
 ROOT = Path(__file__).resolve().parent.parent
 RANK = {"protocols": 0, "p2p": 1, "node": 2, "cli": 3}
 TORCH_ROOMS = ("node/worker/", "node/learning/", "node/checkpoint/", "node/import_export/")
@@ -427,6 +429,12 @@ def test_no_names_of_hosts_or_machines():
         if path.is_file() and path.stat().st_size < 1_000_000:
             text = path.read_bytes().decode("utf-8", errors="replace")
             wrong += [f"{name}: {host}" for host in hosts if host in text]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_mutant_applies():
+    """A change of a line that a mutant breaks, or of the name of its test, changes the mutant too."""
+    wrong = [line for mutant in read_mutants() for line in problems(mutant, ROOT)]
     assert not wrong, "\n".join(wrong)
 
 

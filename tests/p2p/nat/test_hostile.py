@@ -13,7 +13,7 @@ from atoll.p2p.nat.circuit_tls import Credentials
 from atoll.p2p.nat.held_circuits import HOLD_PROTOCOL
 from atoll.p2p.nat.nat_protocol import PROTOCOL, request
 from atoll.p2p.nat.reachability import is_global
-from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, RelayLimits
+from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, RELAY_PROTOCOL, RelayLimits
 from atoll.p2p.nat.route_dialer import SUMMONS_AT_ONCE
 from atoll.protocols import codec
 from atoll.protocols.errors import Unreachable
@@ -203,6 +203,29 @@ def test_circuits_that_break_while_they_open_use_nothing_up(run_world):
         await asyncio.sleep(30)
         _, inside = await half()
         assert decode_opening(await read_frame(inside, NAT_MAX_BYTES)) == OpenCircuit()
+
+    run_world(scenario)
+
+
+def test_the_peer_that_a_relay_brings_is_the_one_that_was_asked_for(run_world):
+    async def scenario(world):
+        async def bring_ourselves(stream):
+            """A relay that answers for every peer; its own proof of who it is is a good one."""
+            await read_frame(stream, NAT_MAX_BYTES)
+            await write_frame(stream, codec.encode(OpenCircuit()))
+            inside = await handshake(stream, Credentials(Identity(bytes([9]) * 32)), "", client=False)
+            assert await read_frame(inside, 100) == ECHO.encode()
+            await write_frame(inside, codec.encode(OpenCircuit()))
+
+        relay = await world.plain(9, {RELAY_PROTOCOL: bring_ourselves})
+        caller = await world.plain(2, {})
+        await caller.connect(PeerAddress(relay.peer_id, (relay.maddr,)))
+        own = Credentials(Identity(bytes([2]) * 32))
+        honest = await open_circuit(caller, world.run, own, relay.peer_id, relay.peer_id, ECHO)
+        assert honest.peer == relay.peer_id
+        wanted = Identity(bytes([3]) * 32).peer_id
+        with pytest.raises(Unreachable, match="brought"):
+            await open_circuit(caller, world.run, own, relay.peer_id, wanted, ECHO)
 
     run_world(scenario)
 
