@@ -2,7 +2,7 @@
 
     python -m tests.bench.calibrate sparse --members 4 --stages 0:2,8:8 --rounds 54 --lr 4e-3 --k 128
 
-Arms: `dp` (data-parallel AdamW), `diloco` (Nesterov 0.7/0.9), `average` (plain averaging), `sparse` (the
+Arms: `dp` (data-parallel AdamW), `diloco` (Nesterov 0.9, outer rate `--outer-rate`), `average` (plain averaging), `sparse` (the
 product's codec, error feedback, integer aggregation and fixed-point weights, without the network). With
 `--delay` inner steps the folds come late and `--rule` merges them; `--fragments` take turns in finer rounds; with
 `--reduced-k K` the mean goes through reducers that keep K values of each chunk.
@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--lr-scale", type=float, default=1.0)
+    parser.add_argument("--outer-rate", type=float, default=DILOCO.rate, help="of diloco")
     parser.add_argument("--present", type=float, default=1.0)
     parser.add_argument("--stages", default="")
     parser.add_argument("--rule", choices=["rebase", "forecast", "blend"], default="rebase")
@@ -99,7 +100,7 @@ def main() -> None:
     rule = LateRule(given.rule, given.keep)
     arms = {
         "dp": lambda: data_parallel(task, given.lr_scale),
-        "diloco": lambda: dense_diloco(task, DILOCO),
+        "diloco": lambda: dense_diloco(task, DILOCO._replace(rate=given.outer_rate)),
         "average": lambda: dense_diloco(task, AVERAGE),
         "sparse": lambda: delayed_sparse(task, rule, given.delay, given.fragments, given.present, given.reduced_k),
     }
