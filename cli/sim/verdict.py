@@ -29,19 +29,27 @@ class PromiseCheck:
 
 
 def one_digest(rounds: Iterable[Mapping[str, Any]], total: int) -> PromiseCheck:
-    """Every round is final somewhere, and has one digest on all nodes that folded it."""
-    seen: dict[int, set[str]] = {}
-    folded = 0
+    """Every round is final and folded somewhere, and all workers that folded it computed the certified digest.
+
+    A row without a digest of its own is an adopted snapshot, which proves nothing about folds.
+    """
+    sound: set[int] = set()
+    forks: list[int] = []
+    folds = adopted = 0
     for entry in rounds:
-        digests = {row["digest"] for row in entry["nodes"] if row["final"]}
-        folded += sum(bool(row["final"]) for row in entry["nodes"])
-        if digests:
-            seen[int(entry["round"])] = digests
-    forks = sorted(number for number, digests in seen.items() if len(digests) > 1)
-    missing = sorted(set(range(total)) - set(seen))
-    text = f"{len(seen)} of {total} rounds final, {folded} folds compared, {len(forks)} with two digests"
+        certified = {row["digest"] for row in entry["nodes"] if row["final"]}
+        own = [row["own_digest"] for row in entry["nodes"] if row["own_digest"]]
+        folds += len(own)
+        adopted += sum(row["final"] and not row["own_digest"] for row in entry["nodes"])
+        if len(certified.union(own)) > 1:
+            forks.append(int(entry["round"]))
+        if certified and own:
+            sound.add(int(entry["round"]))
+    missing = sorted(set(range(total)) - sound)
+    text = f"{len(sound)} of {total} rounds final, {folds} folds of workers compared, {adopted} rounds adopted"
+    text += f", {len(forks)} with two digests"
     if forks or missing:
-        text += f" (forks {forks[:5]}, not final {missing[:5]})"
+        text += f" (forks {forks[:5]}, not final or not folded {missing[:5]})"
     return PromiseCheck("one digest per round", not forks and not missing, text)
 
 

@@ -320,7 +320,9 @@ class RoundStatus(msgspec.Struct, frozen=True, kw_only=True):
     peer: str
     """PeerID of the node that saw it."""
     digest: str
-    """State digest, hex: of Θ_final once the round is final, before that of the view when the round closed."""
+    """State digest, hex: the certified one once the round is final, before that of the view when it closed."""
+    own_digest: str = ""
+    """State digest, hex, that this node's worker computed from the final set; empty where it adopted a snapshot."""
     set: str
     """Digest of the set of contributions, hex."""
     final: bool

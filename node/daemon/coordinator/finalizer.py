@@ -178,9 +178,10 @@ class Finalizer:
         done = await self.sets.ask(
             number, names, partial(worker_messages.FinalizeRequest, number), worker_messages.FinalizeReply
         )
+        self.context.log.folded(number, done.state)
         if done.state != action.state:
             raise _divergence(action, done.state)
-        self._advance_to(action.round)
+        self._advance_to(number)
         if (action.round + 1) % SNAPSHOT_EVERY == 0:
             await self._snapshot(action.round)
 

@@ -44,7 +44,9 @@ class RoundRecord:
     round: int
     peer: str
     digest: str = ""
-    """State digest, hex: of Θ_final once the round is final, before that of the view when it closed."""
+    """State digest, hex: the certified one once the round is final, before that of the view when it closed."""
+    own_digest: str = ""
+    """State digest, hex, that this node's worker computed from the final set; empty where it adopted a snapshot."""
     set: str = ""
     """Digest of the set of contributions, hex."""
     final: bool = False
@@ -179,6 +181,11 @@ class RoundLog:
         self._moved = moved
         self._save(number)
         self.event("closed", round=number, state=state.hex()[:16], contributors=len(authors))
+
+    def folded(self, number: Round, state: Digest) -> None:
+        """Record the state digest that this node's own fold of the final set has, before it is compared."""
+        self._row(number).own_digest = state.hex()
+        self._save(number)
 
     def finalized(self, number: Round, members: Digest, state: Digest, authors: list[PeerId]) -> None:
         """Record that the round is final here. After a restart this is called again, and written once."""

@@ -24,9 +24,22 @@ from atoll.protocols.local.control_messages import TimeShares
 
 
 def row(
-    number: int, digest: str = "aa", *, final: bool = True, contributors: tuple[str, ...] = ("p",)
+    number: int,
+    digest: str = "aa",
+    *,
+    own: str | None = None,
+    final: bool = True,
+    contributors: tuple[str, ...] = ("p",),
 ) -> dict[str, object]:
-    return {"round": number, "digest": digest, "final": final, "contributors": list(contributors)}
+    """A row of a worker that folded to the certified digest, unless `own` says otherwise."""
+    own_digest = (digest if final else "") if own is None else own
+    return {
+        "round": number,
+        "digest": digest,
+        "own_digest": own_digest,
+        "final": final,
+        "contributors": list(contributors),
+    }
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -52,6 +65,20 @@ def test_a_fork_is_seen():
 def test_equal_digests_pass_and_open_rounds_do_not_count_as_forks():
     rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb", final=False)]}
     assert verdict.one_digest(by_round(rows), 2).ok
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_worker_that_computed_another_digest_than_the_certified_one_is_seen(final):
+    rows = {0: [row(0)], 1: [row(0, own="bb", final=final)]}
+    assert not verdict.one_digest(by_round(rows), 1).ok
+
+
+def test_only_folds_of_workers_are_counted():
+    adopted = row(0, own="")
+    found = verdict.one_digest(by_round({0: [row(0)], 1: [row(0)], 2: [adopted]}), 1)
+    assert found.ok
+    assert "2 folds of workers compared, 1 rounds adopted" in found.seen
+    assert not verdict.one_digest(by_round({0: [adopted], 1: [adopted]}), 1).ok, "nobody computed it"
 
 
 def test_a_round_that_nobody_made_final_is_seen():

@@ -2,16 +2,18 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
+from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DiskFault, LocalFault
 from atoll.protocols.ledger.records import Contribution
-from atoll.protocols.local.worker_messages import AdoptRequest, Answer, Ask
+from atoll.protocols.local.worker_messages import AdoptRequest, Answer, Ask, FinalizeReply, FinalizeRequest
 
 Worlds = Callable[[int, int], object]
 
@@ -117,6 +119,16 @@ def test_a_node_that_restarts_offers_a_snapshot_at_once(world):
     run_virtual(story())
 
 
+def ended_by(story: Callable[[], Coroutine[Any, Any, None]]) -> Exception:
+    """The one fault that ended the world. What a story asserts after that never runs: assert outside of it."""
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(story())
+    fault: Exception = caught.value
+    while isinstance(fault, ExceptionGroup):
+        (fault,) = fault.exceptions
+    return fault
+
+
 def test_a_state_that_is_not_the_final_one_ends_the_node_with_advice(world):
     async def story() -> None:
         async with world(4, 1) as w:
@@ -126,15 +138,57 @@ def test_a_state_that_is_not_the_final_one_ends_the_node_with_advice(world):
             node.worker.state = bytes(32)
             w.start(0)
             await asyncio.wait([node.task])
-            fault = node.task.exception()
-            while isinstance(fault, BaseExceptionGroup):
-                fault = fault.exceptions[0]
-            assert "our fold gives 00000000" in str(fault)
-            assert "fetches a snapshot" in fault.hint
-            assert not isinstance(fault, LocalFault)
 
-    with pytest.raises(BaseExceptionGroup):
-        run_virtual(story())
+    fault = ended_by(story)
+    assert "our fold gives 00000000" in str(fault)
+    assert "fetches a snapshot" in fault.hint
+    assert not isinstance(fault, LocalFault)
+
+
+def test_the_log_has_the_digest_that_the_worker_computed(world):
+    """Not a copy of the certificate's: a fold that differs is on record, and ends the node."""
+    logs: list[RoundLog] = []
+
+    async def story() -> None:
+        async with world(6, 3) as w:
+            for number in range(3):
+                w.start(number)
+            await w.until(lambda: w.all_final(2))
+            node = w.nodes[2]
+            logs.append(node.driver.context.log)
+            compute = node.worker.ask
+
+            async def flipped(ask: Ask, kind: type[Answer]) -> Answer:
+                done = await compute(ask, kind)
+                return FinalizeReply(ask.round, bytes(32)) if isinstance(ask, FinalizeRequest) else done
+
+            node.worker.ask = flipped
+            await asyncio.wait([node.task])
+
+    assert "our fold gives 00000000" in str(ended_by(story))
+    (log,) = logs
+    *agreed, differs = [log.rows[number] for number in sorted(log.rows) if log.rows[number].own_digest]
+    assert len(agreed) >= 3
+    assert all(row.final and row.own_digest == row.digest for row in agreed)
+    assert not differs.final
+    assert differs.own_digest == bytes(32).hex()
+
+
+def test_a_snapshot_that_was_adopted_is_no_fold(world):
+    async def story() -> None:
+        async with world(4 * SNAPSHOT_EVERY, 2) as w:
+            for number in range(2):
+                w.start(number)
+            await w.until(lambda: w.all_final(3 * SNAPSHOT_EVERY))
+            late = w.start(2)
+            await w.until(w.all_final)
+            rows = late.driver.context.log.rows
+            own = [rows[at].own_digest for at in sorted(rows) if rows[at].final]
+            assert len(own) == 4 * SNAPSHOT_EVERY
+            assert own[0] == "", "it came with a snapshot"
+            assert own[-1] == rows[4 * SNAPSHOT_EVERY - 1].digest
+
+    run_virtual(story())
 
 
 def test_a_worker_that_lost_much_is_told_which_of_its_payloads_were_used(world):
