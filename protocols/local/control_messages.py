@@ -322,7 +322,7 @@ class RoundStatus(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """State digest, hex: the certified one once the round is final, before that of the view when it closed."""
     own_digest: str = ""
-    """State digest, hex, that this node's worker computed from the final set; empty where it adopted a snapshot."""
+    """State digest, hex, that this node's worker computed from the final set; empty where a snapshot came."""
     set: str
     """Digest of the set of contributions, hex."""
     final: bool

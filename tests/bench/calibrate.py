@@ -2,10 +2,10 @@
 
     python -m tests.bench.calibrate sparse --members 4 --stages 0:2,8:8 --rounds 54 --lr 4e-3 --k 128
 
-Arms: `dp` (data-parallel AdamW), `diloco` (Nesterov 0.9, outer rate `--outer-rate`), `average` (plain averaging), `sparse` (the
-product's codec, error feedback, integer aggregation and fixed-point weights, without the network). With
-`--delay` inner steps the folds come late and `--rule` merges them; `--fragments` take turns in finer rounds; with
-`--reduced-k K` the mean goes through reducers that keep K values of each chunk.
+Arms: `dp` (data-parallel AdamW), `diloco` (Nesterov 0.9, outer rate `--outer-rate`), `average` (plain averaging),
+`sparse` (the product's codec, error feedback, integer aggregation and fixed-point weights, without the network).
+With `--delay` inner steps the folds come late and `--rule` merges them; `--fragments` take turns in finer rounds;
+with `--reduced-k K` the mean goes through reducers that keep K values of each chunk.
 Everything after the arm's name replaces a number of the preset.
 """
 
