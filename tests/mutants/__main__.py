@@ -25,8 +25,9 @@ def why_not_passed(outcome: Outcome, test: str) -> str | None:
     cases = outcome.of(test)
     if not cases:
         return f"{test} did not run (pytest ended with {outcome.status}: {outcome.tail})"
-    if any(result != "passed" for reports in cases for _, result, _ in reports):
-        return f"{test} fails or is skipped without the mutant"
+    for phase, result, errors in (report for reports in cases for report in reports):
+        if result != "passed":
+            return f"{test} has {result} without the mutant ({phase}: {', '.join(errors)})"
     return None
 
 

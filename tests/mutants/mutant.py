@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
 NEEDED = {"promise": str, "why": str, "file": str, "find": str, "replace": str, "tests": list}
 OPTIONAL = {"sample": bool}
+MAY_BE_EMPTY = ("replace", "sample")
 
 
 class MutantError(Exception):
@@ -44,7 +45,7 @@ def _read(path: Path) -> Mutant:
         raise MutantError(f"{path.stem}: lacks {', '.join(missing)}")
     for key, value in fields.items():
         wanted = {**NEEDED, **OPTIONAL}.get(key)
-        if wanted is None or not isinstance(value, wanted) or value in ("", []):
+        if wanted is None or not isinstance(value, wanted) or (not value and key not in MAY_BE_EMPTY):
             raise MutantError(f"{path.stem}: {key} is unknown, empty or of another type")
     return Mutant(**{**fields, "name": path.stem, "tests": tuple(fields["tests"])})
 

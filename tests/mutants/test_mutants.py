@@ -8,7 +8,7 @@ from tests.mutants.__main__ import run, why_not_killed, why_not_passed
 from tests.mutants.mutant import Mutant, MutantError, problems, read_mutants
 from tests.mutants.tree_copy import Outcome, TreeCopy
 
-LEAST = 1
+LEAST = 14
 SAMPLE_LIMIT_S = 300.0
 """For the tests of one mutant beside other work; `make mutants` allows 60 s."""
 TEST = "tests/protocols/test_codec.py::test_one"
@@ -97,3 +97,11 @@ def test_a_file_of_another_form_is_refused(tmp_path, line):
     (tmp_path / "one.toml").write_text("\n".join([*kept, line]))
     with pytest.raises(MutantError, match="one"):
         read_mutants(tmp_path)
+
+
+def test_a_mutant_may_remove_its_text(tmp_path):
+    fields = ("promise", "why", "file", "find")
+    (tmp_path / "one.toml").write_text(
+        "\n".join([*(f"{f} = 'x'" for f in fields), "replace = ''", "tests = ['x']"])
+    )
+    assert read_mutants(tmp_path)[0].replace == ""

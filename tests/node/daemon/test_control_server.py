@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -77,6 +79,30 @@ async def test_socket_is_private_and_goes_away(tmp_path):
     async with served(tmp_path) as (path, _):
         assert path.stat().st_mode & 0o777 == 0o600
     assert not path.exists()
+
+
+class Credentials:
+    """What the kernel says of who connects: the real words, with another uid."""
+
+    size = control._CREDENTIALS.size
+
+    def __init__(self, uid):
+        self.uid = uid
+
+    def unpack(self, raw):
+        pid, _, gid = struct.Struct("3i").unpack(raw)
+        assert pid == os.getpid()
+        return pid, self.uid, gid
+
+
+async def test_another_user_is_hung_up_even_if_the_file_lets_it_in(tmp_path, monkeypatch):
+    async with served(tmp_path) as (path, _):
+        for uid, answers in ((os.geteuid(), 1), (0, 1), (os.geteuid() + 1, 0), (65534, 0)):
+            monkeypatch.setattr(control, "_CREDENTIALS", Credentials(uid))
+            said = []
+            with suppress(OSError):
+                said = await say(path, PEERS)
+            assert len(said) == answers
 
 
 async def test_a_dead_nodes_socket_is_replaced(tmp_path):

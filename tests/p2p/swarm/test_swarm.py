@@ -4,6 +4,8 @@ import asyncio
 import random
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_pipe import ChildOptions
 from atoll.p2p.host.interface import PeerAddress
@@ -12,11 +14,12 @@ from atoll.p2p.membership.reputation import FAULTS_ALLOWED, ReputationTable
 from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, sign_entry
-from atoll.protocols.ledger.registers import Lease
+from atoll.protocols.ledger.registers import Lease, sign_register
 
 RUN = RunId(digest(b"run of the swarm tests"))
 
@@ -264,6 +267,34 @@ def test_a_peer_that_sends_garbage_is_sent_away_for_a_while(tmp_path: Path) -> N
             assert peer(2) not in one.neighbours()
             assert not [row for row in one.peers() if row.connected]
             assert one.publish(ack(1)).seq == 0, "the node itself goes on"
+
+    run_virtual(main())
+
+
+def test_gossip_with_a_forged_signature_is_blamed_and_not_stored(tmp_path: Path) -> None:
+    """The author is a third one, so that only the signature tells a forgery from news that is passed on."""
+    author = Identity(bytes([9]) * 32)
+    entry = sign_entry(RUN, author, 0, b"", ack(1))
+    register = sign_register(RUN, author, 1, 1, 20.0, lease(1))
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            await two.wait_synced()
+            gossip = two._replication._gossip
+            for topic, news in (("entry", entry), ("register", register)):
+                before = one.reputations.get(peer(2)).faults
+                gossip.publish(topic, codec.encode(replace(news, signature=bytes(64))))
+                await asyncio.sleep(1)
+                assert one.reputations.get(peer(2)).faults == before + 1
+            assert author.peer_id not in one.ledger.vector()
+            assert author.peer_id not in one.live(Lease)
+            gossip.publish("entry", codec.encode(entry))
+            gossip.publish("register", codec.encode(register))
+            await asyncio.sleep(1)
+            assert author.peer_id in one.ledger.vector()
+            assert author.peer_id in one.live(Lease)
 
     run_virtual(main())
 

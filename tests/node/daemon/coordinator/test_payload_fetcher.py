@@ -32,8 +32,8 @@ def record(payload: Digest, number: int, rows: bytes = b"") -> Contribution:
 class Shelf:
     """Blobs of one node, and what its neighbours hold. Obeys `BlobSource`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, blob_bytes: int) -> None:
+        self.folder, self.blob_bytes = folder, blob_bytes
         self.here: set[Digest] = set()
         self.connected = [AUTHOR, *OTHERS]
         self.holding: dict[PeerId, set[Digest]] = {}
@@ -68,13 +68,15 @@ class Shelf:
             raise DiskFault("no space")
         if not any(blob in self.holding.get(peer, ()) for peer in holders):
             raise Unreachable("from no holder")
+        if self.blob_bytes > max_bytes:
+            raise DecodeError(f"blob has {self.blob_bytes} bytes where at most {max_bytes} are legal")
         self.here.add(blob)
         return self.blob_path(blob)
 
 
 class Rig:
     def __init__(self, folder: Path, payload_bytes: int = 1000) -> None:
-        self.shelf = Shelf(folder)
+        self.shelf = Shelf(folder, payload_bytes)
         self.held: list[Digest] = []
         self.faults: list[tuple[PeerId, AtollError]] = []
         self.disk: list[DiskFault] = []
@@ -212,6 +214,19 @@ def test_bytes_that_do_not_decode_are_void_and_blamed_on_their_author_once(play)
     rig = play(story)
     assert [(peer, type(error)) for peer, error in rig.faults] == [(AUTHOR, DecodeError)]
     assert (len(rig.shelf.asked), rig.held, rig.shelf.here) == (1, [], set())
+
+
+def test_a_blob_above_the_legal_size_is_not_fetched_and_blamed_on_the_author(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.blob_bytes += 1
+        rig.shelf.holding = {peer: {ONE} for peer in (AUTHOR, *OTHERS)}
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
+        await asyncio.sleep(60.0)
+        assert rig.payloads.is_void(record(ONE, 0))
+
+    rig = play(story)
+    assert [(peer, type(error)) for peer, error in rig.faults] == [(AUTHOR, DecodeError)]
+    assert (len(rig.shelf.asked), rig.held, rig.void, rig.shelf.here) == (1, [], [ONE], set())
 
 
 def test_a_full_disk_is_told_and_waited_out(play):

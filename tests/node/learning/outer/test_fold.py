@@ -43,8 +43,8 @@ def test_order_duplication_and_grouping_leave_no_trace(world, sets, random):
     steps = [(number, salt) for number, salts in sets.items() for salt in salts]
     random.shuffle(steps)
     so_far: dict[int, list[int]] = {}
-    for number, salt in steps:  # one by one, in any order, each delivered twice
-        so_far.setdefault(number, []).extend([salt, salt])
+    for number, salt in steps:  # one by one, in any order, some of them several times: a mean would count that
+        so_far.setdefault(number, []).extend([salt] * random.randint(1, 3))
         fold.set_round(number, parts(world, so_far[number]))
     at_once = world.fold()
     for number, salts in sets.items():
@@ -106,6 +106,17 @@ def test_late_is_on_time(world, order, cut):
     assert late.finalize(0, parts(world, order)) == on_time.finalize(0, parts(world, sorted(order)))
     on_time.set_round(1, parts(world, [1, 0]))
     assert late.view_digest() == on_time.view_digest()
+
+
+def test_a_contribution_that_is_given_twice_counts_once(world):
+    """All of them twice would not show in a mean: [a, a, b] does."""
+    once, twice = world.fold(), world.fold()
+    once.set_round(0, parts(world, [1, 2]))
+    for salts in ([1, 1, 2], [2, 1, 2], [1, 2, 2, 2]):
+        twice.set_round(0, parts(world, salts))
+        assert twice.view_digest() == once.view_digest()
+        assert twice.check(0, parts(world, salts)) == once.check(0, parts(world, [1, 2]))
+    assert twice.finalize(0, parts(world, [1, 1, 2])) == once.finalize(0, parts(world, [1, 2]))
 
 
 def test_weights_count_and_belong_to_the_set(world):
