@@ -19,7 +19,12 @@ class Wire(msgspec.Struct, frozen=True):
 
     def protocol(self, version: int | None = None) -> str:
         """libp2p protocol id of one version, by default the newest."""
-        return f"/atoll/{self.name}/{version or self.newest}"
+        return f"{self.family}{version or self.newest}"
+
+    @property
+    def family(self) -> str:
+        """Prefix of the protocol ids of all versions."""
+        return f"/atoll/{self.name}/"
 
 
 CALLS = Wire("calls", newest=1, oldest=1)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from atoll.node.config.node_config import NodeConfig
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.host.maddrs import is_loopback
+from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.p2p.nat.route_host import RouteHost, RouteOptions
 from atoll.p2p.system.atomic_files import read_whole
@@ -82,7 +83,12 @@ def _pylibp2p_host(listen: Sequence[str], config: NodeConfig, identity: Identity
 
 
 def route_host(
-    host: Host, config: NodeConfig, identity: Identity, run: RunId, seeds: list[PeerAddress], on_fault: OnFault
+    host: LimitedHost,
+    config: NodeConfig,
+    identity: Identity,
+    run: RunId,
+    seeds: list[PeerAddress],
+    on_fault: OnFault,
 ) -> RouteHost:
     """`host` with hole punching and relays."""
     limits = RelayLimits(
@@ -93,6 +99,7 @@ def route_host(
     options = RouteOptions(
         announce=config.announce,
         relay=limits if config.relay else None,
+        is_stopped=lambda: bool(host.limits().stopped),
         relay_only=config.relay_only,
         trusted=frozenset(seed.peer for seed in seeds),
     )

@@ -14,11 +14,14 @@ from atoll.p2p.limits.pacer import WIRE_OVERHEAD, Pacer
 from atoll.p2p.limits.token_bucket import TrafficClass
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId
+from atoll.protocols.wires import BLOB, CIRCUIT, RELAY
 
 log = logging.getLogger(__name__)
 
-BULK = ("/atoll/blob/",)
+BULK = (BLOB.family,)
 """Prefixes of the protocols that wait for all others."""
+CIRCUITS = (RELAY.family, CIRCUIT.family)
+"""Prefixes of the protocols that carry others: their streams are control until an end knows what is inside."""
 UPDATE_S = 1.0
 """How often the schedule and the quota are applied."""
 SAVE_S = 60.0
@@ -34,7 +37,8 @@ class LimitedStream:
         self.close = inner.close
         self.reset = inner.reset
         self._inner = inner
-        self._traffic = traffic
+        self.traffic = traffic
+        """Class of the bytes; the end of a circuit changes it to that of the protocol inside."""
         self._up = up
         self._down = down
         self._unread = bytearray()
@@ -42,26 +46,26 @@ class LimitedStream:
 
     async def read_exactly(self, size: int) -> bytes:
         """Read `size` bytes. Raises Unreachable when the stream ends before, or bulk traffic stands still."""
-        self._down.require(self._traffic)
+        self._down.require(self.traffic)
         if not self._unread and self._down.piece_bytes is None:
             return await self._inner.read_exactly(size)
         while (lacking := size - len(self._unread)) > 0:
             part = await self._inner.read_exactly(min(lacking, self._down.piece_bytes or lacking))
             self._unread += part
-            await self._down.take(self.peer, self._traffic, len(part))
+            await self._down.take(self.peer, self.traffic, len(part))
         data = bytes(self._unread[:size])
         del self._unread[:size]
         return data
 
     async def write(self, data: bytes | memoryview) -> None:
         """Hand over all of `data` at the rate of the host. Raises Unreachable."""
-        self._up.require(self._traffic)
+        self._up.require(self.traffic)
         if self._up.piece_bytes is None:
             return await self._inner.write(data)
         view, start = memoryview(data).cast("B"), 0
         while start < len(view):
             part = view[start : start + (self._up.piece_bytes or len(view))]
-            await self._up.take(self.peer, self._traffic, len(part))
+            await self._up.take(self.peer, self.traffic, len(part))
             await self._inner.write(part)
             start += len(part)
 
@@ -163,8 +167,8 @@ class LimitedHost:
 
     def _can_limit(self, protocol: str) -> bool:
         """Whether anything can ever limit this protocol; an unlimited one is not wrapped and costs nothing."""
-        is_bulk = traffic_of(protocol) is TrafficClass.BULK
-        return self._limits.has_rates or (is_bulk and self._limits.month_bytes is not None)
+        may_be_bulk = protocol.startswith(BULK + CIRCUITS)
+        return self._limits.has_rates or (may_be_bulk and self._limits.month_bytes is not None)
 
     def _limited(self, stream: Stream) -> Stream:
         if not self._can_limit(stream.protocol):
@@ -211,3 +215,9 @@ class LimitedHost:
 def traffic_of(protocol: str) -> TrafficClass:
     """Return the class of a protocol's traffic."""
     return TrafficClass.BULK if protocol.startswith(BULK) else TrafficClass.CONTROL
+
+
+def carries(stream: Stream, protocol: str) -> None:
+    """Count `stream`, a circuit, as `protocol` from now on, which runs inside. Nothing else can see that."""
+    if isinstance(stream, LimitedStream):
+        stream.traffic = traffic_of(protocol)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Handler, Host, Stream
+from atoll.p2p.limits.limited_host import carries
 from atoll.p2p.nat.circuit_tls import RECORDS_BYTES, SEALED_MAX_BYTES, Credentials, Tls
 from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, OPEN_S, RELAY_PROTOCOL
 from atoll.p2p.transports.host_base import Admission, OnFault, run_handler
@@ -92,6 +93,7 @@ async def open_circuit(
     """Open a stream to `target` through `relay`. Raises Unreachable with the refusal of either."""
     stream = await host.open_stream(relay, RELAY_PROTOCOL)
     try:
+        carries(stream, protocol)
         await write_frame(stream, codec.encode(Circuit(run, target)))
         await _expect_open(stream, f"relay {short(relay)}")
         inside = await handshake(stream, credentials, protocol, client=True)
@@ -182,4 +184,5 @@ class CircuitAcceptor:
             await write_frame(inside, codec.encode(refused("that protocol is not served, or nothing is held")))
             return None
         inside.protocol = protocol
+        carries(stream, protocol)
         return inside

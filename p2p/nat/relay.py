@@ -95,12 +95,19 @@ class Relay:
     """Serves RELAY_PROTOCOL on `host`."""
 
     def __init__(
-        self, host: Host, run: RunId, limits: RelayLimits, now: Callable[[], float] = time.monotonic
+        self,
+        host: Host,
+        run: RunId,
+        limits: RelayLimits,
+        now: Callable[[], float] = time.monotonic,
+        is_stopped: Callable[[], bool] = bool,
     ) -> None:
+        """`is_stopped`: whether our limits stop large transfers; circuits then stop too."""
         self._host = host
         self._run = run
         self._limits = limits
         self._now = now
+        self._is_stopped = is_stopped
         self._opened_by: Counter[PeerId] = Counter()
         self._opened_to: Counter[PeerId] = Counter()
         self._rate_limit = PeerRateLimit(CIRCUITS_PER_MINUTE, now)
@@ -159,18 +166,21 @@ class Relay:
             return "another run"
         if target == self._host.peer_id or target == source:
             return "a circuit to its own end"
-        if self._today_bytes() >= limits.bytes_per_day:
-            return "the relay's bytes of this day are used up"
+        if why := self._exhausted():
+            return why
         if self._circuits >= limits.circuits or self._opened_by[source] >= limits.circuits_per_peer:
             return "too many circuits"
         if self._opened_to[target] >= _OPENERS * limits.circuits_per_peer:
             return "too many circuits to that peer"
         return "" if self._rate_limit.take(source) else "too many circuits in a minute"
 
-    def _today_bytes(self) -> int:
+    def _exhausted(self) -> str:
+        """Why nothing is passed on; empty: frames pass. A relay cannot see which of them are bulk."""
         if self._now() - self._day_began >= DAY_S:
             self._day_began, self._today = self._now(), 0
-        return self._today
+        if self._today >= self._limits.bytes_per_day:
+            return "the relay's bytes of this day are used up"
+        return "the relay's own limits stop its large transfers" if self._is_stopped() else ""
 
     async def _connect(self, stream: Stream, target: PeerId) -> None:
         try:
@@ -236,8 +246,8 @@ class Relay:
             self._bytes += size
             # Counted when it arrives: what the other end does not accept was still our traffic.
             self._today += size
-            if self._today_bytes() > self._limits.bytes_per_day:
-                raise Unreachable("the relay's bytes of this day are used up")
+            if why := self._exhausted():
+                raise Unreachable(why)
             wait_s = (self._quick if size <= SMALL_BYTES else self._pace).book(size)
             # A frame that waits for its rate is no idle circuit.
             moved_at[0] = self._now() + wait_s

@@ -39,6 +39,8 @@ class RouteOptions:
     """Relay for others inside these limits; None: do not."""
     relay_only: bool = False
     """Dial nobody but `trusted` peers, announce no address, punch no holes. Relays of others count as nobody."""
+    is_stopped: Callable[[], bool] = bool
+    """Whether this node's limits stop large transfers now; then it relays nothing."""
     trusted: frozenset[PeerId] = frozenset()
     """Seeds: dialled directly even with `relay_only`."""
     is_outside: Callable[[str], bool] = is_global

@@ -112,7 +112,9 @@ class RouteHost:
             now=self._clocks.now,
             end_circuits=self._end_circuits,
         )
-        self._relay = Relay(base, run, self._options.relay, self._clocks.now) if self._options.relay else None
+        self._relay = None
+        if self._options.relay:
+            self._relay = Relay(base, run, self._options.relay, self._clocks.now, self._options.is_stopped)
         NatServer(base, run, self._dialer, self._options.probe, self._options.is_outside, self._clocks)
         self._acceptor = CircuitAcceptor(base, run, credentials, self._handlers, self._is_welcome, on_fault)
 

@@ -2,12 +2,21 @@
 
 import asyncio
 import socket
+from datetime import datetime
 
 import pytest
 
-from atoll.node.daemon.host_factory import NodeHost, plan_listen
+from atoll.node.config.node_config import NodeConfig
+from atoll.node.daemon.host_factory import NodeHost, plan_listen, route_host
 from atoll.p2p.host.maddrs import is_loopback
+from atoll.p2p.limits.config import LimitsConfig, read_limits
+from atoll.p2p.limits.limited_host import LimitedHost
+from atoll.p2p.limits.monthly_quota import Month, save_month
+from atoll.p2p.transports.memory.memory_network import MemoryNetwork
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import LocalFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import RunId
 
 
 def port_of(maddrs: tuple[str, ...]) -> int:
@@ -64,3 +73,24 @@ async def test_a_host_that_fails_later_leaves_its_owner_alone_and_tells_who_watc
         with pytest.raises(LocalFault, match="five times"):
             await host.watch()
         await host.stop()
+
+
+def test_a_node_whose_month_is_used_up_does_not_relay(tmp_path):
+    async def main() -> None:
+        identity = Identity(bytes(32))
+        limits = read_limits(LimitsConfig(monthly="1MB"))
+        for used_bytes, is_stopped in ((10**6 - 1, False), (10**6, True)):
+            save_month(tmp_path / "month", Month("2026-11-01", used_bytes, 0))
+            inner = MemoryNetwork().host(identity.peer_id)
+            limited = LimitedHost(inner, limits, tmp_path / "month", local_now=lambda: datetime(2026, 11, 20))
+            routed = route_host(
+                limited, NodeConfig(relay=True), identity, RunId(bytes(32)), [], lambda peer, fault: None
+            )
+            ready = asyncio.Event()
+            task = asyncio.get_running_loop().create_task(routed.serve(ready.set))
+            await ready.wait()
+            assert routed._options.is_stopped() is is_stopped
+            task.cancel()
+            await asyncio.wait([task])
+
+    run_virtual(main())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from atoll.p2p.host.framing import read_frame, write_frame
-from atoll.p2p.host.interface import Connection, Handler, PeerAddress, Stream
+from atoll.p2p.host.interface import Connection, Handler, Host, PeerAddress, Stream
 from atoll.p2p.nat.nat_protocol import Clocks
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.p2p.nat.route_host import RouteHost, RouteOptions
@@ -47,7 +47,10 @@ class World:
         trusted: tuple[int, ...] = (),
         run: RunId = RUN,
         is_outside: Callable[[str], bool] = lambda maddr: True,
+        is_stopped: Callable[[], bool] = bool,
+        wrap: Callable[[Host], Host] = lambda host: host,
     ) -> RouteHost:
+        """`wrap` puts a host between the transport and its routes, as a node puts its limits there."""
         identity = Identity(bytes([number]) * 32)
         base = self.network.host(identity.peer_id)
         if router:
@@ -61,12 +64,13 @@ class World:
             relay_only=relay_only,
             trusted=frozenset(self.hosts[n].peer_id for n in trusted),
             is_outside=is_outside,
+            is_stopped=is_stopped,
             probe=probe,
         )
         loop = asyncio.get_running_loop()
         clocks = Clocks(loop.time, lambda: 1e9 + loop.time())
         host = RouteHost(
-            base,
+            wrap(base),
             identity,
             run,
             options,
