@@ -1,4 +1,4 @@
-"""`doctor`: one screen of checks with pass, warn or fail, and what to do about each."""
+"""`doctor`: one screen of checks with pass, warn, fail or skip (not checked), and what to do about each."""
 
 import logging
 import sys
@@ -25,7 +25,7 @@ from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 
 CHECKS = (*doctor_machine.CHECKS, *doctor_experts.CHECKS, *doctor_net.CHECKS, *doctor_node.CHECKS)
-_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+_STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _WIDTH = 10
 
 
@@ -56,7 +56,8 @@ def lines(rows: Sequence[Finding]) -> list[tuple[str, str]]:
         if row.remedy:
             shown.append(("", f"{' ' * _WIDTH} → {row.remedy}"))
     counts = {state: sum(row.state == state for row in rows) for state in _STYLES}
-    shown.append(("", f"{counts['pass']} passed, {counts['warn']} warnings, {counts['fail']} failed"))
+    counted = f"{counts['pass']} passed, {counts['warn']} warnings, {counts['fail']} failed"
+    shown.append(("", f"{counted}, {counts['skip']} not checked"))
     return shown
 
 

@@ -122,6 +122,7 @@ class DaemonOperator:
             "reachability": routes.reach,
             "reachability_why": routes.why,
             "observed": routes.observed,
+            "port_map": self.host.statistics().port_map,
             "relaying": relay is not None,
             "relay": control_messages.RelayUse(**asdict(relay)) if relay else None,
             "clock_ahead_s": routes.clock_ahead_s,

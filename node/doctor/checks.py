@@ -20,7 +20,8 @@ from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
-CheckState = Literal["pass", "warn", "fail"]
+CheckState = Literal["pass", "warn", "fail", "skip"]
+"""`skip`: not checked, because it is switched off or there is nothing to check; never counted as passed."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -85,7 +86,7 @@ def run_check(given: DoctorInput, check: DoctorCheck) -> list[Finding]:
 
 
 def has_no_failure(rows: Iterable[Finding]) -> bool:
-    """Whether no check failed; warnings are allowed."""
+    """Whether no check failed; warnings, and checks that did not run, are allowed."""
     return all(row.state != "fail" for row in rows)
 
 

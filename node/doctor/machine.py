@@ -53,7 +53,7 @@ def identity(given: DoctorInput) -> Iterator[Finding]:
     """Check mode and size of the key file, and that the running node has its PeerID."""
     path = given.home.identity
     if not os.path.lexists(path):
-        yield Finding("identity", "pass", "no key yet; the first start makes one")
+        yield Finding("identity", "skip", "no key yet; the first start makes one")
         return
     peer = load_or_create(path).peer_id
     running = (given.status or {}).get("peer", peer)
@@ -87,9 +87,13 @@ def free_disk(given: DoctorInput) -> Iterator[Finding]:
     if given.run is not None:
         need = max(DISK_FAIL_BYTES, SNAPSHOTS_KEPT * snapshot_max_bytes(given.run))
     text = f"{free / GB:.1f} GB free, about {need / GB:.1f} GB needed"
-    remedy = "free some space, or choose another --home"
-    state: CheckState = "pass" if free >= need else "warn" if free >= DISK_FAIL_BYTES else "fail"
-    yield Finding("disk", state, text, "" if state == "pass" else remedy)
+    if free < need:
+        remedy = "free some space, or choose another --home"
+        yield Finding("disk", "warn" if free >= DISK_FAIL_BYTES else "fail", text, remedy)
+    elif given.run is None:
+        yield Finding("disk", "skip", f"{free / GB:.1f} GB free; no run to measure it by")
+    else:
+        yield Finding("disk", "pass", text)
 
 
 def clock(given: DoctorInput) -> Iterator[Finding]:
@@ -111,8 +115,10 @@ def clock(given: DoctorInput) -> Iterator[Finding]:
     state = _kernel_clock()
     if state == _TIME_ERROR:
         yield Finding("clock", "warn", f"{text}, and no time service keeps it right", remedy)
+    elif state < 0:
+        yield Finding("clock", "skip", f"{text}; nothing here says how exact that is")
     else:
-        yield Finding("clock", "pass", f"{text}" + (", kept by a time service" if state >= 0 else ""))
+        yield Finding("clock", "pass", f"{text}, kept by a time service")
 
 
 def clock_finding(text: str, peers_ahead_s: float, remedy: str) -> Finding:
@@ -138,7 +144,7 @@ def memory(given: DoctorInput) -> Iterator[Finding]:
     found = psutil.virtual_memory()
     text = f"{found.available / GB:.1f} of {found.total / GB:.1f} GB available"
     if given.run is None:
-        yield Finding("memory", "pass", text)
+        yield Finding("memory", "skip", f"{text}; no run to measure it by")
         return
     need = needs_of(given.run, config_or_cpu(given), trained_experts(given)).host
     text += f", about {need / GB:.1f} GB needed"

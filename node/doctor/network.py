@@ -76,7 +76,7 @@ def port(given: DoctorInput) -> Iterator[Finding]:
     if given.status is not None:
         yield _port_of_running(given.status, numbers)
     elif not numbers:
-        yield Finding("port", "pass", "picked by the node; set `port` to forward it in a router")
+        yield Finding("port", "skip", "the node picks one; set `port` to forward it in a router")
     else:
         require_free(wanted)
         yield Finding("port", "pass", f"{', '.join(wanted)} free")
@@ -86,7 +86,7 @@ def udp(given: DoctorInput) -> Iterator[Finding]:
     """Check that UDP passes both ways: a QUIC server must answer a packet of an unknown version."""
     places = asyncio.run(_udp_places(configured_seeds(given)))
     if not places:
-        yield Finding("udp", "pass", "not tested: no seed with an address for QUIC")
+        yield Finding("udp", "skip", "no seed with an address to test it with")
         return
     answered, took_s = asyncio.run(_first_version_answer(places))
     if answered:
@@ -101,8 +101,8 @@ def seeds(given: DoctorInput) -> Iterator[Finding]:
     wanted = configured_seeds(given)
     known = cached_peers(given)
     if not wanted:
-        state: CheckState = "pass" if known or given.status else "warn"
-        remedy = "" if state == "pass" else "give one with --seed, `seeds` in config.toml, or an invite"
+        state: CheckState = "skip" if known or given.status else "warn"
+        remedy = "" if state == "skip" else "give one with --seed, `seeds` in config.toml, or an invite"
         yield Finding("seeds", state, f"no seed; {known} peers are known from earlier", remedy)
         return
     own = own_peer(given)
@@ -115,9 +115,10 @@ def judge_seeds(tried: Sequence[SeedResult], *, is_covered: bool) -> Iterator[Fi
     """Judge the dialled seeds. A dead one only warns if another answers or, `is_covered`, peers are known."""
     bad: CheckState = "warn" if is_covered or any(not one.error for one in tried) else "fail"
     for one in tried:
-        if not one.error:
-            how = "this node" if one.maddr == "self" else f"answers in {one.took_s * 1000:.0f} ms"
-            yield Finding("seed", "pass", f"{one.seed}: {how}")
+        if one.maddr == "self":
+            yield Finding("seed", "skip", f"{one.seed}: this node")
+        elif not one.error:
+            yield Finding("seed", "pass", f"{one.seed}: answers in {one.took_s * 1000:.0f} ms")
         else:
             found = explain(one.error, one.maddr)
             yield Finding("seed", bad, f"{one.seed}: {found.reason}", found.remedy)
@@ -243,7 +244,9 @@ def _port_of_running(status: dict[str, object], wanted: list[int]) -> Finding:
     if missing:
         found = f"the node does not listen on {missing}, but on {ports or 'nothing'}"
         return Finding("port", "warn", found, "restart it if you changed `listen` or `port`")
-    return Finding("port", "pass", f"the node listens on {', '.join(map(str, ports)) or 'nothing yet'}")
+    if not ports:
+        return Finding("port", "skip", "the node's network is not up yet")
+    return Finding("port", "pass", f"the node listens on {', '.join(map(str, ports))}")
 
 
 def _host_port(maddr: str) -> HostPort | None:

@@ -18,6 +18,8 @@ _REACH: dict[str, tuple[CheckState, str, str]] = {
         "forward the node's port (TCP and UDP) in the router, or switch on UPnP there",
     ),
 }
+_REACHED = ("public", "punchable")
+"""Reachabilities with which a node needs no port of a router, and no relay."""
 
 
 def node(given: DoctorInput) -> Iterator[Finding]:
@@ -45,7 +47,7 @@ def network(given: DoctorInput) -> Iterator[Finding]:
     status = given.status
     yield from _reachability(status)
     yield from _relay(status)
-    yield from _port_map(status)
+    yield _port_map(status)
     yield _connections(status)
     yield _dht(given, status)
 
@@ -77,19 +79,23 @@ def _relay(status: dict[str, Any]) -> Iterator[Finding]:
     elif status.get("reachability") == "relay-only":
         remedy = "a public node of the run must offer to relay"
         yield Finding("relay", "warn", "this node needs a relay and has none in use", remedy)
-    elif "relaying" in status:
-        yield Finding("relay", "pass", "not needed, not offered")
-
-
-def _port_map(status: dict[str, Any]) -> Iterator[Finding]:
-    if "port_map" not in status:
-        return
-    mapped = str(status["port_map"] or "")
-    if mapped or status.get("reachability") in ("public", "punchable"):
-        yield Finding("upnp", "pass", mapped or "no port mapping, none needed")
+    elif status.get("reachability") in _REACHED:
+        yield Finding("relay", "pass", "none needed, none offered")
     else:
-        remedy = "switch on UPnP or NAT-PMP in the router, or forward the port by hand"
-        yield Finding("upnp", "warn", "the router maps no port", remedy)
+        yield Finding("relay", "skip", "none in use; whether one is needed is not known yet")
+
+
+def _port_map(status: dict[str, Any]) -> Finding:
+    ports = status.get("port_map")
+    if ports is None:
+        return Finding("upnp", "skip", "this node asks no router for a port")
+    if ports:
+        text = ", ".join(f"{transport} {number}" for transport, number in sorted(ports.items()))
+        return Finding("upnp", "pass", f"the router forwards {text} to this node")
+    if status.get("reachability") in _REACHED:
+        return Finding("upnp", "pass", "no router gives a port, and none is needed")
+    remedy = "switch on UPnP or NAT-PMP in the router, or forward the port by hand"
+    return Finding("upnp", "warn", "no router gives a port", remedy)
 
 
 def _connections(status: dict[str, Any]) -> Finding:
@@ -104,10 +110,10 @@ def _connections(status: dict[str, Any]) -> Finding:
 
 def _dht(given: DoctorInput, status: dict[str, Any]) -> Finding:
     if given.config is not None and not given.config.dht:
-        return Finding("dht", "pass", "switched off")
+        return Finding("dht", "skip", "switched off")
     state = str((status.get("seeds") or {}).get("dht") or "")
     if not state:
-        return Finding("dht", "pass", "switched on")
+        return Finding("dht", "skip", "switched on; it has not reported yet")
     if state == "ready":
         return Finding("dht", "pass", "ready")
     return Finding("dht", "warn", state, "seeds and the cache of peers still work; see `atoll logs`")

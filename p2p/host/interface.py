@@ -97,12 +97,14 @@ Handler = Callable[[Stream], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class HostStatistics:
-    """Traffic of all streams since the host started, in bytes, and restarts of its own process."""
+    """Traffic of all streams since the host started, in bytes; its own process and its port at the router."""
 
     bytes_up: int
     bytes_down: int
     streams_open: int
     restarts: int
+    port_map: dict[str, int] | None = None
+    """Our router's ports by transport (`tcp`, `udp`) that lead to us; empty: none; None: no router is asked."""
 
 
 class Host(Protocol):

@@ -252,6 +252,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Reason of that verdict."""
     observed: tuple[str, ...] = ()
     """Multiaddrs from which peers see our connections come."""
+    port_map: dict[str, int] | None = None
+    """Router's ports by transport that lead to this node; empty: none; null: the node asks no router."""
     relaying: bool = False
     """Whether this node relays for other peers."""
     relay: RelayUse | None = None

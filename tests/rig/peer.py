@@ -109,7 +109,8 @@ class Peer:
         """Return how the host is reached, and the traffic that it relays."""
         found = self.host.routes()
         relayed = found.relay.bytes_relayed if found.relay else 0
-        return {"reach": found.reach, "why": found.why, "relayed": relayed}
+        ports = self.host.statistics().port_map
+        return {"reach": found.reach, "why": found.why, "relayed": relayed, "port_map": ports}
 
 
 async def obey(peer: Peer, line: bytes) -> dict[str, Any]:

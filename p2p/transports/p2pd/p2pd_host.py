@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.p2p.host.interface import (
     Connection,
     Handler,
     HostRestarted,
+    HostStatistics,
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
@@ -131,6 +133,11 @@ class P2pdHost(HostBase):
         socket = await self._live().open_stream(peer, protocol)
         self._on_connected(peer)
         return P2pdStream(peer, protocol, self._streams, socket, initiator=True)
+
+    def statistics(self) -> HostStatistics:
+        """Return a snapshot."""
+        ports = dict(self._process.port_map) if self._process else {}
+        return replace(super().statistics(), port_map=ports if self._options.port_map else None)
 
     async def forget_failures(self) -> None:
         """Restart p2pd if it has no connection: nothing else ends go-libp2p's dial back-off."""

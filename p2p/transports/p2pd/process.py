@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +36,8 @@ _START_S: Final = 30.0
 _STOP_S: Final = 3.0
 _FRESH_S: Final = 60.0
 _TAIL_BYTES: Final = 4096
+_MAPPED: Final = re.compile(rb"\tnat\t\S+\t(?:NAT Mapping: (\d+) --> \d+ \((tcp|udp)\)|failed to establish)")
+"""What go-libp2p logs of each mapping that it makes or renews; its control protocol has no question for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,9 @@ class P2pdProcess(asyncio.SubprocessProtocol):
         self._exited: asyncio.Future[None] = loop.create_future()
         self._transport: asyncio.SubprocessTransport | None = None
         self.tail = b""
+        self.port_map: dict[str, int] = {}
+        """Ports of the router that lead to us, by transport."""
+        self._line = b""
 
     @classmethod
     async def start(
@@ -121,7 +127,7 @@ class P2pdProcess(asyncio.SubprocessProtocol):
         _write_key(folder / _KEY_FILE, identity)
         process = cls()
         try:
-            await process._spawn(options.flags(listen, folder))
+            await process._spawn(options.flags(listen, folder), "error,nat=debug" if options.port_map else "error")
             async with asyncio.timeout(_START_S):
                 await asyncio.wait((process._up, process._exited), return_when=asyncio.FIRST_COMPLETED)
             if process._exited.done():
@@ -160,7 +166,8 @@ class P2pdProcess(asyncio.SubprocessProtocol):
 
     def last_words(self) -> str:
         """Return the last output of p2pd on one line."""
-        lines = [line for line in self.tail.decode(errors="replace").splitlines() if line.strip()]
+        words = self.tail.decode(errors="replace").splitlines()
+        lines = [line for line in words if line.strip() and "\tDEBUG\t" not in line]
         return " / ".join(lines[-3:])[-400:] or "no output"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -168,8 +175,15 @@ class P2pdProcess(asyncio.SubprocessProtocol):
         self._transport = cast(asyncio.SubprocessTransport, transport)  # uvloop's does not inherit from it
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """asyncio: output; only its end is kept."""
+        """asyncio: output; only its end is kept, and what it says of the router's ports."""
         self.tail = (self.tail + data)[-_TAIL_BYTES:]
+        *lines, rest = (self._line + data).split(b"\n")
+        self._line = rest[-_TAIL_BYTES:]
+        for found in filter(None, map(_MAPPED.search, lines)):
+            if found[2]:
+                self.port_map[found[2].decode()] = int(found[1])
+            else:
+                self.port_map.clear()
         if not self._up.done() and b"Peer ID:" in self.tail:
             self._up.set_result(None)
 
@@ -178,9 +192,9 @@ class P2pdProcess(asyncio.SubprocessProtocol):
         if not self._exited.done():
             self._exited.set_result(None)
 
-    async def _spawn(self, flags: Sequence[str]) -> None:
+    async def _spawn(self, flags: Sequence[str], log_level: str) -> None:
         loop = asyncio.get_running_loop()
-        environment = {**os.environ, "GOLOG_LOG_LEVEL": "error"}
+        environment = {**os.environ, "GOLOG_LOG_LEVEL": log_level}
         try:
             await loop.subprocess_exec(
                 lambda: self,

@@ -31,8 +31,10 @@ def test_without_a_node(atoll, tmp_path: Path) -> None:
     text = ran.out.splitlines()
     assert len(text) <= 40
     assert "no node runs here" in ran.out
-    assert text[-1].strip().endswith("0 failed")
-    assert {line[:4] for line in text} <= {"pass", "warn", "    "}
+    counts = [sum(line.startswith(state) for line in text) for state in ("pass", "warn", "skip")]
+    assert text[-1].strip() == f"{counts[0]} passed, {counts[1]} warnings, 0 failed, {counts[2]} not checked"
+    assert counts[2] >= 5, "no run, no seed, no key"
+    assert {line[:4] for line in text} <= {"pass", "warn", "skip", "    "}
     assert [line for line in text if line.startswith("pass gpu") or line.startswith("warn gpu")]
 
 
@@ -57,7 +59,7 @@ def test_a_bad_configuration_is_a_row_and_the_other_checks_go_on(atoll, tmp_path
     rows = rows_in(ran.out)
     assert (rows["config"].state, rows["config"].remedy) == ("fail", "did you mean port?")
     assert rows["identity"].state == "fail"
-    assert rows["disk"].state == "pass"
+    assert rows["disk"].state == "skip"
 
 
 def test_an_unknown_run_is_refused(atoll, quick) -> None:
@@ -82,9 +84,11 @@ def test_a_bug_in_a_check_is_a_row_and_stands_in_a_log(atoll, tmp_path: Path, mo
 
 def test_lines_are_aligned_and_say_what_to_do() -> None:
     rows = [Finding("disk", "pass", "much"), Finding("clock", "fail", "wrong", "set it")]
+    rows.append(Finding("udp", "skip", "no seed"))
     assert lines(rows) == [
         ("pass", "disk       much"),
         ("fail", "clock      wrong"),
         ("", "           → set it"),
-        ("", "1 passed, 0 warnings, 1 failed"),
+        ("skip", "udp        no seed"),
+        ("", "1 passed, 0 warnings, 1 failed, 1 not checked"),
     ]

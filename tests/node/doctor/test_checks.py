@@ -137,7 +137,7 @@ def test_disk_and_memory_are_measured_by_the_run(tmp_path: Path) -> None:
 
 def test_clock(tmp_path: Path, monkeypatch) -> None:
     sick = patient(tmp_path)
-    assert only(doctor_machine.clock(sick)).state in ("pass", "warn")
+    assert only(doctor_machine.clock(sick)).state in ("pass", "warn", "skip")
     for ahead_s, state in ((0.5, "pass"), (-90.0, "warn"), (7200.0, "fail")):
         row = only(doctor_machine.clock(patient(tmp_path, status={"clock_ahead_s": ahead_s})))
         assert row.state == state
@@ -194,7 +194,7 @@ def test_torch_is_asked_in_a_child_and_may_be_broken(tmp_path: Path, monkeypatch
 
 def test_port_free_taken_and_held_by_our_node(tmp_path: Path) -> None:
     check = [DoctorCheck("port", 5.0, doctor_net.port)]
-    assert only(run_checks(patient(tmp_path), check)).state == "pass"
+    assert only(run_checks(patient(tmp_path), check)).state == "skip", "no port is wanted"
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_INET, kind) as taken:
             taken.bind(("0.0.0.0", 0))
@@ -205,6 +205,7 @@ def test_port_free_taken_and_held_by_our_node(tmp_path: Path) -> None:
             assert (row.state, row.found) == ("fail", f"port {number} is in use")
     status = {"addresses": ["/ip4/10.0.0.1/tcp/4710", "/ip4/10.0.0.1/udp/4710/quic-v1"]}
     assert only(doctor_net.port(patient(tmp_path, port=4710, status=status))).state == "pass"
+    assert only(doctor_net.port(patient(tmp_path, status={"addresses": []}))).state == "skip", "not up yet"
     row = only(doctor_net.port(patient(tmp_path, port=4711, status=status)))
     assert (row.state, "restart" in row.remedy) == ("warn", True)
     listen = ("/ip4/127.0.0.1/tcp/4710",)
@@ -252,7 +253,7 @@ def test_seeds_are_dialled_by_a_real_p2pd() -> None:
                 )
         server.close()
         rows = list(judge_seeds(tried, is_covered=False))
-        assert [row.state for row in rows] == ["pass", "warn", "warn", "warn", "warn", "pass"]
+        assert [row.state for row in rows] == ["pass", "warn", "warn", "warn", "warn", "skip"]
         found = [row.found.split(": ", 1)[1] for row in rows]
         assert found[0].startswith("answers in")
         assert found[1].startswith("another key answers there")
@@ -303,7 +304,7 @@ def test_no_seed_is_no_trouble_for_who_knows_peers(tmp_path: Path) -> None:
     book.connected(A.peer_id, 1.0)
     book.save(folder / "peers.json")
     row = only(doctor_net.seeds(sick))
-    assert (row.state, "1 peers are known" in row.found) == ("pass", True)
+    assert (row.state, "1 peers are known" in row.found) == ("skip", True)
 
 
 @pytest.mark.network
@@ -328,24 +329,72 @@ def rows_of(tmp_path: Path, *, config=None, **status) -> dict[str, Finding]:
 
 
 def test_a_healthy_node(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, reachability="public", relaying=False)
+    rows = rows_of(
+        tmp_path, reachability="public", port_map={"udp": 4710, "tcp": 35183}, seeds={"dht": "ready"},
+        paths={"direct": 3}, config={"dht": True},
+    )  # fmt: skip
     assert {row.state for row in rows.values()} == {"pass"}
-    assert {"node", "nat", "relay", "peers", "dht"} <= rows.keys()
-    assert rows["peers"].found == "3 connections (2 direct, 1 relayed)"
+    assert rows.keys() == {"node", "nat", "relay", "upnp", "peers", "dht"}
+    assert rows["peers"].found == "3 connections (3 direct)"
+    assert rows["upnp"].found == "the router forwards tcp 35183, udp 4710 to this node"
+    assert rows_of(tmp_path)["relay"].found == "1 of 3 connections are relayed"
 
 
-def test_a_node_of_an_older_version_says_less(tmp_path: Path) -> None:
-    assert rows_of(tmp_path).keys() == {"node", "relay", "peers", "dht"}
+def test_a_node_that_does_not_know_a_thing_passes_no_check_of_it(tmp_path: Path) -> None:
+    """Its network has just started, or it is of an older version."""
+    rows = rows_of(tmp_path, paths={})
+    assert {name: row.state for name, row in rows.items()} == {
+        "node": "pass", "relay": "skip", "upnp": "skip", "peers": "pass", "dht": "skip",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ports", "reachability", "state"),
+    [
+        (None, "public", "skip"),
+        ({}, "public", "pass"),
+        ({}, "punchable", "pass"),
+        ({}, "relay-only", "warn"),
+        ({}, "unknown", "warn"),
+        ({"tcp": 35183}, "unknown", "pass"),
+    ],
+)
+def test_the_router_s_ports_are_judged_by_what_the_port_mapper_knows(
+    tmp_path: Path, ports, reachability, state
+) -> None:
+    row = rows_of(tmp_path, port_map=ports, reachability=reachability)["upnp"]
+    assert (row.state, bool(row.remedy)) == (state, state == "warn")
+
+
+def test_what_was_not_checked_is_no_pass(tmp_path: Path) -> None:
+    """A new home without run, seed and node: nothing is there to be checked, and the report says so."""
+    new = patient(tmp_path)
+    works = (
+        *(doctor_machine.identity, doctor_machine.free_disk, doctor_machine.memory),
+        *(doctor_net.port, doctor_net.udp),
+    )
+    rows = {row.check: row for work in works for row in work(new)}
+    assert rows.keys() == {"identity", "disk", "memory", "port", "udp"}
+    assert {row.state for row in rows.values()} == {"skip"}
+    for config, seeds in (({"dht": False}, {}), ({"dht": True}, {})):
+        assert rows_of(tmp_path, seeds=seeds, config=config)["dht"].state == "skip"
+
+
+def test_a_clock_that_nothing_vouches_for_is_no_pass(tmp_path: Path, monkeypatch) -> None:
+    for state, verdict in ((-1, "skip"), (0, "pass"), (5, "warn")):
+        monkeypatch.setattr(doctor_machine, "_kernel_clock", lambda state=state: state)
+        assert only(doctor_machine.clock(patient(tmp_path))).state == verdict
 
 
 def test_a_sick_node(tmp_path: Path) -> None:
     rows = rows_of(
         tmp_path, reachability="relay-only", reachability_why="two ports seen from outside", relaying=False,
-        peers=0, paths={}, trouble="the disk is full; free some space", worker_restarts=9,
+        peers=0, paths={}, trouble="the disk is full; free some space", worker_restarts=9, port_map={},
         seeds={"dht": "the child died"}, config={"dht": True},
     )  # fmt: skip
     assert {name: row.state for name, row in rows.items()} == {
-        "node": "fail", "worker": "warn", "nat": "warn", "relay": "warn", "peers": "warn", "dht": "warn",
+        "node": "fail", "worker": "warn", "nat": "warn", "relay": "warn", "upnp": "warn", "peers": "warn",
+        "dht": "warn",
     }  # fmt: skip
     assert rows["nat"].found == "relay-only: two ports seen from outside"
     assert all(row.remedy for row in rows.values())

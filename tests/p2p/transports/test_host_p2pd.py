@@ -173,6 +173,45 @@ async def test_tcp_and_quic_listen_on_chosen_ports():
         assert sorted(await host.addresses()) == before
 
 
+ROUTER = """
+2026-11-22T15:50:56.848Z	DEBUG	nat	nat/nat.go:53	DiscoverGateway address:192.168.11.1
+2026-11-22T15:50:56.848Z	DEBUG	nat	nat/nat.go:224	Attempting port map: tcp/20000
+2026-11-22T15:50:56.952Z	DEBUG	nat	nat/nat.go:248	NAT Mapping: 35183 --> 20000 (tcp)
+2026-11-22T15:50:57.067Z	DEBUG	nat	nat/nat.go:248	NAT Mapping: 35184 --> 20000 (udp)
+"""
+"""What p2pd printed behind a router with miniupnpd, in the lab of tests/rig."""
+LOST = "2026-11-22T15:51:16.952Z	WARN	nat	nat/nat.go:233	failed to establish port mapping: no answer\n"
+
+
+def printing(folder: Path, text: str) -> Path:
+    """A p2pd that prints `text` first where the log of its port mapper is on, as it is behind a router."""
+    script = folder / "p2pd"
+    words = f"case $GOLOG_LOG_LEVEL in *nat=debug*) cat {folder}/text;; esac"
+    (folder / "text").write_text(text)
+    script.write_text(f'#!/bin/sh\n{words}\nexec {p2pd_process.binary()} "$@"\n')
+    script.chmod(0o700)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("is_asked", "text", "ports"),
+    [
+        (True, ROUTER, {"tcp": 35183, "udp": 35184}),
+        (True, "", {}),
+        (True, ROUTER + LOST, {}),
+        (True, ROUTER + LOST + ROUTER.replace("35183", "9"), {"tcp": 9, "udp": 35184}),
+        (False, ROUTER, None),
+    ],
+)
+async def test_the_router_s_ports_are_what_p2pd_s_port_mapper_says(tmp_path, monkeypatch, is_asked, text, ports):
+    script = printing(tmp_path, text)
+    monkeypatch.setattr(p2pd_process, "binary", lambda: script)
+    host = P2pdHost(Identity(b"k" * 32), P2pdOptions(port_map=is_asked))
+    async with serving(host):
+        assert host.statistics().port_map == ports
+    assert host.statistics().port_map == (None if ports is None else {}), "a p2pd that is gone holds no port"
+
+
 async def test_it_comes_back_again_and_again():
     host = P2pdHost(Identity(b"k" * 32))
     async with serving(host):

@@ -1,0 +1,35 @@
+"""What the status says of the network comes from the hosts that know it, through every layer of them."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from atoll.node.config.node_config import NodeConfig
+from atoll.node.daemon.host_factory import make_host, route_host
+from atoll.node.daemon.status import DaemonOperator
+from atoll.p2p.limits.config import read_limits
+from atoll.p2p.limits.limited_host import LimitedHost
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import RunId
+
+OUTSIDE, LOOPBACK = "/ip4/0.0.0.0/tcp/4710", "/ip4/127.0.0.1/tcp/4710"
+
+
+@pytest.mark.parametrize(
+    ("listen", "config", "ports"),
+    [
+        (OUTSIDE, NodeConfig(), {}),
+        (LOOPBACK, NodeConfig(), None),
+        (OUTSIDE, NodeConfig(port_map=False), None),
+        (OUTSIDE, NodeConfig(transport="pylibp2p"), None),
+    ],
+)
+def test_the_router_s_ports_reach_the_status(tmp_path, listen, config, ports) -> None:
+    identity = Identity(b"s" * 32)
+    host = make_host((listen,), config, identity)
+    limited = LimitedHost(host, read_limits(config.limits), tmp_path / "month")
+    routed = route_host(limited, config, identity, RunId(bytes(32)), [], lambda peer, fault: None)
+    others = dict.fromkeys(("plan", "log", "net", "control", "trainer", "goodput", "web", "stop_daemon"))
+    swarm = SimpleNamespace(discovery_table=dict)
+    operator = DaemonOperator(host=routed, limited=limited, swarm=swarm, **others)
+    assert operator._network()["port_map"] == ports
