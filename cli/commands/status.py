@@ -70,22 +70,8 @@ def rounds(home: Home, as_json: bool, last: int) -> None:
     if as_json:
         print_json(answer)
         return
-    head = (
-        "round",
-        "digest",
-        "final",
-        "by",
-        "loss",
-        "val bpb",
-        "payload",
-        "up",
-        "down",
-        "train",
-        "wait",
-        "ahead",
-        "goodput",
-    )
-    print_table(head, map(_round_cells, answer.rounds))
+    head = "round,digest,final,by,loss,val bpb,payload,up,down,train,wait,ahead,goodput"
+    print_table(head.split(","), map(_round_cells, answer.rounds))
 
 
 def one_line(now: control_messages.Status) -> str:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
-from atoll.node.doctor.probes import ANSWER_S, MULTISTREAM, UDP_S, read_banner, speaks_quic
 from atoll.p2p.discovery.dial_errors import DialFault, explain
 from atoll.p2p.discovery.dns import system_lookup
 from atoll.p2p.discovery.dnsaddr import resolve
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, is_dns_seed, parse_seed
+from atoll.p2p.nat.dialback import MULTISTREAM, PROBE_S, read_banner, speaks_quic
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.process import P2pdOptions, require_free
 from atoll.p2p.transports.p2pd.schema import binary
@@ -88,12 +88,11 @@ def udp(given: DoctorInput) -> Iterator[Finding]:
     if not places:
         yield Finding("udp", "skip", "no seed with an address to test it with")
         return
-    answered, took_s = asyncio.run(_first_version_answer(places))
-    if answered:
-        yield Finding("udp", "pass", f"{answered.host}:{answered.port} answers QUIC in {took_s * 1000:.0f} ms")
+    for place in asyncio.run(_speaking_quic(places)):
+        yield Finding("udp", "pass", f"{place.host}:{place.port} answers QUIC")
         return
     remedy = "if seeds answer below, allow outgoing UDP in the firewall: hole punching needs it"
-    yield Finding("udp", "warn", f"none of {len(places)} seeds answers over UDP in {UDP_S:.0f} s", remedy)
+    yield Finding("udp", "warn", f"none of {len(places)} seeds answers over UDP in {PROBE_S:.0f} s", remedy)
 
 
 def seeds(given: DoctorInput) -> Iterator[Finding]:
@@ -105,7 +104,7 @@ def seeds(given: DoctorInput) -> Iterator[Finding]:
         remedy = "" if state == "skip" else "give one with --seed, `seeds` in config.toml, or an invite"
         yield Finding("seeds", state, f"no seed; {known} peers are known from earlier", remedy)
         return
-    own = own_peer(given)
+    own = PeerId(str((given.status or {}).get("peer", "")))
     tried = asyncio.run(dial_seeds(wanted, own))
     linked = bool((given.status or {}).get("peers"))
     yield from judge_seeds(tried, is_covered=linked or known > 0)
@@ -144,11 +143,6 @@ def cached_peers(given: DoctorInput) -> int:
     for folder in folders:
         book.load(folder / "peers.json")
     return len(book.all())
-
-
-def own_peer(given: DoctorInput) -> PeerId:
-    """PeerID of the running node; empty if none runs."""
-    return PeerId(str((given.status or {}).get("peer", "")))
 
 
 async def dial_seeds(wanted: Sequence[PeerAddress], own: PeerId) -> list[SeedResult]:
@@ -221,19 +215,11 @@ async def _udp_places(wanted: Iterable[PeerAddress]) -> list[HostPort]:
     return list(dict.fromkeys(place for place in places if place))[:SEEDS_MAX]
 
 
-async def _first_version_answer(places: Sequence[HostPort]) -> tuple[HostPort | None, float]:
-    """The first of `places` that answers over QUIC, None if none does, and the seconds that it took."""
-    started = time.monotonic()
+async def _speaking_quic(places: Sequence[HostPort]) -> list[HostPort]:
+    """Those of `places` that answer over QUIC."""
     async with asyncio.TaskGroup() as group:
         tasks = {group.create_task(speaks_quic(*place)): place for place in places}
-        for next_one in asyncio.as_completed(tasks):
-            if await next_one:
-                break
-        took_s = time.monotonic() - started
-        answered = [place for task, place in tasks.items() if task.done() and task.result()]
-        for task in tasks:
-            task.cancel()
-    return (answered[0] if answered else None), took_s
+    return [place for task, place in tasks.items() if task.result()]
 
 
 def _port_of_running(status: dict[str, object], wanted: list[int]) -> Finding:
@@ -261,6 +247,6 @@ def _host_port(maddr: str) -> HostPort | None:
 CHECKS = (
     DoctorCheck("p2pd", 20.0, p2pd),
     DoctorCheck("port", 5.0, port),
-    DoctorCheck("udp", DNS_S + UDP_S + 5.0, udp),
-    DoctorCheck("seeds", DNS_S + DIAL_S + ANSWER_S + 10.0, seeds),
+    DoctorCheck("udp", DNS_S + PROBE_S + 5.0, udp),
+    DoctorCheck("seeds", DNS_S + DIAL_S + PROBE_S + 10.0, seeds),
 )

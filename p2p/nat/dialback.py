@@ -6,16 +6,16 @@ dial checks that.
 """
 
 import asyncio
+import contextlib
 import os
-import socket
 from typing import Final
 
-from atoll.p2p.host.maddrs import Endpoint, endpoint_of
+from atoll.p2p.host.maddrs import endpoint_of
 from atoll.protocols.errors import Unreachable
 
 PROBE_S: Final = 3.0
+MULTISTREAM: Final = b"\x13/multistream/1.0.0\n"
 _UDP_TRIES: Final = 3
-_MULTISTREAM: Final = b"\x13/multistream/1.0.0\n"
 _GREASE_VERSION: Final = bytes.fromhex("1a2a3a4a")
 _MIN_INITIAL_BYTES: Final = 1200
 
@@ -25,21 +25,25 @@ async def answers(maddr: str) -> bool:
     endpoint = endpoint_of(maddr)
     if endpoint is None:
         return False
-    try:
+    if endpoint.transport == "tcp":
+        return await read_banner(endpoint.ip, endpoint.port) == MULTISTREAM
+    return await speaks_quic(endpoint.ip, endpoint.port)
+
+
+async def read_banner(host: str, number: int) -> bytes:
+    """The first 20 bytes of a TCP server's reply to multistream's greeting; none if they take over PROBE_S."""
+    with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(PROBE_S):
-            return await (_tcp(endpoint) if endpoint.transport == "tcp" else _quic(endpoint))
-    except (OSError, TimeoutError, Unreachable, asyncio.IncompleteReadError):
-        return False
-
-
-async def _tcp(endpoint: Endpoint) -> bool:
-    reader, writer = await asyncio.open_connection(endpoint.ip, endpoint.port)
-    try:
-        writer.write(_MULTISTREAM)
-        return await reader.readexactly(len(_MULTISTREAM)) == _MULTISTREAM
-    finally:
-        # Aborted: a polite close would leave sockets in TIME_WAIT, one for each probe that peers ask for.
-        writer.transport.abort()
+            reader, writer = await asyncio.open_connection(host, number)
+            try:
+                writer.write(MULTISTREAM)
+                return await reader.readexactly(len(MULTISTREAM))
+            except asyncio.IncompleteReadError as ended:
+                return ended.partial
+            finally:
+                # Aborted: a polite close would leave sockets in TIME_WAIT, one for each probe that peers ask for.
+                writer.transport.abort()
+    return b""
 
 
 class _FirstDatagram(asyncio.DatagramProtocol):
@@ -55,13 +59,18 @@ class _FirstDatagram(asyncio.DatagramProtocol):
             self.received.set_exception(Unreachable(str(exc)))
 
 
-async def _quic(endpoint: Endpoint) -> bool:
+async def speaks_quic(host: str, number: int) -> bool:
+    """Whether a QUIC server rejects an unknown version within PROBE_S; the probe is sent three times."""
+    with contextlib.suppress(OSError, TimeoutError, Unreachable):
+        async with asyncio.timeout(PROBE_S):
+            return await _negotiates(host, number)
+    return False
+
+
+async def _negotiates(host: str, number: int) -> bool:
     loop = asyncio.get_running_loop()
-    family = socket.AF_INET6 if endpoint.is_ip6 else socket.AF_INET
     # A new socket, so a new port: from our listen port the packets would pass a hole that the peer made for us.
-    transport, answer = await loop.create_datagram_endpoint(
-        _FirstDatagram, remote_addr=(endpoint.ip, endpoint.port), family=family
-    )
+    transport, answer = await loop.create_datagram_endpoint(_FirstDatagram, remote_addr=(host, number))
     ids = os.urandom(16)
     # Padded to 1200 bytes, because servers ignore shorter first packets (RFC 9000 §14.1).
     head = b"\xc0" + _GREASE_VERSION + b"\x08" + ids[:8] + b"\x08" + ids[8:]

@@ -22,11 +22,11 @@ from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
 from atoll.node.doctor.checks import DoctorCheck, DoctorInput, Finding, has_no_failure, run_checks
 from atoll.node.doctor.network import SeedResult, dial_seeds, judge_seeds
-from atoll.node.doctor.probes import read_banner, speaks_quic
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, parse_seed
+from atoll.p2p.nat.dialback import read_banner, speaks_quic
 from atoll.p2p.system.key_file import load_or_create
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.process import P2pdOptions
