@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
-from atoll.node.daemon.rounds.participants import ContributionStatus, rounds_just_left
-from atoll.node.daemon.rounds.queries import all_known, came_late, contributed, in_flight
+from atoll.node.daemon.rounds.participants import RoundBook, rounds_just_left
+from atoll.node.daemon.rounds.queries import came_late, contributed, in_flight
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.local.worker_messages import Pending
@@ -101,12 +101,14 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     body = event.contribution
     if body.round <= state.final or body.round >= state.config.rounds:
         return state, []
-    book = dict(state.books.get(body.round, {}))
+    book = state.book(body.round)
     # The first contribution in an author's feed counts. All nodes see one feed in one order, so all choose the
     # same, and an author cannot make the others fetch and fold its round again and again.
-    if any(known.author == event.author for known in book.values()):
+    if event.author in book.authors.values():
         return state, []
-    book[event.entry] = ContributionStatus(event.entry, event.author, body.round, event.held)
+    book = RoundBook(
+        {**book.authors, event.entry: event.author}, book.held | ({event.entry} if event.held else set())
+    )
     state = replace(state, books={**state.books, body.round: book})
     if event.author == state.config.me:
         state = replace(state, unannounced=_unannounced_but(state, body.round))
@@ -122,15 +124,15 @@ def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:
         return []
     # Payloads further ahead are left alone: the open window bounds the disk that others can fill.
     last = state.final + state.config.max_open_rounds
-    near = [k for k in all_known(state) if newest < k.round <= last and k.round not in state.reduced]
-    return [round_types.FetchPayload(k.entry) for k in near if not k.held]
+    near = [at for at in state.books if newest < at <= last and at not in state.reduced]
+    return [round_types.FetchPayload(entry) for at in near for entry in state.books[at].missing]
 
 
 def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
-    book = state.books.get(number, {})
-    if entry not in book or book[entry].held:
+    book = state.book(number)
+    if entry not in book.missing:
         return state
-    return replace(state, books={**state.books, number: {**book, entry: replace(book[entry], held=True)}})
+    return replace(state, books={**state.books, number: replace(book, held=book.held | {entry})})
 
 
 def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundState:

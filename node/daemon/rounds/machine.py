@@ -13,15 +13,15 @@ from dataclasses import replace
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.facts import Out, apply_event, collect, enter
-from atoll.node.daemon.rounds.participants import fold_set, quorum_of, slot_of
+from atoll.node.daemon.rounds.participants import quorum_of, slot_of
 from atoll.node.daemon.rounds.queries import (
-    all_known,
     attendance,
     closes_at,
     few_members,
     in_flight,
     is_resolving,
     may_train_on,
+    missing_payloads,
     next_round,
     worked_in,
 )
@@ -66,8 +66,7 @@ def _end_catch_up(state: RoundState) -> Out:
     if state.phase is not Phase.CATCH_UP or not state.ready or state.syncing:
         return state, []
     # Payloads of rounds beyond the open window count too: they show that finality is far ahead of this node.
-    waiting = any(not k.held for k in all_known(state))
-    if waiting and state.now - state.since < state.config.lease_s:
+    if missing_payloads(state) and state.now - state.since < state.config.lease_s:
         return state, []
     numbers = [*state.books, *state.saving, *(p.round for p in state.unannounced)]
     ours = [number for number in numbers if number > state.closed and worked_in(state, number)]
@@ -120,8 +119,8 @@ def _fold_changed_sets(state: RoundState) -> Out:
         if number in state.reduced and number not in state.resolving:
             state = replace(state, resolving={**state.resolving, number: True})
             actions.append(round_types.ResolveSet(Round(number)))
-        members = fold_set(state.books[number].values())
-        names = state.reduced.get(number, tuple(k.entry for k in members))
+        # Sorted, because the digest of a set must not depend on the order of arrival.
+        names = state.reduced.get(number, tuple(sorted(state.books[number].held)))
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
             actions.append(round_types.FoldRound(Round(number), names))

@@ -3,8 +3,8 @@
 All functions are pure. `members` are the live leases of others; this node is never among them.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Activity
@@ -22,19 +22,23 @@ class MemberView:
 
 
 @dataclass(frozen=True, slots=True)
-class ContributionStatus:
-    """The author of a contribution to a round, and whether its payload can be folded now."""
+class RoundBook:
+    """The contributions to one round that the ledger knows, one of each author."""
 
-    entry: Digest
-    author: PeerId
-    round: Round
-    held: bool
+    authors: Mapping[Digest, PeerId] = field(default_factory=dict)
+    """By entry id, in the order of arrival."""
+    held: frozenset[Digest] = frozenset()
+    """Those whose payload can be folded now."""
 
+    @property
+    def missing(self) -> list[Digest]:
+        """Those whose payload cannot be folded yet, in the order of arrival."""
+        return [entry for entry in self.authors if entry not in self.held]
 
-def fold_set(known: Iterable[ContributionStatus]) -> tuple[ContributionStatus, ...]:
-    """The set to fold: held contributions, sorted by entry id; at most one of each author."""
-    # Sorted, because the digest of a set must not depend on the order of arrival.
-    return tuple(sorted((k for k in known if k.held), key=lambda k: k.entry))
+    @property
+    def there(self) -> set[PeerId]:
+        """The authors of those that are held."""
+        return {self.authors[entry] for entry in self.held}
 
 
 def takes_part(view: MemberView, number: int, ahead: int = 0) -> bool:
@@ -61,15 +65,11 @@ def rounds_just_left(
 
 
 def expected(
-    me: PeerId,
-    number: int,
-    known: Iterable[ContributionStatus],
-    members: Mapping[PeerId, MemberView],
-    just_left: Mapping[PeerId, int],
+    me: PeerId, number: int, book: RoundBook, members: Mapping[PeerId, MemberView], just_left: Mapping[PeerId, int]
 ) -> set[PeerId]:
     """The authors whose contributions round `number` waits for, this node included."""
     # A payload that is missing is awaited while its author lives: after that perhaps no peer can serve it.
-    authors = {k.author for k in known if k.held or k.author in members}
+    authors = book.there.union(author for author in book.authors.values() if author in members)
     on_the_way = {peer for peer, left in just_left.items() if left == number and peer in members}
     return {me} | authors | on_the_way | {peer for peer, view in members.items() if takes_part(view, number)}
 
@@ -85,18 +85,13 @@ def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead
     return peers.index(me), len(peers)
 
 
-def frontier(
-    first: int,
-    last: int,
-    books: Mapping[int, Mapping[Digest, ContributionStatus]],
-    members: Mapping[PeerId, MemberView],
-) -> int:
+def frontier(first: int, last: int, books: Mapping[int, RoundBook], members: Mapping[PeerId, MemberView]) -> int:
     """Newest round in `first … last` to which at least half of the other members contributed; else first - 1."""
     # Members that are done count too: a node that comes late to the end goes to the end.
     others = {peer for peer, view in members.items() if view.activity in ("training", "done")}
     newest, number = first - 1, first
     while others and number <= last:
-        authors = {k.author for k in books.get(number, {}).values() if k.held}
+        authors = books[number].there if number in books else set()
         if not authors:  # it could never become final: one peer cannot pull the others over a gap
             break
         if 2 * len(authors & others) >= len(others):

@@ -5,7 +5,7 @@ Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.m
 
 from collections.abc import Callable
 
-from atoll.node.daemon.rounds.participants import ContributionStatus, MemberView, expected, frontier
+from atoll.node.daemon.rounds.participants import MemberView, expected, frontier
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
 from atoll.protocols.ids import PeerId
 
@@ -15,9 +15,9 @@ MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 
 def attendance(state: RoundState) -> tuple[set[PeerId], set[PeerId]]:
     """The authors that the collected round expects, and those of them whose contribution is held."""
-    known = state.books.get(state.collecting, {}).values()
-    awaited = expected(state.config.me, state.collecting, known, state.members, state.just_left)
-    return awaited, {k.author for k in known if k.held} & awaited
+    book = state.book(state.collecting)
+    awaited = expected(state.config.me, state.collecting, book, state.members, state.just_left)
+    return awaited, book.there & awaited
 
 
 def closes_at(state: RoundState) -> float:
@@ -118,7 +118,7 @@ def few_members(state: RoundState) -> bool:
 
 def contributed(state: RoundState, number: int) -> bool:
     """Whether our contribution to round `number` is in the ledger."""
-    return any(k.author == state.config.me for k in state.books.get(number, {}).values())
+    return state.config.me in state.book(number).authors.values()
 
 
 def worked_in(state: RoundState, number: int) -> bool:
@@ -129,9 +129,9 @@ def worked_in(state: RoundState, number: int) -> bool:
     return not written or contributed(state, number)
 
 
-def all_known(state: RoundState) -> list[ContributionStatus]:
-    """Every contribution of every open round."""
-    return [known for book in state.books.values() for known in book.values()]
+def missing_payloads(state: RoundState) -> int:
+    """How many contributions to open rounds cannot be folded yet."""
+    return sum(len(book.missing) for book in state.books.values())
 
 
 def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{peer[-6:]}") -> str:
@@ -140,7 +140,7 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
         case Phase.SYNC:
             return "waiting for a peer to compare ledgers with"
         case Phase.CATCH_UP:
-            return state.syncing or f"fetching {sum(not k.held for k in all_known(state))} payloads of open rounds"
+            return state.syncing or f"fetching {missing_payloads(state)} payloads of open rounds"
         case Phase.GATHER:
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"

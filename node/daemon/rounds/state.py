@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from atoll.node.daemon.rounds.overlap_depth import Ahead
-from atoll.node.daemon.rounds.participants import ContributionStatus, MemberView
+from atoll.node.daemon.rounds.participants import MemberView, RoundBook
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.registers import Activity
 from atoll.protocols.local.worker_messages import Pending
@@ -81,8 +81,6 @@ def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
     )
 
 
-Book: TypeAlias = Mapping[Digest, ContributionStatus]
-"""Contributions of one round, by entry id."""
 FoldSet: TypeAlias = tuple[Digest, ...]
 """Entry ids of the contributions (and of the Reductions, in a reduced round) that are folded together, sorted."""
 
@@ -120,7 +118,7 @@ class RoundState:
     """When the collected round reached its quorum; None: it has not."""
     resting: str = ""
     """Reason of a pause; empty when there is none."""
-    books: Mapping[int, Book] = field(default_factory=dict)
+    books: Mapping[int, RoundBook] = field(default_factory=dict)
     """Contributions to each round that is not final, by round."""
     members: Mapping[PeerId, MemberView] = field(default_factory=dict)
     """Live leases of other members."""
@@ -152,3 +150,7 @@ class RoundState:
     """When announcements that the disk refused were tried last."""
     leased: tuple[Activity, int] | None = None
     """Activity and round that our lease announces; None before the first lease."""
+
+    def book(self, number: int) -> RoundBook:
+        """The contributions to a round; none for one that is final."""
+        return self.books.get(number, RoundBook())

@@ -98,5 +98,4 @@ def idle_reason(state: RoundState, *, unsent: bool) -> IdleReason | None:
 def _is_fetching(state: RoundState) -> bool:
     """Whether a payload is announced and not held. Rounds that are closed here matter only in catching up."""
     every = state.phase is Phase.CATCH_UP
-    books = [book for number, book in state.books.items() if every or number > state.closed]
-    return any(not known.held for book in books for known in book.values())
+    return any(book.missing for number, book in state.books.items() if every or number > state.closed)

@@ -71,8 +71,8 @@ def test_a_payload_that_rots_is_fetched_again(world):
             def held() -> list[Path]:
                 """Payloads of others in a round that was not folded yet."""
                 books = node.driver.round.books.values()
-                others = [known for book in books for known in book.values() if known.author != node.peer]
-                found = node.driver.contributions.find(known.entry for known in others if known.held)
+                others = [entry for book in books for entry in book.held if book.authors[entry] != node.peer]
+                found = node.driver.contributions.find(others)
                 return [node.swarm.blobs.store.path(record.payload) for _, _, record in found]
 
             await w.until(lambda: w.newest() >= 2)

@@ -1,51 +1,38 @@
 """Whom a round waits for, how many are enough, where the others are."""
 
-from itertools import permutations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.participants import (
-    ContributionStatus,
     MemberView,
+    RoundBook,
     expected,
-    fold_set,
     frontier,
     quorum_of,
     rounds_just_left,
     slot_of,
     takes_part,
 )
-from atoll.protocols.ids import Digest, PeerId, Round, digest
+from atoll.protocols.ids import PeerId, Round, digest
 
 ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
 
 
-def known(author: PeerId, number: int = 3, *, held: bool = True, salt: int = 0) -> ContributionStatus:
-    entry = digest(author.encode(), bytes([number, salt]))
-    return ContributionStatus(entry, author, Round(number), held)
+def book(*held: PeerId, missing: tuple[PeerId, ...] = ()) -> RoundBook:
+    """A round's contributions of these authors."""
+    names = {author: digest(author.encode()) for author in (*held, *missing)}
+    return RoundBook({name: author for author, name in names.items()}, frozenset(names[author] for author in held))
 
 
 def view(number: int, activity="training") -> MemberView:
     return MemberView(activity, Round(number), 0.0)
 
 
-def books(*ones: ContributionStatus) -> dict[int, dict[Digest, ContributionStatus]]:
-    table: dict[int, dict[Digest, ContributionStatus]] = {}
-    for one in ones:
-        table.setdefault(one.round, {})[one.entry] = one
-    return table
-
-
-def test_a_set_does_not_depend_on_the_order():
-    ones = [known(A), known(B), known(B, salt=1, held=False)]
-    sets = {tuple(k.entry for k in fold_set(order)) for order in permutations(ones)}
-    assert sets == {tuple(sorted(one.entry for one in ones[:2]))}
-
-
-def test_what_is_not_held_is_not_folded():
-    assert fold_set([known(A, held=False)]) == ()
+def test_a_book_says_what_is_here_and_what_is_missing():
+    found = book(A, B, missing=(C,))
+    assert (found.there, found.missing) == ({A, B}, [digest(C.encode())])
+    assert (RoundBook().there, RoundBook().missing) == (set(), [])
 
 
 @pytest.mark.parametrize(
@@ -62,14 +49,14 @@ def test_what_is_not_held_is_not_folded():
 )
 def test_only_members_at_this_round_or_the_one_before_are_waited_for(number, activity, waited):
     assert takes_part(view(number, activity), 3) is waited
-    assert (A in expected(ME, 3, [], {A: view(number, activity)}, {})) is waited
+    assert (A in expected(ME, 3, RoundBook(), {A: view(number, activity)}, {})) is waited
 
 
 def test_a_missing_payload_is_waited_for_while_its_author_lives():
-    announced = known(A, held=False)
-    assert expected(ME, 3, [announced], {}, {}) == {ME}
-    assert expected(ME, 3, [announced], {A: view(9)}, {}) == {ME, A}
-    assert expected(ME, 3, [known(A)], {}, {}) == {ME, A}
+    announced = book(missing=(A,))
+    assert expected(ME, 3, announced, {}, {}) == {ME}
+    assert expected(ME, 3, announced, {A: view(9)}, {}) == {ME, A}
+    assert expected(ME, 3, book(A), {}, {}) == {ME, A}
 
 
 @pytest.mark.parametrize(
@@ -93,20 +80,20 @@ def test_slots_are_disjoint_and_cover_all():
 
 def test_the_frontier_needs_half_of_the_others():
     members = {A: view(5), B: view(5), C: view(3)}
-    assert frontier(3, 9, books(known(A, 3)), members) == 2
-    assert frontier(3, 9, books(known(A, 3), known(B, 3)), members) == 3
-    assert frontier(3, 9, books(known(A, 3), known(B, 3, held=False)), members) == 2
-    assert frontier(3, 9, books(known(A, 3), known(B, 3), known(A, 4), known(C, 4)), members) == 4
+    assert frontier(3, 9, {3: book(A)}, members) == 2
+    assert frontier(3, 9, {3: book(A, B)}, members) == 3
+    assert frontier(3, 9, {3: book(A, missing=(B,))}, members) == 2
+    assert frontier(3, 9, {3: book(A, B), 4: book(A, C)}, members) == 4
 
 
 def test_nobody_is_pulled_over_an_empty_round():
     members = {A: view(7)}
-    assert frontier(3, 9, books(known(A, 7)), members) == 2
-    assert frontier(3, 9, books(*(known(A, n) for n in (3, 4, 5, 7))), members) == 5
+    assert frontier(3, 9, {7: book(A)}, members) == 2
+    assert frontier(3, 9, {n: book(A) for n in (3, 4, 5, 7)}, members) == 5
 
 
 def test_the_frontier_stays_in_its_window_and_sees_members_that_are_done():
-    ones = books(*(known(A, n) for n in range(3, 10)))
+    ones = {n: book(A) for n in range(3, 10)}
     assert frontier(3, 6, ones, {A: view(10, "done")}) == 6
     assert frontier(3, 6, ones, {A: view(10, "paused")}) == 2
 
@@ -115,8 +102,8 @@ def test_who_goes_on_to_the_next_round_has_contributed_to_the_one_before():
     before = {A: view(3), B: view(3), C: view(3)}
     just_left = rounds_just_left(before, {A: view(4), B: view(5), C: view(3)}, {})
     assert just_left == {A: 3}, "B came by a leap, C is still there"
-    assert expected(ME, 3, [], {A: view(4), B: view(5)}, just_left) == {ME, A}
-    assert expected(ME, 3, [], {A: view(4), B: view(5)}, {}) == {ME}
+    assert expected(ME, 3, RoundBook(), {A: view(4), B: view(5)}, just_left) == {ME, A}
+    assert expected(ME, 3, RoundBook(), {A: view(4), B: view(5)}, {}) == {ME}
 
 
 def test_a_walk_is_remembered_until_the_next_one():

@@ -1,5 +1,7 @@
 """The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
 
+from itertools import permutations
+
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
 from atoll.node.daemon.rounds.participants import MemberView
@@ -142,9 +144,16 @@ def test_one_author_cannot_fill_the_disk_with_one_round():
         node.feed(ContributionSeen(digest(b"entry", bytes([number])), A, body, False, node.now))
     fetched = [action for action in node.log if isinstance(action, FetchPayload)]
     assert fetched == [FetchPayload(digest(b"entry", bytes([0])))]
-    assert len(node.state.books[0]) == 1
+    assert len(node.state.books[0].authors) == 1
     node.seen(B, 0, held=False)
     assert node.find(FetchPayload) == [FetchPayload(entry_of(B, 0))]
+
+
+def test_the_set_to_fold_does_not_depend_on_the_order_of_arrival():
+    for order in permutations((A, B, C)):
+        node = Node(min_members=4).ready().leases(a=0, b=0, c=0).train(0)
+        node.seen(order[0], 0).seen(order[1], 0).seen(order[2], 0)
+        assert node.find(FoldRound) == [FoldRound(Round(0), tuple(sorted(entry_of(p, 0) for p in (ME, A, B, C))))]
 
 
 def test_nothing_starts_before_ready():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.machine import begin
-from atoll.node.daemon.rounds.participants import ContributionStatus, MemberView
+from atoll.node.daemon.rounds.participants import MemberView, RoundBook
 from atoll.node.daemon.rounds.state import Phase, RoundConfig, RoundState
 from atoll.node.daemon.telemetry.collector import UploadState, idle_reason
 from atoll.node.daemon.telemetry.goodput import (
@@ -191,16 +191,13 @@ ME, YOU = PeerId("me"), PeerId("you")
 
 def state(phase: Phase, *, missing: int | None = None, alone: bool = False) -> RoundState:
     """At round 5, round 4 closed; a payload of round `missing` is not here."""
-    books = {at: {digest(b"e"): known(at, held=at != missing)} for at in (3, 5)}
+    entry = digest(b"e")
+    books = {at: RoundBook({entry: YOU}, frozenset(() if at == missing else (entry,))) for at in (3, 5)}
     members = {} if alone else {YOU: MemberView("training", Round(5), 0.0)}
     return replace(
         begin(RoundConfig(ME, 50, 128, 256, 20.0)),
         phase=phase, round=5, closed=4, books=books, members=members,
     )  # fmt: skip
-
-
-def known(number: int, *, held: bool) -> ContributionStatus:
-    return ContributionStatus(digest(b"e"), YOU, Round(number), held)
 
 
 @pytest.mark.parametrize(
