@@ -6,7 +6,7 @@ first (`ReplayDone` ends the replay). Rules in words: docs/finality.md.
 
 1. The owner of attempt 0 proposes its view of the set.      Proposal
 2. Members that fold it to the same state vote for it, if    Vote; ⌈2n/3⌉ of them make it final
-   it names more than half of what they have (vote_rule.py).
+   it names more than half of what they have (voter.py).
 3. When nothing becomes final, the next owner asks first.    Prepare, Promise, then 1 with a higher ballot
 
 A proposer with the promises of a quorum proposes what a quorum may have voted for before (`bound_proposals`), and

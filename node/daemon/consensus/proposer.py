@@ -4,8 +4,7 @@ from collections import Counter
 
 from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of, quorum
 from atoll.node.daemon.consensus.types import Action, FinalityState
-from atoll.node.daemon.consensus.vote_rule import may_get_votes
-from atoll.node.daemon.consensus.voter import Out, append, is_folded_here, may_append
+from atoll.node.daemon.consensus.voter import Out, append, is_folded_here, may_append, may_get_votes
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Proposal, set_digest
 

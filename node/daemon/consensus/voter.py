@@ -1,17 +1,30 @@
-"""The voter's part of finality: promises, votes, and the fold that a vote needs first. Pure."""
+"""The voter's part of finality: promises, votes, which sets get them, and the fold that a vote needs first. Pure.
 
+The authors of a final set decide the next round, so a set with few of the contributions would give the run to few.
+A set gets a vote if it names enough of what this node has, or if the node is bound to it. Rules in words:
+docs/finality.md.
+"""
+
+from collections.abc import Collection
 from dataclasses import replace
 
-from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.ballots import owner_of
-from atoll.node.daemon.consensus.vote_rule import is_narrow, may_get_votes, share_of_ours
+from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of
+from atoll.node.daemon.consensus.types import (
+    Action,
+    Append,
+    CheckRound,
+    FetchMissing,
+    FinalityState,
+    ReportDivergence,
+    ReportNarrow,
+)
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Promise, Proposal, Vote
 
-Out = tuple[finality_types.FinalityState, list[finality_types.Action]]
+Out = tuple[FinalityState, list[Action]]
 
 
-def promise(state: finality_types.FinalityState) -> Out:
+def promise(state: FinalityState) -> Out:
     """Promise the highest ballot that its owner prepared: from then on this node votes in no lower one."""
     book = state.book
     prepared = [ballot for ballot in book.prepares if counts(state, ballot)]
@@ -24,7 +37,7 @@ def promise(state: finality_types.FinalityState) -> Out:
     return append(state, Promise(state.deciding, ballot, () if vote is None else (vote[0],)))
 
 
-def vote(state: finality_types.FinalityState) -> Out:
+def vote(state: FinalityState) -> Out:
     """Vote for the proposal of the highest ballot, once its fold gave the same state here."""
     found = _to_vote_for(state)
     if found is None:
@@ -40,34 +53,30 @@ def vote(state: finality_types.FinalityState) -> Out:
     # which.
     if entry in state.reported:
         return state, []
-    report = finality_types.ReportDivergence(proposal.round, entry, proposal.ballot.proposer, ours, proposal.state)
+    report = ReportDivergence(proposal.round, entry, proposal.ballot.proposer, ours, proposal.state)
     return replace(state, reported=state.reported | {entry}), [report]
 
 
-def report_narrow(state: finality_types.FinalityState) -> Out:
+def report_narrow(state: FinalityState) -> Out:
     """Report proposals of narrow sets, once each."""
     proposals = state.book.proposals.items()
     fresh = [(name, p) for name, p in proposals if name not in state.reported and counts(state, p.ballot)]
     narrow = [(name, p) for name, p in fresh if is_narrow(state, p.contributions)]
-    actions: list[finality_types.Action] = []
+    actions: list[Action] = []
     for name, proposal in narrow:
         named, ours = share_of_ours(state, proposal.contributions)
-        actions.append(
-            finality_types.ReportNarrow(proposal.round, name, proposal.ballot.proposer, named=named, ours=ours)
-        )
+        actions.append(ReportNarrow(proposal.round, name, proposal.ballot.proposer, named=named, ours=ours))
     if not narrow:
         return state, []
     return replace(state, reported=state.reported.union(name for name, _ in narrow)), actions
 
 
-def counts(state: finality_types.FinalityState, ballot: Ballot) -> bool:
+def counts(state: FinalityState, ballot: Ballot) -> bool:
     """Whether the ballot belongs to its proposer, and is not ahead of all that were due."""
     return ballot.attempt <= state.attempt and owner_of(state.voters, ballot.attempt) == ballot.proposer
 
 
-def is_folded_here(
-    state: finality_types.FinalityState, names: tuple[Digest, ...]
-) -> tuple[finality_types.FinalityState, bool, list[finality_types.Action]]:
+def is_folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[FinalityState, bool, list[Action]]:
     """Whether the state of this set is known here; if not, the actions that fetch what is missing or check it."""
     if names in state.checked:
         return state, True, []
@@ -86,33 +95,29 @@ def is_folded_here(
     return (
         replace(state, checking=state.checking | {names}),
         False,
-        [finality_types.CheckRound(state.deciding, names)],
+        [CheckRound(state.deciding, names)],
     )
 
 
-def fetch_missing(
-    state: finality_types.FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...]
-) -> Out:
+def fetch_missing(state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...]) -> Out:
     """Ask for entries and payloads, unless the same ones were asked for last."""
     if (entries, payloads) == state.missing:
         return state, []
-    return replace(state, missing=(entries, payloads)), [
-        finality_types.FetchMissing(state.deciding, entries, payloads)
-    ]
+    return replace(state, missing=(entries, payloads)), [FetchMissing(state.deciding, entries, payloads)]
 
 
-def append(state: finality_types.FinalityState, body: Proposal | Vote | Prepare | Promise) -> Out:
+def append(state: FinalityState, body: Proposal | Vote | Prepare | Promise) -> Out:
     """Append an entry to our feed; nothing else is appended before its echo."""
-    return replace(state, appending=body), [finality_types.Append(body)]
+    return replace(state, appending=body), [Append(body)]
 
 
-def may_append(state: finality_types.FinalityState) -> bool:
+def may_append(state: FinalityState) -> bool:
     """Whether this node is a voter with nothing on its way to the feed."""
     # The rules for the next entry look at the feed: while one entry is on its way, they would not see it.
     return state.appending is None and state.me in state.voters
 
 
-def _to_vote_for(state: finality_types.FinalityState) -> tuple[Digest, Proposal] | None:
+def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
     """The proposal of the highest ballot among those that this node may vote for, with its entry id."""
     book = state.book
     if not may_append(state):
@@ -127,8 +132,60 @@ def _to_vote_for(state: finality_types.FinalityState) -> tuple[Digest, Proposal]
     return max(broad, default=None, key=lambda item: item[1].ballot)
 
 
-def _is_refuted(state: finality_types.FinalityState, proposal: Proposal) -> bool:
+def _is_refuted(state: FinalityState, proposal: Proposal) -> bool:
     """Whether the first ballot proposes a set with a Reduction that is proven wrong."""
     # Later ballots may be bound to such a set, because a quorum may have voted for it before the proof came: they
     # must be able to end.
     return proposal.ballot.attempt == 0 and not state.refuted.isdisjoint(proposal.contributions)
+
+
+# --- which sets get votes -------------------------------------------------------------------------
+
+
+def may_get_votes(state: FinalityState, ballot: Ballot, names: tuple[Digest, ...]) -> bool:
+    """Whether this node would vote for the set in this ballot, if it gives the same state here."""
+    if ballot.attempt == 0:
+        return is_broad(state, names)
+    # Voters count the promises in their own ledger. If they took the proposer's word for what a quorum may have
+    # voted for, one liar could hide those votes and have a second set made final.
+    bound = bound_proposals(state.book, state.voters, ballot)
+    if not bound:
+        return bound is not None and is_broad(state, names)
+    # A set that all are bound to may be narrow, and is voted for all the same: another one could contradict it.
+    # While more than one set may have had a quorum, none is safe: more promises will rule all but one out.
+    proposal = state.book.proposals.get(bound[0]) if len(bound) == 1 else None
+    repeats = proposal is not None and proposal.contributions == names
+    return repeats and (_all_answered(state, ballot) or is_broad(state, names))
+
+
+def _all_answered(state: FinalityState, ballot: Ballot) -> bool:
+    """Whether all voters have promised, or had half a patience to do so."""
+    # One more promise may show that no quorum voted for a narrow set. At exactly a third of liars one silent
+    # honest voter is enough to make it look possible: therefore the wait.
+    promised = state.book.promised_by(state.voters, ballot)
+    return len(promised) == len(state.voters) or state.now - state.since >= state.patience_s / 2
+
+
+def is_broad(state: FinalityState, names: Collection[Digest]) -> bool:
+    """Whether the set names all that we have; or more than half of it, once that will hardly grow any more."""
+    # More than half: of n contributions at most n/3 are liars', so of m > n/2 named ones they have less than 2m/3,
+    # no quorum. The set after it needs an honest vote again, so sets cannot shrink step by step. The share never
+    # gets smaller with time or attempts: liars could wait for that.
+    named, ours = share_of_ours(state, names)
+    return 0 < ours == named or (state.stable_since is not None and 2 * named > ours)
+
+
+def is_narrow(state: FinalityState, names: Collection[Digest]) -> bool:
+    """Whether the set lacks half or more of what we have, once that will hardly grow any more."""
+    named, ours = share_of_ours(state, names)
+    return state.stable_since is not None and ours > 0 and 2 * named <= ours
+
+
+def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int, int]:
+    """How many contributions of our own set of the round a set names, and how many that has; (0, 0) too early."""
+    # Our own set, not the ledger: work that no peer serves, or of members in name only, is in no set. An idle node
+    # may never close the round, and counts what it holds after its patience.
+    view, known = state.views.get(state.deciding), state.book.contributions
+    rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
+    ours = {entry for entry in view or (state.held if rested else ()) if entry in known}
+    return len(ours.intersection(names)), len(ours)

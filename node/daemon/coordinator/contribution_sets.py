@@ -21,25 +21,25 @@ from atoll.protocols.run.arena import Span
 A = TypeVar("A")
 
 
+@dataclass(slots=True)
 class ContributionIndex:
     """The known contributions by entry id, of all rounds whose payloads are not dropped. No I/O."""
 
-    def __init__(self, me: PeerId, payloads: PayloadFetcher) -> None:
-        self._me = me
-        self._payloads = payloads
-        self._found: dict[Digest, tuple[PeerId, Contribution]] = {}
-        self._own_rounds: dict[int, Digest] = {}
+    me: PeerId
+    fetcher: PayloadFetcher
+    _found: dict[Digest, tuple[PeerId, Contribution]] = field(default_factory=dict)
+    _own_rounds: dict[int, Digest] = field(default_factory=dict)
 
     def add(self, entry: Digest, author: PeerId, record: Contribution) -> None:
         """Add a contribution. The own worker made the own payloads, so they are not verified."""
         self._found[entry] = (author, record)
-        if author == self._me:
+        if author == self.me:
             self._own_rounds[record.round] = entry
-            self._payloads.trust(record)
+            self.fetcher.trust(record)
 
     def is_held(self, entry: Digest) -> bool:
         """Return whether the contribution is known and its payload can be folded now."""
-        return entry in self._found and self._payloads.is_held(self._found[entry][1])
+        return entry in self._found and self.fetcher.is_held(self._found[entry][1])
 
     def is_ours(self, number: int) -> bool:
         """Return whether this node contributed to a round that was not forgotten."""

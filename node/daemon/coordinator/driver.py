@@ -36,7 +36,7 @@ MIN_PATIENCE_S = 3.0
 
 @dataclass(kw_only=True, slots=True)
 class Driver:
-    """One node's part in one run, made by `build_driver`. Implements `SwarmListener` and `NodeControl`."""
+    """One node's part in one run, made by `build_driver`. Implements `SwarmListener`, `NodeControl`: see there."""
 
     context: RunContext
     net: Network
@@ -125,7 +125,6 @@ class Driver:
         await self.machines.idle.wait()
 
     def view(self) -> NodeView:
-        """Return what the node's status shows of this part."""
         return NodeView(
             round=self.round,
             applied=self.finalizer.applied,
@@ -137,29 +136,23 @@ class Driver:
         )
 
     async def evaluate(self) -> worker_messages.EvaluateReply:
-        """Return the validation loss of the view. Raises WorkerDied."""
         return await self.worker.ask(worker_messages.EvaluateRequest(), worker_messages.EvaluateReply)
 
     # --- events -----------------------------------------------------------------------------------
 
     def pause(self, reason: str) -> None:
-        """Finish the round at hand and rest."""
         self.queue.post(lambda: self.machines.feed_round(round_types.Pause(reason, self.context.now())))
 
     def resume(self) -> None:
-        """Go on after a pause."""
         self.queue.post(lambda: self.machines.feed_round(round_types.Resume(self.context.now())))
 
     def on_behind(self, reason: str) -> None:
-        """The node cannot train yet, for this reason."""
         self.queue.post(lambda: self.machines.feed_round(round_types.Behind(reason, self.context.now())))
 
     def on_alone(self, after_s: float) -> None:
-        """No peer answered for so many seconds, so the node goes on alone."""
         self.context.log.event("alone", after_s=after_s)
 
     def on_entry(self, entry: Entry) -> None:
-        """An entry, ours included, is in the ledger."""
         self.queue.post(lambda: self._feed_entry(entry))
 
     def on_leases(self) -> None:
@@ -168,7 +161,6 @@ class Driver:
             self.queue.post(self.leases.refresh)
 
     def on_synced(self) -> None:
-        """The ledger was compared with at least one peer's, or there is nobody to ask."""
         self.queue.post(self._begin_voting)
 
     def _begin_voting(self) -> None:

@@ -29,34 +29,28 @@ class EvaluationPace:
         return number % self.every == 0 if self.every else self.budget.is_due(now)
 
 
+@dataclass(slots=True)
 class Evaluator:
     """Asks the worker for validation losses and logs them."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        worker: WorkerClient,
-        start_task: Callable[[Coroutine[Any, Any, None], str], None],
-        every: int,
-    ) -> None:
-        self._context = context
-        self._worker = worker
-        self._start_task = start_task
-        self._pace = EvaluationPace(every, context.spec.outer.rounds)
+    context: RunContext
+    worker: WorkerClient
+    start_task: Callable[[Coroutine[Any, Any, None], str], None]
+    pace: EvaluationPace
 
     def on_closed(self, closed: PublishAck) -> None:
         """Evaluate a round that closed, if it is due."""
-        if self._pace.is_due(closed.round, self._context.now()):
-            self._pace.budget.asked()
-            self._start_task(self._evaluate(closed), f"evaluate {closed.round}")
+        if self.pace.is_due(closed.round, self.context.now()):
+            self.pace.budget.asked()
+            self.start_task(self._evaluate(closed), f"evaluate {closed.round}")
 
     async def _evaluate(self, closed: PublishAck) -> None:
         """Log the loss of the view that this round closed with. A view that was folded meanwhile is not logged."""
         took_s = 0.0
         try:
-            evaluated = await self._worker.ask(EvaluateRequest(), EvaluateReply)
+            evaluated = await self.worker.ask(EvaluateRequest(), EvaluateReply)
             took_s = evaluated.took_s
         finally:
-            self._pace.budget.took(self._context.now(), took_s)
+            self.pace.budget.took(self.context.now(), took_s)
         if evaluated.state == closed.state:
-            self._context.log.evaluated(closed.round, evaluated.val_bpb)
+            self.context.log.evaluated(closed.round, evaluated.val_bpb)

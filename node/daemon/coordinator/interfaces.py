@@ -200,72 +200,51 @@ class SlicedSet(Protocol):
 
 
 class SlicedSets(Protocol):
-    """What `ContributionSets` needs of reduced rounds."""
+    """What `ContributionSets` needs of reduced rounds. The bodies are those of a run without any."""
 
     def find(self, number: Round, names: tuple[Digest, ...]) -> SlicedSet | None:
         """Return the set if it is folded slice by slice here; None if whole payloads give the same bits."""
+        return None
 
     def forget(self, final: Round) -> None:
         """Stop fetching what is missing of rounds up to `final`."""
+        return
 
     def payloads(self, first: Round) -> set[Digest]:
         """Return the blobs of Reductions and fault proofs from round `first` on."""
+        return set()
 
     def forget_payloads(self, before: Round) -> set[Digest]:
         """Forget the rounds before `before`, which newer snapshots cover. Returns their blobs."""
+        return set()
 
 
 class RoundReducer(Protocol):
-    """This node's part in reduced rounds, as the driver sees it. `NoReduction` is for runs without."""
+    """This node's part in reduced rounds, as the driver sees it. The bodies are those of a run without any."""
 
     def is_reduced(self, number: int) -> bool:
         """Return whether reducers are known for a round, so that nobody reads its payloads as a whole."""
-
-    def add_entry(self, entry: Entry) -> None:
-        """Record a lawful entry of the ledger."""
-
-    def close_round(self, number: Round) -> None:
-        """The round machine closed a reduced round: find out what counts in it."""
-
-    def set_final(self, number: Round, names: tuple[Digest, ...]) -> None:
-        """The final set of a round is known; it decides the reducers of a later round."""
-
-    def step(self) -> None:
-        """Perform what is due at this time."""
-
-
-class NoReduction:
-    """The `RoundReducer` and `SlicedSets` of a run whose rounds are never reduced."""
-
-    def find(self, number: Round, names: tuple[Digest, ...]) -> None:
-        """Return None: no set is folded slice by slice."""
-
-    def forget(self, final: Round) -> None:
-        """Do nothing."""
-
-    def payloads(self, first: Round) -> set[Digest]:
-        """Return no blobs."""
-        return set()
-
-    def forget_payloads(self, before: Round) -> set[Digest]:
-        """Return no blobs."""
-        return set()
-
-    def is_reduced(self, number: int) -> bool:
-        """Return False."""
         return False
 
     def add_entry(self, entry: Entry) -> None:
-        """Ignore the entry."""
+        """Record a lawful entry of the ledger."""
+        return
 
     def close_round(self, number: Round) -> None:
-        """Ignore the round: the round machine closes no reduced round in such a run."""
+        """The round machine closed a reduced round: find out what counts in it."""
+        return
 
     def set_final(self, number: Round, names: tuple[Digest, ...]) -> None:
-        """Ignore the set."""
+        """The final set of a round is known; it decides the reducers of a later round."""
+        return
 
     def step(self) -> None:
-        """Do nothing."""
+        """Perform what is due at this time."""
+        return
+
+
+class NoReduction(SlicedSets, RoundReducer):
+    """Both, for a run whose rounds are never reduced."""
 
 
 # --- bounds ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ of a Reduction.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -56,34 +57,25 @@ def verification_of(path: Path, record: PayloadRecord) -> VerifyRequest:
     )
 
 
+@dataclass(kw_only=True)
 class PayloadFetcher:
     """Owns the downloads of payloads. One task per wanted payload, at most PARALLEL at work."""
 
-    def __init__(
-        self,
-        blobs: BlobSource,
-        *,
-        size_of: Callable[[PayloadRecord], int],
-        verify: Callable[[Path, PayloadRecord], Awaitable[None]],
-        start_task: Callable[[Coroutine[Any, Any, None], str], None],
-        post: Callable[[Callable[[], None]], None],
-        on_fault: Callable[[PeerId, AtollError], None],
-        on_disk_fault: Callable[[DiskFault], None],
-    ) -> None:
-        """`size_of` gives the one legal size. `verify` raises DecodeError for bytes that do not fit the record."""
-        self._blobs = blobs
-        self._size_of = size_of
-        self._verify = verify
-        self._start_task = start_task
-        self._post = post
-        self._on_fault = on_fault
-        self._on_disk_fault = on_disk_fault
-        self._listeners: list[Callable[[Digest], None]] = []
-        self._wanted: dict[Key, Round] = {}
-        self._void: dict[Key, Round] = {}
-        self._sound: set[Key] = set()
-        self._fetched: set[Digest] = set()
-        self._slots = asyncio.Semaphore(PARALLEL)
+    blobs: BlobSource
+    size_of: Callable[[PayloadRecord], int]
+    """Returns the one legal size of a payload in bytes."""
+    verify: Callable[[Path, PayloadRecord], Awaitable[None]]
+    """Raises DecodeError for bytes that do not fit the record."""
+    start_task: Callable[[Coroutine[Any, Any, None], str], None]
+    post: Callable[[Callable[[], None]], None]
+    on_fault: Callable[[PeerId, AtollError], None]
+    on_disk_fault: Callable[[DiskFault], None]
+    _listeners: list[Callable[[Digest], None]] = field(default_factory=list)
+    _wanted: dict[Key, Round] = field(default_factory=dict)
+    _void: dict[Key, Round] = field(default_factory=dict)
+    _sound: set[Key] = field(default_factory=set)
+    _fetched: set[Digest] = field(default_factory=set)
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL))
 
     def subscribe(self, listener: Callable[[Digest], None]) -> None:
         """Call `listener` with each wanted payload once it is held, or void. Listeners run in this order."""
@@ -91,7 +83,7 @@ class PayloadFetcher:
 
     def is_held(self, record: PayloadRecord) -> bool:
         """Return whether the record's payload can be folded now."""
-        return self._blobs.has_blob(record.payload) and self._key(record) in self._sound
+        return self.blobs.has_blob(record.payload) and self._key(record) in self._sound
 
     def is_void(self, record: PayloadRecord) -> bool:
         """Return whether the payload was verified, and does not fit the record."""
@@ -109,14 +101,14 @@ class PayloadFetcher:
         is_new = key not in self._wanted
         self._wanted[key] = max(record.round, self._wanted.get(key, record.round))
         if is_new:
-            self._start_task(self._fetch_until_held(record, author), f"payload {record.payload.hex()[:8]}")
+            self.start_task(self._fetch_until_held(record, author), f"payload {record.payload.hex()[:8]}")
 
     def forget(self, final: Round) -> None:
         """Stop getting the payloads of rounds up to `final`."""
         self._wanted = {key: number for key, number in self._wanted.items() if number > final}
         self._void = {key: number for key, number in self._void.items() if number > final}
-        self._sound = {key for key in self._sound if self._blobs.has_blob(key[0])}
-        self._fetched = {payload for payload in self._fetched if self._blobs.has_blob(payload)}
+        self._sound = {key for key in self._sound if self.blobs.has_blob(key[0])}
+        self._fetched = {payload for payload in self._fetched if self.blobs.has_blob(payload)}
 
     async def restore(self, record: PayloadRecord, author: PeerId) -> None:
         """Return when a payload that was held is whole: what the disk lost or damaged is fetched again."""
@@ -128,7 +120,7 @@ class PayloadFetcher:
             except DecodeError:
                 self._drop(record.payload)
             except DiskFault as error:
-                self._on_disk_fault(error)
+                self.on_disk_fault(error)
             except (AtollError, TimeoutError) as error:
                 log.debug("payload %s: %s", record.payload.hex()[:8], error)
             attempt += 1
@@ -150,14 +142,14 @@ class PayloadFetcher:
             self._refuse(record, author, error)
             return True
         except DiskFault as error:
-            self._on_disk_fault(error)
+            self.on_disk_fault(error)
             return False
         except (AtollError, TimeoutError) as error:
             log.debug("payload %s: %s", record.payload.hex()[:8], error)
             return False
         self._sound.add(key)
         if self._wanted.pop(key, None) is not None:
-            self._post(lambda: self._notify(record.payload))
+            self.post(lambda: self._notify(record.payload))
         return True
 
     def _refuse(self, record: PayloadRecord, author: PeerId, error: DecodeError) -> None:
@@ -167,37 +159,37 @@ class PayloadFetcher:
             self._void[key] = wanted
         if payload in self._fetched and not any(payload == sound[0] for sound in self._sound):
             self._drop(payload)  # else another record has the same payload
-        self._on_fault(author, error)
+        self.on_fault(author, error)
         if wanted is not None:
-            self._post(lambda: self._notify(payload))
+            self.post(lambda: self._notify(payload))
 
     def _notify(self, payload: Digest) -> None:
         for listener in self._listeners:
             listener(payload)
 
     async def _load(self, record: PayloadRecord, author: PeerId, attempt: int) -> None:
-        payload, size = record.payload, self._size_of(record)
+        payload, size = record.payload, self.size_of(record)
         async with asyncio.timeout(ATTEMPT_S):
-            if not self._blobs.has_blob(payload):
-                await self._blobs.fetch_blob(payload, self._holders(author, attempt, size), size)
+            if not self.blobs.has_blob(payload):
+                await self.blobs.fetch_blob(payload, self._holders(author, attempt, size), size)
                 self._fetched.add(payload)
-            await self._verify(self._blobs.blob_path(payload), record)
+            await self.verify(self.blobs.blob_path(payload), record)
 
     def _key(self, record: PayloadRecord) -> Key:
-        return record.payload, self._size_of(record), _rows_of(record), _slice_of(record)
+        return record.payload, self.size_of(record), _rows_of(record), _slice_of(record)
 
     def _drop(self, payload: Digest) -> None:
         try:
-            self._blobs.delete_blob(payload)
+            self.blobs.delete_blob(payload)
         except DiskFault as error:
-            self._on_disk_fault(error)
+            self.on_disk_fault(error)
 
     def _holders(self, author: PeerId, attempt: int, size_bytes: int) -> list[PeerId]:
         """Return the author; for a large payload, or on a second try, others too, in turn.
 
         An author that is not connected is dialled at every other try.
         """
-        near = self._blobs.neighbours()
+        near = self.blobs.neighbours()
         others = [peer for peer in near if peer != author]
         if size_bytes <= SMALL_BYTES:
             others = few_in_turn(others, attempt)

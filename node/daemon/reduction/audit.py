@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -40,34 +41,24 @@ ATTEMPTS = 5
 RETRY_S = 2.0
 
 
+@dataclass(kw_only=True)
 class Auditor:
     """Samples Reductions, checks proofs, and knows which Reductions are wrong."""
 
-    def __init__(
-        self,
-        net: Network,
-        ledger: ReductionLedger,
-        spool: Path,
-        *,
-        ask: Callable[[JudgeRequest, type[JudgeReply]], Awaitable[JudgeReply]],
-        publish: Callable[[Body], Entry | None],
-        on_fault: Callable[[PeerId, AtollError], None],
-        rng: random.Random,
-    ) -> None:
-        """`rng` chooses what is opened: reducers must not know it before they publish."""
-        self._net = net
-        self._ledger = ledger
-        self._spool = spool
-        self._ask = ask
-        self._publish = publish
-        self._on_fault = on_fault
-        self._rng = rng
-        self.wrong: frozenset[Digest] = frozenset()
-        self._reports: dict[tuple[PeerId, Digest], ReductionFault] = {}
-        self._openings_given: dict[tuple[PeerId, Digest], int] = {}
-        self._false_reporters: set[PeerId] = set()
-        """Peers that reported a fault without a valid proof."""
-        self._turns: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
+    net: Network
+    ledger: ReductionLedger
+    spool: Path
+    ask: Callable[[JudgeRequest, type[JudgeReply]], Awaitable[JudgeReply]]
+    publish: Callable[[Body], Entry | None]
+    on_fault: Callable[[PeerId, AtollError], None]
+    rng: random.Random
+    """Chooses what is opened: reducers must not know it before they publish."""
+    wrong: frozenset[Digest] = frozenset()
+    _reports: dict[tuple[PeerId, Digest], ReductionFault] = field(default_factory=dict)
+    _openings_given: dict[tuple[PeerId, Digest], int] = field(default_factory=dict)
+    _false_reporters: set[PeerId] = field(default_factory=set)
+    """Peers that reported a fault without a valid proof."""
+    _turns: WeakValueDictionary[PeerId, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def add_report(self, author: PeerId, fault: ReductionFault) -> bool:
         """Record a reported fault. Returns whether to check it: one report of an author about each Reduction."""
@@ -87,36 +78,36 @@ class Auditor:
         """Forget the rounds before this one, whose payloads are dropped."""
         self._reports = {key: fault for key, fault in self._reports.items() if fault.round >= before}
         given = self._openings_given.items()
-        self._openings_given = {key: count for key, count in given if key[1] in self._ledger.claims}
+        self._openings_given = {key: count for key, count in given if key[1] in self.ledger.claims}
 
     async def sample(self, parts: tuple[EffectiveSlice, ...]) -> None:
         """Open random chunks of a round's Reductions, as many as the run's share of the traffic allows."""
         claims = [part.reduced for part in parts if part.reduced is not None]
-        theirs = [claim for claim in claims if claim.author != self._ledger.me]
+        theirs = [claim for claim in claims if claim.author != self.ledger.me]
         for _ in range(self._draws(claims) if theirs else 0):
-            await self._open(self._rng.choice(theirs))
+            await self._open(self.rng.choice(theirs))
 
     def _draws(self, claims: list[Claim]) -> int:
         """Return how many chunks to open in a round: their traffic is the run's share of what members exchange."""
-        rules, share = self._ledger.rules, self._ledger.spec.sample_256 / 256
+        rules, share = self.ledger.rules, self.ledger.spec.sample_256 / 256
         traffic = sum(payload_bytes("sparse2", rules.chunks, k) for k in (rules.k, rules.reduced_k))
-        members = max((len(self._ledger.covered(claim)) for claim in claims), default=1)
+        members = max((len(self.ledger.covered(claim)) for claim in claims), default=1)
         wanted = share * traffic / opening_max_bytes(rules, members)
         # The fraction is drawn too. Rounding would never audit a run whose share is below one opening a round.
-        return min(MAX_OPENINGS, int(wanted) + (self._rng.random() < wanted % 1.0))
+        return min(MAX_OPENINGS, int(wanted) + (self.rng.random() < wanted % 1.0))
 
     async def _open(self, claim: Claim) -> None:
         # A reducer that does not answer is not proven wrong: it may be gone, or busy.
-        covered, span = self._ledger.covered(claim), claim.body.span
-        cap = opening_max_bytes(self._ledger.rules, len(covered))
-        ask = OpeningAsk(claim.entry, self._rng.randrange(span.start, span.stop))
+        covered, span = self.ledger.covered(claim), claim.body.span
+        cap = opening_max_bytes(self.ledger.rules, len(covered))
+        ask = OpeningAsk(claim.entry, self.rng.randrange(span.start, span.stop))
         try:
             async with asyncio.timeout(ANSWER_S):
-                data = await self._net.ask_peer(claim.author, codec.encode(ask), cap)
+                data = await self.net.ask_peer(claim.author, codec.encode(ask), cap)
             if data:
                 await self._judge(claim, covered, codec.decode(data, Opening, max_bytes=cap), ask.chunk)
         except PeerFault as error:
-            self._on_fault(claim.author, error)
+            self.on_fault(claim.author, error)
         except (AtollError, TimeoutError) as error:
             log.debug("an opening of %s: %s", claim.author, error)
 
@@ -125,19 +116,19 @@ class Auditor:
         if opening.chunk != chunk:
             raise DecodeError("opening: of another chunk than was asked for")
         proof = codec.encode(self._proof(claim, covered, opening))
-        path = self._spool / f"{claim.entry.hex()}-{chunk}.proof"
+        path = self.spool / f"{claim.entry.hex()}-{chunk}.proof"
         # A file, because the worker judges it beside training, with the code that will check it on other nodes.
         write_whole(path, proof)
         try:
-            if (await self._ask(JudgeRequest(str(path), claim.entry), JudgeReply)).wrong:
-                blob = self._net.add_blob(path)
-                self._publish(ReductionFault(claim.body.round, claim.entry, blob))
+            if (await self.ask(JudgeRequest(str(path), claim.entry), JudgeReply)).wrong:
+                blob = self.net.add_blob(path)
+                self.publish(ReductionFault(claim.body.round, claim.entry, blob))
         finally:
             path.unlink(missing_ok=True)
 
     def _proof(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening) -> FaultProof:
         # The proof holds every signed entry that it depends on, so that a node with another ledger can check it.
-        entries, previous = self._ledger.entries, Digest(claim.body.previous)
+        entries, previous = self.ledger.entries, Digest(claim.body.previous)
         if previous and previous not in entries:
             raise DecodeError("opening: of a Reduction that continues an unknown one")
         return FaultProof(
@@ -165,7 +156,7 @@ class Auditor:
                 is_wrong = await self._check_once(author, fault)
             except PeerFault as error:
                 self._false_reporters.add(author)
-                self._on_fault(author, error)
+                self.on_fault(author, error)
                 return False
             except (AtollError, TimeoutError) as error:
                 # Not the reporter's fault: it may be unreachable, or this node's worker may have died.
@@ -176,21 +167,21 @@ class Auditor:
                 self.wrong |= {fault.reduction}
             else:
                 self._false_reporters.add(author)
-                self._on_fault(author, DecodeError("a proof of a fault that proves nothing"))
+                self.on_fault(author, DecodeError("a proof of a fault that proves nothing"))
             return is_wrong
         return False
 
     async def _check_once(self, author: PeerId, fault: ReductionFault) -> bool:
-        cap, was_held = proof_max_bytes(self._ledger.rules, MAX_SET), self._net.has_blob(fault.proof)
+        cap, was_held = proof_max_bytes(self.ledger.rules, MAX_SET), self.net.has_blob(fault.proof)
         if not was_held:
             async with asyncio.timeout(ANSWER_S):
-                await self._net.fetch_blob(fault.proof, peers_to_ask(author, self._net), cap)
+                await self.net.fetch_blob(fault.proof, peers_to_ask(author, self.net), cap)
         is_wrong = False
         try:
-            ask = JudgeRequest(str(self._net.blob_path(fault.proof)), fault.reduction)
-            is_wrong = (await self._ask(ask, JudgeReply)).wrong
+            ask = JudgeRequest(str(self.net.blob_path(fault.proof)), fault.reduction)
+            is_wrong = (await self.ask(ask, JudgeReply)).wrong
         finally:
             # A blob that was here before has another use. A valid proof stays: this node serves it to others.
             if not is_wrong and not was_held:
-                self._net.delete_blob(fault.proof)
+                self.net.delete_blob(fault.proof)
         return is_wrong

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from atoll.node.daemon.reduction.audit import Auditor
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.node.daemon.reduction.reduced_set import ReducedSet, SliceStore
-from atoll.node.daemon.reduction.row_fetcher import RowFetcher
+from atoll.node.daemon.reduction.row_fetcher import RowFetcher, RowStore
 from atoll.node.daemon.rounds.types import PayloadHeld, ReductionPlanned, SetResolved
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -39,86 +40,73 @@ MIN_PATIENCE_S = 3.0
 RETRY_S = 1.0
 
 
+@dataclass(slots=True)
 class OpenRound:
     """One reduced round that is not final."""
 
-    def __init__(self, state: reduction_machine.State) -> None:
-        self.state = state
-        self.closed_at: float | None = None
-        self.impatient_at: float | None = None
-        self.parts: dict[tuple[Digest, ...], tuple[EffectiveSlice, ...]] = {}
-        """What counts in the sets that this node made."""
+    state: reduction_machine.State
+    closed_at: float | None = None
+    impatient_at: float | None = None
+    parts: dict[tuple[Digest, ...], tuple[EffectiveSlice, ...]] = field(default_factory=dict)
+    """What counts in the sets that this node made."""
 
 
+@dataclass(kw_only=True)
 class ReductionCoordinator:
-    """Runs the machines of all open reduced rounds. Implements `RoundReducer` and `SlicedSets`."""
+    """Runs the machines of all open reduced rounds. Implements `RoundReducer` and `SlicedSets`: see there."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        net: Network,
-        spool: Path,
-        *,
-        queue: EventQueue,
-        machines: Machines,
-        worker: WorkerClient,
-        guard: FaultGuard,
-        payloads: PayloadFetcher,
-        contributions: ContributionIndex,
-        applied: Callable[[], Round],
-        on_rows: Callable[[], None],
-        rng: random.Random,
-    ) -> None:
-        """For a run that has `reduce`. `payloads` fetches the payloads of Reductions too.
+    context: RunContext
+    net: Network
+    spool: Path
+    queue: EventQueue
+    machines: Machines
+    worker: WorkerClient
+    guard: FaultGuard
+    fetcher: PayloadFetcher
+    """Fetches the payloads of Reductions too."""
+    contributions: ContributionIndex
+    applied: Callable[[], Round]
+    """Returns the newest round in the worker's Θ_final."""
+    on_rows: Callable[[], None]
+    """Called when wanted rows are here."""
+    rng: random.Random
+    """Chooses the chunks to audit: reducers must not be able to foresee it."""
+    _rounds: dict[int, OpenRound] = field(default_factory=dict)
+    _reducing: set[int] = field(default_factory=set)
+    _reported_faults: list[tuple[PeerId, ReductionFault]] = field(default_factory=list)
 
-        `applied` returns the newest round in the worker's Θ_final. `on_rows` is called when wanted rows are here.
-        `rng` chooses the chunks to audit: reducers must not be able to foresee it.
-        """
-        assert context.spec.reduce is not None, "a run without `reduce` gets NoReduction"
-        self._context = context
-        self._net = net
-        self._queue = queue
-        self._machines = machines
-        self._worker = worker
-        self._guard = guard
-        self._payloads = payloads
-        self._contributions = contributions
-        self._applied = applied
-        self._on_rows = on_rows
-        self.ledger = ReductionLedger(context.me, rules_of(context.spec), context.spec.reduce)
+    def __post_init__(self) -> None:
+        spec = self.context.spec
+        assert spec.reduce is not None, "a run without `reduce` gets NoReduction"
+        self.ledger = ReductionLedger(self.context.me, rules_of(spec), spec.reduce)
         self._rows = RowFetcher(
-            net,
-            self.ledger,
-            payloads,
-            spool / "rows",
-            start_task=queue.start_task,
-            on_fault=guard.blame,
-            on_disk_fault=guard.on_disk_fault,
+            net=self.net,
+            ledger=self.ledger,
+            payloads=self.fetcher,
+            store=RowStore(self.spool / "rows"),
+            start_task=self.queue.start_task,
+            on_fault=self.guard.blame,
+            on_disk_fault=self.guard.on_disk_fault,
         )
         self._auditor = Auditor(
-            net,
-            self.ledger,
-            spool,
-            ask=worker.ask,
-            publish=guard.publish,
-            on_fault=guard.blame,
-            rng=rng,
+            net=self.net,
+            ledger=self.ledger,
+            spool=self.spool,
+            ask=self.worker.ask,
+            publish=self.guard.publish,
+            on_fault=self.guard.blame,
+            rng=self.rng,
         )
-        self._store = SliceStore(net, self.ledger, payloads, self._rows)
-        self._rounds: dict[int, OpenRound] = {}
-        self._reducing: set[int] = set()
-        self._reported_faults: list[tuple[PeerId, ReductionFault]] = []
-        payloads.subscribe(self._on_payload)
-        net.answer_by(self._answer)
+        self._store = SliceStore(self.net, self.ledger, self.fetcher, self._rows)
+        self.fetcher.subscribe(self._on_payload)
+        self.net.answer_by(self._answer)
 
     # --- RoundReducer -----------------------------------------------------------------------------
 
     def is_reduced(self, number: int) -> bool:
-        """Return whether reducers are known for a round, so that nobody reads its payloads as a whole."""
         return bool(self.ledger.plan(number).reducers)
 
     def add_entry(self, entry: Entry) -> None:
-        """Record a lawful entry of the ledger."""
         known = self.ledger.add(entry)
         if isinstance(known, Offer):
             self._feed_offer(entry.body.round, known)
@@ -130,18 +118,16 @@ class ReductionCoordinator:
             self._reported_faults.append((entry.author, entry.body))
 
     def set_final(self, number: Round, names: tuple[Digest, ...]) -> None:
-        """The final set of a round is known; it decides the reducers of a later round."""
         self.ledger.decide(number, names)
 
     def close_round(self, number: Round) -> None:
-        """The round machine closed a reduced round: find out what counts in it."""
         if number in self._rounds:
-            self._rounds[number].closed_at = self._context.now()
+            self._rounds[number].closed_at = self.context.now()
             self._feed(number, reduction_machine.Collected())
 
     def step(self) -> None:
         """Open rounds whose plan is known by now, lose patience with reducers, check reported faults."""
-        last = self._machines.finality.last_final
+        last = self.machines.finality.last_final
         for number in [at for at in self._rounds if at <= last]:
             del self._rounds[number]
         # A final set names the reducers `gap` rounds later, so no plan can be known beyond that.
@@ -151,19 +137,18 @@ class ReductionCoordinator:
         for number in list(self._rounds):
             self._lose_patience(number)
         for author, fault in self._reported_faults:
-            if fault.round > last and self._worker.is_ready:
-                self._queue.start_task(self._check_fault(author, fault), "fault")
+            if fault.round > last and self.worker.is_ready:
+                self.queue.start_task(self._check_fault(author, fault), "fault")
         # A fault in a final round is moot. The others wait for a worker, which is what checks a proof.
-        waits = not self._worker.is_ready
+        waits = not self.worker.is_ready
         self._reported_faults = [one for one in self._reported_faults if one[1].round > last and waits]
 
     # --- SlicedSets -------------------------------------------------------------------------------
 
     def find(self, number: Round, names: tuple[Digest, ...]) -> ReducedSet | None:
-        """Return the set if it is folded slice by slice here; None if whole payloads give the same bits."""
         has_reduction = any(name in self.ledger.claims for name in names)
         # Without a Reduction all rows count raw, and a node that holds the whole payloads needs no slices.
-        is_whole = all(self._contributions.is_held(entry) for entry, _, _ in self._contributions.find(names))
+        is_whole = all(self.contributions.is_held(entry) for entry, _, _ in self.contributions.find(names))
         if not has_reduction and (is_whole or not self.is_reduced(number)):
             return None
         return ReducedSet(
@@ -172,29 +157,26 @@ class ReductionCoordinator:
             parts_of=self._parts_of,
             fetch_part=self._fetch_part,
             store=self._store,
-            worker=self._worker,
-            guard=self._guard,
-            log=self._context.log,
-            applied=self._applied,
+            worker=self.worker,
+            guard=self.guard,
+            log=self.context.log,
+            applied=self.applied,
         )
 
     def forget(self, final: Round) -> None:
-        """Stop fetching rows of rounds up to `final`."""
         self._rows.forget(final)
 
     def payloads(self, first: Round) -> set[Digest]:
-        """Return the blobs of Reductions and fault proofs from round `first` on."""
         return self.ledger.reduced_payloads(first) | self._auditor.proofs(first)
 
     def forget_payloads(self, before: Round) -> set[Digest]:
-        """Forget the rounds before `before`, which newer snapshots cover. Returns their blobs."""
         old = self.payloads(Round(0)) - self.payloads(before)
         self.ledger.forget(before)
         self._auditor.forget(before)
         try:
             self._rows.store.keep_only(self.ledger.entries.keys())
         except DiskFault as error:
-            self._guard.on_disk_fault(error)
+            self.guard.on_disk_fault(error)
         return old
 
     def _parts_of(self, number: Round, names: tuple[Digest, ...]) -> tuple[EffectiveSlice, ...] | None:
@@ -205,7 +187,7 @@ class ReductionCoordinator:
 
     def _fetch_part(self, number: Round, part: EffectiveSlice) -> None:
         if part.reduced is not None:
-            self._payloads.fetch(part.reduced.body, part.reduced.author)
+            self.fetcher.fetch(part.reduced.body, part.reduced.author)
         for offer in part.raw:
             if not self._rows.store.has(offer.entry, part.span):
                 self._fetch_rows(number, offer, part.span)
@@ -215,7 +197,7 @@ class ReductionCoordinator:
     def _open(self, number: int) -> None:
         plan = self.ledger.plan(number)
         self._rounds[number] = OpenRound(reduction_machine.State(self.ledger.me, Round(number), plan))
-        self._machines.feed_round(ReductionPlanned(Round(number), self._context.now()))
+        self.machines.feed_round(ReductionPlanned(Round(number), self.context.now()))
         # Faults before Reductions, so that a wrong one is never asked for.
         for entry in self._auditor.wrong:
             self._feed(number, reduction_machine.Wrong(entry))
@@ -235,8 +217,8 @@ class ReductionCoordinator:
 
     def _report_held(self, offer: Offer) -> None:
         """Tell the round machine that all this node needs of a contribution before its round closes is here."""
-        held = PayloadHeld(offer.entry, self.ledger.contribution(offer.entry).round, self._context.now())
-        self._queue.post(lambda: self._machines.feed_round(held))
+        held = PayloadHeld(offer.entry, self.ledger.contribution(offer.entry).round, self.context.now())
+        self.queue.post(lambda: self.machines.feed_round(held))
 
     def _feed(self, number: int, event: reduction_machine.Event) -> None:
         open_round = self._rounds.get(number)
@@ -248,8 +230,8 @@ class ReductionCoordinator:
                 case reduction_machine.FetchRows(offer, span):
                     self._fetch_rows(number, offer, span)
                 case reduction_machine.FetchReduction(claim):
-                    self._payloads.fetch(claim.body, claim.author)
-                    self._queue.post(partial(self._check_claim, claim))  # perhaps it is held already
+                    self.fetcher.fetch(claim.body, claim.author)
+                    self.queue.post(partial(self._check_claim, claim))  # perhaps it is held already
                 case reduction_machine.ReduceSlice(span, offers):
                     self._start_reducing(number, span, offers)
                 case reduction_machine.FoldSlices(parts, entries):
@@ -262,27 +244,27 @@ class ReductionCoordinator:
         number, is_first = open_round.state.number, not open_round.parts
         # Kept by set: the fold asks for it by its entries, and an older set may still be in the worker's hands.
         open_round.parts[entries] = parts
-        known = SetResolved(number, entries, self._context.now())
-        self._queue.post(lambda: self._machines.feed_round(known))
+        known = SetResolved(number, entries, self.context.now())
+        self.queue.post(lambda: self.machines.feed_round(known))
         reduced = sum(part.reduced is not None for part in parts)
-        self._context.log.event("slices", round=number, reduced=reduced, raw=len(parts) - reduced)
+        self.context.log.event("slices", round=number, reduced=reduced, raw=len(parts) - reduced)
         if is_first:
-            self._queue.start_task(self._auditor.sample(parts), f"open {number}")
+            self.queue.start_task(self._auditor.sample(parts), f"open {number}")
 
     def _lose_patience(self, number: int) -> None:
         """End the wait for reducers, then for rows that nobody gives: an author may be dead, or lie."""
-        open_round, now = self._rounds[number], self._context.now()
+        open_round, now = self._rounds[number], self.context.now()
         if open_round.closed_at is None:
             return
         spans, plan = reduction_machine.missing_slices(open_round.state), open_round.state.plan
-        live = {*self._machines.round.members, self.ledger.me}
+        live = {*self.machines.round.members, self.ledger.me}
         is_coming = any(plan.reducers[plan.spans.index(span)] in live for span in spans)
-        patience_s = max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self._machines.round.train_s)
+        patience_s = max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.machines.round.train_s)
         if open_round.impatient_at is None and (not is_coming or now - open_round.closed_at >= patience_s):
             open_round.impatient_at = now
             self._feed(number, reduction_machine.PatienceOver())
         # One lease: by then a dead holder has left the membership, and nobody else is expected to serve the rows.
-        gone_at = (open_round.impatient_at or now) + self._context.spec.pace.lease_s
+        gone_at = (open_round.impatient_at or now) + self.context.spec.pace.lease_s
         if now >= gone_at and not open_round.parts:
             self._give_up(number, open_round, now)
 
@@ -299,7 +281,7 @@ class ReductionCoordinator:
 
     def _fetch_rows(self, number: int, offer: Offer, span: Span) -> None:
         def on_held() -> None:
-            self._queue.post(lambda: self._on_rows_held(number, offer, span))
+            self.queue.post(lambda: self._on_rows_held(number, offer, span))
 
         self._rows.fetch(number, offer, span, on_held)
 
@@ -307,7 +289,7 @@ class ReductionCoordinator:
         self._feed(number, reduction_machine.RowsHeld(offer.entry, span))
         if self.ledger.plan(number).span_of(self.ledger.me) == span and number in self._rounds:
             self._report_held(offer)
-        self._on_rows()
+        self.on_rows()
 
     def _on_payload(self, payload: Digest) -> None:
         """A payload is held or void: look at every Reduction that names it."""
@@ -315,9 +297,9 @@ class ReductionCoordinator:
             self._check_claim(claim)
 
     def _check_claim(self, claim: Claim) -> None:
-        if self._payloads.is_void(claim.body) and claim.entry not in self._auditor.wrong:
+        if self.fetcher.is_void(claim.body) and claim.entry not in self._auditor.wrong:
             self._on_wrong(claim.entry)
-        elif self._payloads.is_held(claim.body):
+        elif self.fetcher.is_held(claim.body):
             self._feed(claim.body.round, reduction_machine.ReductionHeld(claim.entry))
 
     # --- this node's slice ------------------------------------------------------------------------
@@ -325,7 +307,7 @@ class ReductionCoordinator:
     def _start_reducing(self, number: int, span: Span, offers: tuple[Offer, ...]) -> None:
         if number not in self._reducing:
             self._reducing.add(number)
-            self._queue.start_task(self._reduce(number, span, offers), f"reduce {number}")
+            self.queue.start_task(self._reduce(number, span, offers), f"reduce {number}")
 
     async def _reduce(self, number: int, span: Span, offers: tuple[Offer, ...]) -> None:
         """Reduce and publish; again with the next worker if this one dies, until it is too late."""
@@ -333,12 +315,12 @@ class ReductionCoordinator:
         while number in self._rounds and self.ledger.ours(number) is None:
             # In one life the worker reduces a round once, and repeats that reply. So the offers stay fixed for a
             # life: to claim rows that came later would be proven wrong.
-            if life != self._worker.lives:
+            if life != self.worker.lives:
                 here = [offer for offer in sorted(offers) if self._rows.has(offer, span)]
-                life = self._worker.lives
+                life = self.worker.lives
             try:
                 request = self._reduce_request(number, span, here)
-                done = await self._worker.ask_until_saved(request, ReduceReply)
+                done = await self.worker.ask_until_saved(request, ReduceReply)
                 if self._publish(number, span, here, done):
                     return
             except (DecodeError, CorruptFault):
@@ -361,7 +343,7 @@ class ReductionCoordinator:
 
     def _publish(self, number: int, span: Span, offers: list[Offer], done: ReduceReply) -> bool:
         """Return whether nothing is left to do: False if the disk refused the record. Raises DiskFault."""
-        blob = self._net.add_blob(Path(done.path))
+        blob = self.net.add_blob(Path(done.path))
         # A file that the disk changed cannot be repaired: the worker has gone on from this Reduction.
         if blob != done.payload or number not in self._rounds:
             return True
@@ -378,13 +360,13 @@ class ReductionCoordinator:
             kept=done.kept,
             previous=before.entry if before else b"",
         )
-        return self._guard.publish(body) is not None
+        return self.guard.publish(body) is not None
 
     # --- faults, and questions of others ----------------------------------------------------------
 
     async def _check_fault(self, author: PeerId, fault: ReductionFault) -> None:
         if await self._auditor.check(author, fault):
-            self._context.log.event("reduction_wrong", round=fault.round, entry=fault.reduction.hex())
+            self.context.log.event("reduction_wrong", round=fault.round, entry=fault.reduction.hex())
             self._on_wrong(fault.reduction)
 
     def _on_wrong(self, entry: Digest) -> None:
@@ -393,7 +375,7 @@ class ReductionCoordinator:
         for number in list(self._rounds):
             self._feed(number, reduction_machine.Wrong(entry))
         for doubted in self.ledger.tainted([entry]):
-            self._machines.feed_finality(ReductionRefuted(doubted))
+            self.machines.feed_finality(ReductionRefuted(doubted))
 
     async def _answer(self, peer: PeerId, question: bytes) -> bytes:
         ask = decode_ask(question)
@@ -403,10 +385,10 @@ class ReductionCoordinator:
         if claim is None or claim.author != self.ledger.me or not claim.body.span.holds(ask.chunk):
             return b""
         # The worker forgets how it reduced a round once the round is final.
-        if claim.body.round <= self._applied() or not self._auditor.may_ask(peer, claim):
+        if claim.body.round <= self.applied() or not self._auditor.may_ask(peer, claim):
             return b""
         try:
-            opened = await self._worker.ask(OpenRequest(claim.body.round, ask.chunk), OpenReply)
+            opened = await self.worker.ask(OpenRequest(claim.body.round, ask.chunk), OpenReply)
         except AtollError as error:
             log.debug("an opening for …%s: %s", peer[-6:], error)
             return b""

@@ -5,6 +5,7 @@ contributions that its Reductions cover.
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from atoll.node.daemon.reduction.effective_set import (
     EffectiveSlice,
@@ -22,20 +23,20 @@ REMEMBERED = 128
 """Rounds for which plans and Reductions stay known after their payloads are dropped: later ones continue them."""
 
 
+@dataclass(slots=True)
 class ReductionLedger:
     """Contributions and Reductions by round, and the plans that follow from final sets."""
 
-    def __init__(self, me: PeerId, rules: ReductionRules, spec: ReduceSpec) -> None:
-        self.me = me
-        self.rules = rules
-        self.spec = spec
-        self.entries: dict[Digest, Entry] = {}
-        """Contributions and Reductions."""
-        self.claims: dict[Digest, Claim] = {}
-        """Reductions by entry id, at most one for each author and round: the first in the author's feed."""
-        self._claimed: set[tuple[PeerId, int]] = set()
-        self._offers: dict[int, dict[Digest, Offer]] = {}
-        self._plans: dict[int, SlicePlan] = {}
+    me: PeerId
+    rules: ReductionRules
+    spec: ReduceSpec
+    entries: dict[Digest, Entry] = field(default_factory=dict)
+    """Contributions and Reductions."""
+    claims: dict[Digest, Claim] = field(default_factory=dict)
+    """Reductions by entry id, at most one for each author and round: the first in the author's feed."""
+    _claimed: set[tuple[PeerId, int]] = field(default_factory=set)
+    _offers: dict[int, dict[Digest, Offer]] = field(default_factory=dict)
+    _plans: dict[int, SlicePlan] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> Offer | Claim | None:
         """Record an entry. Returns the contribution or the Reduction that it is; None if it does not count."""

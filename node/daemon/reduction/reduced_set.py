@@ -61,7 +61,7 @@ class SliceStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReducedSet:
-    """One set of contributions and Reductions of a reduced round. Implements `SlicedSet`."""
+    """One set of contributions and Reductions of a reduced round. Implements `SlicedSet`: see there."""
 
     number: Round
     names: tuple[Digest, ...]
@@ -76,11 +76,9 @@ class ReducedSet:
     applied: Callable[[], Round]
 
     def is_available(self) -> bool:
-        """Return whether everything that the set needs is on disk."""
         return self._slices() is not None
 
     def fetch(self) -> None:
-        """Start fetching whatever is missing."""
         parts = self.parts_of(self.number, self.names)
         if parts is None:
             self.store.net.sync_soon()
@@ -88,7 +86,6 @@ class ReducedSet:
             self.fetch_part(self.number, part)
 
     def counted(self) -> tuple[Counted, ...] | None:
-        """Return what of this node counts in the set; None if a Reduction covers what the ledger lacks."""
         ledger = self.store.ledger
         claims = [ledger.claims[name] for name in self.names if name in ledger.claims]
         reduced = [Counted(one.body.payload, (), self.number) for one in claims if one.author == ledger.me]
@@ -104,7 +101,6 @@ class ReducedSet:
         return (*(Counted(ledger.contribution(entry).payload, spans, self.number) for entry in mine), *reduced)
 
     async def ask(self, request_of: RequestOf, kind: type[A]) -> A:
-        """Ask the worker for work on the set once all of it is here. Raises WorkerDied, Superseded."""
         life = self.worker.lives
         while True:
             slices = self._slices()

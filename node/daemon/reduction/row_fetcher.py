@@ -7,6 +7,7 @@ until their round is final.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,31 +83,21 @@ def _read_name(name: str) -> tuple[Digest, Span] | None:
         return None
 
 
+@dataclass(kw_only=True)
 class RowFetcher:
     """Owns the rows on disk and all downloads of rows."""
 
-    def __init__(
-        self,
-        net: Network,
-        ledger: ReductionLedger,
-        payloads: PayloadFetcher,
-        folder: Path,
-        *,
-        start_task: Callable[[Coroutine[Any, Any, None], str], None],
-        on_fault: Callable[[PeerId, AtollError], None],
-        on_disk_fault: Callable[[DiskFault], None],
-    ) -> None:
-        """`payloads` knows the whole payloads that are held; rows are cut out of them. `folder`: for rows."""
-        self._net = net
-        self._ledger = ledger
-        self._payloads = payloads
-        self._start_task = start_task
-        self._on_fault = on_fault
-        self._on_disk_fault = on_disk_fault
-        self.store = RowStore(folder)
-        self._wanted: dict[tuple[Digest, Span], int] = {}
-        self._tree: tuple[Digest, RowTree] | None = None
-        self._slots = asyncio.Semaphore(PARALLEL)
+    net: Network
+    ledger: ReductionLedger
+    payloads: PayloadFetcher
+    """Knows the whole payloads that are held; rows are cut out of them."""
+    store: RowStore
+    start_task: Callable[[Coroutine[Any, Any, None], str], None]
+    on_fault: Callable[[PeerId, AtollError], None]
+    on_disk_fault: Callable[[DiskFault], None]
+    _wanted: dict[tuple[Digest, Span], int] = field(default_factory=dict)
+    _tree: tuple[Digest, RowTree] | None = None
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL))
 
     def has(self, offer: Offer, span: Span) -> bool:
         """Return whether rows of a contribution are on disk, cut out or within a whole payload."""
@@ -118,7 +109,7 @@ class RowFetcher:
             if rows is not None:
                 self.store.put(offer.entry, span, rows)
         except DiskFault as error:
-            self._on_disk_fault(error)
+            self.on_disk_fault(error)
             return False
         return rows is not None
 
@@ -128,7 +119,7 @@ class RowFetcher:
             on_held()
         elif (offer.entry, span) not in self._wanted:
             self._wanted[offer.entry, span] = number
-            self._start_task(self._fetch_until_held(offer, span, on_held), f"rows {number}")
+            self.start_task(self._fetch_until_held(offer, span, on_held), f"rows {number}")
 
     def forget(self, final: int) -> None:
         """Stop getting rows of rounds up to `final`."""
@@ -144,19 +135,19 @@ class RowFetcher:
         Nothing is written to the disk: a peer may name any span.
         """
         start, stop = ask.span
-        if not 0 <= start < stop <= self._ledger.rules.chunks:
+        if not 0 <= start < stop <= self.ledger.rules.chunks:
             raise DecodeError("rows: a span outside the arena")
         offer = next((o for o in self._known(ask.contribution)), None)
         try:
             return b"" if offer is None else self._rows_now(offer, ask.span)
         except DiskFault as error:
-            self._on_disk_fault(error)
+            self.on_disk_fault(error)
             return b""
 
     def _known(self, entry: Digest) -> Iterator[Offer]:
-        if entry in self._ledger.entries and entry not in self._ledger.claims:
-            number = self._ledger.contribution(entry).round
-            yield from (offer for offer in self._ledger.offers(number) if offer.entry == entry)
+        if entry in self.ledger.entries and entry not in self.ledger.claims:
+            number = self.ledger.contribution(entry).round
+            yield from (offer for offer in self.ledger.offers(number) if offer.entry == entry)
 
     def _rows_now(self, offer: Offer, span: Span) -> bytes:
         """Return encoded rows; empty if they are not here. Raises DiskFault."""
@@ -169,8 +160,8 @@ class RowFetcher:
     def _cut(self, offer: Offer, span: Span) -> bytes | None:
         """Return rows cut out of a whole payload; None if it is not here. Raises DiskFault."""
         # Only a payload that was verified: rows of another one would be refused, and their sender blamed.
-        record = self._ledger.contribution(offer.entry)
-        if not self._payloads.is_held(record):
+        record = self.ledger.contribution(offer.entry)
+        if not self.payloads.is_held(record):
             return None
         try:
             tree = self._tree_of(record.payload)
@@ -184,7 +175,7 @@ class RowFetcher:
     def _tree_of(self, payload: Digest) -> RowTree:
         # The newest tree is kept: all reducers ask for their parts of the same payload at the same time.
         if self._tree is None or self._tree[0] != payload:
-            path, rules = self._net.blob_path(payload), self._ledger.rules
+            path, rules = self.net.blob_path(payload), self.ledger.rules
             with disk(path):
                 data = path.read_bytes()
             self._tree = (payload, RowTree(data, Layout("sparse2", rules.chunks, rules.k)))
@@ -198,7 +189,7 @@ class RowFetcher:
                 async with self._slots, asyncio.timeout(ATTEMPT_S):
                     is_done = await self._attempt(offer, span, attempt)
             except DiskFault as error:
-                self._on_disk_fault(error)
+                self.on_disk_fault(error)
             except (AtollError, TimeoutError) as error:
                 log.debug("rows of %s: %s", offer.author, error)
             else:
@@ -211,17 +202,17 @@ class RowFetcher:
             await asyncio.sleep(pause_s(attempt))
 
     async def _attempt(self, offer: Offer, span: Span, attempt: int) -> bool:
-        rules, root = self._ledger.rules, self._ledger.contribution(offer.entry).rows
+        rules, root = self.ledger.rules, self.ledger.contribution(offer.entry).rows
         cap = rows_max_bytes(span, rules.chunks, rules.k)
         for peer in self._holders(offer.author, attempt):
             try:
-                data = await self._net.ask_peer(peer, codec.encode(RowsAsk(offer.entry, span)), cap)
+                data = await self.net.ask_peer(peer, codec.encode(RowsAsk(offer.entry, span)), cap)
                 if not data:  # no fault: the peer may have forgotten the round
                     continue
                 answer = codec.decode(data, RowsAnswer, max_bytes=cap)
                 checked_rows(root, rules.chunks, rules.k, span, answer.rows, answer.path)
             except DecodeError as error:
-                self._on_fault(peer, error)
+                self.on_fault(peer, error)
                 continue
             except Unreachable as error:
                 log.debug("rows of %s: %s", offer.author, error)
@@ -232,5 +223,5 @@ class RowFetcher:
 
     def _holders(self, author: PeerId, attempt: int) -> list[PeerId]:
         # The author surely has the rows. Another peer has them only if it needed them, or the whole payload.
-        others = [peer for peer in self._net.neighbours() if peer != author]
+        others = [peer for peer in self.net.neighbours() if peer != author]
         return [author, *(few_in_turn(others, attempt) if attempt else ())]

@@ -106,9 +106,8 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     # same, and an author cannot make the others fetch and fold its round again and again.
     if event.author in book.authors.values():
         return state, []
-    book = RoundBook(
-        {**book.authors, event.entry: event.author}, book.held | ({event.entry} if event.held else set())
-    )
+    held = book.held | {event.entry} if event.held else book.held
+    book = RoundBook({**book.authors, event.entry: event.author}, held)
     state = replace(state, books={**state.books, body.round: book})
     if event.author == state.config.me:
         state = replace(state, unannounced=_unannounced_but(state, body.round))

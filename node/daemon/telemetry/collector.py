@@ -6,6 +6,7 @@ which, so the daemon samples the round's state every SAMPLE_S and splits idle ti
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.telemetry.goodput import GoodputAccount, IdleReason
@@ -18,22 +19,19 @@ _TRANSFER_PHASES = (Phase.CATCH_UP, Phase.TRAIN, Phase.COLLECT)
 """Phases that payloads can hold up. In a pause, or while members gather, nothing waits for a transfer."""
 
 
+@dataclass
 class GoodputCollector:
     """Connects the worker's supervisor, the round machine and the round log to the node's time account."""
 
-    def __init__(
-        self,
-        log: RoundLog,
-        now: Callable[[], float],
-        state: Callable[[], RoundState],
-        payload_bytes_up: Callable[[], int],
-    ) -> None:
-        """`now` is a clock in seconds; `payload_bytes_up` counts payload bytes sent to others since the start."""
-        self._log = log
-        self._now = now
-        self._state = state
-        self._payload_bytes_up = payload_bytes_up
-        self._account = GoodputAccount(now(), log.add_time)
+    log: RoundLog
+    now: Callable[[], float]
+    """A clock in seconds."""
+    state: Callable[[], RoundState]
+    payload_bytes_up: Callable[[], int]
+    """Counts payload bytes sent to others since the start."""
+
+    def __post_init__(self) -> None:
+        self._account = GoodputAccount(self.now(), self.log.add_time)
         self._upload = UploadState()
 
     async def serve(self) -> None:
@@ -44,30 +42,30 @@ class GoodputCollector:
 
     def sample(self) -> None:
         """Record what an idle worker waits for now."""
-        unsent = self._upload.is_unsent(self._log.newest_payload, self._payload_bytes_up())
-        self._account.set_idle_reason(idle_reason(self._state(), unsent=unsent), self._now())
+        unsent = self._upload.is_unsent(self.log.newest_payload, self.payload_bytes_up())
+        self._account.set_idle_reason(idle_reason(self.state(), unsent=unsent), self.now())
 
     def on_spent(self, spent: TimeSpent) -> None:
         """Record the time account that came with a reply of the worker."""
         self.sample()
-        self._account.add_reading(spent, self._now())
+        self._account.add_reading(spent, self.now())
 
     def on_worker_gone(self) -> None:
         """Record that the worker ended."""
-        self._account.end_worker(self._now())
+        self._account.end_worker(self.now())
 
     def report(self) -> Goodput:
         """Where the time went, for the status."""
-        return self._account.report(self._now())
+        return self._account.report(self.now())
 
 
+@dataclass(slots=True)
 class UploadState:
     """Tells whether our newest payload can have reached anybody, by the payload bytes that were sent."""
 
-    def __init__(self) -> None:
-        self._round = -1
-        self._before_bytes = 0
-        self._seen_bytes = 0
+    _round: int = -1
+    _before_bytes: int = 0
+    _seen_bytes: int = 0
 
     def is_unsent(self, newest: tuple[int, int] | None, up_bytes: int) -> bool:
         """`newest` is the round and size of our newest payload, `up_bytes` counts all payload bytes sent so far.

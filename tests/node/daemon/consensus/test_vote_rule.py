@@ -22,7 +22,7 @@ from atoll.node.daemon.consensus.types import (
     ReportNarrow,
     RoundClosed,
 )
-from atoll.node.daemon.consensus.vote_rule import is_broad
+from atoll.node.daemon.consensus.voter import is_broad
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ballot, Contribution, Prepare, Promise, Proposal, Vote
 

@@ -84,7 +84,7 @@ class Rig:
         self.void: list[Digest] = []
         self.group: asyncio.TaskGroup | None = None
         self.payloads = PayloadFetcher(
-            self.shelf,
+            blobs=self.shelf,
             size_of=lambda record: payload_bytes,
             verify=self.verify,
             start_task=lambda work, name: self.group.create_task(work, name=name),
@@ -291,13 +291,13 @@ def test_what_lies_on_the_disk_counts_only_after_a_look(play):
 
 def test_a_payload_of_one_fragment_is_not_one_of_another(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
-        rig.payloads._size_of = lambda record: 1000 + record.round % 2
+        rig.payloads.size_of = lambda record: 1000 + record.round % 2
 
         async def verify(path: Path, record: PayloadRecord) -> None:
             if record.round % 2:
                 raise DecodeError("of another size")
 
-        rig.payloads._verify = verify
+        rig.payloads.verify = verify
         rig.shelf.holding = {AUTHOR: {ONE}}
         rig.payloads.fetch(record(ONE, 0), AUTHOR)
         await asyncio.sleep(1.0)
@@ -316,7 +316,7 @@ def test_a_payload_with_these_rows_is_not_one_with_others(play):
             if record.rows != b"true":
                 raise DecodeError("of another root")
 
-        rig.payloads._verify = verify
+        rig.payloads.verify = verify
         rig.shelf.holding = {AUTHOR: {ONE}}
         for rows, author in ((b"true", AUTHOR), (b"false", OTHERS[0])):
             rig.payloads.fetch(record(ONE, 0, rows=rows), author)

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.node.daemon.reduction.audit import MAX_OPENINGS, Auditor
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
-from atoll.node.daemon.reduction.row_fetcher import RowFetcher
+from atoll.node.daemon.reduction.row_fetcher import RowFetcher, RowStore
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger.reduction import RowsAnswer, RowsAsk
@@ -38,10 +38,10 @@ def node(small, tmp_path):
         (tmp_path / entry.body.payload.hex()).write_bytes(world.payloads[entry.id])
     store = Store(tmp_path)
     sources = RowFetcher(
-        store,
-        sets,
-        store,
-        tmp_path / "rows",
+        net=store,
+        ledger=sets,
+        payloads=store,
+        store=RowStore(tmp_path / "rows"),
         start_task=None,
         on_fault=lambda *_: None,
         on_disk_fault=troubles.append,
@@ -74,7 +74,7 @@ def test_rows_that_this_node_needs_itself_are_kept(node):
 
 def test_a_disk_that_lost_what_is_asked_for_is_trouble_and_no_crash(node):
     world, offer, sources, troubles = node
-    payload = sources._net.blob_path(world.entries[offer.entry].body.payload)
+    payload = sources.net.blob_path(world.entries[offer.entry].body.payload)
     payload.unlink()
     payload.mkdir()
     assert sources.answer(RowsAsk(offer.entry, Span(0, 2))) == b""
@@ -87,11 +87,13 @@ def test_a_peer_is_given_some_openings_of_a_reduction_and_no_more(node, small, t
     world, _, sources, _ = node
     claims = [world.reduce(0, small.offers, number) for number in (2, 3)]
     for claim in claims:
-        sources._ledger.add(world.entries[claim.entry])
-    auditor = Auditor(None, sources._ledger, tmp_path, ask=None, publish=None, on_fault=None, rng=None)
+        sources.ledger.add(world.entries[claim.entry])
+    auditor = Auditor(
+        net=None, ledger=sources.ledger, spool=tmp_path, ask=None, publish=None, on_fault=None, rng=None
+    )
     given = [sum(auditor.may_ask(peer, claims[0]) for _ in range(50)) for peer in world.peers[1:3]]
     assert given == [MAX_OPENINGS, MAX_OPENINGS]
     assert auditor.may_ask(world.peers[1], claims[1])
-    sources._ledger.forget(10_000)
+    sources.ledger.forget(10_000)
     auditor.forget(10_000)
     assert auditor._openings_given == {}
