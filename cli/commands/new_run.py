@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from atoll.node.config.home import Home
 from atoll.node.import_export.source_options import HuggingFaceSource, RunSource, UpcycleOptions
-from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import digest_of
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity

@@ -14,6 +14,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -75,19 +76,22 @@ class Loaded(NamedTuple):
     """One line for each newer generation that did not verify."""
 
 
+@dataclass(slots=True)
 class Unfinished:
     """A generation whose changing tensors the kernel has; `finish` writes the rest and makes it the newest."""
 
-    def __init__(self, folder: Path, final: Path, older: list[Path]) -> None:
-        self._folder = folder
-        self._final = final
-        self._older = older
-        self._part = final.with_name(final.name + TEMPORARY)
-        self._files: list[FileIO] = []
-        self._later: list[tuple[int, Tensor]] = []
-        """Places in the tensor file, and what belongs there."""
-        self._rows: tuple[TensorRow, ...] = ()
-        self._body = b""
+    folder: Path
+    final: Path
+    older: list[Path]
+    _files: list[FileIO] = field(default_factory=list)
+    _later: list[tuple[int, Tensor]] = field(default_factory=list)
+    """Places in the tensor file, and what belongs there."""
+    _rows: tuple[TensorRow, ...] = ()
+    _body: bytes = b""
+
+    @property
+    def _part(self) -> Path:
+        return self.final.with_name(self.final.name + TEMPORARY)
 
     def write(
         self, tensors: Mapping[str, Tensor], body: bytes, steady: Collection[str], parts: WriteParts | None
@@ -121,7 +125,7 @@ class Unfinished:
 
         Touches nothing but its files: it may run in a thread of its own, if no other save begins before it ends.
         """
-        with disk(self._folder):
+        with disk(self.folder):
             try:
                 # Everything is on the disk before the rename: a name without `.part` promises a whole generation.
                 self._complete()
@@ -130,13 +134,13 @@ class Unfinished:
                 if (self._part / PARTS).exists():
                     sync_folder(self._part / PARTS)
                 sync_folder(self._part)
-                self._part.rename(self._final)
+                self._part.rename(self.final)
             except BaseException:
                 self.drop()
                 raise
             self._close()
-            sync_folder(self._folder)
-            _forget(self._older[KEPT - 1 :])
+            sync_folder(self.folder)
+            _forget(self.older[KEPT - 1 :])
 
     def drop(self) -> None:
         """Give this generation up and delete its files. Raises DiskFault."""

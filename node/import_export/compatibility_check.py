@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from atoll.node.checkpoint.snapshot import read_own_snapshot
 from atoll.node.learning.data import corpus
-from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.given import open_tokenizer
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.data.tokens import TextTokenizer, built_in_tokenizer
 from atoll.node.learning.inner.evaluate import evaluate
 from atoll.node.learning.model import bridge

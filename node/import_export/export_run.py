@@ -13,7 +13,7 @@ from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.import_export.huggingface.folder import save_folder
 from atoll.node.import_export.huggingface.serving import byte_tokenizer_json, tokenizer_files
 from atoll.node.learning.data import corpus
-from atoll.node.learning.data.cache import default_cache
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.data.tokens import built_in_tokenizer
 from atoll.node.learning.outer.fixed import state_digest
 from atoll.p2p.system.atomic_files import read_whole

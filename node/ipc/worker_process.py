@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,48 +50,35 @@ class TrainerStatistics:
 
     pid: int
     restarts: int
-    pending: int
 
 
+@dataclass
 class Trainer:
     """Owns the worker process. `serve` runs it; `ask` talks to it."""
 
-    def __init__(
-        self,
-        start: worker_messages.StartRequest,
-        log: Path,
-        on_started: Callable[[worker_messages.StartReply], Awaitable[None]],
-        on_progress: Callable[[worker_messages.TrainProgress], None],
-        on_gone: Callable[[], None] = lambda: None,
-        *,
-        on_spent: Callable[[worker_messages.TimeSpent], None] = lambda _: None,
-        command: tuple[str, ...] = WORKER,
-    ) -> None:
-        """`on_started` and `on_gone` bracket each life of the worker: only between them `ask` works.
-
-        `on_spent` is given the worker's account of time with every reply, before the answer is delivered, and an
-        empty one when its process begins.
-        """
-        self._command = command
-        self._start = start
-        self._log = log
-        self._on_started = on_started
-        self._on_progress = on_progress
-        self._on_gone = on_gone
-        self._on_spent = on_spent
-        self._replied_at = 0.0
-        self._process: asyncio.subprocess.Process | None = None
-        self._pending: dict[int, asyncio.Future[worker_messages.Answer]] = {}
-        self._next_id = 0
-        self._restarts = 0
-        self._deaths_in_a_row = 0
-        self._is_started = False
-        self._stopping = False
+    start: worker_messages.StartRequest
+    log_path: Path
+    on_started: Callable[[worker_messages.StartReply], Awaitable[None]]
+    """This and `on_gone` bracket each life of the worker: only between them `ask` works."""
+    on_progress: Callable[[worker_messages.TrainProgress], None]
+    on_gone: Callable[[], None] = lambda: None
+    on_spent: Callable[[worker_messages.TimeSpent], None] = lambda _: None
+    """Given the worker's account of time with every reply, before the answer is delivered, and an empty one when
+    its process begins."""
+    command: tuple[str, ...] = WORKER
+    _replied_at: float = 0.0
+    _process: asyncio.subprocess.Process | None = None
+    _pending: dict[int, asyncio.Future[worker_messages.Answer]] = field(default_factory=dict)
+    _next_id: int = 0
+    _restarts: int = 0
+    _deaths_in_a_row: int = 0
+    _is_started: bool = False
+    _stopping: bool = False
 
     def statistics(self) -> TrainerStatistics:
-        """The worker's process id, restarts and pending requests."""
+        """The worker's process id and restarts."""
         pid = self._process.pid if self._process else 0
-        return TrainerStatistics(pid, self._restarts, len(self._pending))
+        return TrainerStatistics(pid, self._restarts)
 
     async def serve(self) -> None:
         """Run a worker, and restart it when it dies, until `stop`. Raises LocalFault when it dies too often."""
@@ -106,7 +93,7 @@ class Trainer:
             if self._deaths_in_a_row >= GIVE_UP_AFTER:
                 raise errors.LocalFault(
                     f"the worker died {self._deaths_in_a_row} times in a row",
-                    hint=f"its last words are in {self._log}",
+                    hint=f"its last words are in {self.log_path}",
                 )
             await asyncio.sleep(backoff_s(self._deaths_in_a_row, first_s=FIRST_BACKOFF_S, max_s=MAX_BACKOFF_S))
 
@@ -155,18 +142,18 @@ class Trainer:
             await process.wait()
 
     async def _run_once(self) -> None:
-        with disk(self._log):
-            worker_log = self._log.open("ab")
+        with disk(self.log_path):
+            worker_log = self.log_path.open("ab")
             log_start = worker_log.tell()
         with worker_log:
             process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *self.command,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
                 start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
         self._process = process
-        self._on_spent(worker_messages.TimeSpent())
+        self.on_spent(worker_messages.TimeSpent())
         try:
             if self._stopping:
                 return
@@ -175,12 +162,12 @@ class Trainer:
                 group.create_task(self._announce())
         except* WorkerDied as died:
             if not self._stopping:
-                log.info("%s; its last words: %s", died.exceptions[0], _last_log_line(self._log, log_start))
+                log.info("%s; its last words: %s", died.exceptions[0], _last_log_line(self.log_path, log_start))
         finally:
             self._process = None
             self._is_started = False
             self._fail_pending()
-            self._on_gone()
+            self.on_gone()
             if process.returncode is None:
                 _kill(process)
                 await process.wait()
@@ -188,7 +175,7 @@ class Trainer:
     async def _announce(self) -> None:
         try:
             async with asyncio.timeout(START_S):
-                started = await self._ask(self._start, worker_messages.StartReply)
+                started = await self._ask(self.start, worker_messages.StartReply)
         except TimeoutError as error:
             raise WorkerDied(f"the worker did not start within {START_S:.0f} s") from error
         except errors.DiskFault as error:
@@ -197,7 +184,7 @@ class Trainer:
             self._deaths_in_a_row = 0  # a disk that filled up while we ran may have room again
             raise WorkerDied(error.line()) from error
         self._is_started = True
-        await self._on_started(started)
+        await self.on_started(started)
         await self._poll_reports()
 
     async def _poll_reports(self) -> None:
@@ -225,9 +212,9 @@ class Trainer:
 
     def _deliver(self, reply: worker_messages.ReplyEnvelope) -> None:
         self._replied_at = asyncio.get_running_loop().time()
-        self._on_spent(reply.spent)
+        self.on_spent(reply.spent)
         if isinstance(reply.answer, worker_messages.TrainProgress):
-            self._on_progress(reply.answer)
+            self.on_progress(reply.answer)
             return
         future = self._pending.get(reply.id)
         if future is not None and not future.done():

@@ -7,6 +7,7 @@ thread, for one save at a time. A round is safe, and may be announced, when the 
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -100,6 +101,7 @@ class AsyncSave:
             raise fault
 
 
+@dataclass(kw_only=True, slots=True)
 class WorkerState:
     """What a restart must find again, collected from the parts of a session: one generation, whole or not at all.
 
@@ -107,81 +109,71 @@ class WorkerState:
     and their anchor are saved only where they are more than the view.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        folder: Path,
-        fold: Fold,
-        learner: Learner,
-        feedback: ErrorFeedback,
-        slices: SliceWork | None,
-        rounds: RoundTrainer,
-    ) -> None:
-        """`folder`: where the generations are."""
-        self._spec = spec
-        self._folder = folder
-        self._fold = fold
-        self._learner = learner
-        self._feedback = feedback
-        self._slices = slices
-        self._rounds = rounds
+    spec: RunSpec
+    folder: Path
+    """Where the generations are."""
+    fold: Fold
+    learner: Learner
+    feedback: ErrorFeedback
+    slices: SliceWork | None
+    rounds: RoundTrainer
 
     def begin_generation(self) -> Unfinished:
         """Hand everything as it is now to the kernel; Θ_final may not change before the result's `finish`.
 
         Raises DiskFault.
         """
-        carried, weights = carries(self._spec), self._learner.weights
+        carried, weights = carries(self.spec), self.learner.weights
         body = LocalBody(
-            run=self._spec.id,
-            final=self._fold.final_round,
-            state=self._fold.state_digest(),
-            steps=self._rounds.steps_taken,
-            pending=self._feedback.pending,
+            run=self.spec.id,
+            final=self.fold.final_round,
+            state=self.fold.state_digest(),
+            steps=self.rounds.steps_taken,
+            pending=self.feedback.pending,
             sent=weights.sent if carried else -1,
             sent_experts=weights.sent_experts if carried else b"",
-            kept=self._slices.words() if self._slices is not None else (),
+            kept=self.slices.words() if self.slices is not None else (),
         )
-        moments, parts = self._learner.moments()
+        moments, parts = self.learner.moments()
         tensors = {
-            "final": self._fold.final_C4096,
-            "residual": self._feedback.residual_C4096,
-            **(self._slices.tensors() if self._slices is not None else {}),
+            "final": self.fold.final_C4096,
+            "residual": self.feedback.residual_C4096,
+            **(self.slices.tensors() if self.slices is not None else {}),
             **(weights.tensors() if carried else {}),
             **moments,
         }
-        return begin_local(self._folder, body, tensors, steady={"final"}, parts=parts)
+        return begin_local(self.folder, body, tensors, steady={"final"}, parts=parts)
 
     def restore(self) -> None:
         """Load the newest generation that verifies, if there is one. Raises CorruptFault, DiskFault."""
-        found = load_local(self._folder, self._spec.id, self._check)
+        found = load_local(self.folder, self.spec.id, self._check)
         if found is None:
-            self._learner.weights.start(self._fold.view_C4096)
+            self.learner.weights.start(self.fold.view_C4096)
             return
         for line in found.report:
             log.warning("%s", line)
-        if found.body.final > self._fold.final_round:
-            self._fold.adopt(found.tensors["final"], found.body.final)
-        self._feedback.load(found.tensors["residual"], found.body.pending, found.body.final)
-        if self._slices is not None:
-            self._slices.load(found.body.kept, found.tensors.get("kept"), found.body.final)
-        self._rounds.steps_taken = found.body.steps
-        self._learner.set_trained_experts(experts_among(found.tensors, self._spec))
-        weights = self._learner.weights
+        if found.body.final > self.fold.final_round:
+            self.fold.adopt(found.tensors["final"], found.body.final)
+        self.feedback.load(found.tensors["residual"], found.body.pending, found.body.final)
+        if self.slices is not None:
+            self.slices.load(found.body.kept, found.tensors.get("kept"), found.body.final)
+        self.rounds.steps_taken = found.body.steps
+        self.learner.set_trained_experts(experts_among(found.tensors, self.spec))
+        weights = self.learner.weights
         if weights.tensors().keys() <= found.tensors.keys():
             weights.load(found.tensors, found.body.sent, found.body.sent_experts)
         else:  # they were the view, and will be
-            weights.start(self._fold.view_C4096)
+            weights.start(self.fold.view_C4096)
         others = {"final", "residual", "kept", *weights.tensors()}
-        self._learner.inner.load({name: t for name, t in found.tensors.items() if name not in others})
+        self.learner.inner.load({name: t for name, t in found.tensors.items() if name not in others})
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise CorruptFault for what no worker of this run saved: bytes may be whole and still be wrong."""
         residual = tensors.get("residual")
-        shape = self._feedback.residual_C4096.shape
+        shape = self.feedback.residual_C4096.shape
         if "final" not in tensors or residual is None or residual.shape != shape:
             raise CorruptFault("the saved state is of another model")
         if not all_finite(residual):  # encoding must be able to rely on it
             raise CorruptFault("the saved error feedback holds NaN or infinity")
-        if self._learner.weights.tensors().keys() & tensors.keys():
-            check_saved(tensors, self._spec)
+        if self.learner.weights.tensors().keys() & tensors.keys():
+            check_saved(tensors, self.spec)

@@ -7,6 +7,7 @@ that the work returns makes the change between two steps, and answers.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -78,30 +79,21 @@ def fold_of(spec: RunSpec, apply_update: ApplyUpdate) -> Fold:
     return Fold(theta_C4096, arena, apply_update, covers, number, moves)
 
 
+@dataclass(slots=True)
 class FoldRequests:
     """Answers for one run. Between a request's work and its commit only inner steps and saves may happen."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        peer: PeerId,
-        fold: Fold,
-        feedback: ErrorFeedback,
-        slices: SliceWork | None,
-        unsafe_payloads: Callable[[], Mapping[Digest, bytearray]],
-    ) -> None:
-        """`unsafe_payloads`: payloads of ours that may not be files yet."""
-        self._spec = spec
-        self._peer = peer
-        self._fold = fold
-        self._feedback = feedback
-        self._slices = slices
-        self._unsafe_payloads = unsafe_payloads
-        self._codec = codec_of(spec.compress.codec, spec.compress.k)
+    spec: RunSpec
+    peer: PeerId
+    fold: Fold
+    feedback: ErrorFeedback
+    slices: SliceWork | None
+    unsafe_payloads: Callable[[], Mapping[Digest, bytearray]]
+    """Returns payloads of ours that may not be files yet."""
 
     def check_begun(self) -> None:
         """Raise LocalFault where the run's start weights are not here yet."""
-        if self._fold.final_round == worker_messages.NOTHING_YET:
+        if self.fold.final_round == worker_messages.NOTHING_YET:
             raise LocalFault("this node does not have the start weights of the run yet")
 
     def prepare(
@@ -127,59 +119,47 @@ class FoldRequests:
 
     def recognise(self, rounds: Iterable[int]) -> None:
         """These rounds, none final here, have contributions of ours: see `ErrorFeedback.recognise`."""
-        if not self._feedback.recognise(max(rounds, default=-1)):
+        if not self.feedback.recognise(max(rounds, default=-1)):
             log.info("this state is older than what was sent: its error feedback is dropped")
 
     def adopt(self, ask: worker_messages.AdoptRequest) -> worker_messages.AdoptReply:
         """Replace everything by a verified snapshot. Raises DecodeError for another one than asked for."""
-        if ask.round != self._fold.final_round:  # else: it was done, but could not be saved
-            found = read_snapshot(Path(ask.path), arena_of(self._spec.model), state_digest)
+        if ask.round != self.fold.final_round:  # else: it was done, but could not be saved
+            found = read_snapshot(Path(ask.path), arena_of(self.spec.model), state_digest)
             if found.round != ask.round or found.state != ask.state:
                 raise DecodeError(
                     f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
                 )
             counted = {one.payload: one.spans for one in ask.included}
             self.recognise(one.round for one in ask.included if one.spans)
-            missed = self._feedback.missed(ask.round, counted, self._unsafe_payloads())
-            self._fold.adopt(found.theta_C4096, ask.round)
+            missed = self.feedback.missed(ask.round, counted, self.unsafe_payloads())
+            self.fold.adopt(found.theta_C4096, ask.round)
             self._close_rounds(ask.round, missed, counted)
         return worker_messages.AdoptReply(ask.round, ask.state)
 
     def write_snapshot(self, path: Path) -> worker_messages.SnapshotReply:
         """Write Θ_final as a safetensors file. Raises DiskFault."""
-        number, state = self._fold.final_round, self._fold.state_digest()
+        number, state = self.fold.final_round, self.fold.state_digest()
         with disk(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        size = write_snapshot(path, Snapshot(self._fold.final_C4096, number, state), arena_of(self._spec.model))
+        size = write_snapshot(path, Snapshot(self.fold.final_C4096, number, state), arena_of(self.spec.model))
         return worker_messages.SnapshotReply(Round(number), state, str(path), size)
-
-    def on_slices(
-        self, ask: worker_messages.ReduceRequest | worker_messages.OpenRequest | worker_messages.JudgeRequest
-    ) -> worker_messages.Answer:
-        """Reduce, open or judge a slice of a reduced round. Raises AtollError."""
-        slices = require_slices(self._slices)
-        match ask:
-            case worker_messages.OpenRequest():
-                return slices.open(ask)
-            case worker_messages.JudgeRequest():
-                return slices.judge(ask)
-        return slices.reduce(ask, self._feedback.residual_C4096)
 
     def _verify(self, ask: worker_messages.VerifyRequest) -> worker_messages.VerifyReply:
         if ask.reduced:
-            require_slices(self._slices).check(map_payload(ask.path), ask.rows, *ask.reduced)
+            require_slices(self.slices).check(map_payload(ask.path), ask.rows, *ask.reduced)
             return worker_messages.VerifyReply()
-        payload, layout = map_payload(ask.path), self._feedback.layout(ask.round, ask.experts)
-        self._codec.check(payload, layout.chunks)
+        payload, layout = map_payload(ask.path), self.feedback.layout(ask.round, ask.experts)
+        codec_of(self.spec.compress.codec, self.spec.compress.k).check(payload, layout.chunks)
         if ask.rows:
             check_root(payload, layout, ask.rows)
         return worker_messages.VerifyReply()
 
     def _prepare_fold(self, ask: worker_messages.FoldRequest) -> Callable[[], worker_messages.Answer]:
         number = ask.round
-        if number <= self._fold.final_round:  # a Finalize may have overtaken this request
-            return lambda: worker_messages.FoldReply(number, self._fold.view_digest())
-        commit = self._fold.prepare_round(round_set(number, ask.members, ask.slices))
+        if number <= self.fold.final_round:  # a Finalize may have overtaken this request
+            return lambda: worker_messages.FoldReply(number, self.fold.view_digest())
+        commit = self.fold.prepare_round(round_set(number, ask.members, ask.slices))
 
         def finish() -> worker_messages.Answer:
             self._recognise_own(ask)
@@ -188,11 +168,11 @@ class FoldRequests:
         return finish
 
     def _check(self, ask: worker_messages.CheckRequest) -> worker_messages.CheckReply:
-        if ask.round <= self._fold.final_round:
+        if ask.round <= self.fold.final_round:
             # Its payloads had to be fetched again, and meanwhile the round became final without this node.
             raise Superseded(f"round {ask.round} is final already")
         return worker_messages.CheckReply(
-            ask.round, self._fold.check(round_set(ask.round, ask.members, ask.slices))
+            ask.round, self.fold.check(round_set(ask.round, ask.members, ask.slices))
         )
 
     def _prepare_final(
@@ -200,45 +180,45 @@ class FoldRequests:
     ) -> Callable[[], worker_messages.Answer]:
         number, fresh = ask.round, round_set(ask.round, ask.members, ask.slices)
         # If it is this round's state already, it was done, but could not be saved.
-        is_new = number != self._fold.final_round
-        commit = self._fold.prepare_final(fresh) if is_new else None
+        is_new = number != self.fold.final_round
+        commit = self.fold.prepare_final(fresh) if is_new else None
 
         def finish() -> worker_messages.Answer:
             if commit is not None:
                 self._recognise_own(ask)
                 counted = self._counted(ask)
                 # Read from the disk before anything changes: where that fails, the request can be asked again.
-                missed = self._feedback.missed(number, counted, self._unsafe_payloads())
+                missed = self.feedback.missed(number, counted, self.unsafe_payloads())
                 commit()
                 self._close_rounds(number, missed, counted)
             finalized()
-            return worker_messages.FinalizeReply(number, self._fold.state_digest())
+            return worker_messages.FinalizeReply(number, self.fold.state_digest())
 
         return finish
 
     def _recognise_own(self, ask: worker_messages.FoldRequest | worker_messages.FinalizeRequest) -> None:
         """Recognise the round if a contribution of ours is in the set."""
         named = (*ask.members, *(member for part in ask.slices for member in part.raw))
-        ours = any(member.author == self._peer for member in named) or any(part.ours for part in ask.slices)
+        ours = any(member.author == self.peer for member in named) or any(part.ours for part in ask.slices)
         self.recognise([ask.round] if ours else [])
 
     def _counted(self, ask: worker_messages.FinalizeRequest) -> dict[Digest, Cover]:
         """Our payloads in a final set, with the rows that count; Reductions of ours, too."""
         if not ask.slices:
             return {
-                member.payload: (Span(0, size_of(cover_of(self._spec, ask.round, member.experts))),)
+                member.payload: (Span(0, size_of(cover_of(self.spec, ask.round, member.experts))),)
                 for member in ask.members
-                if member.author == self._peer
+                if member.author == self.peer
             }
         spans = tuple(part.span for part in ask.slices if part.ours)
-        ours = {pending.payload: spans for pending in self._feedback.pending if pending.round == ask.round}
+        ours = {pending.payload: spans for pending in self.feedback.pending if pending.round == ask.round}
         reduced = (member for part in ask.slices for member in part.reduced)
-        return ours | {member.payload: () for member in reduced if member.author == self._peer}
+        return ours | {member.payload: () for member in reduced if member.author == self.peer}
 
     def _close_rounds(self, number: Round, missed: list[MissedPayload], counted: Mapping[Digest, Cover]) -> None:
-        self._feedback.close_rounds(number, missed)
-        if self._slices is not None:
-            self._slices.close_rounds(number, counted, self._feedback.residual_C4096)
+        self.feedback.close_rounds(number, missed)
+        if self.slices is not None:
+            self.slices.close_rounds(number, counted, self.feedback.residual_C4096)
 
 
 def require_slices(slices: SliceWork | None) -> SliceWork:

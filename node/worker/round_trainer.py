@@ -9,8 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.node.learning.data.dataset import Dataset
-from atoll.node.learning.data.windows import WindowPlace, windows
+from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.loop import run_steps
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
@@ -58,50 +57,41 @@ class Overlap:
         self.steps = taken
 
 
+@dataclass(kw_only=True, slots=True)
 class RoundTrainer:
     """Trains one round at a time. Reads the view of `fold`; changes the local weights and the error feedback."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        data: Dataset,
-        learner: Learner,
-        fold: Fold,
-        feedback: ErrorFeedback,
-        spent: TimeAccount,
-        moments: InitialMoments,
-    ) -> None:
-        """`moments`: those that round 0 may begin with."""
-        self._spec = spec
-        self._data = data
-        self._learner = learner
-        self._fold = fold
-        self._feedback = feedback
-        self._spent = spent
-        self._moments = moments
-        self.steps_taken = 0
-        """Inner steps of this node, in all rounds."""
+    spec: RunSpec
+    data: Dataset
+    learner: Learner
+    fold: Fold
+    feedback: ErrorFeedback
+    spent: TimeAccount
+    moments: InitialMoments
+    """Those that round 0 may begin with."""
+    steps_taken: int = 0
+    """Inner steps of this node, in all rounds."""
 
     def train(self, ask: TrainRequest) -> Generator[Step, None, tuple[TrainReply, bytearray]]:
         """Take the steps of a round one at a time; returns the result, which is nowhere on the disk yet."""
         began = time.monotonic()
         overlap = self._begin(ask)
-        base, losses = self._fold.view_digest(), list[float]()
+        base, losses = self.fold.view_digest(), list[float]()
         steps = self._inner_steps(ask)
         while True:
             if (yield from self._merge_due_fold(overlap, len(losses))):
-                base = self._fold.view_digest()
+                base = self.fold.view_digest()
             if len(losses) == ask.steps:
                 break
             losses.append(next(steps))
             self.steps_taken += 1
             if len(losses) == ask.steps:  # now: a fold may still be merged before the round ends
-                self._learner.agree()
+                self.learner.agree()
             speed = len(losses) * self._step_tokens / max(1e-9, time.monotonic() - began - overlap.held_s)
             yield TrainProgress(ask.round, len(losses), ask.steps, losses[-1], speed)
         train_s = time.monotonic() - began - overlap.held_s
-        with self._spent.within("encode"):
-            payload = self._feedback.encode(ask.round, self._learner.weights)
+        with self.spent.within("encode"):
+            payload = self.feedback.encode(ask.round, self.learner.weights)
         done = self._pending(ask.round, base, losses, payload)
         trained = TrainReply(
             pending=done,
@@ -114,58 +104,58 @@ class RoundTrainer:
 
     def _begin(self, ask: TrainRequest) -> Overlap:
         """Bring the local weights to where the round begins, in a module that trains what is asked for."""
-        self._learner.set_trained_experts(ask.experts)
+        self.learner.set_trained_experts(ask.experts)
         if ask.round == 0:
-            self._moments.load_into(self._learner, self._feedback)
-        weights = self._learner.weights
-        due = ask.after if not self._fold.holds(ask.after) else -1
-        if carries(self._spec):
-            weights.merge(self._fold.view_C4096, arrived=due < 0 or weights.sent != due)
+            self.moments.load_into(self.learner, self.feedback)
+        weights = self.learner.weights
+        due = ask.after if not self.fold.holds(ask.after) else -1
+        if carries(self.spec):
+            weights.merge(self.fold.view_C4096, arrived=due < 0 or weights.sent != due)
         else:
-            weights.start(self._fold.view_C4096)
+            weights.start(self.fold.view_C4096)
         return Overlap(due, min(ask.ahead, ask.steps))
 
     def _merge_due_fold(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:
         """Wait for the fold that is due, if no more steps may be taken before it; whether it came now."""
         began, held_s = time.monotonic(), overlap.held_s
-        while overlap.must_wait(taken, self._fold.holds(overlap.after)):
+        while overlap.must_wait(taken, self.fold.holds(overlap.after)):
             yield None
             overlap.held_s = held_s + time.monotonic() - began
-        if not overlap.is_due or not self._fold.holds(overlap.after):
+        if not overlap.is_due or not self.fold.holds(overlap.after):
             return False
-        self._learner.weights.merge(self._fold.view_C4096, arrived=True)
+        self.learner.weights.merge(self.fold.view_C4096, arrived=True)
         overlap.fold_arrived(taken)
         return True
 
     def _inner_steps(self, ask: TrainRequest) -> Iterator[float]:
-        first = self._spec.steps_before(ask.round)
-        place = WindowPlace(self._spec.seed, first, ask.slot, ask.slots, self._spec.inner.batch)
-        return run_steps(self._learner.step, partial(self._batch, place), first, ask.steps)
+        first = self.spec.steps_before(ask.round)
+        place = WindowPlace(self.spec.seed, first, ask.slot, ask.slots, self.spec.inner.batch)
+        return run_steps(self.learner.step, partial(self._batch, place), first, ask.steps)
 
     def _batch(self, place: WindowPlace, step: int) -> NDArray[np.int64]:
-        return self._data.batch(windows(place, step, self._data.num_windows))
+        return self.data.batch(windows(place, step, self.data.num_windows))
 
     @property
     def _step_tokens(self) -> int:
-        return self._spec.inner.batch * self._spec.model.context
+        return self.spec.inner.batch * self.spec.model.context
 
     def _pending(self, number: Round, base: Digest, losses: list[float], payload: bytearray) -> Pending:
         blob = manifest_of_bytes(payload).id
         tokens = len(losses) * self._step_tokens
-        weight = weight_of(tokens, self._spec.steps(number) * self._step_tokens)
-        experts = self._learner.experts
-        layout = self._feedback.layout(number, experts)
+        weight = weight_of(tokens, self.spec.steps(number) * self._step_tokens)
+        experts = self.learner.experts
+        layout = self.feedback.layout(number, experts)
         return Pending(
             round=number,
             base=base,
             payload=blob,
-            path=str(self._feedback.path_of(blob)),
+            path=str(self.feedback.path_of(blob)),
             steps=len(losses),
             tokens=tokens,
             weight=weight,
             loss=sum(losses) / len(losses),
             experts=experts,
-            rows=RowTree(memoryview(payload), layout).root if self._spec.reduce else b"",
+            rows=RowTree(memoryview(payload), layout).root if self.spec.reduce else b"",
         )
 
 

@@ -21,13 +21,13 @@ from atoll.node.checkpoint.disk import map_payload
 from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.async_save import AsyncSave, WorkerState
 from atoll.node.worker.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of
+from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of, require_slices
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.multi_device.group import check_device
@@ -93,8 +93,8 @@ class Session:
         self._learner = Learner(
             spec, devices[0], start.frozen, start.frozen_on_host, self._ranks, anchor_on=encoder.device
         )
-        slices = slice_work_of(spec, map_payload, home / "spool")
-        self._fold = fold_of(spec, SetUpdate(spec, slices, threads))
+        self._slices = slice_work_of(spec, map_payload, home / "spool")
+        self._fold = fold_of(spec, SetUpdate(spec, self._slices, threads))
         self._feedback = ErrorFeedback(spec, home / "spool", encoder)
         self._rounds = RoundTrainer(
             spec=spec,
@@ -106,7 +106,7 @@ class Session:
             moments=InitialMoments(spec, start.moments),
         )
         self._requests = FoldRequests(
-            spec, start.peer, self._fold, self._feedback, slices, self._async_save.payloads
+            spec, start.peer, self._fold, self._feedback, self._slices, self._async_save.payloads
         )
         self._state = WorkerState(
             spec=spec,
@@ -114,7 +114,7 @@ class Session:
             fold=self._fold,
             learner=self._learner,
             feedback=self._feedback,
-            slices=slices,
+            slices=self._slices,
             rounds=self._rounds,
         )
 
@@ -136,10 +136,12 @@ class Session:
         if not isinstance(ask, worker_messages.JudgeRequest | worker_messages.AdoptRequest):
             self._requests.check_begun()
         match ask:
-            case worker_messages.OpenRequest() | worker_messages.JudgeRequest():
-                return self._requests.on_slices(ask)
+            case worker_messages.OpenRequest():
+                return require_slices(self._slices).open(ask)
+            case worker_messages.JudgeRequest():
+                return require_slices(self._slices).judge(ask)
             case worker_messages.ReduceRequest():
-                reduced = self._requests.on_slices(ask)
+                reduced = require_slices(self._slices).reduce(ask, self._feedback.residual_C4096)
                 self._save_between_rounds()
                 return reduced
             case worker_messages.AdoptRequest():

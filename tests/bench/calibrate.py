@@ -15,8 +15,8 @@ import json
 import msgspec
 import torch
 
-from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import open_dataset
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.runs import presets
 from atoll.node.runs.presets import finer
 from atoll.protocols.ids import peer_id_of

@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import open_dataset
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll_bench.experts.experts_arm import spec_of
 from atoll_bench.experts.experts_members import MEMBERS, Members
 from atoll_bench.experts.experts_plans import plan_of

@@ -10,8 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from atoll.node.learning.data.cache import default_cache
-from atoll.node.learning.data.shakespeare import ARCHIVE, archive_bytes
+from atoll.node.learning.data.shakespeare import ARCHIVE, archive_bytes, default_cache
 from tests.compose.shell import ROOT, run
 
 FOLDER = ROOT / "docker" / "wheelhouse"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.protocols.run.run_spec import open_run
 from tests.node.daemon.published import publish

@@ -1,5 +1,7 @@
 """The compiled fold and encoder, called with sets of (weight, payload) or (weight, payload, rows)."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from atoll.node.learning.compress import encoding
@@ -21,6 +23,16 @@ def update_of(members, chunks, k, step, *, codec, threads=1):
 
 
 def encode_residual(residual, anchor, local, beta, k, *, codec, threads=1):
-    """Payload of β·e + (anchor − local); the residual becomes the rest."""
+    """Payload of β·e + (anchor − local); the residual becomes the rest. Threads fill it like a worker's."""
     layout = Layout(codec, len(residual), k)
-    return encoding.encode_residual(residual, anchor, local, beta, layout, threads=threads)
+    if threads == 1:
+        return encoding.encode_residual(residual, anchor, local, beta, layout)
+    payload, share = encoding.blank_payload(layout), -(-len(residual) // threads)
+
+    def work(start):
+        rows = slice(start, start + share)
+        encoding.encode_rows(payload, layout, start, residual[rows], anchor[rows], local[rows], beta)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(0, len(residual), share)))
+    return bytes(payload)

@@ -296,4 +296,4 @@ class Driver:
         self.context.log.closed(action.round, action.set_digest, action.state, authors, moved)
         self.guard.publish(Ack(action.round, action.set_digest, action.state))
         self.machines.feed_finality(finality_types.RoundClosed(action.round, action.members))
-        self.evaluator.on_closed(action)
+        self.evaluator.on_closed(action.round, action.state)

@@ -6,8 +6,8 @@ from typing import Any
 
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import WorkerClient
-from atoll.node.daemon.rounds.types import PublishAck
 from atoll.node.ipc.time_budget import TimeBudget
+from atoll.protocols.ids import Digest, Round
 from atoll.protocols.local.worker_messages import EvaluateReply, EvaluateRequest
 
 SHARE = 0.01
@@ -38,13 +38,13 @@ class Evaluator:
     start_task: Callable[[Coroutine[Any, Any, None], str], None]
     pace: EvaluationPace
 
-    def on_closed(self, closed: PublishAck) -> None:
-        """Evaluate a round that closed, if it is due."""
-        if self.pace.is_due(closed.round, self.context.now()):
+    def on_closed(self, number: Round, state: Digest) -> None:
+        """Evaluate a round that closed with this view, if it is due."""
+        if self.pace.is_due(number, self.context.now()):
             self.pace.budget.asked()
-            self.start_task(self._evaluate(closed), f"evaluate {closed.round}")
+            self.start_task(self._evaluate(number, state), f"evaluate {number}")
 
-    async def _evaluate(self, closed: PublishAck) -> None:
+    async def _evaluate(self, number: Round, state: Digest) -> None:
         """Log the loss of the view that this round closed with. A view that was folded meanwhile is not logged."""
         took_s = 0.0
         try:
@@ -52,5 +52,5 @@ class Evaluator:
             took_s = evaluated.took_s
         finally:
             self.pace.budget.took(self.context.now(), took_s)
-        if evaluated.state == closed.state:
-            self.context.log.evaluated(closed.round, evaluated.val_bpb)
+        if evaluated.state == state:
+            self.context.log.evaluated(number, evaluated.val_bpb)

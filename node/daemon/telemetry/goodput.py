@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from atoll.protocols.local.control_messages import Goodput, TimeShares
 from atoll.protocols.local.worker_messages import TimeSpent
@@ -20,13 +20,6 @@ _BEGUN = TimeSpent()
 """The account of a worker process that has only just begun."""
 
 IdleReason = Literal["transfer", "wait"]
-
-
-class HasSteps(Protocol):
-    """Holds seconds of steps that may turn out to be in vain."""
-
-    steps_s: float
-    recompute_s: float
 
 
 @dataclass(slots=True)
@@ -53,13 +46,13 @@ def total_s(shares: Shares) -> float:
     return math.fsum(asdict(shares).values())
 
 
-def add(into: object, shares: Shares) -> None:
+def add(into: Shares, shares: Shares) -> None:
     """Add each entry of `shares` to the attribute of the same name."""
     for name in NAMES:
         setattr(into, name, getattr(into, name) + getattr(shares, name))
 
 
-def move_to_recompute(newest_first: Iterable[HasSteps], lost_s: float) -> float:
+def move_to_recompute(newest_first: Iterable[Shares], lost_s: float) -> float:
     """Move `lost_s` seconds of steps that were in vain to `recompute`, newest entries first; returns the rest."""
     for entry in newest_first:
         if lost_s <= 0.0:

@@ -37,9 +37,12 @@ class TrafficTotals(NamedTuple):
     blob_contents_up: int
 
 
-@dataclass(slots=True)
-class RoundRecord:
-    """One round as this node saw it: seconds, bytes, losses in nats per token, bpb in bits per byte."""
+@dataclass(slots=True, kw_only=True)
+class RoundRecord(Shares):
+    """One round as this node saw it: seconds, bytes, losses in nats per token, bpb in bits per byte.
+
+    Its Shares are of the time from the start of this training to that of the next round.
+    """
 
     round: int
     peer: str
@@ -68,17 +71,6 @@ class RoundRecord:
     """Inner steps that were taken before the previous round's fold was applied."""
     held_s: float = 0.0
     """How long the worker then waited for that fold; part of `wait_s` and `transfer_s`."""
-    steps_s: float = 0.0
-    """This and the next fields share the time from the start of this training to that of the next round."""
-    wait_s: float = 0.0
-    transfer_s: float = 0.0
-    encode_s: float = 0.0
-    fold_s: float = 0.0
-    checkpoint_s: float = 0.0
-    evaluate_s: float = 0.0
-    recompute_s: float = 0.0
-    start_s: float = 0.0
-    down_s: float = 0.0
 
 
 class RoundLog:
@@ -228,7 +220,7 @@ class RoundLog:
 
     def _row(self, number: int) -> RoundRecord:
         if number not in self.rows:
-            self.rows[number] = RoundRecord(number, self._peer)
+            self.rows[number] = RoundRecord(round=number, peer=self._peer)
             while len(self.rows) > KEEP_ROWS:
                 del self.rows[min(self.rows)]
         return self.rows[number]

@@ -21,12 +21,10 @@ class Codec(NamedTuple):
         """Layout of a payload of so many chunks; `encoding.encode_rows` fills it part by part."""
         return Layout(self.name, chunks, self.k)
 
-    def encode(
-        self, residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, *, threads: int = 1
-    ) -> bytes:
+    def encode(self, residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float) -> bytes:
         """Payload of β·e + (anchor − local); the residual becomes what was not sent."""
         layout = self.layout(len(residual_C4096))
-        return encoding.encode_residual(residual_C4096, anchor_C4096, local_C4096, beta, layout, threads=threads)
+        return encoding.encode_residual(residual_C4096, anchor_C4096, local_C4096, beta, layout)
 
     def check(self, payload: Payload, chunks: int) -> None:
         """Raise DecodeError unless these bytes are a legal payload."""

@@ -5,8 +5,6 @@ at a time: `is_sound` of every slab first, then `encode_rows` of every slab. The
 against a plain version in torch (tests/plain).
 """
 
-import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -73,29 +71,16 @@ def encode_rows(
 
 
 def encode_residual(
-    residual_C4096: Tensor,
-    anchor_C4096: Tensor,
-    local_C4096: Tensor,
-    beta: float,
-    layout: Layout,
-    *,
-    threads: int = 1,
+    residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float, layout: Layout
 ) -> bytes:
-    """Payload of β·e + (anchor − local) of whole arrays, as `encode_rows`. One range of chunks for each thread.
+    """Payload of β·e + (anchor − local) of whole arrays, as `encode_rows`.
 
     Raises Divergence for weights that are NaN or from 2⁶⁴ on, with the residual as it was.
     """
-    payload = blank_payload(layout)
-    ranges = ranges_of(layout.chunks, threads)
-    # All of it before any of it: encoding changes the residual, which must survive weights that diverged.
-    if not all(each_range(ranges, lambda start, stop: is_sound(local_C4096[start:stop]))):
+    if not is_sound(local_C4096):
         raise Divergence("the pseudo-gradient holds NaN or infinity")
-
-    def work(start: int, stop: int) -> None:
-        part = slice(start, stop)
-        encode_rows(payload, layout, start, residual_C4096[part], anchor_C4096[part], local_C4096[part], beta)
-
-    each_range(ranges, work)
+    payload = blank_payload(layout)
+    encode_rows(payload, layout, 0, residual_C4096, anchor_C4096, local_C4096, beta)
     return bytes(payload)
 
 
@@ -106,21 +91,6 @@ def _run(layout: Layout, arrays: tuple[Any, Any, Any], beta: Any, at: int, out: 
         return bool(encode_dense(*arrays, beta, at, out, shape, dense_scratch(shape.block)))
     offsets, own = layout.offsets, encode_scratch(layout.k)
     return bool(_encode_chunks(*arrays, beta, at, out, offsets, sparse_shape(layout), norms_of(layout.k), own))
-
-
-def ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
-    """Start and stop of one range of chunks for each thread."""
-    share = max(1, math.ceil(chunks / max(1, threads)))
-    return [(start, min(start + share, chunks)) for start in range(0, chunks, share)]
-
-
-def each_range(ranges: list[tuple[int, int]], work: Any) -> list[Any]:
-    """`work(start, stop)` of every range, at the same time."""
-    # Compiled code holds no lock on the interpreter, so plain threads run beside each other.
-    if len(ranges) == 1:
-        return [work(*ranges[0])]
-    with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
-        return list(pool.map(lambda span: work(*span), ranges))
 
 
 def encode_scratch(k: int) -> Any:

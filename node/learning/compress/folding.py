@@ -4,7 +4,9 @@ A payload may hold some of the chunks only: "all weight", of which the floor is 
 cover the chunk. The tests hold the bits against the definition, `outer.mean.outer_update` of the decoded tables.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.compress import dense, sparse_fold
-from atoll.node.learning.compress.encoding import each_range, ranges_of
 from atoll.node.learning.compress.reading import SPARE, sparse_shape
 from atoll.node.learning.kernels.compiled import ALIGN_BYTES
 from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
@@ -152,7 +153,22 @@ def _run(
         return sparse_fold.fold_sparse(arrays, span, shape, rule, theta.numpy(), out.numpy(), scratch)
 
     # Chunks are independent, so how they are shared among threads cannot show in the result.
-    _raise(each_range(ranges_of(layout.chunks, threads), work))
+    _raise(_each_range(_ranges_of(layout.chunks, threads), work))
+
+
+def _ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
+    """Start and stop of one range of chunks for each thread."""
+    share = max(1, math.ceil(chunks / max(1, threads)))
+    return [(start, min(start + share, chunks)) for start in range(0, chunks, share)]
+
+
+def _each_range(ranges: list[tuple[int, int]], work: Callable[[int, int], int]) -> list[int]:
+    """`work(start, stop)` of every range, at the same time."""
+    # Compiled code holds no lock on the interpreter, so plain threads run beside each other.
+    if len(ranges) == 1:
+        return [work(*ranges[0])]
+    with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
+        return list(pool.map(lambda span: work(*span), ranges))
 
 
 def _arrays_of(

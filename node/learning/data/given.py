@@ -129,7 +129,6 @@ class BoundedTokenizer:
 
     def __init__(self, inner: SubwordTokenizer) -> None:
         self._inner = inner
-        self.vocab = inner.vocab
         self.identity = inner.identity
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
@@ -162,7 +161,7 @@ def open_tokenizer(data: bytes, vocab: int) -> BoundedTokenizer:
     found.post_processor = None  # it could repeat the whole text; we add no special tokens, so none is needed
     ids = found.get_vocab(with_added_tokens=True).values()
     _check_vocab(len(set(ids)), max(ids, default=-1), vocab)
-    return BoundedTokenizer(SubwordTokenizer(found, vocab, data))
+    return BoundedTokenizer(SubwordTokenizer(found, data))
 
 
 def run_within(limit_s: float, work: Callable[[], T]) -> T:

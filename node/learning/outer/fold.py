@@ -12,6 +12,7 @@ before such an open round, the open rounds are applied again, from `final`; else
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -56,14 +57,12 @@ def round_set(number: int, members: Iterable[Member], slices: Iterable[Slice] = 
     return RoundSet(number, whole, parts, frozenset([*names, *sliced]))
 
 
+@dataclass(slots=True, eq=False)
 class _Theta:
     """A state, int32 `[C, 4096]`, that is never changed in place; its digest is computed once."""
 
-    __slots__ = ("_digest", "values_C4096")
-
-    def __init__(self, values_C4096: Tensor) -> None:
-        self.values_C4096 = values_C4096
-        self._digest: Digest | None = None
+    values_C4096: Tensor
+    _digest: Digest | None = None
 
     @property
     def digest(self) -> Digest:

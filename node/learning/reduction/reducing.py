@@ -14,7 +14,7 @@ rooms do not import each other.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,19 +32,13 @@ Weighted = tuple[int, Tensor, Tensor]
 _LOW, _HIGH = -(2**31), 2**31 - 1
 
 
-class Decode(Protocol):
-    """A decoder of `sparse2` payloads."""
-
-    def __call__(self, payload: bytes | memoryview, chunks: int, k: int) -> tuple[Tensor, Tensor]:
-        """index_Ck and q_Ck, int64. Raises DecodeError."""
-
-
 class Arithmetic(NamedTuple):
     """The agreed arithmetic of a round."""
 
     encode: Callable[[Tensor, int], bytes]
     """Payload of float32 `[C, 4096]` with k values per chunk; the same bytes on every machine."""
-    decode: Decode
+    decode: Callable[[bytes | memoryview, int, int], tuple[Tensor, Tensor]]
+    """index_Ck and q_Ck, int64, of a payload of `sparse2`, its chunks and its k. Raises DecodeError."""
     weighted_mean: Callable[[Sequence[Weighted], int], Tensor]
     """Mean of members with a floor_256: int64 `[C, 4096]`, units of 2⁻²⁶."""
     outer_update: Callable[[Sequence[Weighted], int, int, int], Tensor]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep
-from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import open_dataset
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.outer.fixed import clear, padding_of, to_fixed, to_float
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from atoll.node.learning.data.cache import default_cache
 from atoll.node.learning.data.dataset import open_dataset
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.runs.presets import preset
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.run.merging import MergeSpec

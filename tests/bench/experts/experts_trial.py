@@ -16,8 +16,7 @@ from torch import Tensor
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoder import OnHost
 from atoll.node.learning.compress.folding import OuterStep, rows_of
-from atoll.node.learning.data.dataset import Dataset
-from atoll.node.learning.data.windows import WindowPlace, windows
+from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS, evaluate
 from atoll.node.learning.inner.loop import run_steps
 from atoll.node.learning.model import bridge

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from atoll.node.checkpoint.snapshot import read_snapshot
-from atoll.node.learning.data.dataset import Dataset
-from atoll.node.learning.data.windows import WindowPlace, windows
+from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS, ValidationLoss, evaluate
-from atoll.node.learning.inner.loop import Inner, run_steps
+from atoll.node.learning.inner.loop import ALONE, Inner, run_steps
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
@@ -96,7 +95,7 @@ class Task(NamedTuple):
         # The factor of a run with few holders would do harm here, where all train all experts.
         expert_lr = 1.0 if self.spec.outer.holders else inner.expert_lr
         scaled = msgspec.structs.replace(inner, lr=inner.lr * lr_scale, expert_lr=expert_lr)
-        return Inner(model, loss_of, scaled, after_step=bias_updater(model, self.spec.model))
+        return Inner(model, loss_of, scaled, after_step=bias_updater(model, self.spec.model, ALONE.total))
 
     def batch(self, number: int, slot: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Windows `[batch, context + 1]` that member `slot` reads in a step of a round."""

@@ -373,4 +373,4 @@ async def test_a_crash_in_machine_code_leaves_its_last_log_line_in_the_log(rig):
         await one.life(1)
         os.kill(one.pid, signal.SIGBUS)
         await one.life(2)
-        assert "Bus error" in one.trainer._log.read_text()
+        assert "Bus error" in one.trainer.log_path.read_text()

@@ -109,7 +109,7 @@ def test_weights_that_diverged_leave_the_residual_alone(bad, chunk):
     local[chunk, 4095] = bad
     before = residual.clone()
     with pytest.raises(Divergence):
-        encode_residual(residual, weights(1), local, 0.95, 64, threads=2)
+        encode_residual(residual, weights(1), local, 0.95, 64)
     assert torch.equal(residual, before)
 
 

@@ -151,7 +151,8 @@ def test_a_vocabulary_of_another_model_is_refused(off):
 
 
 def test_a_padded_vocabulary_is_fine():
-    assert open_tokenizer(MADE["qwen"].to_str().encode(), size(MADE["qwen"]) + 16).vocab == 16 + size(MADE["qwen"])
+    tokenizer = open_tokenizer(MADE["qwen"].to_str().encode(), size(MADE["qwen"]) + 16)
+    assert tokenizer.encode(b"ab").max() < size(MADE["qwen"])
 
 
 def test_work_that_does_not_end_is_given_up():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.node.learning.data import corpus, markov, shakespeare
-from atoll.node.learning.data.cache import default_cache
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.protocols.errors import ConfigError, Unreachable
 from atoll_bench.reference_arms.baselines import unigram_bits_per_byte
 

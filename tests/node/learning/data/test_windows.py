@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.data.windows import WindowPlace, permuted, windows
+from atoll.node.learning.data.dataset import WindowPlace, permuted, windows
 
 SEEDS = st.integers(0, 2**63 - 1)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from atoll.node.learning.inner.loop import ALONE
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.moe import Mixture, RouterLoads, move_biases, target_share, updated_bias
 from atoll.protocols.run.model_spec import ExpertsSpec
@@ -39,7 +40,7 @@ def test_the_mean_number_of_computed_experts_reaches_the_target(computed):
         slots = made.gate(torch.randn(256, 16, generator=source)).slot_Nk.detach()
         made.seen_S += slots.flatten().bincount(minlength=8)
         shares.append(float((slots < 4).float().sum(1).mean()))
-        move_biases(made, experts)
+        move_biases(made, experts, ALONE.total)
         assert not made.seen_S.any(), step
     assert sum(shares[-100:]) / 100 == pytest.approx(computed, rel=0.01)
 
