@@ -13,9 +13,8 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atoll.node.checkpoint import universal
 from atoll.node.checkpoint.disk import Piece, map_file, write_file
-from atoll.node.checkpoint.tensorfile import Spec, TensorFile, all_finite, file_pieces, write_atom
+from atoll.node.checkpoint.tensorfile import TensorFile, all_finite, file_pieces, write_atom
 from atoll.node.checkpoint.universal import (
     ERROR,
     JSON_MAX_BYTES,
@@ -30,6 +29,7 @@ from atoll.node.checkpoint.universal import (
     is_valid,
     joined,
     moment_specs,
+    shard_specs,
     to_json,
 )
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, Proven, read_proof
@@ -124,7 +124,8 @@ class ShardedCheckpoint:
         """The opened tensors' file of a member that has a shard."""
         if peer not in self._files:
             shard = next(shard for shard in self.manifest.shards if shard.peer == peer)
-            self._files[peer] = TensorFile(self.folder / shard.file, shard_specs(self.spec, shard), shard.note)
+            specs = shard_specs(self.spec.model, shard.experts, shard.left)
+            self._files[peer] = TensorFile(self.folder / shard.file, specs, shard.note)
         return self._files[peer]
 
 
@@ -166,11 +167,6 @@ def open_checkpoint(folder: Path) -> ShardedCheckpoint:
     if expected != manifest:
         raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
     return _verified(ShardedCheckpoint(folder, spec, manifest, proof))
-
-
-def shard_specs(spec: RunSpec, shard: Shard) -> dict[str, Spec]:
-    """Names, dtypes and shapes of the tensors in a shard's file."""
-    return universal.shard_specs(spec.model, shard.experts, shard.left)
 
 
 def _manifest_of(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[CheckpointManifest, Proven]:

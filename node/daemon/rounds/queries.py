@@ -3,8 +3,6 @@
 Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
 """
 
-from collections.abc import Callable
-
 from atoll.node.daemon.rounds.participants import MemberView, expected, frontier
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
 from atoll.protocols.ids import PeerId
@@ -134,7 +132,7 @@ def missing_payloads(state: RoundState) -> int:
     return sum(len(book.missing) for book in state.books.values())
 
 
-def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{peer[-6:]}") -> str:
+def reason(state: RoundState) -> str:
     """One line on why the node does not train now, and what ends that; empty while it trains."""
     match state.phase:
         case Phase.SYNC:
@@ -145,9 +143,9 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
         case Phase.COLLECT:
-            return _collect_reason(state, name)
+            return _collect_reason(state)
         case Phase.TRAIN if must_wait(state):
-            return _collect_reason(state, name)
+            return _collect_reason(state)
         case Phase.FOLD:
             return "waiting for reduced slices" if is_resolving(state) else "folding contributions"
         case Phase.PAUSED:
@@ -163,7 +161,7 @@ def reason(state: RoundState, name: Callable[[str], str] = lambda peer: f"…{pe
             return ""
 
 
-def _collect_reason(state: RoundState, name: Callable[[str], str]) -> str:
+def _collect_reason(state: RoundState) -> str:
     before = f"round {state.collecting}: " if in_flight(state) else ""
     if state.collecting in state.folding:
         return before + "folding contributions"
@@ -171,7 +169,7 @@ def _collect_reason(state: RoundState, name: Callable[[str], str]) -> str:
         return before + "waiting for reduced slices"
     awaited, there = attendance(state)
     missing = sorted(awaited - there)
-    who = ", ".join(f"{name(peer)} {_whereabouts(state, peer)}" for peer in missing[:4])
+    who = ", ".join(f"…{peer[-6:]} {_whereabouts(state, peer)}" for peer in missing[:4])
     left_s = max(0.0, closes_at(state) - state.now)
     return f"{before}waiting for {len(missing)} of {len(awaited)}: {who}; goes on in {left_s:.0f} s at the latest"
 

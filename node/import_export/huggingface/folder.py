@@ -12,7 +12,8 @@ from torch import Tensor
 from atoll.node.import_export.huggingface.config import config_from_model, model_from_config
 from atoll.node.import_export.huggingface.fields import CONFIG
 from atoll.node.import_export.huggingface.serving import GENERATION, sampling_fields, special_token_fields
-from atoll.node.import_export.huggingface.weights import load_weights, read_json, save_text, save_weights
+from atoll.node.import_export.huggingface.weights import PUBLIC, load_weights, read_json, save_weights
+from atoll.p2p.system.atomic_files import sync_folder, write_whole
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.serving import ServingSpec
@@ -49,10 +50,10 @@ def save_folder(
         save_weights(part, model, read)
         files = {GENERATION: json.dumps(generation, indent=2), **tokenizer, CONFIG: json.dumps(config, indent=2)}
         for name, text in files.items():
-            save_text(part / name, text)
-        _sync(part)
+            write_whole(part / name, f"{text}\n".encode(), mode=PUBLIC)
+        sync_folder(part)
         part.rename(folder)
-        _sync(folder.absolute().parent)
+        sync_folder(folder.absolute().parent)
     except OSError as error:
         raise DiskFault(f"{folder}: {error.strerror or error}", hint="nothing was exported") from error
     finally:
@@ -67,11 +68,3 @@ def load_folder(folder: Path) -> HuggingFaceFolder:
     """
     model = model_from_config(read_json(folder / CONFIG))
     return HuggingFaceFolder(model, load_weights(folder, model))
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -122,11 +122,7 @@ def _without_null(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     """The object of a JSON file; an empty one if there is no file. Raises ConfigError."""
-    if not path.exists():
-        return {}
-    if path.stat().st_size > _JSON_MAX_BYTES:
-        raise ConfigError(f"{path} has more than {_JSON_MAX_BYTES >> 20} MiB")
-    return read_json(path)
+    return read_json(path, _JSON_MAX_BYTES) if path.exists() else {}
 
 
 def _defaults(folder: Path, vocab: int) -> dict[str, Any]:

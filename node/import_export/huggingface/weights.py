@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from atoll.node.import_export.huggingface.config import model_type_of
+from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence
 from atoll.protocols.run.model_spec import Atom, ModelSpec, atoms
 
@@ -24,6 +25,8 @@ UNIT = 1 << 24
 SHARD_BYTES = 2 << 30
 INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 JSON_MAX_BYTES = 64 << 20
+PUBLIC = 0o666
+"""Mode of files that others may read, as far as the user's umask lets them."""
 _DTYPES = ("F32", "BF16", "F16")
 _MIXTRAL_NAMES = (
     (".mlp.", ".block_sparse_moe."),
@@ -47,7 +50,7 @@ def save_weights(
     if len(shards) > 1:
         table = {called[atom.name]: name for name, shard in zip(names, shards, strict=True) for atom in shard}
         index = {"metadata": {"total_size": 4 * model.parameters}, "weight_map": table}
-        save_text(folder / INDEX, json.dumps(index, indent=2))
+        write_whole(folder / INDEX, f"{json.dumps(index, indent=2)}\n".encode(), mode=PUBLIC)
 
 
 def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
@@ -87,12 +90,12 @@ def to_fixed(values: Tensor, name: str) -> Tensor:
     return scaled.to(torch.int32)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int = JSON_MAX_BYTES) -> dict[str, Any]:
     """The JSON object of an untrusted file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
-            data = file.read(JSON_MAX_BYTES + 1)
-        value = json.loads(data) if len(data) <= JSON_MAX_BYTES else None
+            data = file.read(max_bytes + 1)
+        value = json.loads(data) if len(data) <= max_bytes else None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -100,17 +103,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object, or too large")
     return value
-
-
-def save_text(path: Path, text: str) -> None:
-    """Write and sync one text file. Raises DiskFault."""
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise DiskFault(f"{path}: {error.strerror or error}", hint="nothing was exported") from error
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from atoll.node.learning.data.tokens import SubwordTokenizer
-from atoll.protocols.errors import ConfigError, DiskFault
+from atoll.p2p.system.atomic_files import disk
+from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES
 
 MAX_LETTERS = 2048
@@ -142,11 +143,8 @@ class BoundedTokenizer:
 
 def load_tokenizer(path: Path, vocab: int) -> BoundedTokenizer:
     """Load the tokenizer of a file for a model with `vocab` tokens. Raises ConfigError, DiskFault."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(TOKENIZER_MAX_BYTES + 1)
-    except OSError as error:
-        raise DiskFault(f"{path}: {error.strerror}") from error
+    with disk(path), path.open("rb") as file:
+        data = file.read(TOKENIZER_MAX_BYTES + 1)
     return open_tokenizer(data, vocab)
 
 

