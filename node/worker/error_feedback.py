@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import TEMPORARY, map_file, write_file
-from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.encoder import Encoder
+from atoll.node.learning.compress.codecs import Encoder, codec_of
 from atoll.node.learning.outer.fixed import clear, padding_of
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
 from atoll.p2p.system.atomic_files import disk

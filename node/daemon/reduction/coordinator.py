@@ -20,7 +20,7 @@ from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.reduction import machine as reduction_machine
 from atoll.node.daemon.reduction.audit import Auditor
-from atoll.node.daemon.reduction.effective_set import EffectiveSlice
+from atoll.node.daemon.reduction.effective_set import EffectiveSlice, tainted
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.node.daemon.reduction.reduced_set import ReducedSet, SliceStore
 from atoll.node.daemon.reduction.row_fetcher import RowFetcher, RowStore
@@ -326,7 +326,7 @@ class ReductionCoordinator:
             except (DecodeError, CorruptFault):
                 life = -1  # nothing was reduced, so other rows may be named
                 for offer in offers:
-                    self._rows.drop(offer, span)
+                    self._rows.store.drop(offer.entry, span)
             except AtollError as error:
                 log.debug("reducing round %d: %s", number, error)
             await asyncio.sleep(RETRY_S)
@@ -374,7 +374,7 @@ class ReductionCoordinator:
         self._auditor.wrong |= {entry}
         for number in list(self._rounds):
             self._feed(number, reduction_machine.Wrong(entry))
-        for doubted in self.ledger.tainted([entry]):
+        for doubted in tainted(self.ledger.claims, [entry]):
             self.machines.feed_finality(ReductionRefuted(doubted))
 
     async def _answer(self, peer: PeerId, question: bytes) -> bytes:

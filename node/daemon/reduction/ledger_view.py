@@ -12,7 +12,6 @@ from atoll.node.daemon.reduction.effective_set import (
     effective_slices,
     entries_of,
     one_per_author,
-    tainted,
 )
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Entry, Reduction, SlicedContribution
@@ -106,10 +105,6 @@ class ReductionLedger:
         """Return the newest own Reduction of a round before this one."""
         mine = [c for c in self.claims.values() if c.author == self.me and c.body.round < before]
         return max(mine, key=lambda claim: claim.body.round, default=None)
-
-    def tainted(self, wrong: Collection[Digest]) -> frozenset[Digest]:
-        """Return these Reductions and all that continue them."""
-        return tainted(self.claims, wrong)
 
     def reduced_payloads(self, first: int = 0) -> set[Digest]:
         """Return the payloads of all Reductions from this round on."""

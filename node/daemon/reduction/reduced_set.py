@@ -127,6 +127,6 @@ class ReducedSet:
         """Delete all of the set. The worker does not say which file is damaged, so all are fetched again."""
         for part in self.store.ledger.parts(self.number, self.names) or ():
             for offer in part.raw:
-                self.store.rows.drop(offer, part.span)
+                self.store.rows.store.drop(offer.entry, part.span)
             if part.reduced is not None:
                 self.guard.delete_blob(part.reduced.body.payload)

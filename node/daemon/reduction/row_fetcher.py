@@ -125,10 +125,6 @@ class RowFetcher:
         """Stop getting rows of rounds up to `final`."""
         self._wanted = {key: number for key, number in self._wanted.items() if number > final}
 
-    def drop(self, offer: Offer, span: Span) -> None:
-        """Delete rows that cannot be read, so that they are fetched again when they are wanted."""
-        self.store.drop(offer.entry, span)
-
     def answer(self, ask: RowsAsk) -> bytes:
         """Return the answer to a question for rows; empty if they are not here. Raises DecodeError.
 

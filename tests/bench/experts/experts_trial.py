@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.encoder import OnHost
+from atoll.node.learning.compress.codecs import OnHost, codec_of
 from atoll.node.learning.compress.folding import OuterStep, rows_of
 from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS, evaluate

@@ -11,7 +11,7 @@ from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.checkpoint.universal import ERROR, WEIGHT
 from atoll.node.import_export.export_run import BLOBS
 from atoll.node.import_export.join_shards import ShardedCheckpoint
-from atoll.node.learning.compress.encoder import OnHost
+from atoll.node.learning.compress.codecs import OnHost
 from atoll.node.learning.model.bridge import named_atoms
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.node.worker.error_feedback import ErrorFeedback

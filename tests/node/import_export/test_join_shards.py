@@ -26,8 +26,7 @@ from atoll.node.import_export.import_run import importing, store_run
 from atoll.node.import_export.join_shards import MANIFEST, VOTES, join_shards, open_checkpoint, part_of
 from atoll.node.import_export.save_shard import _unsent, save_shard
 from atoll.node.import_export.source_options import CheckpointSource
-from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.encoder import OnHost
+from atoll.node.learning.compress.codecs import OnHost, codec_of
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from atoll.node.learning.compress.encoder import OnHost
+from atoll.node.learning.compress.codecs import OnHost
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.local_weights import LocalWeights

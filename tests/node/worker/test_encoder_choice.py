@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from atoll.node.learning.compress.encoder import OnHost
+from atoll.node.learning.compress.codecs import OnHost
 from atoll.node.runs.capacity.memory_model import encoder_bytes, memory_shortage
 from atoll.node.worker.encoder_choice import encoder_for
 from atoll.protocols import codec

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress.encoder import HOST, Encoder, OnHost, UnfinishedPayload
+from atoll.node.learning.compress.codecs import HOST, Encoder, OnHost, UnfinishedPayload
 from atoll.node.learning.compress.gpu.encoding import (
     EncodeArrays,
     blank_payload,
