@@ -11,14 +11,9 @@ import numpy.typing as npt
 
 from atoll.node.learning.compress.selecting import half_bits, units_of
 from atoll.node.learning.compress.summing import find_members, least_weight
-from atoll.node.learning.kernels.compiled import compiled, inlined
+from atoll.node.learning.kernels.compiled import Bytes, Floats, Ints, Ints32, compiled, inlined
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import DENSE_BLOCK, MOST_SCALE, TOP_LEVEL, VALUE_BITS, Layout
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
-Ints32 = npt.NDArray[np.int32]
 
 FAULTS = {
     20: "a scale beyond its range",

@@ -8,7 +8,6 @@ against a plain version in torch (tests/plain).
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from atoll.node.learning.compress.dense import dense_scratch, dense_shape, encode_dense
@@ -24,15 +23,10 @@ from atoll.node.learning.compress.selecting import (
     units_of,
     word_of,
 )
-from atoll.node.learning.kernels.compiled import compiled, inlined
+from atoll.node.learning.kernels.compiled import Bytes, Doubles, Floats, Ints32, compiled, inlined
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import LOW_LEVEL, VALUE_BITS, Layout
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int32]
-Doubles = npt.NDArray[np.float64]
 
 _UNIT = np.float32(2.0**-VALUE_BITS)
 _LARGEST = 0x5F800000
@@ -166,7 +160,9 @@ def _add_up(e: Floats, anchor: Floats, local: Floats, beta: Any) -> None:
 
 
 @inlined
-def _subtract_sent(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form: int, bar: int, k: int) -> bool:
+def _subtract_sent(
+    e: Floats, at: Ints32, key: Ints32, code: Bytes, half: int, form: int, bar: int, k: int
+) -> bool:
     """Codes of the chosen values; what they send leaves e. Whether any is large. Scale 0 sends nothing."""
     # Values too small for the smallest scale: the chunk has the one form that readers take for "nothing".
     if half == 0:
@@ -193,7 +189,7 @@ def _subtract_sent(e: Floats, at: Ints, key: Ints, code: Bytes, half: int, form:
 
 
 @inlined
-def _pack(out: Bytes, c: int, at: Ints, code: Bytes, offsets: Any, shape: Any) -> None:
+def _pack(out: Bytes, c: int, at: Ints32, code: Bytes, offsets: Any, shape: Any) -> None:
     """Lows, highs and codes of one chunk."""
     k, low_bits, codes = shape.k, shape.low_bits, shape.code_bytes
     width, lows, highs = np.uint64(low_bits), shape.low_bytes, shape.high_bytes

@@ -12,13 +12,12 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from atoll.node.learning.compress import dense, sparse_fold
 from atoll.node.learning.compress.reading import SPARE, sparse_shape
-from atoll.node.learning.kernels.compiled import ALIGN_BYTES
+from atoll.node.learning.kernels.compiled import ALIGN_BYTES, Bytes, Ints, Ints32
 from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.ledger.coverage import Cover, size_of
 from atoll.protocols.ledger.records import MAX_SET, MAX_WEIGHT
@@ -26,7 +25,7 @@ from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import VALUE_BITS, Layout, check_frame
 
 Payload: TypeAlias = bytes | memoryview
-Rows: TypeAlias = npt.NDArray[np.int32]
+Rows: TypeAlias = Ints32
 """For each chunk of a round the row of a payload that holds it, −1 for none; `[chunks]`, read-only."""
 _SLAB_CHUNKS = 256
 
@@ -34,14 +33,14 @@ _SLAB_CHUNKS = 256
 class PayloadArrays(NamedTuple):
     """The P payloads of one call as the kernels read them."""
 
-    bytes_PB: npt.NDArray[np.uint8]
+    bytes_PB: Bytes
     """Each payload, with SPARE zero bytes behind it."""
-    weight_P: npt.NDArray[np.int64]
-    offset_PS: npt.NDArray[np.int64]
+    weight_P: Ints
+    offset_PS: Ints
     """Where each section of a payload begins."""
-    map_P: npt.NDArray[np.int64]
+    map_P: Ints
     """Which map of chunks to rows a payload has."""
-    rows_UC: npt.NDArray[np.int32]
+    rows_UC: Ints32
     """The different maps; −1: the payload has no such chunk."""
 
 

@@ -7,15 +7,10 @@ a row. All indices are unsigned: signed ones cost a test each.
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from atoll.node.learning.kernels.compiled import inlined
+from atoll.node.learning.kernels.compiled import Bytes, Ints32, Marks, inlined
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import Layout
-
-Bytes = npt.NDArray[np.uint8]
-Ints32 = npt.NDArray[np.int32]
-Marks = npt.NDArray[np.uint32]
 
 SPARE = 8
 """Bytes behind each payload, so that the last field of a row can be read as eight bytes too."""

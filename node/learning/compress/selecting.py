@@ -10,14 +10,11 @@ The fit is the best scale, shape and split of the chosen values, exactly.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from atoll.node.learning.kernels.compiled import inlined
+from atoll.node.learning.kernels.compiled import Doubles, Floats, Ints32, inlined
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SHAPE_SHIFT
 
-Floats = npt.NDArray[np.float32]
-Ints32 = npt.NDArray[np.int32]
 COLUMNS = 512
 ROWS = 8
 FAST_K = 128
@@ -31,7 +28,6 @@ SLACK = 32
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 NOT_FINITE = 0x7F800000
 """Bits of float32 infinity; those of NaN are larger."""
-Doubles = npt.NDArray[np.float64]
 HIGHS = np.array(HIGH_LEVELS, np.int64)
 SHAPES = len(HIGH_LEVELS)
 
@@ -262,7 +258,7 @@ def best_fit(small: Doubles, norms: Doubles, gain: Doubles) -> tuple[int, int, f
 
 
 @inlined
-def half_bits(scale: float, single: npt.NDArray[np.float32]) -> int:
+def half_bits(scale: float, single: Floats) -> int:
     """Bits of the fp16 nearest to a scale ≥ 0, halves to even, through float32 as torch does; at most 1.0."""
     if scale >= 1.0:
         return ONE_FP16

@@ -22,13 +22,9 @@ from atoll.node.learning.compress.summing import (
     scatter,
     spill,
 )
-from atoll.node.learning.kernels.compiled import add_to, compiled, fence, inlined
+from atoll.node.learning.kernels.compiled import Ints, Ints32, Marks, add_to, compiled, fence, inlined
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, Layout
-
-Ints = npt.NDArray[np.int64]
-Ints32 = npt.NDArray[np.int32]
-Marks = npt.NDArray[np.uint32]
 
 FAULTS = (
     "",

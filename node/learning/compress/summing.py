@@ -12,14 +12,9 @@ all sums.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from atoll.node.learning.kernels.compiled import inlined
+from atoll.node.learning.kernels.compiled import Ints, Ints32, Marks, inlined
 from atoll.protocols.run.arena import CHUNK
-
-Ints = npt.NDArray[np.int64]
-Ints32 = npt.NDArray[np.int32]
-Marks = npt.NDArray[np.uint32]
 
 PACKED_BITS = 17
 _WEIGHT_MASK = np.int64((1 << PACKED_BITS) - 1)

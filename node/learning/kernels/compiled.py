@@ -37,6 +37,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
+import numpy.typing as npt
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -48,6 +50,12 @@ from atoll.protocols.run import arena, payload
 from atoll.protocols.run.arena import CHUNK
 
 F = TypeVar("F", bound=Callable[..., Any])
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Ints32 = npt.NDArray[np.int32]
+Marks = npt.NDArray[np.uint32]
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 _PARTS = ("compress", "kernels", "outer")
 """Folders of learning/ that hold compiled functions."""
 ALIGN_BYTES = 64

@@ -6,17 +6,14 @@ The padding of the arena, values that belong to no atom, stays zero in every sta
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from atoll.node.learning.kernels.compiled import compiled, fresh_like
+from atoll.node.learning.kernels.compiled import Ints32, compiled, fresh_like
 from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.coverage import Cover, size_of
 from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Span, edges
-
-Ints = npt.NDArray[np.int32]
 
 FRACTION_BITS = 24
 SLAB_CHUNKS = 256
@@ -73,7 +70,7 @@ def _add(out: Tensor, theta: Tensor, gain: Tensor, loss: Tensor | None) -> bool:
 
 # Two kernels, because a test for a missing term inside the loop would keep it from being vectorised.
 @compiled
-def _sum(out: Ints, theta: Ints, gain: Ints) -> bool:
+def _sum(out: Ints32, theta: Ints32, gain: Ints32) -> bool:
     wrong = np.int64(0)
     for i in range(len(out)):
         total = np.int64(theta[i]) + np.int64(gain[i])
@@ -84,7 +81,7 @@ def _sum(out: Ints, theta: Ints, gain: Ints) -> bool:
 
 
 @compiled
-def _sum_less(out: Ints, theta: Ints, gain: Ints, loss: Ints) -> bool:
+def _sum_less(out: Ints32, theta: Ints32, gain: Ints32, loss: Ints32) -> bool:
     wrong = np.int64(0)
     for i in range(len(out)):
         total = np.int64(theta[i]) + np.int64(gain[i]) - np.int64(loss[i])
