@@ -7,7 +7,7 @@ from typing import NamedTuple
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.driver import Driver
-from atoll.node.daemon.coordinator.evaluation import EvaluationPace, Evaluator
+from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import Finalizer
 from atoll.node.daemon.coordinator.interfaces import Network, NoReduction, RunContext, WorkerProcess
@@ -90,7 +90,6 @@ def build_driver(
         applied=applied,
     )
     finalizer = Finalizer(**common._asdict(), sets=sets)
-    pace = EvaluationPace(eval_every, context.spec.outer.rounds)
     driver = Driver(
         context=context,
         net=net,
@@ -103,7 +102,7 @@ def build_driver(
         reducer=reducer,
         finalizer=finalizer,
         **_build_training(common, contributions, finalizer, room)._asdict(),
-        evaluator=Evaluator(context, common.worker, common.queue.start_task, pace),
+        evaluator=Evaluator(context, common.worker, common.queue.start_task, eval_every),
     )
     payloads.subscribe(driver.on_payload_resolved)
     payloads.subscribe(lambda _: finalizer.step())

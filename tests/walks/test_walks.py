@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
-MOST = {"a": 67, "b": 96}
+MOST = {"a": 64, "b": 95}
 """These may only shrink: the goals are 55 and 70 (docs/log/2026-11.md)."""
 SEEN_LEAST = 0.9
 """Part of the page's list that every trace finds: what runs at the side depends on timing."""

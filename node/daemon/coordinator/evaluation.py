@@ -29,19 +29,22 @@ class EvaluationPace:
         return number % self.every == 0 if self.every else self.budget.is_due(now)
 
 
-@dataclass(slots=True)
+@dataclass
 class Evaluator:
     """Asks the worker for validation losses and logs them."""
 
     context: RunContext
     worker: WorkerClient
     start_task: Callable[[Coroutine[Any, Any, None], str], None]
-    pace: EvaluationPace
+    every: int
+
+    def __post_init__(self) -> None:
+        self._pace = EvaluationPace(self.every, self.context.spec.outer.rounds)
 
     def on_closed(self, number: Round, state: Digest) -> None:
         """Evaluate a round that closed with this view, if it is due."""
-        if self.pace.is_due(number, self.context.now()):
-            self.pace.budget.asked()
+        if self._pace.is_due(number, self.context.now()):
+            self._pace.budget.asked()
             self.start_task(self._evaluate(number, state), f"evaluate {number}")
 
     async def _evaluate(self, number: Round, state: Digest) -> None:
@@ -51,6 +54,6 @@ class Evaluator:
             evaluated = await self.worker.ask(EvaluateRequest(), EvaluateReply)
             took_s = evaluated.took_s
         finally:
-            self.pace.budget.took(self.context.now(), took_s)
+            self._pace.budget.took(self.context.now(), took_s)
         if evaluated.state == state:
             self.context.log.evaluated(number, evaluated.val_bpb)
