@@ -95,13 +95,15 @@ def read_json(path: Path, max_bytes: int = JSON_MAX_BYTES) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
-        value = json.loads(data) if len(data) <= max_bytes else None
+        if len(data) > max_bytes:
+            raise ConfigError(f"{path} has more than {max_bytes >> 20} MiB")
+        value = json.loads(data)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} is not a JSON object, or too large")
+        raise ConfigError(f"{path} is not a JSON object")
     return value
 
 
