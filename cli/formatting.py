@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from atoll.protocols.local.control_messages import Goodput, Room, RoundStatus, TimeShares
+from atoll.protocols.local.control_messages import Goodput, Room, RoundStatus, SentPerRound, TimeShares
 
 WORTH_PERCENT = 0.05
 """Smallest share of time that is shown: less would be printed as 0.0."""
@@ -79,6 +79,16 @@ def room_text(room: Room) -> str:
     where = "of free memory" if room.place == "memory" else f"free on {room.place}"
     why = f"from {size(room.free_bytes)} {where}" if room.place else "`experts` in config.toml"
     return f"room for {room.experts} of {room.of} experts ({why})"
+
+
+def sent_line(sent: SentPerRound | None) -> str:
+    """`41.4 kB a round and node: 2.10 payloads, 53 × below fp32 weights; a copy costs 1.003 × the payload`."""
+    if sent is None:
+        return "–"
+    per_round = f"{size(sent.bytes)} a round and node: {sent.payloads:.2f} payloads"
+    return (
+        f"{per_round}, {sent.below_fp32:.0f} × below fp32 weights; a copy costs {sent.per_copy:.3f} × the payload"
+    )
 
 
 def percents(shares: Mapping[str, Any]) -> dict[str, float]:

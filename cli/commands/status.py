@@ -12,6 +12,7 @@ from atoll.cli.formatting import (
     print_table,
     room_text,
     round_share,
+    sent_line,
     size,
     span,
     tail,
@@ -115,6 +116,7 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
+    yield f"sent      {sent_line(now.sent)}"
     if now.limits is not None:
         yield f"limits    {limits(now.limits)}"
     yield f"reach     {now.reachability}" + (f": {now.reachability_why}" if now.reachability_why else "")

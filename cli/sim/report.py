@@ -4,9 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
+from atoll.cli.formatting import sent_line
 from atoll.cli.sim import verdict
 from atoll.cli.sim.swarm import Swarm
 from atoll.cli.sim.verdict import Rows, bpb_at, by_round, newest_validation, share_of, tokens_used
+from atoll.node.daemon.telemetry.round_log import sent_per_round
+from atoll.protocols.local.control_messages import RoundStatus, SentPerRound
 
 REPORT_VERSION = 2
 ARM_LIMITS = {"adamw": 1.10, "diloco": 1.00, "average": 1.01}
@@ -33,10 +38,17 @@ def as_json(swarm: Swarm, rows: Rows, arms: Mapping[str, Any]) -> dict[str, Any]
         "baseline": dict(arms),
         "val_bpb": val_bpb,
         "tokens": tokens_used(rows),
+        "sent": msgspec.to_builtins(sent(rows, swarm.spec.model.parameters)),
         "goodput": share_of(rows, "steps"),
         "wait_share": share_of(rows, "wait", "transfer"),
         "checks": [asdict(check) for check in checks],
     }
+
+
+def sent(rows: Rows, parameters: int) -> SentPerRound | None:
+    """What a node sent in a round, averaged over all nodes and rounds."""
+    flat = [dict(row) for of_node in rows.values() for row in of_node]
+    return sent_per_round(msgspec.convert(flat, list[RoundStatus]), 4 * parameters)
 
 
 def promises(swarm: Swarm, rows: Rows, rounds: list[dict[str, Any]]) -> list[verdict.PromiseCheck]:
@@ -72,6 +84,7 @@ def print_report(report: Mapping[str, Any], echo: Callable[[str], None]) -> None
     waits = ", ".join(f"node {node} {100 * share:.0f} %" for node, share in report["wait_share"].items())
     echo(f"{report['run']['name']}: {len(report['rounds'])} rounds in {report['seconds']:.0f} s; waiting: {waits}")
     echo(f"  goodput by node: {goodput}")
+    echo(f"  sent: {sent_line(msgspec.convert(report['sent'], SentPerRound | None))}")
     idle = report["idle_daemon_cpu"]
     if idle is not None:
         echo(f"  idle daemon with its p2pd: {100 * idle:.2f} % of a core (judged by `atoll bench idle`)")

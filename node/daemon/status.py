@@ -5,10 +5,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
-
-import msgspec
 
 from atoll.node.daemon.coordinator.interfaces import NodeControl
 from atoll.node.daemon.join_plan import JoinPlan
@@ -16,7 +15,7 @@ from atoll.node.daemon.rounds.queries import reason, untrained
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
-from atoll.node.daemon.telemetry.round_log import RoundLog
+from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
 from atoll.node.daemon.web.server import WebServer
 from atoll.node.ipc.worker_process import Trainer
 from atoll.p2p.limits.limited_host import LimitedHost
@@ -26,6 +25,9 @@ from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local import control_messages
 from atoll.protocols.local.worker_messages import TrainProgress
+
+SENT_ROUNDS = 100
+"""What is sent in a round is an average over so many of the newest ones."""
 
 
 class StopDaemon(Protocol):
@@ -93,6 +95,7 @@ class DaemonOperator:
             payload_bytes=own.payload_bytes if own else None,
             bytes_up=moved.bytes_up,
             bytes_down=moved.bytes_down,
+            sent=sent_per_round(self.rounds(SENT_ROUNDS), 4 * spec.model.parameters),
             train_s=own.train_s if own else None,
             wait_s=own.wait_s if own else None,
             overlap_allowed=node.round.ahead.chosen,
@@ -138,8 +141,7 @@ class DaemonOperator:
     def rounds(self, last: int) -> Sequence[control_messages.RoundStatus]:
         """The newest `last` rows, oldest first."""
         rows = self.log.rows
-        newest = [rows[number] for number in sorted(rows)[-last:]]
-        return msgspec.convert(newest, list[control_messages.RoundStatus], from_attributes=True)
+        return [copy(rows[number]) for number in sorted(rows)[-last:]]
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""

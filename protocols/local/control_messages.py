@@ -131,29 +131,42 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why large transfers are suspended; empty while they are not."""
 
 
-class TimeShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of the worker by activity. They add up to the time that they cover."""
+class TimeShares(msgspec.Struct, kw_only=True):
+    """Seconds of the worker by activity. They add up to the time that they cover; mutable, for the account."""
 
-    steps_s: float
+    steps_s: float = 0.0
     """Seconds in inner steps whose result was used."""
-    wait_s: float
+    wait_s: float = 0.0
     """Seconds idle: waiting for other members, a quorum or finality, or paused."""
-    transfer_s: float
+    transfer_s: float = 0.0
     """Seconds idle while payloads were in transfer: ours to the first peer, or those of peers to us."""
-    encode_s: float
+    encode_s: float = 0.0
     """Seconds encoding contributions."""
-    fold_s: float
+    fold_s: float = 0.0
     """Seconds folding, and checking payloads and the states of other members."""
-    checkpoint_s: float
+    checkpoint_s: float = 0.0
     """Seconds saving checkpoints."""
-    evaluate_s: float
+    evaluate_s: float = 0.0
     """Seconds computing the validation loss."""
-    recompute_s: float
+    recompute_s: float = 0.0
     """Seconds in inner steps that were thrown away, by a newer round or by the end of the worker."""
-    start_s: float
+    start_s: float = 0.0
     """Seconds loading the worker: program, model, data and checkpoint."""
-    down_s: float
+    down_s: float = 0.0
     """Seconds without a worker."""
+
+
+class SentPerRound(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node sends in one round on average, and what one copy of a payload costs."""
+
+    bytes: float
+    """Bytes sent in a round, all protocols; each payload goes to several peers."""
+    payloads: float
+    """The same in sizes of the node's own payload."""
+    below_fp32: float
+    """Size of the model's fp32 weights over the same."""
+    per_copy: float
+    """Bytes on the wire of one copy of a payload over its size; records and leases are not part of a copy."""
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +239,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Bytes sent since the start of the daemon."""
     bytes_down: int
     """Bytes received since the start of the daemon."""
+    sent: SentPerRound | None = None
+    """Average over the newest 100 rounds; null before the first payload was sent."""
     train_s: float | None
     """Seconds from the first inner step to the last in our newest round."""
     wait_s: float | None
@@ -315,52 +330,45 @@ class PeerList(msgspec.Struct, frozen=True, tag="peers"):
     peers: tuple[PeerStatus, ...]
 
 
-class RoundStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One round as this node saw it. Losses in nats per token, bpb in bits per byte."""
+class RoundStatus(TimeShares, kw_only=True):
+    """One round as this node saw it. Losses in nats per token, bpb in bits per byte.
+
+    Its shares of time are from the start of this round's training to that of the next one. The daemon's log of
+    rounds consists of these.
+    """
 
     round: int
     peer: str
     """PeerID of the node that saw it."""
-    digest: str
+    digest: str = ""
     """State digest, hex: the certified one once the round is final, before that of the view when it closed."""
     own_digest: str = ""
     """State digest, hex, that this node's worker computed from the final set; empty where a snapshot came."""
-    set: str
+    set: str = ""
     """Digest of the set of contributions, hex."""
-    final: bool
-    contributors: tuple[str, ...]
+    final: bool = False
+    contributors: tuple[str, ...] = ()
     """Authors of the set."""
-    train_loss: float | None
+    train_loss: float | None = None
     """Training loss of our steps."""
-    val_bpb: float | None
+    val_bpb: float | None = None
     """Validation bits per byte."""
-    steps: int
+    steps: int = 0
     """Inner steps that this node took."""
-    tokens: int
+    tokens: int = 0
     """Tokens that this node trained on."""
-    payload_bytes: int
+    payload_bytes: int = 0
     """Size of our payload."""
-    bytes_up: int
+    bytes_up: int = 0
     """Bytes sent during the round."""
-    bytes_down: int
+    bytes_down: int = 0
     """Bytes received during the round."""
-    blob_bytes_up: int
+    blob_bytes_up: int = 0
     """Bytes sent by the blob protocol during the round, frames included."""
-    blob_payload_up: int
+    blob_payload_up: int = 0
     """Bytes of blob contents sent during the round."""
-    train_s: float
-    """Seconds from the first of our inner steps to the last, folds between them included."""
-    encode_s: float
-    """Fields from here to `down_s` are TimeShares from the start of this round's training to the next one's."""
-    wait_s: float
-    transfer_s: float = 0.0
-    steps_s: float = 0.0
-    fold_s: float = 0.0
-    checkpoint_s: float = 0.0
-    evaluate_s: float = 0.0
-    recompute_s: float = 0.0
-    start_s: float = 0.0
-    down_s: float = 0.0
+    train_s: float = 0.0
+    """Seconds from the first inner step to the last, folds between them included."""
     overlap_allowed: int = 0
     """Inner steps that could be taken before the previous round was folded (τ of this node)."""
     overlapped: int = 0

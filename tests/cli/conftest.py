@@ -18,6 +18,7 @@ from atoll.protocols.local.control_messages import (
     Goodput,
     PeerStatus,
     RoundStatus,
+    SentPerRound,
     Status,
     TimeShares,
 )
@@ -28,7 +29,8 @@ STATUS = Status(
     run="ab" * 32, run_name="tiny", activity="collecting", reason="waiting for 1 of 4", eta_s=2.5, round=7,
     rounds=54, step=0, steps=8, final=5, digest="cd" * 32, contributors=(PEER,), experts=None, members=4, peers=3,
     paths={"direct": 3}, train_loss=2.5, val_bpb=3.25, tokens_per_s=7164.6, payload_bytes=19722,
-    bytes_up=1_500_000, bytes_down=900, train_s=0.28, wait_s=1.5,
+    bytes_up=1_500_000, bytes_down=900,
+    sent=SentPerRound(bytes=42_000.0, payloads=2.13, below_fp32=52.4, per_copy=1.0028), train_s=0.28, wait_s=1.5,
     overlap_allowed=4, overlapped=2, held_s=0.1, device="cpu", worker_pid=4712,
     worker_restarts=0, host_restarts=0,
     goodput=Goodput(

@@ -27,6 +27,10 @@ def shown(url: str) -> None:
     assert data.status.web == url
     assert len(data.rounds) >= 3
     assert data.rounds[-1].peer == data.status.peer
+    sent = data.status.sent
+    assert sent.payloads > 0.5, "nearly every round a payload goes to the other one"
+    assert sent.per_copy > 1.0
+    assert 50 < sent.payloads * sent.below_fp32 < 200, "a payload is about 111 times smaller than fp32 weights"
     assert [peer.maddr for peer in data.peers if peer.path] == [""]
     with urllib.request.urlopen(url, timeout=10) as answer:
         assert b"v1/data.json" in answer.read()

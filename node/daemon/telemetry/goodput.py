@@ -7,8 +7,10 @@ worker waits for (collector.py), and when there was no worker at all (`down`).
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from copy import copy
 from typing import Literal
+
+from msgspec.structs import astuple
 
 from atoll.protocols.local.control_messages import Goodput, TimeShares
 from atoll.protocols.local.worker_messages import TimeSpent
@@ -22,37 +24,21 @@ _BEGUN = TimeSpent()
 IdleReason = Literal["transfer", "wait"]
 
 
-@dataclass(slots=True)
-class Shares:
-    """Seconds by what they went into, as `TimeShares` names them; mutable."""
-
-    steps_s: float = 0.0
-    wait_s: float = 0.0
-    transfer_s: float = 0.0
-    encode_s: float = 0.0
-    fold_s: float = 0.0
-    checkpoint_s: float = 0.0
-    evaluate_s: float = 0.0
-    recompute_s: float = 0.0
-    start_s: float = 0.0
-    down_s: float = 0.0
+NAMES = TimeShares.__struct_fields__
 
 
-NAMES = tuple(field.name for field in fields(Shares))
-
-
-def total_s(shares: Shares) -> float:
+def total_s(shares: TimeShares) -> float:
     """The sum of all entries, seconds."""
-    return math.fsum(asdict(shares).values())
+    return math.fsum(astuple(shares))
 
 
-def add(into: Shares, shares: Shares) -> None:
+def add(into: TimeShares, shares: TimeShares) -> None:
     """Add each entry of `shares` to the attribute of the same name."""
     for name in NAMES:
         setattr(into, name, getattr(into, name) + getattr(shares, name))
 
 
-def move_to_recompute(newest_first: Iterable[Shares], lost_s: float) -> float:
+def move_to_recompute(newest_first: Iterable[TimeShares], lost_s: float) -> float:
     """Move `lost_s` seconds of steps that were in vain to `recompute`, newest entries first; returns the rest."""
     for entry in newest_first:
         if lost_s <= 0.0:
@@ -64,7 +50,7 @@ def move_to_recompute(newest_first: Iterable[Shares], lost_s: float) -> float:
     return lost_s
 
 
-def between(before: TimeSpent, after: TimeSpent, transfer_share: float) -> tuple[Shares, float]:
+def between(before: TimeSpent, after: TimeSpent, transfer_share: float) -> tuple[TimeShares, float]:
     """What one worker did between two readings, and the seconds of steps that turned out to be in vain.
 
     Those seconds are still among the steps here, because the caller knows which entries had them.
@@ -77,7 +63,7 @@ def between(before: TimeSpent, after: TimeSpent, transfer_share: float) -> tuple
     }
     idle_s, steps_s = gone_s.pop("wait"), gone_s.pop("steps")
     transfer_s = idle_s * transfer_share
-    shares = Shares(
+    shares = TimeShares(
         **{f"{name}_s": value_s for name, value_s in gone_s.items()},
         steps_s=steps_s + lost_s,
         transfer_s=transfer_s,
@@ -89,11 +75,11 @@ def between(before: TimeSpent, after: TimeSpent, transfer_share: float) -> tuple
 class GoodputAccount:
     """The time of one daemon, over all processes of its worker."""
 
-    def __init__(self, began: float, on_entry: Callable[[Shares, float], None]) -> None:
+    def __init__(self, began: float, on_entry: Callable[[TimeShares, float], None]) -> None:
         """`on_entry` is called with each entry: its shares, and seconds of earlier steps that were in vain."""
         self._on_entry = on_entry
-        self._total = Shares()
-        self._slices: deque[tuple[float, Shares]] = deque()
+        self._total = TimeShares()
+        self._slices: deque[tuple[float, TimeShares]] = deque()
         self._last: TimeSpent | None = None
         self._until = began
         self._idle: IdleReason | None = None
@@ -123,20 +109,19 @@ class GoodputAccount:
 
     def report(self, now: float) -> Goodput:
         """Totals and window up to the newest reading, or up to now if no worker has given one."""
-        gap, total, window = self._gap(now, 0.0), replace(self._total), Shares()
+        gap, total, window = self._gap(now, 0.0), copy(self._total), TimeShares()
         add(total, gap)
         self._forget(now)
         for shares in (gap, *(shares for _, shares in self._slices)):
             add(window, shares)
-        shown = (TimeShares(**asdict(shares)) for shares in (window, total))
-        return Goodput(window_s=total_s(window), window=next(shown), total=next(shown))
+        return Goodput(window_s=total_s(window), window=window, total=total)
 
-    def _gap(self, now: float, age_s: float) -> Shares:
+    def _gap(self, now: float, age_s: float) -> TimeShares:
         """The time up to `age_s` ago that no reading covers: without a worker, or while its process started."""
         gone_s = max(0.0, now - self._until - age_s)
         if self._last is None:
-            return Shares(down_s=gone_s)
-        return Shares(start_s=gone_s) if self._last == _BEGUN else Shares()
+            return TimeShares(down_s=gone_s)
+        return TimeShares(start_s=gone_s) if self._last == _BEGUN else TimeShares()
 
     def _transfer_share(self) -> float:
         """Part of the idle time since the last reading that waited for a transfer."""
@@ -145,9 +130,9 @@ class GoodputAccount:
         self._idle_s = {"transfer": 0.0, "wait": 0.0}
         return share
 
-    def _add(self, shares: Shares, lost_s: float, now: float) -> None:
+    def _add(self, shares: TimeShares, lost_s: float, now: float) -> None:
         if not self._slices or now - self._slices[-1][0] >= SLICE_S:
-            self._slices.append((now, Shares()))
+            self._slices.append((now, TimeShares()))
             self._forget(now)
         for into in (self._total, self._slices[-1][1]):
             add(into, shares)

@@ -7,17 +7,17 @@ This is telemetry only: nothing that a run computes is read from here.
 import contextlib
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
-from atoll.node.daemon.telemetry.goodput import Shares, add, move_to_recompute
+from atoll.node.daemon.telemetry.goodput import add, move_to_recompute
 from atoll.p2p.system.atomic_files import disk, write_whole
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
 from atoll.protocols.local.worker_messages import TrainReply
 
 log = logging.getLogger(__name__)
@@ -37,42 +37,6 @@ class TrafficTotals(NamedTuple):
     blob_contents_up: int
 
 
-@dataclass(slots=True, kw_only=True)
-class RoundRecord(Shares):
-    """One round as this node saw it: seconds, bytes, losses in nats per token, bpb in bits per byte.
-
-    Its Shares are of the time from the start of this training to that of the next round.
-    """
-
-    round: int
-    peer: str
-    digest: str = ""
-    """State digest, hex: the certified one once the round is final, before that of the view when it closed."""
-    own_digest: str = ""
-    """State digest, hex, that this node's worker computed from the final set; empty where a snapshot came."""
-    set: str = ""
-    """Digest of the set of contributions, hex."""
-    final: bool = False
-    contributors: list[str] = field(default_factory=list)
-    train_loss: float | None = None
-    val_bpb: float | None = None
-    steps: int = 0
-    tokens: int = 0
-    payload_bytes: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    blob_bytes_up: int = 0
-    blob_payload_up: int = 0
-    train_s: float = 0.0
-    """From the first of our inner steps to the last, including folds between them."""
-    overlap_allowed: int = 0
-    """Inner steps that could be taken before the previous round's fold was applied."""
-    overlapped: int = 0
-    """Inner steps that were taken before the previous round's fold was applied."""
-    held_s: float = 0.0
-    """How long the worker then waited for that fold; part of `wait_s` and `transfer_s`."""
-
-
 class RoundLog:
     """Owns the rows and the two files."""
 
@@ -80,7 +44,7 @@ class RoundLog:
         """`wall` gives seconds since 1970, which go to the journal only. Raises DiskFault."""
         self._peer = peer
         self._wall = wall
-        self.rows: dict[int, RoundRecord] = {}
+        self.rows: dict[int, RoundStatus] = {}
         self.newest_payload: tuple[int, int] | None = None
         """Round and size in bytes of the newest payload that this daemon's worker made."""
         self.tokens = 0
@@ -125,7 +89,7 @@ class RoundLog:
             move_to_recompute([row], row.steps_s)
         self.event("training", round=number)
 
-    def add_time(self, shares: Shares, lost_s: float) -> None:
+    def add_time(self, shares: TimeShares, lost_s: float) -> None:
         """Add time to the current row; `lost_s` of the newest steps were in vain. Written when the row changes."""
         if self._current is None:
             return
@@ -195,11 +159,11 @@ class RoundLog:
         self._save(number)
         self.event("evaluated", round=number, val_bpb=round(val_bpb, 4))
 
-    def newest_closed(self) -> RoundRecord | None:
+    def newest_closed(self) -> RoundStatus | None:
         """The row of the highest round with a state."""
         return self._newest(lambda row: bool(row.digest))
 
-    def newest_trained(self) -> RoundRecord | None:
+    def newest_trained(self) -> RoundStatus | None:
         """The row of the highest round that this node worked in."""
         return self._newest(lambda row: row.payload_bytes > 0)
 
@@ -208,25 +172,25 @@ class RoundLog:
         row = self._newest(lambda row: row.val_bpb is not None)
         return row.val_bpb if row else None
 
-    def _newest(self, wanted: Callable[[RoundRecord], bool]) -> RoundRecord | None:
+    def _newest(self, wanted: Callable[[RoundStatus], bool]) -> RoundStatus | None:
         newest_first = sorted(self.rows, reverse=True)
         return next((self.rows[number] for number in newest_first if wanted(self.rows[number])), None)
 
     @staticmethod
-    def _set_state(row: RoundRecord, members: Digest, state: Digest, authors: list[PeerId]) -> None:
+    def _set_state(row: RoundStatus, members: Digest, state: Digest, authors: list[PeerId]) -> None:
         row.digest = state.hex()
         row.set = members.hex()
-        row.contributors = sorted(authors)
+        row.contributors = tuple(sorted(authors))
 
-    def _row(self, number: int) -> RoundRecord:
+    def _row(self, number: int) -> RoundStatus:
         if number not in self.rows:
-            self.rows[number] = RoundRecord(round=number, peer=self._peer)
+            self.rows[number] = RoundStatus(round=number, peer=self._peer)
             while len(self.rows) > KEEP_ROWS:
                 del self.rows[min(self.rows)]
         return self.rows[number]
 
     def _save(self, number: int) -> None:
-        self._write(self._rows_file, json.dumps(asdict(self._row(number))))
+        self._write(self._rows_file, _line(self._row(number)))
 
     @staticmethod
     def _write(file: TextIO, line: str) -> None:
@@ -244,13 +208,31 @@ class RoundLog:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in lines:
             try:
-                row = msgspec.json.decode(line, type=RoundRecord)
+                row = msgspec.json.decode(line, type=RoundStatus)
             except msgspec.MsgspecError:
                 continue
             self.rows[row.round] = row
         for number in sorted(self.rows)[:-KEEP_ROWS]:
             del self.rows[number]
         if len(lines) > 100 + 2 * len(self.rows):
-            kept = "".join(f"{json.dumps(asdict(self.rows[number]))}\n" for number in sorted(self.rows))
+            kept = "".join(f"{_line(self.rows[number])}\n" for number in sorted(self.rows))
             with contextlib.suppress(DiskFault):
                 write_whole(path, kept.encode())
+
+
+def sent_per_round(rows: Iterable[RoundStatus], fp32_bytes: int) -> SentPerRound | None:
+    """Averages over the closed rounds in `rows` with a payload, of one node or several; None before one went."""
+    rows = [row for row in rows if row.payload_bytes and row.digest]
+    total, copies = sum(row.bytes_up for row in rows), sum(row.blob_payload_up for row in rows)
+    if not total or not copies:
+        return None
+    return SentPerRound(
+        bytes=total / len(rows),
+        payloads=total / sum(row.payload_bytes for row in rows),
+        below_fp32=fp32_bytes * len(rows) / total,
+        per_copy=sum(row.blob_bytes_up for row in rows) / copies,
+    )
+
+
+def _line(row: RoundStatus) -> str:
+    return msgspec.json.encode(row).decode()

@@ -34,6 +34,7 @@ def test_status_says_what_and_why(atoll, daemon):
     assert "round 7 of 54: collecting – waiting for 1 of 4, about 2.5 s left" in ran.out
     assert "4 members, 3 connections (3 direct)" in ran.out
     assert "up 1.5 MB, down 900 B, payload 19.7 kB" in ran.out
+    assert "42 kB a round and node: 2.13 payloads, 52 × below fp32 weights; a copy costs 1.003 ×" in ran.out
 
 
 def test_status_says_where_the_time_goes(atoll, daemon):

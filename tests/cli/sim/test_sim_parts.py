@@ -4,10 +4,11 @@ import io
 
 import pytest
 
+from atoll.cli.formatting import sent_line
 from atoll.cli.sim import verdict
 from atoll.cli.sim.command import simulate
 from atoll.cli.sim.progress import EVERY_S, Progress
-from atoll.cli.sim.report import as_json, baselines
+from atoll.cli.sim.report import as_json, baselines, sent
 from atoll.cli.sim.scenario import plan
 from atoll.cli.sim.swarm import prepare
 from atoll.cli.sim.verdict import (
@@ -98,6 +99,17 @@ def test_a_node_that_never_contributed_again_is_seen():
 @pytest.mark.parametrize(("sent", "ok"), [(1000, True), (1049, True), (1060, False), (0, False)])
 def test_bytes_on_the_wire_are_held_against_the_payloads(sent, ok):
     assert verdict.wire_overhead([{"blob_bytes_up": sent, "blob_payload_up": 1000}]).ok is ok
+
+
+def test_the_report_says_what_a_round_costs_in_the_words_of_status():
+    row = {"digest": "aa", "payload_bytes": 20_000, "blob_bytes_up": 40_120, "blob_payload_up": 40_000}
+    rows = {n: [{"round": 0, "peer": str(n), "bytes_up": size, **row}] for n, size in ((0, 41_000), (1, 43_000))}
+    seen = sent(rows, 2_226_000 // 4)
+    assert sent_line(seen) == "42 kB a round and node: 2.10 payloads, 53 × below fp32 weights; " + (
+        "a copy costs 1.003 × the payload"
+    )
+    assert sent({0: []}, 1) is None
+    assert sent_line(None) == "–"
 
 
 def test_shares_of_time_are_of_all_rounds_of_a_node_but_the_newest():

@@ -10,9 +10,9 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from atoll.node.daemon.telemetry.round_log import RoundRecord
 from atoll.p2p.transports.memory.memory_network import Quality
 from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.local.control_messages import RoundStatus
 
 Worlds = Callable[..., object]
 
@@ -160,7 +160,7 @@ def test_a_fast_member_takes_more_steps_while_the_others_finish(world):
 
 def test_a_node_whose_link_is_slow_runs_further_ahead_and_waits_for_no_fold(world):
     """Packets to node 3 take a second longer, two of its steps: it gets all payloads late, nobody else does."""
-    seen: dict[int, list[RoundRecord]] = {}
+    seen: dict[int, list[RoundStatus]] = {}
     bounds = lambda spec: msgspec.structs.replace(  # noqa: E731
         spec, outer=msgspec.structs.replace(spec.outer, overlap_steps=2, overlap_most=15)
     )

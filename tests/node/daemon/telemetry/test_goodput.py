@@ -15,7 +15,6 @@ from atoll.node.daemon.telemetry.goodput import (
     SLICE_S,
     WINDOW_S,
     GoodputAccount,
-    Shares,
     add,
     move_to_recompute,
     total_s,
@@ -31,11 +30,11 @@ class Rig:
     """GoodputAccount with a worker whose every second is told; what `spend` heard."""
 
     def __init__(self) -> None:
-        self.heard, self.lost_s = Shares(), 0.0
+        self.heard, self.lost_s = TimeShares(), 0.0
         self.books = GoodputAccount(100.0, self._spend)
         self.now, self.spent = 100.0, TimeSpent()
 
-    def _spend(self, shares: Shares, lost_s: float) -> None:
+    def _spend(self, shares: TimeShares, lost_s: float) -> None:
         add(self.heard, shares)
         move_to_recompute([self.heard], lost_s)
         self.lost_s += lost_s
@@ -178,7 +177,7 @@ def test_the_window_forgets_and_the_total_does_not():
 
 
 def test_taking_back_says_what_it_did_not_find():
-    parts = [Shares(steps_s=1.0), Shares(steps_s=2.0, recompute_s=1.0)]
+    parts = [TimeShares(steps_s=1.0), TimeShares(steps_s=2.0, recompute_s=1.0)]
     assert move_to_recompute(parts, 4.0) == 1.0
     assert [(part.steps_s, part.recompute_s) for part in parts] == [(0.0, 1.0), (0.0, 3.0)]
     assert sum(map(total_s, parts)) == 4.0

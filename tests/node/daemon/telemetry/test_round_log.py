@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from atoll.node.daemon.telemetry import round_log as roundlog
-from atoll.node.daemon.telemetry.goodput import Shares
-from atoll.node.daemon.telemetry.round_log import RoundLog, RoundRecord, TrafficTotals
+from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals, sent_per_round
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
-from atoll.protocols.local import control_messages as control
+from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
 from atoll.protocols.local.worker_messages import Pending, TrainReply
 
 ME, YOU = PeerId("me"), PeerId("you")
@@ -52,19 +50,15 @@ def test_tokens_are_counted_since_the_start(opened, tmp_path):
     assert opened(tmp_path).tokens == 0
 
 
-def test_rows_are_what_the_control_socket_shows():
-    assert {field.name for field in fields(RoundRecord)} == set(control.RoundStatus.__struct_fields__)
-
-
 def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     log = opened(tmp_path)
     log.training_started(Round(0))
     log.trained(trained(0), 5)
     log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(100, 200, 30, 20))
     log.evaluated(Round(0), 3.25)
-    log.add_time(Shares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
+    log.add_time(TimeShares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
     log.training_started(Round(1))
-    log.add_time(Shares(steps_s=5.0), 0.0)
+    log.add_time(TimeShares(steps_s=5.0), 0.0)
     log.finalized(Round(0), digest(b"final set"), digest(b"final"), [ME])
     log.close()
     row = opened(tmp_path).rows[0]
@@ -72,17 +66,17 @@ def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     assert (row.train_s, row.steps_s, row.wait_s, row.fold_s, row.val_bpb) == (12.0, 11.0, 3.0, 1.0, 3.25)
     assert (row.overlap_allowed, row.overlapped, row.held_s) == (5, 3, 0.5)
     assert (row.bytes_up, row.bytes_down, row.blob_bytes_up, row.blob_payload_up) == (100, 200, 30, 20)
-    assert (row.final, row.digest, row.contributors) == (True, digest(b"final").hex(), ["me"])
+    assert (row.final, row.digest, row.contributors) == (True, digest(b"final").hex(), ("me",))
     assert events(tmp_path) == ["training", "trained", "closed", "evaluated", "training", "final"]
 
 
 def test_time_goes_to_the_newest_round_that_was_begun_and_survives_a_good_end(opened, tmp_path):
     log = opened(tmp_path)
-    log.add_time(Shares(start_s=9.0), 0.0)
+    log.add_time(TimeShares(start_s=9.0), 0.0)
     assert log.rows == {}, "nothing was trained yet"
     log.training_started(Round(4))
-    log.add_time(Shares(steps_s=2.0, down_s=1.0), 0.0)
-    log.add_time(Shares(steps_s=3.0), 0.0)
+    log.add_time(TimeShares(steps_s=2.0, down_s=1.0), 0.0)
+    log.add_time(TimeShares(steps_s=3.0), 0.0)
     log.close()
     row = opened(tmp_path).rows[4]
     assert (row.steps_s, row.down_s, row.start_s) == (5.0, 1.0, 0.0)
@@ -92,9 +86,9 @@ def test_lost_steps_are_booked_where_they_were_made(opened, tmp_path):
     """The newer round that took the place of round 0 has begun when the worker says what was lost."""
     log = opened(tmp_path)
     log.training_started(Round(0))
-    log.add_time(Shares(steps_s=6.0), 0.0)
+    log.add_time(TimeShares(steps_s=6.0), 0.0)
     log.training_started(Round(1))
-    log.add_time(Shares(wait_s=1.0), 6.0)
+    log.add_time(TimeShares(wait_s=1.0), 6.0)
     assert (log.rows[0].steps_s, log.rows[0].recompute_s) == (0.0, 6.0)
     assert (log.rows[1].steps_s, log.rows[1].recompute_s, log.rows[1].wait_s) == (0.0, 0.0, 1.0)
 
@@ -102,11 +96,11 @@ def test_lost_steps_are_booked_where_they_were_made(opened, tmp_path):
 def test_steps_before_a_restart_of_the_same_round_were_in_vain(opened, tmp_path):
     log = opened(tmp_path)
     log.training_started(Round(0))
-    log.add_time(Shares(steps_s=6.0), 0.0)
+    log.add_time(TimeShares(steps_s=6.0), 0.0)
     log.close()
     again = opened(tmp_path)
     again.training_started(Round(0))
-    again.add_time(Shares(steps_s=12.0), 0.0)
+    again.add_time(TimeShares(steps_s=12.0), 0.0)
     again.trained(trained(0), 5)
     assert (again.rows[0].steps_s, again.rows[0].recompute_s) == (12.0, 6.0)
     assert again.newest_payload == (0, 996)
@@ -126,6 +120,19 @@ def test_bytes_are_counted_for_the_round_in_which_they_moved(opened, tmp_path):
     log.closed(Round(1), digest(b"s"), digest(b"v"), [ME], TrafficTotals(25, 3, 0, 0))
     log.closed(Round(0), digest(b"t"), digest(b"w"), [ME, YOU], TrafficTotals(26, 3, 0, 0))
     assert (log.rows[0].bytes_up, log.rows[1].bytes_up) == (11, 15)
+
+
+def test_a_round_and_a_copy_are_told_apart():
+    """Of three nodes each sends its payload to two others: a round is two copies and some records."""
+    row = {"peer": "me", "digest": "aa", "payload_bytes": 20_000, "blob_payload_up": 40_000}
+    busy = RoundStatus(round=0, bytes_up=44_000, blob_bytes_up=40_120, **row)
+    calm = RoundStatus(round=1, bytes_up=40_000, blob_bytes_up=40_120, **row)
+    open_round = RoundStatus(round=2, peer="me", payload_bytes=20_000)
+    away = RoundStatus(round=3, peer="me", digest="aa", bytes_up=10**9)
+    sent = sent_per_round([busy, calm, open_round, away], 2_226_000)
+    assert sent == SentPerRound(bytes=42_000, payloads=2.1, below_fp32=53, per_copy=1.003)
+    assert sent_per_round([open_round, away], 2_226_000) is None
+    assert sent_per_round([], 1) is None
 
 
 def test_a_final_row_keeps_its_digest_and_is_written_once(opened, tmp_path):
