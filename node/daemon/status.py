@@ -95,7 +95,6 @@ class DaemonOperator:
             payload_bytes=own.payload_bytes if own else None,
             bytes_up=moved.bytes_up,
             bytes_down=moved.bytes_down,
-            sent=sent_per_round(self.rounds(SENT_ROUNDS), 4 * spec.model.parameters),
             train_s=own.train_s if own else None,
             wait_s=own.wait_s if own else None,
             overlap_allowed=node.round.ahead.chosen,
@@ -118,7 +117,7 @@ class DaemonOperator:
         )
 
     def _network(self) -> dict[str, Any]:
-        """How others reach us, and whom we relay for."""
+        """How others reach us, whom we relay for, and what we send."""
         routes = self.host.routes()
         relay = routes.relay
         return {
@@ -126,6 +125,7 @@ class DaemonOperator:
             "reachability_why": routes.why,
             "observed": routes.observed,
             "port_map": self.host.statistics().port_map,
+            "sent": sent_per_round(self.rounds(SENT_ROUNDS), 4 * self.plan.run.spec.model.parameters),
             "relaying": relay is not None,
             "relay": control_messages.RelayUse(**asdict(relay)) if relay else None,
             "clock_ahead_s": routes.clock_ahead_s,
