@@ -8,7 +8,7 @@ from tests.mutants.__main__ import run, why_not_killed, why_not_passed
 from tests.mutants.mutant import Mutant, MutantError, problems, read_mutants
 from tests.mutants.tree_copy import Outcome, TreeCopy
 
-LEAST = 14
+LEAST = 60
 SAMPLE_LIMIT_S = 300.0
 """For the tests of one mutant beside other work; `make mutants` allows 60 s."""
 TEST = "tests/protocols/test_codec.py::test_one"

@@ -1,5 +1,7 @@
 """A decoder returns a value or raises DecodeError; one byte string per value."""
 
+from typing import Any
+
 import msgpack
 import msgspec
 import pytest
@@ -71,6 +73,15 @@ def test_golden_bytes():
 def test_what_nobody_writes_is_refused(data):
     with pytest.raises(DecodeError):
         codec.decode(data, Box)
+
+
+@pytest.mark.parametrize("letter", [b"\x91", b"\x81\xa1a"])
+def test_nesting_without_end_is_a_decode_error_for_whatever_kind(letter):
+    """Deeper than Python's stack: a type that has any value somewhere would raise RecursionError."""
+    data = letter * (codec.MESSAGE_MAX_BYTES // len(letter) - 1) + b"\xc0"
+    for kind in (list[Any], dict[str, Any], Box, object):
+        with pytest.raises(DecodeError):
+            codec.decode(data, kind)
 
 
 def test_the_cap_comes_before_the_work():

@@ -9,10 +9,12 @@ import torch
 from msgspec.structs import replace
 
 from atoll.node.checkpoint import generations
+from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.protocols.errors import CorruptFault, DiskFault
 from atoll.protocols.ids import Digest, Round, RunId
 from atoll.protocols.local.worker_messages import Pending
+from tests.disk_order import DiskOrder
 
 RUN = RunId(b"r" * 32)
 PENDING = Pending(Round(4), Digest(b"b" * 32), Digest(b"p" * 32), "/x", 5, 4096, 64, 2.5)
@@ -48,6 +50,19 @@ def test_round_trip(tmp_path):
     for name, tensor in tensors().items():
         assert again.tensors[name].dtype == tensor.dtype
         assert torch.equal(again.tensors[name], tensor)
+
+
+def test_a_generation_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    order = DiskOrder(monkeypatch)
+    for number in range(3):
+        begin_local(tmp_path / "state", BODY, tensors(float(number)), steady=("theta",)).finish()
+    order.check("0000000001", "0000000002", "0000000003")
+
+
+def test_a_file_of_the_worker_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    order = DiskOrder(monkeypatch)
+    write_file(tmp_path / "round.payload", [b"one", b"two"])
+    order.check("round.payload")
 
 
 def test_strided_tensors_are_saved_by_value(tmp_path):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from atoll.p2p.blobs.fetch import BlobFetcher
-from atoll.p2p.blobs.frames import PROTOCOL, Ask, BlobOffer, Cancel, Chunk, Want
+from atoll.p2p.blobs.frames import PROTOCOL, WINDOW, Ask, BlobOffer, Cancel, Chunk, Want
 from atoll.p2p.blobs.server import SERVES_PER_PEER, BlobServer
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.framing import framed, read_frame, size_prefix, write_frame
 from atoll.p2p.host.interface import Host, PeerAddress, Stream
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -180,7 +180,24 @@ def test_chunks_are_asked_for_before_the_first_comes(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+async def unasked(stream: Stream) -> None:
+    """Sends chunks that nobody requested."""
+    await read_frame(stream, 64)
+    await write_frame(stream, codec.encode(BlobOffer(codec.encode(MANIFEST), b"")))
+    for index in reversed(range(MANIFEST.chunks)):
+        await send_chunk(stream, index, true_chunk(index))
+
+
+async def endless_offer(stream: Stream) -> None:
+    """Announces an offer far above what a blob of the legal size needs, and never sends it."""
+    await read_frame(stream, 64)
+    await stream.write(size_prefix(1 << 20))
+    await asyncio.sleep(1000)
+
+
 LIARS = {
+    "chunks that nobody asked for": lambda host: host.set_handler(PROTOCOL, unasked),
+    "an offer without end": lambda host: host.set_handler(PROTOCOL, endless_offer),
     "a wrong chunk": fake(codec.encode(MANIFEST), lambda index: true_chunk(index + 1)),
     "a long chunk": fake(codec.encode(MANIFEST), lambda index: bytes(BLOB_CHUNK_BYTES + 1)),
     "a short chunk": fake(codec.encode(MANIFEST), lambda index: b""),
@@ -311,6 +328,19 @@ def test_a_peer_that_breaks_the_wire_is_blamed_and_dropped(tmp_path: Path, frame
         assert lab.faults == [lab.host.peer_id]
         assert server.serving == 0
         await lab.fetcher.fetch(BLOB, [peer], CAP)
+
+    run(tmp_path, scenario)
+
+
+def test_a_peer_that_wants_more_than_its_window_is_blamed_and_dropped(tmp_path: Path) -> None:
+    async def scenario(lab: Lab) -> None:
+        peer, server = await lab.honest()
+        stream = await lab.host.open_stream(peer, PROTOCOL)
+        await write_frame(stream, codec.encode(Ask(BLOB, 0)))
+        await stream.write(framed(codec.encode(Want(0))) * (4 * WINDOW))
+        await asyncio.sleep(1)
+        assert lab.faults == [lab.host.peer_id]
+        assert server.serving == 0
 
     run(tmp_path, scenario)
 

@@ -13,6 +13,7 @@ from atoll.p2p.blobs.store import BlobStore
 from atoll.protocols.blobs import BLOB_CHUNK_BYTES, manifest_of_bytes
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, LocalFault
 from atoll.protocols.ids import Digest
+from tests.disk_order import DiskOrder
 
 DATA = random.Random(1).randbytes(3 * BLOB_CHUNK_BYTES + 100)
 MANIFEST = manifest_of_bytes(DATA)
@@ -215,6 +216,27 @@ def test_a_killed_process_costs_little_of_its_download(tmp_path: Path) -> None:
     partial = BlobStore(tmp_path / "own").begin(manifest)
     partial.close()
     assert 100 <= len(partial.missing()) <= 200 - 30, "at least half of what came is still here"
+
+
+@pytest.mark.parametrize("way", ["bytes", "link", "move", "copy", "download"])
+def test_a_blob_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way
+) -> None:
+    store, order = BlobStore(tmp_path / "store"), DiskOrder(monkeypatch)
+    given = tmp_path / "given"
+    given.write_bytes(DATA)
+    if way == "copy":
+        monkeypatch.setattr("atoll.p2p.blobs.store._linked", lambda *_: False)
+    if way == "bytes":
+        store.add_bytes(DATA)
+    elif way == "download":
+        partial = store.begin(MANIFEST)
+        partial.write_all(enumerate(CHUNKS))
+        store.finish(partial)
+    else:
+        store.add_file(given, move=way == "move")
+    assert store.is_whole(MANIFEST.id)
+    order.check(f"{MANIFEST.id.hex()}.blob", f"{MANIFEST.id.hex()}.manifest")
 
 
 def test_open_downloads_are_shared_without_a_gap(tmp_path: Path) -> None:

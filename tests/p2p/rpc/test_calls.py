@@ -10,6 +10,7 @@ from atoll.p2p.host.framing import framed, read_frame, write_frame
 from atoll.p2p.rpc import frames
 from atoll.p2p.rpc.call_stream import IN_FLIGHT, NOTICES_QUEUED, QUEUED_BYTES, NoticeQueue
 from atoll.p2p.rpc.calls import Calls
+from atoll.p2p.rpc.server import STREAMS_PER_PEER
 from atoll.protocols import codec
 from atoll.protocols.errors import (
     ConfigError,
@@ -283,6 +284,22 @@ def test_a_rude_peer_gets_no_more(run_memory):
     run_memory(scenario)
 
 
+def test_one_peer_has_few_calls_streams(run_memory):
+    async def scenario(lab):
+        a, b = await lab.pair()
+        await Member.join(lab, b)
+        streams = [await raw_stream(a, b) for _ in range(STREAMS_PER_PEER)]
+        with pytest.raises(Unreachable):
+            await raw_stream(a, b)
+        streams.pop().reset()
+        await asyncio.sleep(1)
+        streams.append(await raw_stream(a, b))
+        for stream in streams:
+            stream.reset()
+
+    run_memory(scenario)
+
+
 def test_a_peer_that_does_not_read_is_not_served_on(run_memory):
     async def scenario(lab):
         a, b = await lab.pair()
@@ -291,12 +308,13 @@ def test_a_peer_that_does_not_read_is_not_served_on(run_memory):
         async def large(peer, request):
             return Text("x" * 60_000)
 
-        member.calls.register("large", Number, Text, large)
+        member.calls.register("large", Text, Text, large)
+        request = codec.encode(Text("y" * 1000))
         stream = await raw_stream(a, b)
 
         async def flood():
-            for number in range(100_000):
-                await write_frame(stream, frames.request(number, "large", codec.encode(Number(1))))
+            for number in range(5_000):  # more than all buffers hold
+                await write_frame(stream, frames.request(number, "large", request))
 
         async def flood_until_the_end():
             with pytest.raises(Unreachable):

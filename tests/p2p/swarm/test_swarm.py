@@ -10,7 +10,7 @@ from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_pipe import ChildOptions
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.store import Quota
-from atoll.p2p.membership.reputation import FAULTS_ALLOWED, ReputationTable
+from atoll.p2p.membership.reputation import FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -240,6 +240,25 @@ def test_an_equivocator_is_known_to_all_and_relays_are_innocent(tmp_path: Path) 
     run_virtual(main())
 
 
+def test_who_passes_on_a_second_history_by_gossip_is_innocent(tmp_path: Path) -> None:
+    liar = Identity(bytes([9]) * 32)
+    first, second = (sign_entry(RUN, liar, 0, b"", ack(number)) for number in (1, 2))
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            await two.wait_synced()
+            one.ledger.insert_all([first])
+            two._replication._gossip.publish("entry", codec.encode(second))
+            await asyncio.sleep(1)
+            assert one.ledger.equivocators() == {liar.peer_id}
+            assert one.reputations.get(liar.peer_id).faults == 1
+            assert one.reputations.get(peer(2)).faults == 0
+
+    run_virtual(main())
+
+
 def test_a_peer_of_another_run_is_left_alone_but_not_blamed(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path) as world:
@@ -369,6 +388,16 @@ def test_a_full_disk_is_said_and_the_node_goes_on_when_there_is_room(tmp_path: P
             assert two.local_fault is None
 
     run_virtual(main())
+
+
+def test_a_fault_now_and_then_never_bans() -> None:
+    """A score halves in HALF_LIFE_S: one fault in that time stays below 2 for ever."""
+    now = [0.0]
+    standings = ReputationTable(lambda: now[0])
+    for _ in range(1000):
+        assert not standings.blame(peer(1), DecodeError("a flipped bit"))
+        assert standings.get(peer(1)).score <= 2
+        now[0] += HALF_LIFE_S
 
 
 def test_standing_counts_proofs_only() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from atoll.p2p.system.atomic_files import disk, make_folder, read_whole, write_whole
 from atoll.protocols.errors import CorruptFault, DiskFault
+from tests.disk_order import DiskOrder
 
 
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
@@ -23,6 +24,13 @@ def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["file"], "no temporary file is left"
     with pytest.raises(CorruptFault):
         read_whole(path, max_bytes=3)
+
+
+def test_a_power_loss_leaves_the_old_bytes_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = DiskOrder(monkeypatch)
+    write_whole(tmp_path / "file", b"old")
+    write_whole(tmp_path / "file", b"new")
+    order.check("file")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EMFILE])

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import ConfigError, DiskFault
+from tests.disk_order import DiskOrder
 
 
 def test_made_once_and_read_again(tmp_path):
@@ -19,6 +20,12 @@ def test_made_once_and_read_again(tmp_path):
     assert len(path.read_bytes()) == 32
     assert os.listdir(path.parent) == ["key"]
     assert load_or_create(tmp_path / "other").peer_id != first.peer_id
+
+
+def test_the_key_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    order = DiskOrder(monkeypatch)
+    load_or_create(tmp_path / "home" / "key")
+    order.check("key")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])
