@@ -12,12 +12,12 @@ from atoll.p2p.nat.candidates import Attempt, CandidateAddresses, race
 from atoll.p2p.nat.circuit import SecureStream
 from atoll.p2p.nat.held_circuits import HeldCircuits
 from atoll.p2p.nat.hole_punch import HolePuncher, PunchFailed, staggered
-from atoll.p2p.nat.nat_protocol import Probe
+from atoll.p2p.nat.nat_protocol import Probe, request
 from atoll.p2p.nat.reachability_survey import ReachabilitySurvey
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, short
-from atoll.protocols.nat import Reach
+from atoll.protocols.nat import Look, Reach, Seen
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ RELAY_S = 8.0
 """A relay that holds no circuit by then has failed; half of it is for dialling the relay."""
 RENDEZVOUS = 3
 """Helpers that are asked to bring us together with one peer."""
+ALIVE_S = 1.0
+"""A summoner's old connection answers within this time, or is closed. Its own dial waits longer (DIAL_S)."""
 SUMMONS_AT_ONCE = 16
 """Peers that we dial at one time because others asked us to."""
 
@@ -110,7 +112,7 @@ class RouteDialer:
             raise Unreachable("no address that can be punched")
         if self.group is None:
             raise Unreachable("this node is stopping")
-        if peer in self.direct or peer in self._summoned:
+        if peer in self._summoned:
             return
         if len(self._summoned) >= SUMMONS_AT_ONCE:
             raise Unreachable("too many punches at once")
@@ -190,10 +192,16 @@ class RouteDialer:
         return connected[:RENDEZVOUS]
 
     async def _dial_summoner(self, peer: PeerId, maddrs: tuple[str, ...], *, is_hole: bool) -> None:
-        if is_hole:
-            # Before the dial: the other side's packets may get in before ours are answered.
-            self.direct.punched.add(peer)
         try:
+            if peer in self.direct:
+                # Its end may be gone, as when its router got another address: a dial would then send no packet.
+                if await self._answers(peer):
+                    return
+                await self.base.disconnect(peer)
+                self.direct.set_connected(peer, False)
+            if is_hole:
+                # Before the dial: the other side's packets may get in before ours are answered.
+                self.direct.punched.add(peer)
             await self.puncher.dial(peer, maddrs)
         except Unreachable as error:
             log.debug("%s", error)
@@ -205,6 +213,15 @@ class RouteDialer:
         if is_hole:
             self.survey.on_punch(peer, worked=True)
         self.direct.set_connected(peer, True)
+
+    async def _answers(self, peer: PeerId) -> bool:
+        """Whether a direct connection still leads to `peer`, who summons us as if there were none."""
+        try:
+            async with asyncio.timeout(ALIVE_S):
+                await request(self.base, peer, Look(self.puncher.run), Seen)
+        except (Unreachable, TimeoutError):
+            return False
+        return True
 
     async def _hold_through(self, relay: PeerId, peer: PeerId, candidates: CandidateAddresses) -> None:
         async with asyncio.timeout(RELAY_S):

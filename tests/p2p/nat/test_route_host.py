@@ -39,6 +39,42 @@ def test_two_homes_meet_through_one_public_peer(run_world):
     run_world(scenario)
 
 
+def test_a_home_with_another_address_punches_a_peer_that_believes_the_old_connection(run_world):
+    async def scenario(world):
+        await seeded(world)
+        await world.meet(2, 3)
+        await asyncio.sleep(40)  # the holes of both routers close
+        world.network.living(world.hosts[2].peer_id).disconnected(world.hosts[3].peer_id)
+        await asyncio.sleep(0.1)
+        assert await world.path(2, 3) is None
+        assert (await world.path(3, 2)).path is Route.PUNCHED, "nobody told it"
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await world.meet(2, 3)
+        assert loop.time() - began < 3.0
+        await asyncio.sleep(1)
+        assert (await world.path(2, 3)).path is (await world.path(3, 2)).path is Route.PUNCHED
+        assert await world.say(3, 2, b"hello") == b"hello"
+
+    run_world(scenario)
+
+
+def test_a_summons_does_not_break_a_connection_that_answers(run_world):
+    async def scenario(world):
+        await seeded(world)
+        await world.meet(2, 3)
+        await asyncio.sleep(1)
+        events, second = world.hosts[3].events(), world.hosts[2].peer_id
+        world.hosts[3]._dialer.schedule_dial(second, await world.hosts[2].addresses(), is_hole=True)
+        await asyncio.sleep(10)
+        assert (await world.path(3, 2)).path is Route.PUNCHED
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await anext(events)
+
+    run_world(scenario)
+
+
 @pytest.mark.parametrize(("first", "second"), [("symmetric", "port-keeping"), ("symmetric", "symmetric")])
 def test_where_no_hole_opens_the_relay_carries(run_world, first, second):
     async def scenario(world):
