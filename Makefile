@@ -8,8 +8,10 @@ STAMP := .setup-stamp
 # CUDA build) then satisfies everybody else's looser wish for torch.
 TORCH := torch==2.13.0
 FOLDERS := protocols p2p node cli
+# Of each case of `make rig`; the published figures are of ATTEMPTS=100.
+ATTEMPTS ?= 10
 
-.PHONY: setup test fast check lint mutants swarm swarm-moe rig compose-test bench clean
+.PHONY: setup test fast check lint mutants swarm swarm-moe rig clean-rig compose-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -51,7 +53,10 @@ swarm-moe: $(STAMP)  ## The same with a mixture, each expert trained by one node
 	$(BIN)/atoll sim --nodes 4 --preset moe-smoke --holders 1 --kill --late-join
 
 rig: $(STAMP)  ## Nodes behind home routers: punched, relayed, rebound (Linux namespaces; root, nftables, iproute2)
-	$(BIN)/python -m tests.rig.cases
+	$(BIN)/python -m tests.rig.cases --attempts $(ATTEMPTS)
+
+clean-rig: $(STAMP)  ## Remove what a rig that was killed left: namespaces, processes inside, folders (root)
+	$(BIN)/python -m tests.rig --sweep
 
 compose-test: $(STAMP)  ## The container image: built, four trainers, one killed and back; all removed again (Docker, or root)
 	$(BIN)/python -m tests.compose

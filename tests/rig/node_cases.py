@@ -3,24 +3,27 @@
 Two public nodes relay; home1 and home3 are behind port-keeping routers, home2 behind a symmetric one.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from atoll_lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
 from atoll_lab.namespaces import LabError
 from atoll_lab.node import LabNode, until
+from atoll_lab.sweep import scratch
 from tests.rig.tables import Row
 
 LINK = LinkSpec(delay_s=0.015)
 RUN = ("outer.rounds=4000", "outer.stages=[[0,60]]", "inner.batch=2", "pace.lease_s=20", "pace.min_members=2")
 HOMES = ("home1", "home2", "home3")
-JOIN_S = 120.0
+JOIN_S = 300.0
 SETTLE_S = 15.0
 """After this time without a break, what was done to a router did not hurt."""
 BAR_S = 15.0
+ROUNDS_AFTER = 2
+"""Final rounds that are looked at beside those that were open when something was done to a router."""
 
 
 class Town:
@@ -63,10 +66,18 @@ class Town:
         """Whether two nodes are connected and answer each other's pings."""
         return bool(self.path(a, b)) and self[a].answers_ping(self[b]) and self[b].answers_ping(self[a])
 
-    def missing(self, author: str, witness: str, since: int) -> int:
-        """Return the rounds after `since` that the witness closed without the author's work."""
-        rows = [row for row in self[witness].rounds() if row["round"] > since and row["final"]]
-        return sum(1 for row in rows if self[author].peer not in row["contributors"])
+    def lost(self, author: str, witness: str, first: int, last: int) -> list[int]:
+        """Return the rounds from `first` to `last` whose final set lacks the author's work. Raises LabError."""
+        until(f"round {last} is final", lambda: self[witness].status().get("final", -1) >= last, JOIN_S)
+        final: dict[int, list[str]] = {}
+
+        def are_known() -> bool:
+            rows = self[witness].rounds()
+            final.update({row["round"]: row["contributors"] for row in rows if row["final"]})
+            return final.keys() >= set(range(first, last + 1))
+
+        until(f"{witness} knows the rounds {first} to {last}", are_known, JOIN_S)
+        return [number for number in range(first, last + 1) if self[author].peer not in final[number]]
 
 
 @contextmanager
@@ -74,7 +85,7 @@ def town() -> Iterator[Town]:
     """Yield a town in a lab of its own, with all nodes training."""
     kinds = {"home1": Nat.CONE, "home2": Nat.SYMMETRIC, "home3": Nat.CONE}
     hosts = {"seed": Public(LINK), "other": Public(LINK), **{n: Home(k, LINK) for n, k in kinds.items()}}
-    with tempfile.TemporaryDirectory(prefix="atoll-rig-") as folder, Lab(LabSpec(hosts)) as lab:
+    with scratch() as folder, Lab(LabSpec(hosts)) as lab:
         found = Town(lab, Path(folder))
         found.start()
         yield found
@@ -86,28 +97,49 @@ def meet(t: Town) -> list[Row]:
     rows = []
     for (a, b), path in wanted.items():
         took_s = until(f"{a} and {b} are {path}", lambda a=a, b=b, path=path: t.path(a, b) == path, JOIN_S)
-        rows.append(Row(f"nodes {a}–{b}", path, f"{path} {took_s:.1f} s after the last start", True))
+        found = t.path(a, b)
+        rows.append(Row(f"nodes {a}–{b}", path, f"{found} {took_s:.1f} s after the last start", found == path))
     latest_s = max(t.known_s.values())
     found = ", ".join(f"{name} {t.reach(name)}" for name in ("seed", *HOMES))
     rows.append(Row("reach known after the start", "<= 10 s", f"{latest_s:.1f} s; {found}", latest_s <= 10.0))
-    final = t["home1"].status()["final"]
+    final = t["home1"].answered()["final"]
     until("rounds are final", lambda: t["home1"].status().get("final", -1) >= final + 2, JOIN_S)
     return rows
 
 
-def after(t: Town, pair: tuple[str, str], hurt: Callable[[], object]) -> tuple[float, int]:
-    """Return the seconds until the pair works again, and the rounds without home1's work."""
-    since = t["home3"].status()["round"]
-    hurt()
+class Recovery(NamedTuple):
+    """What something that was done to a router cost."""
+
+    took_s: float | None
+    """From then until the pair works again; None: it never broke."""
+    lost: list[int]
+    """Rounds whose final set lacks home1's work, of those that were open then and ROUNDS_AFTER more."""
+    looked_at: int
+    """How many rounds those are."""
+
+    def row(self, case: str) -> Row:
+        """The row of the case."""
+        time_text = "did not break" if self.took_s is None else f"{self.took_s:.1f} s"
+        text = f"{time_text}, {len(self.lost)} of {self.looked_at} rounds without home1"
+        holds = (self.took_s is None or self.took_s <= BAR_S) and not self.lost
+        return Row(case, "<= 15 s, no lost round", text, holds)
+
+
+def after(t: Town, pair: tuple[str, str], hurt: Callable[[], object]) -> Recovery:
+    """Return what it costs to `hurt` the router of home1, the rounds that were open then included."""
+    before = t["home3"].answered()
     began = time.monotonic()
+    hurt()
+    took_s = None
     try:
         until("the connection breaks", lambda: not t.works(*pair), SETTLE_S)
     except LabError:
-        return 0.0, 0
-    until("the connection is back", lambda: t.works(*pair), 4 * BAR_S)
-    took_s = time.monotonic() - began
-    until("rounds go on", lambda: t["home3"].status().get("round", 0) >= since + 3, JOIN_S)
-    return took_s, t.missing("home1", "home3", since)
+        pass
+    else:
+        until("the connection is back", lambda: t.works(*pair), 4 * BAR_S)
+        took_s = time.monotonic() - began
+    first, last = before["final"] + 1, t["home3"].answered()["round"] + ROUNDS_AFTER
+    return Recovery(took_s, t.lost("home1", "home3", first, last), last - first + 1)
 
 
 def routers(t: Town) -> list[Row]:
@@ -118,12 +150,7 @@ def routers(t: Town) -> list[Row]:
         "NAT rebind, other ports": router.rebind,
         "address change": router.change_address,
     }
-    rows = []
-    for name, hurt in hurts.items():
-        took_s, lost = after(t, ("home1", "home3"), hurt)
-        text = f"{took_s:.1f} s, {lost} rounds without home1" if took_s else "did not break"
-        rows.append(Row(name, "<= 15 s, no lost round", text, took_s <= BAR_S and not lost))
-    return rows
+    return [after(t, ("home1", "home3"), hurt).row(name) for name, hurt in hurts.items()]
 
 
 def relay_killed(t: Town) -> Row:

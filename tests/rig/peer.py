@@ -6,7 +6,6 @@
 import asyncio
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from atoll.p2p.transports.p2pd.process import P2pdOptions
 from atoll.protocols.errors import AtollError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, digest
+from atoll_lab.sweep import scratch
 
 RUN = RunId(digest(b"run of the rig"))
 ECHO = "/rig/echo/1"
@@ -43,6 +43,7 @@ class Peer:
         self._group = group
         self._task: asyncio.Task[None] | None = None
         self._host: RouteHost | None = None
+        self._folder = scratch()
 
     @property
     def host(self) -> RouteHost:
@@ -59,7 +60,7 @@ class Peer:
         base: Host = P2pdHost(identity, P2pdOptions(listen=listen, port_map=port_map), poll_s=0.2)
         if up:
             limits = read_limits(LimitsConfig(up=up))
-            base = LimitedHost(base, limits, Path(tempfile.mkdtemp(prefix="atoll-rig-")) / "month.json")
+            base = LimitedHost(base, limits, Path(self._folder.name) / "month.json")
         self._host = RouteHost(base, identity, RUN, RouteOptions(relay=RelayLimits() if relay else None))
         self._host.set_handler(ECHO, echo)
         ready = asyncio.Event()

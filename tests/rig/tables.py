@@ -12,10 +12,12 @@ class Row:
     case: str
     bar: str
     measured: str
-    holds: bool
+    holds: bool | None
+    """None: it was not measured, which is no pass."""
 
     def __str__(self) -> str:
-        return f"{'pass' if self.holds else 'MISS'}  {self.case:<44} {self.bar:<34} {self.measured}"
+        verdict = {True: "pass", False: "MISS", None: "NOT RUN"}[self.holds]
+        return f"{verdict:<7}  {self.case:<44} {self.bar:<34} {self.measured}"
 
 
 def spread(seconds: Sequence[float]) -> str:

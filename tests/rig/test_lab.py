@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll_lab.lab import PREFIX, Home, Host, Lab, LabError, LabSpec, LinkSpec, Nat, Public
-from atoll_lab.namespaces import end_processes, network_of
+from atoll_lab.lab import Home, Host, Lab, LabError, LabSpec, LinkSpec, Nat, Public
+from atoll_lab.namespaces import Namespace, end_processes, network_of, processes_of
+from atoll_lab.sweep import PREFIX
 
 pytestmark = [pytest.mark.usefixtures("lab_possible"), pytest.mark.swarm]
 
@@ -489,16 +490,30 @@ def test_the_tool_cleans_up_when_it_is_stopped(how):
     assert namespaces_of(process.pid) == []
 
 
-def test_sweep_removes_what_a_killed_lab_left():
-    with tool("--topology", "public-1", "--", "sh", "-c", "echo up; exec sleep 600") as process:
+@pytest.fixture
+def killed() -> int:
+    """The process id of a tool that was killed while its lab ran a program that outlives its parent."""
+    with tool("--topology", "public-1", "--", "sh", "-c", "setsid sleep 600 & echo up; exec sleep 600") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.kill()
     assert len(namespaces_of(process.pid)) == 2
+    assert processes_of([Namespace(name) for name in namespaces_of(process.pid)])
+    return process.pid
+
+
+def test_sweep_removes_what_a_killed_lab_left(killed):
     with tool("--sweep") as sweeper:
         output, _ = sweeper.communicate(timeout=30)
-    assert len([line for line in output.splitlines() if f"-{process.pid}-" in line]) == 2
-    assert namespaces_of(process.pid) == []
+    assert len([line for line in output.splitlines() if f"-{killed}-" in line]) == 2
+    assert namespaces_of(killed) == []
+
+
+def test_the_next_lab_removes_what_a_killed_one_left(killed):
+    inside = processes_of([Namespace(name) for name in namespaces_of(killed)])
+    with Lab(LabSpec({"seed": Public()})):
+        assert namespaces_of(killed) == []
+        assert [pid for pid in inside if network_of(pid) is not None] == []
 
 
 def test_a_missing_program_is_said_loudly():

@@ -3,20 +3,20 @@
 No bar: rounds an hour, the share of time in which a node waits, and what one link's cap lets through.
 """
 
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from atoll_lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
 from atoll_lab.node import LabNode, until
+from atoll_lab.sweep import scratch
 from tests.rig.remote import Remote
 from tests.rig.tables import Row
 from tests.rig.topologies import path_link
 
 HOMES = ("home1", "home2", "home3")
 RUN = ("outer.rounds=4000", "outer.stages=[[0,30]]", "inner.batch=2", "pace.lease_s=30", "pace.min_members=4")
-START_S = 180.0
+START_S = 600.0
 MEASURE_S = 60.0
 CAP_BITS_S = 5e6
 WINDOW_S = 10.0
@@ -48,9 +48,9 @@ def started(lab: Lab, folder: Path) -> list[LabNode]:
 
 def pace(nodes: Sequence[LabNode]) -> tuple[float, float]:
     """Return (rounds an hour, share of the time in which home1 waited) over MEASURE_S."""
-    before, began = nodes[1].status()["round"], time.monotonic()
+    before, began = nodes[1].answered()["round"], time.monotonic()
     time.sleep(MEASURE_S)
-    gone_s, after = time.monotonic() - began, nodes[1].status()["round"]
+    gone_s, after = time.monotonic() - began, nodes[1].answered()["round"]
     rows = [row for row in nodes[1].rounds() if before <= row["round"] < after and row["train_s"]]
     trained_s, waited_s = sum(r["train_s"] for r in rows), sum(r["wait_s"] + r["transfer_s"] for r in rows)
     return (after - before) * 3600 / gone_s, waited_s / max(trained_s + waited_s, 1e-9)
@@ -58,7 +58,7 @@ def pace(nodes: Sequence[LabNode]) -> tuple[float, float]:
 
 def measured(link: LinkSpec) -> tuple[float, float]:
     """Return the pace of four nodes on such links."""
-    with tempfile.TemporaryDirectory(prefix="atoll-rig-") as folder, Lab(spec(link)) as lab:
+    with scratch() as folder, Lab(spec(link)) as lab:
         return pace(started(lab, Path(folder)))
 
 

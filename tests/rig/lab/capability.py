@@ -6,8 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from atoll_lab.lab import PREFIX
 from atoll_lab.namespaces import LabError, Namespace
+from atoll_lab.sweep import PREFIX
 
 PROGRAMS = ("ip", "tc", "nft")
 TRIAL_RULES = """

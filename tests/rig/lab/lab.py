@@ -5,7 +5,7 @@
         process = lab["home1"].run(["ping", "-c1", lab["seed"].address], stdout=subprocess.PIPE, text=True)
 
 Everything lives in namespaces with the process id in their names, has no way out, and is removed at the end of the
-block together with every process inside.
+block together with every process inside. What a killed lab left is removed when the next one begins.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from atoll.p2p.system.child_processes import die_with_parent
 from atoll_lab.links import Link, LinkSpec
 from atoll_lab.namespaces import LabError, Namespace, end_processes
 from atoll_lab.routers import INNER, Nat, Router
+from atoll_lab.sweep import PREFIX, sweep
 
 T = TypeVar("T")
-PREFIX = "atollrig"
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 HOSTS_MAX = 200
 ROUTER_ADDRESSES = 8
@@ -185,6 +185,7 @@ class Lab:
         return router
 
     def __enter__(self) -> Self:
+        sweep()
         with contextlib.ExitStack() as exits:
             self._exits = exits
             self._build()

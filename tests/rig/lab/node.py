@@ -55,6 +55,12 @@ class LabNode:
         """Return the node's status; empty while it does not answer."""
         return self._ask("status")
 
+    def answered(self) -> dict[str, Any]:
+        """Return the node's status, once it answers. Raises LabError."""
+        found: dict[str, Any] = {}
+        until(f"{self.host.name} answers", lambda: found.update(self.status()) or found, START_S)
+        return found
+
     def path_to(self, other: "LabNode") -> str:
         """Return the path to another node; empty if they are not connected."""
         return str(self._row(other).get("path", ""))
