@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 
+from atoll.cli.command_table import extension
 from atoll.cli.commands.new_run import UPCYCLE_FORM
 from atoll.cli.commands.run import FRAGMENTS_HELP
-from atoll.cli.sim.arms import arms_module, run_arms
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.report import as_json, print_report
-from atoll.cli.sim.swarm import measure_idle, play, prepare, set_up
-from atoll.cli.sim.verdict import members_of_rounds
+from atoll.cli.sim.swarm import all_rows, play, prepare, set_up, stop_all
 from atoll.node.runs.presets import NAMES
 from atoll.p2p.system.atomic_files import write_whole
 
@@ -42,14 +41,16 @@ _PATH = click.Path(path_type=Path)
 @click.option("--baselines", is_flag=True, help="Also train the reference arms at equal tokens.")
 @click.option("--dir", "folder", type=_PATH, help="Keep homes and logs here.")
 @click.option("--json", "json_file", type=_PATH, help="Write the report here.")
-@click.option("--timeout", "timeout_s", default=900.0, show_default=True, help="Give up after so many seconds.")
-def sim(folder: Path | None, json_file: Path | None, timeout_s: float, **options: Any) -> None:
+@click.option(
+    "--timeout", "patience_s", default=300.0, show_default=True, help="Give up after so many seconds in vain."
+)
+def sim(folder: Path | None, json_file: Path | None, patience_s: float, **options: Any) -> None:
     """Start a swarm of real nodes on loopback, watch it train, and check its promises.
 
     Exit status 1 when a promise is broken.
     """
     with tempfile.TemporaryDirectory(prefix="atoll-sim-") as temporary:
-        report = simulate(folder or Path(temporary), timeout_s, **options)
+        report = simulate(folder or Path(temporary), patience_s, **options)
         if json_file is not None:
             write_whole(json_file, json.dumps(report, indent=1).encode())
         print_report(report, click.echo)
@@ -57,26 +58,23 @@ def sim(folder: Path | None, json_file: Path | None, timeout_s: float, **options
             sys.exit(1)
 
 
-def simulate(folder: Path, timeout_s: float, *, baselines: bool, **options: Any) -> dict[str, Any]:
+def simulate(folder: Path, patience_s: float, *, baselines: bool, **options: Any) -> dict[str, Any]:
     """Run one story to its end; the report as docs/json.md describes it. Raises LocalFault, ConfigError."""
-    module = arms_module() if baselines else ""
+    reference = extension("atoll.reference_arms", "reference", "the reference arms") if baselines else None
     progress = Progress(sys.stderr)
     swarm = prepare(folder, **options)
     began = time.monotonic()
     try:
         with progress.phase("set-up"):
-            set_up(swarm, progress)
+            set_up(swarm, patience_s, progress)
         with progress.phase("rounds"):
-            play(swarm, timeout_s, progress)
+            play(swarm, patience_s, progress)
         swarm.seconds = time.monotonic() - began
-        with progress.phase("rest"):
-            measure_idle(swarm, progress)
-        rows = {number: node.rounds() for number, node in swarm.nodes.items()}
+        rows = all_rows(swarm, patience_s)
     finally:
-        for node in swarm.nodes.values():
-            node.stop()
-    arms = {}
-    if baselines:
+        stop_all(swarm.nodes.values())
+    report = as_json(swarm, rows)
+    if reference is not None:
         with progress.phase("reference arms"):
-            arms = run_arms(module, swarm, members_of_rounds(rows, swarm.spec.outer.rounds), progress)
-    return as_json(swarm, rows, arms)
+            reference.load().compare(swarm, rows, report, progress)
+    return report

@@ -14,9 +14,8 @@ import psutil
 from atoll.cli.client import call
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError, LocalFault
-from atoll.protocols.local.control_messages import MAX_ROUNDS, Ask, GetRounds, GetStatus
+from atoll.protocols.local.control_messages import MAX_ROUNDS, Ask, GetRounds, GetStatus, PauseNode, ResumeNode
 
-START_S = 60.0
 STOP_S = 30.0
 POLL_S = 0.2
 
@@ -31,7 +30,6 @@ class SimNode:
         self._run_file = run_file
         self._process: subprocess.Popen[bytes] | None = None
         self.peer = ""
-        self.kills = 0
 
     @property
     def running(self) -> bool:
@@ -50,9 +48,9 @@ class SimNode:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
-    def wait_up(self) -> None:
+    def wait_up(self, patience_s: float) -> None:
         """Wait until the control socket answers. Raises LocalFault with the node's last words."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             status = self.status()
             if status is not None and status["addresses"]:
@@ -79,19 +77,30 @@ class SimNode:
         answer = self._ask(GetRounds(last))
         return list(answer["rounds"]) if answer else []
 
+    def pause(self, reason: str) -> bool:
+        """Finish the round at hand and train no other; whether it was told."""
+        return self._ask(PauseNode(reason)) is not None
+
+    def resume(self) -> bool:
+        """Go on after a pause; whether it was told."""
+        return self._ask(ResumeNode()) is not None
+
     def kill(self) -> None:
         """SIGKILL the daemon. Its p2pd and worker must end by themselves."""
         if self._process is not None and self.running:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            self.kills += 1
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        if self._process is not None and self.running:
+            self._process.terminate()
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after STOP_S."""
         if self._process is None:
             return
-        if self.running:
-            self._process.terminate()
+        self.terminate()
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:

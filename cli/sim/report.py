@@ -1,4 +1,4 @@
-"""The report of `atoll sim`: rows, checks and the reference arms, as JSON and as lines for people."""
+"""The report of `atoll sim`: rows and checks, as JSON and as lines for people."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -9,23 +9,17 @@ import msgspec
 from atoll.cli.formatting import sent_line
 from atoll.cli.sim import verdict
 from atoll.cli.sim.swarm import Swarm
-from atoll.cli.sim.verdict import Rows, bpb_at, by_round, newest_validation, share_of, tokens_used
+from atoll.cli.sim.verdict import Rows, by_round, newest_validation, share_of, tokens_used
 from atoll.node.daemon.telemetry.round_log import sent_per_round
 from atoll.protocols.local.control_messages import RoundStatus, SentPerRound
 
-REPORT_VERSION = 2
-ARM_LIMITS = {"adamw": 1.10, "diloco": 1.00, "average": 1.01}
-"""The swarm's loss over an arm's, at most. Plain averaging of what is sent whole is a harder comparison than
-DiLoCo's Nesterov: 0.989 where all go through, 1.004 where one is killed and one comes late (docs/log).
-One seed, whose noise is about half a per cent."""
+REPORT_VERSION = 3
 
 
-def as_json(swarm: Swarm, rows: Rows, arms: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole report; docs/json.md has its schema."""
+def as_json(swarm: Swarm, rows: Rows) -> dict[str, Any]:
+    """The whole report, without reference arms; docs/json.md has its schema."""
     rounds = by_round(rows)
     newest = newest_validation(rows)
-    val_bpb = newest.bpb if newest else None
-    checks = promises(swarm, rows, rounds) + baselines(val_bpb, tokens_used(rows), arms)
     return {
         "version": REPORT_VERSION,
         "run": {"id": swarm.spec.id.hex(), "name": swarm.spec.name, "parameters": swarm.spec.model.parameters},
@@ -33,15 +27,15 @@ def as_json(swarm: Swarm, rows: Rows, arms: Mapping[str, Any]) -> dict[str, Any]
         "nodes": {str(number): node.peer for number, node in swarm.nodes.items()},
         "seconds": swarm.seconds,
         "cpu_s": swarm.cpu_s,
-        "idle_daemon_cpu": swarm.idle_daemon_cpu,
+        "held_s": swarm.held_s,
         "rounds": rounds,
-        "baseline": dict(arms),
-        "val_bpb": val_bpb,
+        "baseline": {},
+        "val_bpb": newest.bpb if newest else None,
         "tokens": tokens_used(rows),
         "sent": msgspec.to_builtins(sent(rows, swarm.spec.model.parameters)),
         "goodput": share_of(rows, "steps"),
         "wait_share": share_of(rows, "wait", "transfer"),
-        "checks": [asdict(check) for check in checks],
+        "checks": [asdict(check) for check in promises(swarm, rows, rounds)],
     }
 
 
@@ -62,19 +56,8 @@ def promises(swarm: Swarm, rows: Rows, rounds: list[dict[str, Any]]) -> list[ver
         verdict.wire_overhead(flat),
         verdict.compression(swarm.spec.model.parameters, payload),
     ]
-    for number, at in swarm.returned_at.items():
+    for number, at in swarm.seen.started.items():
         checks.append(verdict.returned(rows[0], swarm.nodes[number].peer, at))
-    return checks
-
-
-def baselines(val_bpb: float | None, tokens: int, arms: Mapping[str, Any]) -> list[verdict.PromiseCheck]:
-    """Against the reference arms when they had as many tokens as the swarm's final sets."""
-    if val_bpb is None or not arms:
-        return []
-    checks = [verdict.learned(val_bpb, arms["unigram"]["unigram_bpb"])] if "unigram" in arms else []
-    for name, limit in ARM_LIMITS.items():
-        if name in arms:
-            checks.append(verdict.against(name, val_bpb, bpb_at(arms[name]["points"], tokens), limit))
     return checks
 
 
@@ -85,9 +68,8 @@ def print_report(report: Mapping[str, Any], echo: Callable[[str], None]) -> None
     echo(f"{report['run']['name']}: {len(report['rounds'])} rounds in {report['seconds']:.0f} s; waiting: {waits}")
     echo(f"  goodput by node: {goodput}")
     echo(f"  sent: {sent_line(msgspec.convert(report['sent'], SentPerRound | None))}")
-    idle = report["idle_daemon_cpu"]
-    if idle is not None:
-        echo(f"  idle daemon with its p2pd: {100 * idle:.2f} % of a core (judged by `atoll bench idle`)")
+    if report["held_s"]:
+        echo(f"  the swarm waited {report['held_s']:.0f} s for nodes that loaded")
     for name, arm in report["baseline"].items():
         if "points" in arm:
             bpb, tokens = arm["points"][-1]["val_bpb"], arm["points"][-1]["tokens"]

@@ -1,7 +1,8 @@
 """The swarm of `atoll sim`: writes its run, starts its nodes, lets its story happen until all rounds are final."""
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from atoll.cli.commands.new_run import Draft, origin_of, write_run
 from atoll.cli.commands.run import with_changes
 from atoll.cli.sim.nodes import SimNode
 from atoll.cli.sim.progress import Progress
-from atoll.cli.sim.scenario import Story, plan
-from atoll.cli.sim.verdict import Validation, newest_validation
+from atoll.cli.sim.scenario import Seen, Story, plan
+from atoll.cli.sim.verdict import Rows, Validation, newest_validation
 from atoll.node.config.home import Home
 from atoll.node.runs.presets import fragmented, preset
 from atoll.p2p.system.key_file import load_or_create
@@ -21,12 +22,13 @@ from atoll.protocols.run.run_spec import RunSpec, Stage, open_run
 from atoll.protocols.run.slices import ReduceSpec
 
 POLL_S = 0.5
-SETTLE_S, IDLE_S = 4.0, 15.0
-"""After the last round the nodes still exchange its finality, for SETTLE_S; IDLE_S of rest is measured then."""
 LEASE_S = 6.0
 """A killed member is waited for at most so long; loopback peers renew every two seconds."""
 NEWEST_ROWS = 8
 """Rows that each look asks a node for: the validation of a round ends well before the eighth after it."""
+LOADING = ("syncing", "catching up")
+"""Activities of a node that runs and does not train yet."""
+HELD = "the simulation waits for a node that loads"
 
 Statuses = dict[int, dict[str, Any] | None]
 """Each node's status, None where it does not answer."""
@@ -41,14 +43,16 @@ class Swarm:
     run_file: Path
     story: Story
     nodes: dict[int, SimNode] = field(default_factory=dict)
-    returned_at: dict[int, int] = field(default_factory=dict)
-    """Round at which a killed or late node was started."""
+    seen: Seen = field(default_factory=Seen)
+    paused: set[int] = field(default_factory=set)
+    """Nodes that the story has paused."""
+    held_since: float | None = None
+    held_s: float = 0.0
+    """How long the others were paused for nodes that load."""
     newest: Validation | None = None
     """Validation of the newest round that any node has validated: its round never falls."""
     seconds: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=dict)
-    idle_daemon_cpu: float | None = None
-    """Share of a core that a daemon with its p2pd used at rest, mean over the nodes."""
 
 
 def prepare(
@@ -107,57 +111,66 @@ def _with_numbers(spec: RunSpec, nodes: int, rounds: int | None, steps: int | No
     return msgspec.structs.replace(spec, inner=inner)
 
 
-def set_up(swarm: Swarm, progress: Progress) -> None:
-    """Start the founders and wait until all of them answer. Raises LocalFault."""
+def set_up(swarm: Swarm, patience_s: float, progress: Progress) -> None:
+    """Start the founders and wait until all of them answer, for each at most `patience_s`. Raises LocalFault."""
     founders = swarm.story.founders
     progress.update(0.0, f"0 of {founders} nodes are up in {swarm.folder}")
     for number in range(founders):
         start(swarm, number)
         if number == 0:
-            swarm.nodes[0].wait_up()  # the seed of the others
+            swarm.nodes[0].wait_up(patience_s)  # the seed of the others
     for number, node in enumerate(swarm.nodes.values(), 1):
-        node.wait_up()
+        node.wait_up(patience_s)
         progress.update(number / founders, f"{number} of {founders} nodes are up in {swarm.folder}")
 
 
-def play(swarm: Swarm, timeout_s: float, progress: Progress) -> None:
-    """Let the story happen and wait until all rounds are final everywhere. Raises LocalFault."""
-    deadline = time.monotonic() + timeout_s
+def play(swarm: Swarm, patience_s: float, progress: Progress) -> None:
+    """Let the story happen and wait until all rounds are final everywhere.
+
+    Raises LocalFault when a node ends by itself, or no node gets further within `patience_s`.
+    """
+    last, before = swarm.spec.outer.rounds - 1, None
     while True:
         statuses: Statuses = {number: node.status() for number, node in swarm.nodes.items()}
-        for number, status in statuses.items():
-            if status is not None:
-                swarm.nodes[number].peer = status["peer"]
+        rows = {number: node.rounds(NEWEST_ROWS) for number, node in swarm.nodes.items()}
+        _look(swarm, statuses, rows)
+        _happen(swarm, progress)
+        _hold(swarm, statuses, progress)
         known = [status for status in statuses.values() if status is not None]
-        reached = max((status["round"] for status in known), default=0)
-        all_happened = _happen(swarm, reached, progress)
         if known:
-            _show(swarm, known, progress)
-        done = all(s is not None and s["final"] == swarm.spec.outer.rounds - 1 for s in statuses.values())
-        if done and all_happened:
-            return
+            _show(swarm, known, rows, progress)
+        if swarm.story.is_over(swarm.seen) and all(
+            s is not None and s["final"] == last for s in statuses.values()
+        ):
+            break
+        now = [(status["round"], status["final"]) for status in known]
+        if now != before:
+            before, deadline = now, time.monotonic() + patience_s
         _check_alive(swarm, statuses, deadline)
         time.sleep(POLL_S)
+    spent = [node.cpu_s() for node in swarm.nodes.values()]
+    swarm.cpu_s = {kind: sum(one[kind] for one in spent) for kind in ("daemon", "worker")}
 
 
-def measure_idle(swarm: Swarm, progress: Progress) -> None:
-    """Measure the CPU of the daemons (with p2pd) while nothing is trained."""
-    _rest(SETTLE_S, 0.0, progress)
-    before = {number: node.cpu_s() for number, node in swarm.nodes.items()}
-    _rest(IDLE_S, SETTLE_S, progress)
-    after = {number: node.cpu_s() for number, node in swarm.nodes.items()}
-    spent = [after[number]["daemon"] - before[number]["daemon"] for number in swarm.nodes]
-    swarm.idle_daemon_cpu = sum(spent) / len(spent) / IDLE_S
-    for kind in ("daemon", "worker"):
-        swarm.cpu_s[kind] = sum(one[kind] for one in after.values())
-    progress.update(1.0, f"idle CPU of a daemon with its p2pd: {100 * swarm.idle_daemon_cpu:.2f} % of a core")
+def all_rows(swarm: Swarm, patience_s: float) -> dict[int, list[dict[str, Any]]]:
+    """Every row of every node. Raises LocalFault when a node gives none within `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    rows = {number: node.rounds() for number, node in swarm.nodes.items()}
+    while silent := [number for number, found in rows.items() if not found]:
+        if time.monotonic() > deadline:
+            raise LocalFault(f"nodes {silent} do not answer", hint="give it a longer --timeout")
+        time.sleep(POLL_S)
+        rows |= {number: swarm.nodes[number].rounds() for number in silent}
+    return rows
 
 
-def _rest(seconds: float, rested_s: float, progress: Progress) -> None:
-    until = time.monotonic() + seconds
-    while (left_s := until - time.monotonic()) > 0:
-        progress.update((rested_s + seconds - left_s) / (SETTLE_S + IDLE_S), "the nodes rest, for their idle CPU")
-        time.sleep(min(POLL_S, left_s))
+def stop_all(nodes: Iterable[SimNode]) -> None:
+    """Ask all nodes to end, then wait for each."""
+    nodes = list(nodes)
+    for node in nodes:
+        node.terminate()
+    for node in nodes:
+        node.stop()
 
 
 def start(swarm: Swarm, number: int) -> None:
@@ -167,40 +180,66 @@ def start(swarm: Swarm, number: int) -> None:
     node.start(others[:2])
 
 
-def _happen(swarm: Swarm, reached: int, progress: Progress) -> bool:
-    """Do what the story wants done at round `reached`; True once all of it has happened."""
-    for kill in swarm.story.kills:
-        victim = swarm.nodes[kill.node]
-        if not victim.kills and reached >= kill.at_round:
-            time.sleep(kill.delay_s)
-            victim.kill()
-            progress.note(f"node {kill.node} killed with SIGKILL at round {reached}")
-    due = [
-        (kill.node, kill.back_round, "starts again") for kill in swarm.story.kills if swarm.nodes[kill.node].kills
-    ]
-    due += [(join.node, join.at_round, "joins") for join in swarm.story.joins]
-    for number, at_round, what in due:
-        if number not in swarm.returned_at and reached >= at_round:
-            start(swarm, number)
-            swarm.returned_at[number] = reached
-            progress.note(f"node {number} {what} at round {reached}")
-    return len(swarm.returned_at) == len(swarm.story.kills) + len(swarm.story.joins)
+def _look(swarm: Swarm, statuses: Statuses, rows: Rows) -> None:
+    """Add to what was seen: how far the swarm is, and who contributed to each final round."""
+    for number, status in statuses.items():
+        if status is not None:
+            swarm.nodes[number].peer = status["peer"]
+            swarm.seen = replace(swarm.seen, reached=max(swarm.seen.reached, status["round"]))
+    numbers = {node.peer: number for number, node in swarm.nodes.items()}
+    final = {row["round"]: row["contributors"] for of_node in rows.values() for row in of_node if row["final"]}
+    fresh = {number: {numbers.get(peer, -1) for peer in peers} for number, peers in final.items()}
+    swarm.seen = replace(swarm.seen, final={**swarm.seen.final, **fresh})
+
+
+def _happen(swarm: Swarm, progress: Progress) -> None:
+    """Do what the story wants done now."""
+    seen = swarm.seen
+    for kill in swarm.story.to_kill(seen):
+        time.sleep(kill.delay_s)
+        swarm.nodes[kill.node].kill()
+        swarm.paused.discard(kill.node)
+        seen = replace(seen, killed={**seen.killed, kill.node: seen.reached})
+        progress.note(f"node {kill.node} killed with SIGKILL at round {seen.reached}")
+    for number in swarm.story.to_start(seen):
+        start(swarm, number)
+        seen = replace(seen, started={**seen.started, number: seen.reached})
+        what = "starts again" if number in seen.killed else "joins"
+        progress.note(f"node {number} {what} at round {seen.reached}")
+    swarm.seen = seen
+
+
+def _hold(swarm: Swarm, statuses: Statuses, progress: Progress) -> None:
+    """Pause all nodes while the story must wait for one that is on its way, that one too; then let all go on."""
+    loading = [n for n in swarm.nodes if (s := statuses.get(n)) is None or s["activity"] in LOADING]
+    hold = swarm.story.must_hold(swarm.seen, loading)
+    if hold and swarm.held_since is None:
+        swarm.held_since = time.monotonic()
+        progress.note(f"the swarm waits at round {swarm.seen.reached} for nodes that load")
+    elif not hold and swarm.held_since is not None:
+        swarm.held_s += time.monotonic() - swarm.held_since
+        swarm.held_since = None
+    for number, node in swarm.nodes.items():
+        # A node that does not answer is asked again at the next look.
+        if hold and number not in swarm.paused and node.pause(HELD):
+            swarm.paused.add(number)
+        elif not hold and number in swarm.paused and node.resume():
+            swarm.paused.discard(number)
 
 
 def _check_alive(swarm: Swarm, statuses: Statuses, deadline: float) -> None:
     """Raise LocalFault when a node ended by itself or time is up."""
     for number, node in swarm.nodes.items():
-        expected_dead = node.kills > 0 and number not in swarm.returned_at
+        expected_dead = number in swarm.seen.killed and number not in swarm.seen.started
         if not node.running and not expected_dead:
             raise LocalFault(f"node {number} ended: {node.last_words()}", hint=f"see {node.home}/out.log")
     if time.monotonic() > deadline:
         stuck = {number: status and (status["activity"], status["reason"]) for number, status in statuses.items()}
-        raise LocalFault(f"the swarm did not finish in time: {stuck}", hint="give it a longer --timeout")
+        raise LocalFault(f"the swarm gets no further: {stuck}", hint="give it a longer --timeout")
 
 
-def _show(swarm: Swarm, known: list[dict[str, Any]], progress: Progress) -> None:
+def _show(swarm: Swarm, known: list[dict[str, Any]], rows: Rows, progress: Progress) -> None:
     """The line of the rounds: of the node that is furthest, but the validation is the swarm's newest."""
-    rows = {number: node.rounds(NEWEST_ROWS) for number, node in swarm.nodes.items()}
     found = newest_validation(rows)
     # A node that lags or came back shows older rounds: their values must not replace a newer one.
     if found is not None and (swarm.newest is None or found.round > swarm.newest.round):

@@ -5,7 +5,6 @@ A history is what the nodes' round logs add up to: losses, tokens, members, shar
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from atoll.cli.formatting import percents
@@ -66,8 +65,8 @@ def all_finished(rows_by_node: Mapping[int, Sequence[Mapping[str, Any]]], total:
 
 
 def returned(rows: Sequence[Mapping[str, Any]], peer: str, from_round: int) -> PromiseCheck:
-    """A killed or late node contributed again after `from_round`."""
-    rounds = [r["round"] for r in rows if r["round"] >= from_round and peer in r["contributors"]]
+    """A killed or late node contributed to a final round after `from_round`."""
+    rounds = [r["round"] for r in rows if r["round"] >= from_round and r["final"] and peer in r["contributors"]]
     text = f"first contribution at round {rounds[0]}" if rounds else f"none from round {from_round} on"
     return PromiseCheck(f"…{peer[-8:]} contributes from round {from_round}", bool(rounds), text)
 
@@ -85,20 +84,6 @@ def compression(parameters: int, payload_bytes: int) -> PromiseCheck:
     ratio = 4 * parameters / payload_bytes if payload_bytes else 0.0
     return PromiseCheck(
         "payload smaller than fp32", ratio >= COMPRESSION_FLOOR, f"{ratio:.1f} × ({payload_bytes} B)"
-    )
-
-
-def learned(val_bpb: float, unigram_bpb: float) -> PromiseCheck:
-    """Validation bits per byte far below the byte-unigram entropy of the text."""
-    ok = val_bpb < 0.8 * unigram_bpb
-    return PromiseCheck("learns", ok, f"{val_bpb:.3f} bits per byte, unigram {unigram_bpb:.3f}")
-
-
-def against(name: str, val_bpb: float, baseline_bpb: float, limit: float) -> PromiseCheck:
-    """Validation loss no more than `limit` × a baseline at equal tokens."""
-    ratio = val_bpb / baseline_bpb
-    return PromiseCheck(
-        f"against {name}", ratio <= limit, f"{val_bpb:.3f} / {baseline_bpb:.3f} = {ratio:.3f} (≤ {limit})"
     )
 
 
@@ -125,27 +110,10 @@ def by_round(rows_by_node: Rows) -> list[dict[str, Any]]:
     return [{"round": number, "nodes": rounds[number]} for number in sorted(rounds)]
 
 
-def members_of_rounds(rows: Rows, total: int) -> list[int]:
-    """Contributors of each round's final set; a killed node is missing in some, a late one in the first."""
-    sizes = {
-        row["round"]: len(row["contributors"]) for of_node in rows.values() for row in of_node if row["final"]
-    }
-    return [max(1, sizes.get(number, 0)) for number in range(total)]
-
-
 def tokens_used(rows: Rows) -> int:
     """Tokens of all contributions in final sets; members that were away, or took fewer steps, add fewer."""
     flat = (row for of_node in rows.values() for row in of_node)
     return sum(row["tokens"] for row in flat if row["final"] and row["peer"] in row["contributors"])
-
-
-def bpb_at(points: Sequence[Mapping[str, Any]], tokens: int) -> float:
-    """Validation loss of an arm after `tokens` tokens, on a line between two of its points; at most its last."""
-    for before, after in pairwise(points):
-        if tokens < after["tokens"]:
-            share = max(0.0, (tokens - before["tokens"]) / (after["tokens"] - before["tokens"]))
-            return float(before["val_bpb"] + share * (after["val_bpb"] - before["val_bpb"]))
-    return float(points[-1]["val_bpb"])
 
 
 def share_of(rows: Rows, *names: str) -> dict[str, float]:

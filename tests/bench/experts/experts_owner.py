@@ -121,7 +121,7 @@ def _tell(swarm: Swarm, given_up: threading.Event, say: Say) -> Told:
     """Start the nodes and do what each phase wants, until the story is over or takes too long."""
     for number in range(MEMBERS):
         start(swarm, number)
-        swarm.nodes[number].wait_up()
+        swarm.nodes[number].wait_up(STORY_S)
     now, turns, ends = BEGIN, list[int](), list[Held]()
     deadline = time.monotonic() + STORY_S
     while time.monotonic() < deadline:
