@@ -6,12 +6,22 @@ import msgspec
 import pytest
 import torch
 
+from atoll.cli.sim.swarm import prepare
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.runs import presets
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.model_spec import ExpertsSpec
 from atoll.protocols.run.run_spec import Stage
-from atoll_bench.reference_arms.baselines import AVERAGE, DILOCO, OuterRule, Task, data_parallel, dense_diloco
+from atoll_bench.reference_arms.arm import arm as trained_arm
+from atoll_bench.reference_arms.baselines import (
+    AVERAGE,
+    DILOCO,
+    TUNED,
+    OuterRule,
+    Task,
+    data_parallel,
+    dense_diloco,
+)
 
 
 @pytest.fixture
@@ -71,6 +81,26 @@ def test_nesterov_without_momentum_is_averaging(spec, tmp_path):
 def test_the_rate_of_data_parallel_can_be_tuned(spec, tmp_path):
     task = task_of(spec, 2, tmp_path)
     assert curve(data_parallel(task, 2.0)) != curve(data_parallel(task, 1.0))
+
+
+def test_each_arm_trains_by_its_own_rule(tmp_path):
+    swarm = prepare(
+        tmp_path, nodes=2, rounds=3, steps=1, seed=1, preset_name="tiny", data="synthetic:markov?size=65536"
+    )
+    curves = {
+        name: trained_arm(name, swarm.run_file, tmp_path, [2, 2, 1], 3)["points"]
+        for name in ("diloco", "average", "adamw")
+    }
+    task = task_of(swarm.spec, 2, tmp_path)._replace(present=[2, 2, 1])
+    rules = {
+        "diloco": dense_diloco(task, TUNED),
+        "average": dense_diloco(task, AVERAGE),
+        "adamw": data_parallel(task),
+    }
+    for name, points in rules.items():
+        assert [p["val_bpb"] for p in curves[name]] == [p.val_bpb for p in points], name
+        assert [p["tokens"] for p in curves[name]] == [8 * 128 * n for n in (2, 4, 5)]
+    assert len({points[-1]["val_bpb"] for points in curves.values()}) == 3
 
 
 def test_members_that_are_away_are_missed_in_both_arms(spec, tmp_path):

@@ -51,7 +51,7 @@ def simulated(tmp_path: Path, words: str) -> dict[str, Any]:
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.timeout(LIMIT_S + 60.0)
 def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     words = "-n 3 --rounds 24 --steps 6 --seed 5 --data synthetic:markov --kill --late-join"
     report = simulated(tmp_path, words)
@@ -71,7 +71,7 @@ def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.timeout(LIMIT_S + 60.0)
 def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
     """Rounds of more than two contributors are reduced; the killed reducer's slice is raw, then others have it."""
     simulated(tmp_path, "-n 4 --rounds 24 --steps 4 --seed 5 --data synthetic:markov --kill --reduce-above 2")
@@ -83,7 +83,7 @@ def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.timeout(LIMIT_S + 60.0)
 def test_three_nodes_share_the_experts_of_a_mixture(tmp_path: Path):
     """Each expert is trained by one of three; they are merged; all hold one model, nobody sends a whole one."""
     words = "-n 3 --rounds 5 --steps 2 --preset moe-smoke --holders 1 --data synthetic:markov"

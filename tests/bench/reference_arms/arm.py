@@ -1,8 +1,8 @@
 """Run one reference arm in a process: `python -m atoll_bench.reference_arms.arm ARM RUN BLOBS MEMBERS ROUNDS
 OUT`.
 
-Arms: `adamw` (data-parallel at equal tokens), `diloco` (dense, Nesterov), `average` (dense, plain mean), and
-`unigram` (byte entropy of the validation text). BLOBS is a folder with the files that travel with the run.
+Arms: `adamw` (data-parallel at equal tokens), `diloco` (dense, Nesterov, tuned), `average` (dense, plain mean),
+and `unigram` (byte entropy of the validation text). BLOBS is a folder with the files that travel with the run.
 MEMBERS: their number, or one for each round with commas between. Writes JSON, whole or not at all; each trained
 round is a line on standard output.
 """
@@ -24,7 +24,7 @@ from atoll.protocols.errors import AtollError
 from atoll.protocols.run.run_spec import open_run
 from atoll_bench.reference_arms.baselines import (
     AVERAGE,
-    DILOCO,
+    TUNED,
     Task,
     data_parallel,
     dense_diloco,
@@ -44,10 +44,8 @@ def arm(name: str, run_file: Path, blobs: Path, present: Sequence[int], rounds: 
     data = open_dataset(spec.data, spec.model.context, "", default_cache(), given)
     start = blobs / f"{spec.start.weights.hex()}.blob" if spec.start else None
     task = Task(spec, data, max(present), rounds, start=start, present=present)
-    if name == "adamw":
-        points = data_parallel(task)
-    else:
-        points = dense_diloco(task, DILOCO if name == "diloco" else AVERAGE)
+    rule = TUNED if name == "diloco" else AVERAGE
+    points = data_parallel(task) if name == "adamw" else dense_diloco(task, rule)
     curve = []
     for point in points:
         curve.append(msgspec.structs.asdict(point))
