@@ -17,8 +17,8 @@ import msgspec
 import torch
 
 from atoll.node.learning.data import corpus
-from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
+from atoll.node.learning.data.shakespeare import default_cache
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import AtollError
 from atoll.protocols.run.run_spec import open_run
