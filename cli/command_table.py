@@ -6,8 +6,6 @@ none.
 What a clone of the repository adds is found by entry point.
 """
 
-from importlib.metadata import EntryPoint, entry_points
-
 from atoll.protocols.errors import ConfigError
 
 COMMANDS = {
@@ -34,11 +32,13 @@ COMMANDS = {
 }
 
 
-def extension(group: str, name: str, what: str) -> EntryPoint:
-    """The entry point `name` of `group`, not loaded. Raises ConfigError, which calls it `what`, without it."""
+def extension(group: str, name: str, what: str) -> str:
+    """The `module:attribute` of an entry point. Raises ConfigError, which calls it `what`, where there is none."""
+    from importlib.metadata import entry_points
+
     found = next(iter(entry_points(group=group, name=name)), None)
     if found is None:
         raise ConfigError(
             f"{what}: not part of the plain install", hint="`git clone` the repository; `make setup`"
         )
-    return found
+    return found.value

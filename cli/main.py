@@ -4,9 +4,7 @@
 time, 75 try again later, 78 wrong configuration (do not try again), 130 interrupted.
 """
 
-import difflib
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -29,12 +27,11 @@ class LazyGroup(click.Group):
         """Import what the table names. Raises ConfigError for a command that is not installed."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command
-        if attribute:
-            command = getattr(importlib.import_module(module), attribute)
-        else:
-            command = extension(module, cmd_name, f"`atoll {cmd_name}`").load()
+        place = COMMANDS[cmd_name][0]
+        if ":" not in place:
+            place = extension(place, cmd_name, f"`atoll {cmd_name}`")
+        module, _, attribute = place.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -47,6 +44,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest the likely spelling of a command that does not exist."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
@@ -55,7 +54,9 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"atoll {importlib.metadata.version('atoll')}")
+        from importlib.metadata import version
+
+        click.echo(f"atoll {version('atoll')}")
         ctx.exit()
 
 

@@ -43,6 +43,9 @@ BROUGHT = {"triton": ("node/learning/compress/gpu/", "node/learning/kernels/on_g
 HIVEMIND_ONLY_IN = {"p2p/discovery/dht_child.py"}
 LAZY_IMPORTS = {
     ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
+    ("cli/main.py", "resolve_command"): "difflib: only a command that does not exist",
+    ("cli/main.py", "_print_version"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
+    ("cli/command_table.py", "extension"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
     ("node/worker/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/worker/multi_device/modes.py", "group_of"): "a second of torch that only parts need",

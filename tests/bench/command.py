@@ -20,6 +20,7 @@ BENCHES = {
     "blobs": "Blobs from one holder and from four, against a raw stream; one holder lies.",
     "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
     "idle": "CPU of daemons that have nothing to do, after a short run of real nodes.",
+    "cli": "Start of `--help` and `status`, in turns with `python -c pass`.",
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
     "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
@@ -31,6 +32,7 @@ OPTIONS = {
     "blobs": ("mib",),
     "connections": ("count", "own_limits"),
     "idle": ("nodes",),
+    "cli": (),
     "compress": ("millions", "device"),
     "topology": ("millions",),
     "experts": ("loss", "device"),
@@ -64,8 +66,8 @@ LOSS_DEADLINE_S = 6 * 3600.0
 )
 @click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
-    """Measure NAME and compare with the bars: calls, blobs, connections, idle, compress, topology, experts, wan
-    (docs/bench.md).
+    """Measure NAME and compare with the bars: calls, blobs, connections, idle, cli, compress, topology, experts,
+    wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

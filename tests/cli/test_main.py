@@ -44,6 +44,29 @@ def test_help_fits_a_small_screen(atoll):
     assert all(f"  {name} " in ran.out for name in COMMANDS)
 
 
+HEAVY = {"asyncio", "difflib", "importlib.metadata", "numba", "numpy", "rich", "torch", "uvloop"}
+LOADED = """
+import sys
+before = set(sys.modules)
+from atoll.cli.main import main
+main(sys.argv[1:])
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "also"),
+    [(["--help"], {"msgspec", "platformdirs", "socket"}), (["status"], {"tomllib", "subprocess"})],
+)
+def test_light_commands_load_nothing_heavy(tmp_path, args, also):
+    """Each of these takes as long as all of `--help`; `atoll bench cli` measures the start."""
+    home = ["--home", str(tmp_path / "home")]
+    ran = subprocess.run([sys.executable, "-c", LOADED, *home, *args], capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.splitlines()[-1].split())
+    assert "click" in loaded
+    assert not loaded & (HEAVY | also)
+
+
 def test_version(atoll):
     assert atoll("--version").out.startswith("atoll 0.")
 
@@ -66,7 +89,7 @@ def test_wrong_usage_is_exit_2_with_a_hint(atoll, args, said):
 
 def test_the_benches_come_with_the_repository(atoll, monkeypatch):
     assert "Measure NAME" in atoll("bench", "--help").out
-    monkeypatch.setattr("atoll.cli.command_table.entry_points", lambda **_: ())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     ran = atoll("bench", "calls")
     assert ran.code == 78
     assert ran.err == (

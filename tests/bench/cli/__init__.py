@@ -1,0 +1,1 @@
+"""`bench cli`: how long light commands take to start."""
