@@ -1,5 +1,6 @@
 """`atoll sim`: a swarm of real processes on loopback, with kills and late joins, judged at the end."""
 
+import importlib
 import json
 import sys
 import tempfile
@@ -76,5 +77,5 @@ def simulate(folder: Path, patience_s: float, *, baselines: bool, **options: Any
     report = as_json(swarm, rows)
     if reference is not None:
         with progress.phase("reference arms"):
-            reference.load().compare(swarm, rows, report, progress)
+            importlib.import_module(reference).compare(swarm, rows, report, progress)
     return report

@@ -205,7 +205,7 @@ def test_progress_on_a_terminal_is_redrawn_in_place():
 
 
 def test_reference_arms_that_are_not_installed_are_one_line_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("atoll.cli.command_table.entry_points", lambda **_: ())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     with pytest.raises(ConfigError, match="reference arms") as caught:
         simulate(tmp_path, 1.0, baselines=True)
     assert "make setup" in caught.value.line()
