@@ -11,7 +11,7 @@ FOLDERS := protocols p2p node cli
 # Of each case of `make rig`; the published figures are of ATTEMPTS=100.
 ATTEMPTS ?= 10
 
-.PHONY: setup test fast check lint mutants swarm swarm-moe rig clean-rig compose-test bench clean
+.PHONY: setup test fast check lint mutants swarm swarm-moe rig clean-rig compose-test package-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -61,8 +61,11 @@ clean-rig: $(STAMP)  ## Remove what a rig that was killed left: namespaces, proc
 compose-test: $(STAMP)  ## The container image: built, four trainers, one killed and back; all removed again (Docker, or root)
 	$(BIN)/python -m tests.compose
 
+package-test: $(STAMP)  ## The wheel and its own dependency list in a fresh environment; two nodes train there
+	$(BIN)/python -m tests.package
+
 bench: $(STAMP)  ## The published figures, against rivals; exit 1 where a bar is missed or not measured (docs/bench.md; wan: root, nftables)
-	failed=0; for name in calls connections idle blobs compress topology experts wan; do $(BIN)/atoll bench $$name || failed=1; done; exit $$failed
+	failed=0; for name in calls cli connections idle blobs compress topology experts wan; do $(BIN)/atoll bench $$name || failed=1; done; exit $$failed
 
 clean:  ## Remove what set-up and the tools made; runs and identities stay
 	rm -rf $(VENV) $(STAMP) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
