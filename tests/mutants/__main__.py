@@ -7,6 +7,7 @@ place. A line is printed for each mutant; the exit status is 1 if one was not ki
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -96,6 +97,8 @@ def main() -> int:
     parser.add_argument("--sample", action="store_true", help="only those that `make test` runs")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for the tests of one mutant")
     options = parser.parse_args()
+    # A run that is ended leaves neither its copy nor the processes of its tests.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begun = time.monotonic()
     try:
         mutants = read_mutants()

@@ -1,0 +1,138 @@
+"""Trained work is announced when it is safe on the disk, once, and only if the disk still has it as it was."""
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
+from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.coordinator.local_training import LocalTraining
+from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.rounds.state import Phase
+from atoll.node.daemon.rounds.types import StartTraining, TrainingDone, TrainingSaved
+from atoll.node.daemon.telemetry.round_log import RoundLog
+from atoll.node.ipc.worker_process import WorkerDied
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.ledger.records import Contribution, sign_entry
+from atoll.protocols.local.worker_messages import Pending, SaveReply, SaveRequest, TrainReply, TrainRequest
+from tests.node.worker.session_home import ME, SPEC, Identity
+
+ROUND = Round(3)
+DATA = b"payload of round 3"
+
+
+class Process:
+    """A worker that trains in a second, saves when `saves` is set, and dies at a request of class `dies_at`."""
+
+    def __init__(self, pending, dies_at=None):
+        self.pending, self.dies_at = pending, dies_at
+        self.saves = asyncio.Event()
+
+    async def ask(self, ask, kind):
+        if self.dies_at is type(ask):
+            raise WorkerDied("the worker process ended")
+        await asyncio.sleep(1.0)
+        if isinstance(ask, TrainRequest):
+            return TrainReply(self.pending, len(DATA), 1.0)
+        assert isinstance(ask, SaveRequest)
+        await self.saves.wait()
+        return SaveReply()
+
+
+class Net:
+    """The own feed and the blob store."""
+
+    def __init__(self):
+        self.feed = []
+
+    def add_blob(self, path, *, move=False):
+        return manifest_of_bytes(path.read_bytes()).id
+
+    def publish(self, body):
+        self.feed.append(sign_entry(SPEC.id, Identity(bytes([1]) * 32), len(self.feed), b"", body))
+        return self.feed[-1]
+
+
+class Rig:
+    """One node's training of one round."""
+
+    def __init__(self, folder, dies_at=None):
+        path = folder / "payload"
+        path.write_bytes(DATA)
+        self.pending = Pending(ROUND, digest(b"base"), manifest_of_bytes(DATA).id, str(path), 2, 64, 64, 1.0)
+        self.net, self.process, self.log = Net(), Process(self.pending, dies_at), RoundLog(folder, ME, lambda: 0.0)
+        guard, self.told = FaultGuard(self.net, self.log), []
+        worker = WorkerClient(self.process, guard)
+        worker.on_started()
+        state = SimpleNamespace(phase=Phase.TRAIN, round=ROUND, ahead=SimpleNamespace(chosen=0))
+        self.training = LocalTraining(
+            context=RunContext(SPEC, ME, self.log, lambda: 0.0),
+            net=self.net,
+            machines=SimpleNamespace(round=state, feed_round=lambda event: self.told.append(type(event))),
+            worker=worker,
+            guard=guard,
+            contributions=ContributionIndex(ME, SimpleNamespace(trust=lambda record: None)),
+            assignment=SimpleNamespace(experts=b"", trained=None, assign=lambda members: b""),
+            moments=SimpleNamespace(on_assigned=lambda before, now: None, offer=lambda released: None),
+            leases=SimpleNamespace(members={}),
+            applied=lambda: Round(-1),
+        )
+
+    async def train(self):
+        await self.training.train(StartTraining(ROUND, 0, 1, -1))
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rigs = []
+
+    def made(**options):
+        rigs.append(Rig(tmp_path, **options))
+        return rigs[-1]
+
+    yield made
+    for each in rigs:
+        each.log.close()
+
+
+def test_work_is_saved_before_it_may_be_announced(rig):
+    async def story():
+        one = rig()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(one.train())
+            await asyncio.sleep(60.0)
+            assert one.told == [TrainingDone], "the node goes on while the disk is slow"
+            one.process.saves.set()
+        assert one.told == [TrainingDone, TrainingSaved]
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("dies_at", [TrainRequest, SaveRequest])
+def test_work_of_a_worker_that_dies_before_the_save_is_not_announced(rig, dies_at):
+    async def story():
+        one = rig(dies_at=dies_at)
+        with contextlib.suppress(WorkerDied):
+            await one.train()
+        assert TrainingSaved not in one.told
+
+    run_virtual(story())
+
+
+def test_work_is_announced_once_however_often_the_machine_asks(rig):
+    one = rig()
+    for _ in range(3):
+        one.training.announce(one.pending)
+    assert [type(entry.body) for entry in one.net.feed] == [Contribution]
+    assert one.net.feed[0].body.payload == one.pending.payload
+
+
+def test_work_that_the_disk_changed_is_not_announced(rig, tmp_path):
+    one = rig()
+    (tmp_path / "payload").write_bytes(b"rot" + DATA[3:])
+    one.training.announce(one.pending)
+    assert one.net.feed == []
