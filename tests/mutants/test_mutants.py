@@ -1,14 +1,15 @@
 """The mutant list is long enough, its sample is killed, and the harness takes nothing else for a kill."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from tests.mutants.__main__ import run, why_not_killed, why_not_passed
-from tests.mutants.mutant import Mutant, MutantError, problems, read_mutants
+from tests.mutants.mutant import ROOT, Mutant, MutantError, problems, read_mutants
 from tests.mutants.tree_copy import Outcome, TreeCopy
 
-LEAST = 60
+LEAST = 120
 SAMPLE_LIMIT_S = 300.0
 """For the tests of one mutant beside other work; `make mutants` allows 60 s."""
 TEST = "tests/protocols/test_codec.py::test_one"
@@ -23,6 +24,13 @@ def ended(*errors: str, phase: str = "call", status: int = 1) -> Outcome:
 
 def test_there_are_enough():
     assert len(read_mutants()) >= LEAST
+
+
+def test_every_promise_and_every_wire_has_some():
+    wires = [page.stem for page in (ROOT / "docs" / "wires").glob("*.md")]
+    wanted = [*(f"P{number}" for number in range(1, 10)), *(f"Wire {name}" for name in wires), "Limit"]
+    found = Counter(mutant.promise.partition(":")[0] for mutant in read_mutants())
+    assert [name for name in wanted if found[name] < 2] == []
 
 
 @pytest.mark.timeout(900)

@@ -76,9 +76,14 @@ def test_garbage_ends_the_handshake(data):
         assert not server.handshake()
 
 
-def certificate(extension: bytes | None, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+def certificate(
+    extension: bytes | None, key: ec.EllipticCurvePrivateKey, shown: ec.EllipticCurvePublicKey | None = None
+) -> x509.Certificate:
+    """A certificate that `key` signs, of its own public key or of the one that is `shown`."""
     name, day = x509.Name([]), datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, day, day + datetime.timedelta(days=9999))
+    builder = x509.CertificateBuilder(
+        name, name, shown or key.public_key(), 1, day, day + datetime.timedelta(days=9999)
+    )
     if extension is not None:
         oid = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
         builder = builder.add_extension(x509.UnrecognizedExtension(oid, extension), critical=True)
@@ -95,3 +100,11 @@ def test_a_certificate_of_another_key_proves_nothing(pair):
         with pytest.raises(SignatureFault):
             peer_of(certificate(extension, thief))
     assert peer_of(real) == B.peer_id
+
+
+def test_a_certificate_of_our_key_that_another_signed_proves_nothing(pair):
+    client, _ = shaken(*pair)
+    real = client._connection.get_peer_certificate(as_cryptography=True)
+    proof = real.extensions.get_extension_for_oid(x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")).value.value
+    with pytest.raises(SignatureFault):
+        peer_of(certificate(proof, ec.generate_private_key(ec.SECP256R1()), real.public_key()))
