@@ -11,7 +11,7 @@ FOLDERS := protocols p2p node cli
 # Of each case of `make rig`; the published figures are of ATTEMPTS=100.
 ATTEMPTS ?= 10
 
-.PHONY: setup test fast check lint mutants swarm swarm-moe rig clean-rig compose-test package-test bench clean
+.PHONY: setup test fast check lint mutants signals swarm swarm-moe rig clean-rig compose-test package-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -45,6 +45,9 @@ lint: $(STAMP)
 
 mutants: $(STAMP)  ## Break each promise on purpose in a copy of the tree; its tests must fail
 	$(BIN)/python -m tests.mutants
+
+signals: $(STAMP)  ## A node is told to stop at 50 moments of its start, and ends in good order each time
+	$(BIN)/python -m tests.signals
 
 swarm: $(STAMP)  ## Four nodes train together; one is killed and comes back, a fifth joins half way
 	$(BIN)/atoll sim --nodes 4 --kill --late-join --baselines

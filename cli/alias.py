@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.cli.command_table import COMMANDS
+from atoll.cli.main import main as atoll
 
 OUR_FLAGS = ("--help", "--home")
 SUFFIXES = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts")
@@ -52,8 +53,6 @@ def main() -> int:
         other = next_node(os.environ.get("PATH", ""), Path(sys.argv[0]))
         if other is not None:
             os.execv(other, ["node", *args])
-    from atoll.cli.main import main as atoll
-
     return atoll(args, name="node")
 
 

@@ -59,11 +59,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
-def tail(peer: str) -> str:
-    """A PeerID's last eight characters, as `protocols.ids.short` gives them."""
-    return peer[-8:]
-
-
 def _hexed(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
@@ -98,15 +93,9 @@ def percents(shares: Mapping[str, Any]) -> dict[str, float]:
     return {name: 100 * value_s / whole_s for name, value_s in seconds.items()} if whole_s > 0 else {}
 
 
-def round_share(row: RoundStatus) -> str:
-    """The share of a round's time in steps that count."""
-    shares = percents(msgspec.structs.asdict(row))
-    return f"{shares['steps']:.1f} %" if shares else "–"
-
-
-def window_share(goodput: Goodput | None) -> str:
-    """`93.1 %` of the last minutes; a dash when nothing is known."""
-    shares = percents(msgspec.structs.asdict(goodput.window)) if goodput else {}
+def steps_share(times: RoundStatus | TimeShares | None) -> str:
+    """The share of time in steps that count, as `93.1 %`; a dash when nothing is known."""
+    shares = percents(msgspec.structs.asdict(times)) if times else {}
     return f"{shares['steps']:.1f} %" if shares else "–"
 
 
@@ -118,4 +107,4 @@ def goodput_line(goodput: Goodput | None) -> str:
     del shares["steps"]
     rest = sorted(shares.items(), key=lambda share: -share[1])
     lost = ", ".join(f"{name} {percent:.1f}" for name, percent in rest if percent >= WORTH_PERCENT)
-    return f"{window_share(goodput)} of the last {span(goodput.window_s)}" + (f": {lost}" if lost else "")
+    return f"{steps_share(goodput.window)} of the last {span(goodput.window_s)}" + (f": {lost}" if lost else "")

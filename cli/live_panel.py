@@ -4,6 +4,8 @@ A thread of its own that asks over the control socket, like any operator: a term
 (Ctrl-S, a slow line) can never stop the daemon's loop.
 """
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +21,10 @@ from rich.text import Text
 
 from atoll.cli.client import stream
 from atoll.cli.commands.status import one_line
-from atoll.cli.formatting import goodput_line, number, print_json, size, span, tail
+from atoll.cli.formatting import goodput_line, number, print_json, size, span
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
+from atoll.protocols.ids import short
 from atoll.protocols.local.control_messages import Status, Watch
 
 RETRY_S = 0.2
@@ -59,6 +62,12 @@ def shown(home: Home, *, as_json: bool, plain: bool, words: Words = seed_lines) 
         thread.join(JOIN_S)
 
 
+def show_cursor() -> None:
+    """Show the terminal's cursor, which a live panel hides until its end."""
+    if sys.stdout.isatty():
+        os.write(sys.stdout.fileno(), b"\x1b[?25h")
+
+
 def render(now: Status) -> RenderableType:
     """A status as a panel for the terminal."""
     head = Text.assemble(
@@ -73,7 +82,7 @@ def render(now: Status) -> RenderableType:
     parts: list[RenderableType] = [head, table]
     if now.trouble:
         parts.append(Text(now.trouble, "bold red"))
-    title = f"atoll {now.name or tail(now.peer)} · {now.run_name} · round {now.round} of {now.rounds}"
+    title = f"atoll {now.name or short(now.peer)} · {now.run_name} · round {now.round} of {now.rounds}"
     return Panel(Group(*parts), title=title, subtitle="Ctrl-C stops in good order")
 
 

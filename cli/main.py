@@ -1,89 +1,28 @@
-"""`atoll`: finds the command, and turns every failure into one line and an exit code.
+"""The console script `atoll`. A signal ends it without a word while modules load, for nothing has begun yet.
 
-0 done, 1 failure, 2 wrong usage, 3 no node runs, 4 the node needs help (`status --exit-code`), 5 no answer in
-time, 75 try again later, 78 wrong configuration (do not try again), 130 interrupted.
+Python's own answer to Ctrl-C would be a traceback from the middle of an import.
 """
 
-import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
-import click
-
-from atoll.cli.command_table import COMMANDS, extension
-from atoll.protocols.errors import AtollError
-
-INTERRUPTED = 130
-
-
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import what the table names. Raises ConfigError for a command that is not installed."""
-        if cmd_name not in COMMANDS:
-            return None
-        place = COMMANDS[cmd_name][0]
-        if ":" not in place:
-            place = extension(place, cmd_name, f"`atoll {cmd_name}`")
-        module, _, attribute = place.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table's lines, so that help imports no command."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the likely spelling of a command that does not exist."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from importlib.metadata import version
-
-        click.echo(f"atoll {version('atoll')}")
-        ctx.exit()
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--home", metavar="DIR", help="The node's folder (else $ATOLL_HOME, else the user's data folder).")
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it."
-)
-@click.pass_context
-def cli(ctx: click.Context, home: str | None) -> None:
-    """Train one language model together: a peer-to-peer node, no coordinator."""
-    ctx.obj = home
-
 
 def main(argv: Sequence[str] | None = None, *, name: str = "atoll") -> int:
-    """Run one command; the exit code is the answer. Bugs keep their traceback."""
+    """Load the commands and run one; the exit code is the answer."""
+    _leave_to_kernel()
+    from atoll.cli.command_group import run
+
     try:
-        result = cli.main(args=None if argv is None else list(argv), prog_name=name, standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return INTERRUPTED
-    except AtollError as error:
-        click.echo(f"error: {error.line()}", err=True)
-        return error.exit_code
-    return result if isinstance(result, int) else 0
+        return run(argv, name=name)
+    finally:
+        _leave_to_kernel()  # the end of the interpreter prints tracebacks too
+
+
+def _leave_to_kernel() -> None:
+    """Let SIGINT end the process, unless the user has it ignored (nohup)."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from atoll.node.config.home import Home, home_at
+from atoll.cli.command_group import chosen_home
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,13 +25,9 @@ _NETWORK = (
 )
 
 
-def _home(ctx: click.Context, _param: click.Parameter, value: str | None) -> Home:
-    return home_at(value or ctx.find_root().obj)
-
-
 def home_option(command: F) -> F:
     """`--home DIR`, before or after the command's name; the command receives a Home."""
-    return click.option("--home", metavar="DIR", callback=_home, help="The node's folder.")(command)
+    return click.option("--home", metavar="DIR", callback=chosen_home, help="The node's folder.")(command)
 
 
 def json_option(command: F) -> F:

@@ -42,9 +42,9 @@ BROUGHT = {"triton": ("node/learning/compress/gpu/", "node/learning/kernels/on_g
 """What torch's CUDA builds bring, and where alone it is imported: nobody without a GPU needs it."""
 HIVEMIND_ONLY_IN = {"p2p/discovery/dht_child.py"}
 LAZY_IMPORTS = {
-    ("cli/alias.py", "main"): "`node script.js` is handed over before click is imported",
-    ("cli/main.py", "resolve_command"): "difflib: only a command that does not exist",
-    ("cli/main.py", "_print_version"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
+    ("cli/main.py", "main"): "signals are seen to, and `node script.js` is handed over, before click is imported",
+    ("cli/command_group.py", "resolve_command"): "difflib: only a command that does not exist",
+    ("cli/command_group.py", "chosen_home"): "platformdirs and the ledger's ids: help needs no home",
     ("cli/command_table.py", "extension"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
     ("node/worker/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
@@ -445,7 +445,7 @@ LIGHT = {
     "atoll.node.daemon.app": {"torch", "hivemind"},
     "atoll.cli.commands.start": {"torch", "hivemind"},
     "atoll.cli.commands.status": {"torch", "hivemind", "numpy", "asyncio", "cryptography"},
-    "atoll.cli.main": {"torch", "hivemind", "numpy", "asyncio", "cryptography", "rich"},
+    "atoll.cli.command_group": {"torch", "hivemind", "numpy", "asyncio", "cryptography", "rich"},
 }
 
 

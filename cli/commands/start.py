@@ -16,7 +16,7 @@ from typing import Any
 import click
 import uvloop
 
-from atoll.cli.live_panel import Words, seed_lines, shown
+from atoll.cli.live_panel import Words, seed_lines, show_cursor, shown
 from atoll.cli.options import home_option, network_options
 from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
@@ -32,18 +32,7 @@ from atoll.protocols.run.invite import is_invite
 
 log = logging.getLogger(__name__)
 
-LEVELS = ("debug", "info", "warning", "error")
 STDIN_MAX_CHARACTERS = 1 << 16
-
-
-class Declined(click.ClickException):
-    """Raised if the user does not agree to join."""
-
-    exit_code = 1
-
-    def show(self, file: object = None) -> None:
-        """One line; a decision is no error."""
-        click.echo(self.message, err=True)
 
 
 @click.command()
@@ -57,7 +46,7 @@ class Declined(click.ClickException):
 @click.option("--shard", is_flag=True, default=None, help="Each of several devices holds a part of the model.")
 @click.option("--threads", type=int, help="CPU threads of the worker; 0: one per core.")
 @click.option("--eval-every", type=int, help="Rounds from one validation to the next.")
-@click.option("--log", type=click.Choice(LEVELS), help="What goes to the log file.")
+@click.option("--log", type=click.Choice(("debug", "info", "warning", "error")), help="What goes to the log file.")
 @click.option("--yes", is_flag=True, help="Join INVITE without asking; needed where stdin is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="A status a line, as JSON.")
 @click.option("--plain", is_flag=True, help="Plain lines on a terminal too.")
@@ -83,7 +72,7 @@ async def _start(
     """The three phases: read the plan, build the daemon, run it. One event loop and one host serve all of them."""
     this_task = asyncio.current_task()
     assert this_task is not None
-    signals = StopSignals(this_task.cancel)
+    signals = StopSignals(this_task.cancel, show_cursor)
     has_home = home.root.exists()
     with ExitStack() as lock:
         if has_home:  # another one is made, and locked, after the user agreed
@@ -138,7 +127,7 @@ def _report(line: str) -> None:
 
 
 async def _agree(plan: JoinPlan, *, yes: bool) -> None:
-    """Show what the run costs, and ask. Raises Declined, and ConfigError where nobody can answer."""
+    """Show what the run costs, and ask. Raises Exit for no, and ConfigError where nobody can answer."""
     assert plan.invite is not None
     assert plan.free is not None
     costs = preview_of(plan.run.spec, plan.config, plan.room)
@@ -149,7 +138,8 @@ async def _agree(plan: JoinPlan, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfigError("nobody is here to agree to this: stdin is no terminal", hint="give --yes to join")
     if not await _confirm("Join?"):
-        raise Declined("not joined; nothing was written")
+        _report("not joined; nothing was written")
+        raise click.exceptions.Exit(1)
 
 
 async def _confirm(question: str) -> bool:

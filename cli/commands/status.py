@@ -11,15 +11,14 @@ from atoll.cli.formatting import (
     print_json,
     print_table,
     room_text,
-    round_share,
     sent_line,
     size,
     span,
-    tail,
-    window_share,
+    steps_share,
 )
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
+from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
 
 UNHEALTHY = 4
@@ -85,7 +84,7 @@ def one_line(now: control_messages.Status) -> str:
     if now.eta_s is not None:
         parts.append(f"about {span(now.eta_s)} left")
     parts += [f"loss {number(now.train_loss)}", f"val {number(now.val_bpb)} bpb", f"{now.members} members"]
-    parts.append(f"goodput {window_share(now.goodput)}")
+    parts.append(f"goodput {steps_share(now.goodput.window if now.goodput else None)}")
     parts += [f"final {now.final}", f"up {size(now.bytes_up)}", f"down {size(now.bytes_down)}"]
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
 
@@ -99,7 +98,7 @@ def facts(now: control_messages.Status) -> Iterator[str]:
         doing += f", about {span(now.eta_s)} left"
     if now.trouble:
         yield f"trouble   {now.trouble}"
-    yield f"node      {now.name or tail(now.peer)}  {now.peer}  (pid {now.pid}, up {span(now.uptime_s)})"
+    yield f"node      {now.name or short(now.peer)}  {now.peer}  (pid {now.pid}, up {span(now.uptime_s)})"
     yield f"run       {now.run_name}  {now.run[:16]}"
     yield f"now       round {now.round} of {now.rounds}: {doing}"
     yield f"model     loss {number(now.train_loss)}, validation {number(now.val_bpb)} bits per byte"
@@ -155,7 +154,7 @@ def relaying(use: control_messages.RelayUse) -> str:
 
 def _peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
     return (
-        tail(row.peer),
+        short(row.peer),
         row.path or "–",
         span(row.rtt_s),
         row.activity or "–",
@@ -182,5 +181,5 @@ def _round_cells(row: control_messages.RoundStatus) -> tuple[str, ...]:
         span(row.train_s),
         span(row.wait_s + row.transfer_s),
         f"{row.overlapped} of {row.overlap_allowed}" if row.overlap_allowed else "–",
-        round_share(row),
+        steps_share(row),
     )

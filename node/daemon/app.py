@@ -6,6 +6,7 @@ socket stop, and the host at last. A second signal ends at once; kill −9 loses
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -22,7 +23,7 @@ from atoll.protocols.run.moments import files_for
 log = logging.getLogger(__name__)
 
 WORKER_S = 30.0
-"""Deadline of the worker's end: it is asked to save and exit, and killed after 20 s."""
+"""Deadline of the worker's end: it is asked to save and exit, and killed after 20 s; at once while it loads."""
 PART_S = 5.0
 """Deadline of the end of every other part."""
 
@@ -30,17 +31,19 @@ PART_S = 5.0
 class StopSignals:
     """SIGINT and SIGTERM: the first one calls `stop`, the second one ends the process at once."""
 
-    def __init__(self, stop: Callable[[], object]) -> None:
-        """Must be called in the running loop. `stop` may be replaced while the node goes through its phases."""
+    def __init__(self, stop: Callable[[], object], on_end: Callable[[], object] = lambda: None) -> None:
+        """Must be called in the running loop. `stop` may be replaced; `on_end` runs before the process ends."""
         self.stop = stop
+        self._on_end = on_end
         self._has_come = False
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        if self._has_come:
-            raise SystemExit(130)
+        if self._has_come:  # an exception would unwind the loop, and each task that it interrupts would complain
+            self._on_end()
+            os._exit(130)
         self._has_come = True
         self.stop()
 

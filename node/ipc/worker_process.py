@@ -6,6 +6,7 @@ kernel kills it. When it dies by itself (out of memory, a CUDA error), pending a
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -114,9 +115,8 @@ class Trainer:
         future: asyncio.Future[worker_messages.Answer] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         try:
-            self._process.stdin.write(
-                frame(worker_messages.RequestEnvelope(number, ask))
-            )  # few asks at a time: no drain needed
+            # Few asks at a time: no drain needed.
+            self._process.stdin.write(frame(worker_messages.RequestEnvelope(number, ask)))
             answer = await future
         finally:
             self._pending.pop(number, None)
@@ -127,13 +127,13 @@ class Trainer:
         return answer
 
     async def stop(self) -> None:
-        """Ask the worker to save and exit; kill it when it does not. Idempotent."""
+        """Ask the worker to save and exit; kill it when it does not, or has nothing to save yet. Idempotent."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
             return
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(STOP_S if self._is_started else 0.0):
                 if process.stdin is not None:
                     process.stdin.write(frame(worker_messages.RequestEnvelope(0, worker_messages.StopRequest())))
                 await process.wait()
@@ -245,10 +245,8 @@ def _last_log_line(path: Path, since: int) -> str:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 async def unless_needless(work: Coroutine[Any, Any, None]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.cli.main import main
+from atoll.cli.command_group import run
 from atoll.node.config.home import Home
 from atoll.node.daemon.control_server import ControlServer
 from atoll.protocols.errors import AtollError, LocalFault
@@ -157,7 +157,7 @@ def atoll(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Atoll:
 
     def call(*args: str) -> Ran:
         capsys.readouterr()
-        code = main(["--home", str(tmp_path / "home"), *args])
+        code = run(["--home", str(tmp_path / "home"), *args])
         printed = capsys.readouterr()
         return Ran(code, printed.out, printed.err)
 

@@ -7,8 +7,8 @@ import sys
 import click
 import pytest
 
+from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
-from atoll.cli.main import cli
 
 
 def test_every_listed_command_exists_with_the_listed_line(atoll):

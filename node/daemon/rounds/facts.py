@@ -7,7 +7,7 @@ from typing import TypeVar
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import RoundBook, rounds_just_left
-from atoll.node.daemon.rounds.queries import came_late, contributed, in_flight
+from atoll.node.daemon.rounds.queries import book_of, came_late, contributed, in_flight
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.local.worker_messages import Pending
@@ -101,7 +101,7 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     body = event.contribution
     if body.round <= state.final or body.round >= state.config.rounds:
         return state, []
-    book = state.book(body.round)
+    book = book_of(state, body.round)
     # The first contribution in an author's feed counts. All nodes see one feed in one order, so all choose the
     # same, and an author cannot make the others fetch and fold its round again and again.
     if event.author in book.authors.values():
@@ -128,7 +128,7 @@ def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:
 
 
 def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
-    book = state.book(number)
+    book = book_of(state, number)
     if entry not in book.missing:
         return state
     return replace(state, books={**state.books, number: replace(book, held=book.held | {entry})})

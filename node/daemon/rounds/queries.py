@@ -3,7 +3,7 @@
 Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
 """
 
-from atoll.node.daemon.rounds.participants import MemberView, expected, frontier
+from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected, frontier
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
 from atoll.protocols.ids import PeerId
 
@@ -11,9 +11,14 @@ MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 """Advice where the members have no room for all experts."""
 
 
+def book_of(state: RoundState, number: int) -> RoundBook:
+    """The contributions to a round; none for one that is final."""
+    return state.books.get(number, RoundBook())
+
+
 def attendance(state: RoundState) -> tuple[set[PeerId], set[PeerId]]:
     """The authors that the collected round expects, and those of them whose contribution is held."""
-    book = state.book(state.collecting)
+    book = book_of(state, state.collecting)
     awaited = expected(state.config.me, state.collecting, book, state.members, state.just_left)
     return awaited, book.there & awaited
 
@@ -116,7 +121,7 @@ def few_members(state: RoundState) -> bool:
 
 def contributed(state: RoundState, number: int) -> bool:
     """Whether our contribution to round `number` is in the ledger."""
-    return state.config.me in state.book(number).authors.values()
+    return state.config.me in book_of(state, number).authors.values()
 
 
 def worked_in(state: RoundState, number: int) -> bool:

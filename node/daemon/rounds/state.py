@@ -150,7 +150,3 @@ class RoundState:
     """When announcements that the disk refused were tried last."""
     leased: tuple[Activity, int] | None = None
     """Activity and round that our lease announces; None before the first lease."""
-
-    def book(self, number: int) -> RoundBook:
-        """The contributions to a round; none for one that is final."""
-        return self.books.get(number, RoundBook())

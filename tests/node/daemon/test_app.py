@@ -201,9 +201,12 @@ def test_the_first_signal_asks_and_the_second_one_ends():
         "import asyncio\n"
         "from atoll.node.daemon.app import StopSignals\n"
         "async def main():\n"
-        "    StopSignals(lambda: print('asked', flush=True))\n"
+        "    StopSignals(lambda: print('asked', flush=True), lambda: print('at once', flush=True))\n"
         "    print('up', flush=True)\n"
-        "    await asyncio.Event().wait()\n"
+        "    try:\n"
+        "        await asyncio.Event().wait()\n"
+        "    finally:\n"
+        "        print('unwound', flush=True)\n"
         "asyncio.run(main())\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
@@ -212,15 +215,15 @@ def test_the_first_signal_asks_and_the_second_one_ends():
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "asked\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.stdout.read() == "at once\n", "no task is unwound: it would complain on stderr"
+        assert process.wait() == 130
 
 
 async def test_what_the_first_signal_does_changes_with_the_phase():
-    heard = []
-    signals = StopSignals(lambda: heard.append("reading"))
-    signals.stop = lambda: heard.append("running")
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    signals = StopSignals(lambda: heard.put_nowait("reading"))
+    signals.stop = lambda: heard.put_nowait("running")
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.sleep(0.05)
-    assert heard == ["running"]
+    assert await heard.get() == "running"
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
