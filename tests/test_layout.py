@@ -96,6 +96,20 @@ YIELDS = {
     "p2p/transports/memory/memory_stream.py": "a write gives other hosts their turn, as a real one does",
 }
 """Where `sleep(0)` yields on purpose; nowhere is it a way to wait for readiness."""
+VIRTUAL = ("run_virtual", "run_world", "run_memory")
+"""A test that has one of these sleeps on virtual time, which is exact on the busiest machine."""
+PROGRAMS = ("tests/bench/", "tests/rig/", "tests/compose/", "tests/mutants/", "tests/node/virtual/")
+"""What measures real time, or makes the virtual one."""
+REAL_SLEEPS = {
+    "tests/waiting.py": "the one place where tests poll",
+    "tests/signals/starting.py": "it polls for processes that are gone, and reports those that are not",
+    "tests/cli/commands/test_start.py": "it samples the children of a process for as long as that runs",
+    "tests/node/daemon/test_app.py": "a part whose end takes too long; a stop soon after the start",
+    "tests/node/worker/session_home.py": "it polls for the disk, hundreds of times a test",
+    "tests/p2p/transports/test_host_conformance.py": "what must not happen has time to happen",
+    "tests/p2p/transports/test_host_pylibp2p.py": "yamux gives up after 5 s; polls inside trio",
+}
+"""Files of tests that sleep in real time. Nothing in them fails if a sleep takes longer."""
 ALIASES = ("np", "tl", "F")
 POSITIONAL_MOST = 6
 
@@ -358,6 +372,28 @@ def test_idioms():
                 if name == "sleep" and ast.unparse(node.args[0]) == "0" and path not in YIELDS:
                     wrong.append(f"{path}:{node.lineno} waits for nothing: readiness is an event")
     assert not wrong, "\n".join(wrong)
+
+
+def sleeps_of(tree: ast.AST) -> Iterator[ast.Call]:
+    """Every call of a `sleep` that takes time."""
+    for node in ast.walk(tree):
+        is_sleep = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("sleep") and node.args
+        if is_sleep and ast.unparse(node.args[0]) != "0":
+            yield node
+
+
+def test_tests_wait_for_events():
+    """A fixed time is too short on some machine; see tests/waiting.py. `sleep(0)` only yields."""
+    wrong, seen = [], set()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        if name.startswith(PROGRAMS) or any(word in text for word in VIRTUAL):
+            continue
+        found = [f"{name}:{call.lineno}" for call in sleeps_of(ast.parse(text))]
+        seen |= {name} if found else set()
+        wrong += found if name not in REAL_SLEEPS else []
+    assert not wrong, "\n".join(wrong)
+    assert seen == set(REAL_SLEEPS), "entries that are not needed any more"
 
 
 def test_modules_are_pages():

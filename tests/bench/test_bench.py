@@ -214,7 +214,6 @@ def test_quick_connections(atoll, tmp_path):
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(300)
 @pytest.mark.xdist_group("swarm")
 def test_quick_idle(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "idle")

@@ -132,7 +132,6 @@ def test_where_the_lab_cannot_run_it_is_said_and_nothing_passes(atoll, monkeypat
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(240)
 def test_two_nodes_and_two_averagers_on_slow_links(atoll, tmp_path):
     if (lack := missing()) is not None:
         pytest.skip(lack)

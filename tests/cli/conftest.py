@@ -22,6 +22,7 @@ from atoll.protocols.local.control_messages import (
     Status,
     TimeShares,
 )
+from tests.waiting import HANGS_S
 
 PEER = "12D3KooWByRxyokKmxMNkMYp1SavrjyivNPwMg3K5hmXsCdFk6TW"
 STATUS = Status(
@@ -111,7 +112,7 @@ class FakeDaemon:
         server = ControlServer(self.home.control_socket, self.home.log, self.operator)
 
         async def serve() -> None:
-            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve(ready.set))
                 await done.wait()
                 serving.cancel()
@@ -119,7 +120,7 @@ class FakeDaemon:
         thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
         thread.start()
         try:
-            assert ready.wait(10)
+            assert ready.wait(HANGS_S)
             yield
         finally:
             loop.call_soon_threadsafe(done.set)

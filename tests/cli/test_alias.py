@@ -9,6 +9,7 @@ import pytest
 
 from atoll.cli.alias import meant_for_node_js, next_node
 from atoll.cli.command_table import COMMANDS
+from tests.waiting import HANGS_S
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_two_copies_of_ours_do_not_loop(ours: Path, tmp_path: Path):
     second.chmod(0o755)
     ran = subprocess.run(
         [str(second), "x.js"], env=os.environ | {"PATH": f"{ours.parent}:{second.parent}"},
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=20,
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANGS_S,
     )  # fmt: skip
     assert ran.returncode == 2
     assert "No such command 'x.js'" in ran.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
+from tests.waiting import HANGS_S
 
 
 def test_every_listed_command_exists_with_the_listed_line(atoll):
@@ -120,6 +121,6 @@ def test_interrupt_is_exit_130(daemon, tmp_path):
     )  # fmt: skip
     assert watching.stdout.readline().startswith("round 7/54 | collecting")
     watching.send_signal(2)
-    _, words = watching.communicate(timeout=10)
+    _, words = watching.communicate(timeout=HANGS_S)
     assert watching.returncode == 130
     assert "Traceback" not in words

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,10 @@ import pytest
 from atoll.cli.client import ask
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
+from tests.waiting import HANGS_S, poll
 
 LOCAL = "/ip4/127.0.0.1/tcp/0"
 SMALL = ("outer.rounds=400", "outer.stages=[[0,1]]", "inner.batch=2", "pace.lease_s=4")
-QUICK_S = 60.0
-"""Much more than a quiet machine needs."""
-
-
-def poll(what: str, true: Callable[[], Any], limit_s: float = QUICK_S) -> Any:
-    """Poll until `true` says something true; what it said."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if found := true():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"not within {limit_s:.0f} s: {what}")
 
 
 class Ended:
@@ -58,7 +46,7 @@ class Node:
         self.process: subprocess.Popen[str] | None = None
         self._starts = 0
 
-    def atoll(self, *args: str, limit_s: float = QUICK_S) -> Ended:
+    def atoll(self, *args: str, limit_s: float = HANGS_S) -> Ended:
         """Run a command to its end."""
         process = self._spawn(args)
         try:
@@ -121,7 +109,7 @@ class Node:
         status = self.status()
         return status["final"] if status else -1
 
-    def goes_on(self, rounds: int = 2, limit_s: float = QUICK_S) -> None:
+    def goes_on(self, rounds: int = 2, limit_s: float = HANGS_S) -> None:
         """More rounds become final."""
         wanted = self.final() + rounds
         poll(f"round {wanted} is final", lambda: self._alive() and self.final() >= wanted, limit_s)
@@ -135,7 +123,7 @@ class Node:
         assert self.process is not None
         os.kill(self.process.pid, number)
 
-    def wait(self, limit_s: float = 15.0) -> int:
+    def wait(self, limit_s: float = HANGS_S) -> int:
         """Wait for the end; its exit code."""
         assert self.process is not None
         return self.process.wait(limit_s)

@@ -23,8 +23,7 @@ from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec, open_run
-
-DEAD_S = 5.0
+from tests.waiting import HANGS_S
 
 
 def flip(path: Path) -> None:
@@ -209,7 +208,7 @@ def test_signals(node, until):
     node.start().up()
     node.signal(signal.SIGKILL)
     node.wait()
-    until("p2pd and the worker are gone", lambda: not node.left(), DEAD_S)
+    until("p2pd and the worker are gone", lambda: not node.left())
     assert node.start_refused("--seed", "x").code == 78  # the lock is free, the config is what fails
 
 
@@ -290,7 +289,7 @@ class Evil:
 
     async def run(self, act: Callable[["Evil"], Awaitable[None]]) -> None:
         """Join, act, leave."""
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
             up = asyncio.Event()
             serving = group.create_task(self.swarm.serve(up.set))
             await up.wait()

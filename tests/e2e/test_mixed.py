@@ -8,11 +8,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.site import DashboardData
+from tests.waiting import HANGS_S
 
 
 def shown(url: str) -> None:
     """What a node that trains with another one shows to a browser and to a scraper."""
-    with urllib.request.urlopen(f"{url}metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}metrics", timeout=HANGS_S) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     found = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
     assert {key[1] for key in found if key[0] == "atoll_time_seconds_total"} == {
@@ -22,7 +23,7 @@ def shown(url: str) -> None:
     assert found["atoll_peers", "direct"] == 1
     assert found["atoll_tokens_total",] > 0
     assert found["atoll_network_bytes_total", "up", "file"] > 0
-    with urllib.request.urlopen(f"{url}v1/data.json", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}v1/data.json", timeout=HANGS_S) as answer:
         data = msgspec.json.decode(answer.read(), type=DashboardData)
     assert data.status.web == url
     assert len(data.rounds) >= 3
@@ -32,7 +33,7 @@ def shown(url: str) -> None:
     assert sent.per_copy > 1.0
     assert 50 < sent.payloads * sent.below_fp32 < 200, "a payload is about 111 times smaller than fp32 weights"
     assert [peer.maddr for peer in data.peers if peer.path] == [""]
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=HANGS_S) as answer:
         assert b"v1/data.json" in answer.read()
 
 

@@ -19,6 +19,7 @@ from atoll.p2p.transports.pylibp2p.pylibp2p_host import PyLibp2pHost
 from atoll.protocols.errors import PeerFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
+from tests.waiting import HANGS_S
 
 
 class Lab:
@@ -90,7 +91,7 @@ class Lab:
 
             self._group.create_task = remember  # the group's own tasks end with the scenario
             try:
-                async with asyncio.timeout(3600 if self.transport == "memory" else 30):
+                async with asyncio.timeout(3600 if self.transport == "memory" else HANGS_S):
                     await scenario(self)
             finally:
                 for task in started:

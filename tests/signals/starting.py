@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,12 @@ import psutil
 from atoll.cli.client import ask
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
+from tests.waiting import HANGS_S, poll
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "atoll.cli.main")
 QUIET = ("outer.rounds=100000", "outer.stages=[[0,1]]", "inner.batch=2", "pace.lease_s=4")
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1", "--eval-every", "1000")
-LIMIT_S = 120.0
-"""Much more than any start or end takes: only what hangs is ended."""
-LEFT_S = 20.0
-"""Much more than the kernel takes to end the children of a process that was killed."""
 STRAY = re.compile(r"Traceback|was destroyed|never awaited|Exception ignored|Fatal Python|Error:|WARNING|ERROR")
 ORDERLY = {0, 130}
 ENDS = {
@@ -63,15 +60,6 @@ class End:
         return f"{self.moment.how:8}{self.code:4}{self.took_s:7.1f} s  {self.moment.place}  {how}"
 
 
-def until(what: str, true: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """Poll until `true` says something true, and return it. Raises AssertionError at the limit."""
-    deadline = time.monotonic() + limit_s
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(0.02)
-    return found
-
-
 class Starter:
     """A folder with a home, and the starts in it."""
 
@@ -87,18 +75,18 @@ class Starter:
         """A run whose rounds take a moment; the file of it."""
         flags = [part for change in QUIET for part in ("--set", change)]
         words = ("--home", str(self.home.root), "run", "new", "tiny", "--seed", "1", "--data", "synthetic:markov")
-        subprocess.run((*COMMAND, *words, *flags), check=True, capture_output=True, timeout=LIMIT_S)
+        subprocess.run((*COMMAND, *words, *flags), check=True, capture_output=True, timeout=HANGS_S)
         return self.home.run_file("tiny")
 
     def places(self) -> dict[str, list[str]]:
         """The places of a whole start, until the first round of this life is final, in order, by process."""
         process = self._spawn(Moment("", "stop"), self.home)
         try:
-            before = until("it answers", lambda: self._status())["final"]
-            until("a round is final", lambda: (now := self._status()) and now["final"] > before)
+            before = poll("it answers", lambda: self._status())["final"]
+            poll("a round is final", lambda: (now := self._status()) and now["final"] > before)
         finally:
             process.terminate()
-            process.communicate(timeout=LIMIT_S)
+            process.communicate(timeout=HANGS_S)
         assert process.returncode == 0
         return {role: (self.folder / f"places-{role}").read_text().splitlines() for role in ("daemon", "worker")}
 
@@ -109,18 +97,18 @@ class Starter:
         self._known = self._temporary()
         process = self._spawn(moment, home)
         try:
-            until(
+            poll(
                 f"it reaches {moment.place}",
                 lambda: (self.folder / "reached").exists() or process.poll() is not None,
             )
             reached = time.monotonic()
             if moment.how in ("stop", "twice"):
                 self._ask_to_stop(moment, process, home)
-            out, err = process.communicate(timeout=LIMIT_S)
+            out, err = process.communicate(timeout=HANGS_S)
         except (AssertionError, subprocess.TimeoutExpired):
             process.kill()
             out, err = process.communicate()
-            return End(moment, process.returncode, out + err, LIMIT_S, ["it did not end, or never came there"])
+            return End(moment, process.returncode, out + err, HANGS_S, ["it did not end, or never came there"])
         end = End(moment, process.returncode, out + err, time.monotonic() - reached)
         end.wrong = list(self._wrong(end, err, home))
         return end
@@ -136,7 +124,7 @@ class Starter:
             process.send_signal(signal.SIGINT)
             return
         subprocess.run(
-            (*COMMAND, "--home", str(home.root), "stop"), check=True, capture_output=True, timeout=LIMIT_S
+            (*COMMAND, "--home", str(home.root), "stop"), check=True, capture_output=True, timeout=HANGS_S
         )
 
     def _wrong(self, end: End, err: str, home: Home) -> Iterator[str]:
@@ -156,11 +144,11 @@ class Starter:
         is_orderly = end.code in ORDERLY and end.moment.how != "twice"
         if left and is_orderly:
             yield f"left behind: {left}"
-        deadline = time.monotonic() + LEFT_S
+        deadline = time.monotonic() + HANGS_S
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
         if left:
-            yield f"left for {LEFT_S:.0f} s: {left}"
+            yield f"left for {HANGS_S:.0f} s: {left}"
             for pid in left:
                 psutil.Process(pid).kill()
         strays = self._temporary() - self._known

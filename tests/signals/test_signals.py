@@ -5,7 +5,7 @@ import pytest
 from tests.signals.moments import ANSWERS, spread
 from tests.signals.starting import Moment, Starter
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("signals")]
+pytestmark = [pytest.mark.xdist_group("signals")]
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,6 @@ def traced(folder: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(900)
 def test_the_pages_lists_are_what_runs(nodes, until, tmp_path, monkeypatch):
     folder = tmp_path / "walk"
     folder.mkdir()
@@ -56,7 +55,7 @@ def test_the_pages_lists_are_what_runs(nodes, until, tmp_path, monkeypatch):
     owner.start().up()
     link = until("there is a link", lambda: (i := owner.atoll("invite")).code == 0 and i.out.strip().split()[-1])
     member.start(link, "--yes").up()
-    until("a contribution is folded by the other node", (folder / "folded").exists, 600)
+    until("a contribution is folded by the other node", (folder / "folded").exists)
     (folder / "joiner").write_text(f"{member.process.pid} {member.status()['worker_pid']}")
     member.stop()
     owner.stop()

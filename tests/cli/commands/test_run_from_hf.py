@@ -235,7 +235,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_disk_that_is_full_half_way_leaves_nothing(hf, tmp_path):
     """The weights have 220 kB. The limit is a child's own."""
     args = ("--home", str(tmp_path / "home"), "run", "new", "given", *MARKOV, "--from-hf", str(hf))
-    ran = subprocess.run([sys.executable, "-c", LIMITED, *args], capture_output=True, text=True, timeout=100)
+    ran = subprocess.run([sys.executable, "-c", LIMITED, *args], capture_output=True, text=True)
     assert ran.returncode == 1
     assert ran.stderr.count("\n") == 1, ran.stderr
     assert "file size limit" in ran.stderr

@@ -32,6 +32,7 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.run.admission import AdmissionSpec, make_token
 from atoll.protocols.run.invite import link_of, make_invite, seeds_of
 from atoll.protocols.run.run_spec import RunSpec, sign_run
+from tests.waiting import HANGS_S
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
 
@@ -240,7 +241,7 @@ def test_on_a_terminal_it_asks(tmp_path, answer, code, said):
         while b"Join? [Y/n]" not in shown:
             shown += terminal.read(4096)
         terminal.write(answer)
-        assert process.wait(60) == code
+        assert process.wait(HANGS_S) == code
         shown += terminal.read(4096)
     assert said in shown.decode()
     assert list(tmp_path.iterdir()) == []
@@ -273,7 +274,7 @@ def test_the_run_comes_from_a_seed_over_the_chosen_transport(tmp_path, transport
     async def main() -> tuple[int, str, set[str]]:
         host, up = seed(), asyncio.Event()
         serve_run(host, sign_run(SPEC, OWNER))
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
             serving = group.create_task(host.serve(up.set))
             await up.wait()
             seeds = seeds_of([f"{maddr}/p2p/{OWNER.peer_id}" for maddr in await host.addresses()])

@@ -275,9 +275,7 @@ print(json.dumps({"saves": last, "unfinished": unfinished}))
 
 
 def test_thirty_kills_leave_the_old_or_the_new_state(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER, str(tmp_path / "state")], capture_output=True, text=True, timeout=110
-    )
+    done = subprocess.run([sys.executable, "-c", WRITER, str(tmp_path / "state")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["saves"] >= 15

@@ -14,6 +14,7 @@ from atoll.node.daemon.app import Daemon, StopSignals
 from atoll.node.runs.presets import preset
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
+from tests.waiting import eventually
 
 SPEC = preset("tiny", Identity(bytes(32)).peer_id, 1, "synthetic:markov")
 
@@ -106,7 +107,7 @@ def ended(story: list[str]) -> list[str]:
 
 async def stop_when_up(node: Node, up: asyncio.Event) -> None:
     await up.wait()
-    await asyncio.sleep(0.01)
+    await eventually(lambda: "worker up" in node.story)
     node.daemon.stop()
 
 
@@ -176,8 +177,7 @@ async def test_to_finish_is_to_wait_for_the_round_at_hand():
     async def finish(up: asyncio.Event) -> None:
         await up.wait()
         node.daemon.stop(finish=True)
-        await asyncio.sleep(0.05)
-        assert "stopping after this round" in node.story
+        await eventually(lambda: "stopping after this round" in node.story)
         assert "worker saved" not in node.story
         node.is_idle.set()
 

@@ -15,12 +15,14 @@ from atoll.node.daemon import control_server as control
 from atoll.node.daemon.control_server import ControlServer
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.local.control_messages import EvaluationResult, PeerStatus, RoundStatus, Status
+from tests.waiting import eventually
 
 
 class Operator:
-    """Answers evaluations only; `release` lets them end."""
+    """Answers evaluations only; `asked` says that one began, `release` lets them end."""
 
     def __init__(self) -> None:
+        self.asked = asyncio.Event()
         self.release = asyncio.Event()
         self.cancelled = False
 
@@ -43,6 +45,7 @@ class Operator:
         return ""
 
     async def evaluate(self) -> EvaluationResult:
+        self.asked.set()
         try:
             await self.release.wait()
         except asyncio.CancelledError:
@@ -53,13 +56,19 @@ class Operator:
 
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[tuple[Path, Operator]]:
+    async with serving(folder) as (server, operator):
+        yield server._socket_path, operator
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[tuple[ControlServer, Operator]]:
     operator, ready = Operator(), asyncio.Event()
-    path = folder / "control.sock"
+    server = ControlServer(folder / "control.sock", folder / "node.log", operator)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-        server = group.create_task(ControlServer(path, folder / "node.log", operator).serve(ready.set))
+        task = group.create_task(server.serve(ready.set))
         await ready.wait()
-        yield path, operator
-        server.cancel()
+        yield server, operator
+        task.cancel()
 
 
 async def say(path: Path, *lines: bytes, answers: int = 1) -> list[dict]:
@@ -189,10 +198,11 @@ async def test_one_slow_request_does_not_hold_up_others(tmp_path):
 async def test_an_operator_that_does_not_read_is_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(control, "WRITE_S", 0.05)
     (tmp_path / "node.log").write_text(("x" * 400 + "\n") * 9_000)
-    async with served(tmp_path) as (path, _):
-        reader, writer = await asyncio.open_unix_connection(str(path), limit=1024)
+    async with serving(tmp_path) as (server, _):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "control.sock"), limit=1024)
         writer.write(b'{"v":1,"ask":{"type":"logs","tail":9000}}\n')
-        await asyncio.sleep(0.4)
+        await eventually(lambda: server._open)
+        await eventually(lambda: not server._open)
         total = 0
         with suppress(ConnectionError):
             while data := await reader.read(1 << 20):
@@ -207,7 +217,8 @@ async def test_a_folder_that_is_gone_is_a_local_fault(tmp_path):
 
 
 async def test_a_connection_that_comes_while_the_server_ends_is_hung_up(tmp_path):
-    server, ready = ControlServer(tmp_path / "c.sock", tmp_path / "node.log", Operator()), asyncio.Event()
+    operator, ready = Operator(), asyncio.Event()
+    server = ControlServer(tmp_path / "c.sock", tmp_path / "node.log", operator)
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=theirs)
     operator_asks = b'{"v":1,"ask":{"type":"eval"}}\n'
@@ -216,7 +227,7 @@ async def test_a_connection_that_comes_while_the_server_ends_is_hung_up(tmp_path
         await ready.wait()
         busy, session = await asyncio.open_unix_connection(str(tmp_path / "c.sock"))
         session.write(operator_asks)
-        await asyncio.sleep(0.05)  # until the request is being served
+        await operator.asked.wait()
         serving.cancel()
         await asyncio.sleep(0)  # the group ends, its session is still there
         assert not serving.done()

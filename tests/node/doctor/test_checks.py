@@ -33,6 +33,7 @@ from atoll.p2p.transports.p2pd.process import P2pdOptions
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
+from tests.waiting import HANGS_S
 
 A, B = Identity(b"a" * 32), Identity(b"b" * 32)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1")
@@ -63,18 +64,18 @@ def test_one_bad_check_does_not_spoil_the_others(tmp_path: Path) -> None:
         raise KeyError("no such thing")
 
     def slow(_):
-        hang.wait(30)
+        hang.wait(HANGS_S)
         return []
 
     checks = [
-        *(DoctorCheck("fault", 5.0, fault), DoctorCheck("bug", 5.0, bug), DoctorCheck("slow", 0.2, slow)),
-        DoctorCheck("nothing", 5.0, lambda _: []),
-        DoctorCheck("good", 5.0, lambda _: [Finding("good", "pass", "fine"), Finding("good", "warn", "nearly")]),
+        *(DoctorCheck("fault", 60.0, fault), DoctorCheck("bug", 60.0, bug), DoctorCheck("slow", 0.2, slow)),
+        DoctorCheck("nothing", 60.0, lambda _: []),
+        DoctorCheck("good", 60.0, lambda _: [Finding("good", "pass", "fine"), Finding("good", "warn", "nearly")]),
     ]
     started = time.monotonic()
     rows = run_checks(patient(tmp_path), checks)
     hang.set()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < HANGS_S / 2, "it did not wait for the slow one"
     assert [(row.check, row.state) for row in rows] == [
         *(("fault", "fail"), ("bug", "fail"), ("slow", "fail"), ("good", "pass"), ("good", "warn")),
     ]
@@ -273,9 +274,7 @@ def test_no_answer_over_udp() -> None:
         async def main() -> bool:
             return await speaks_quic("127.0.0.1", silent.getsockname()[1])
 
-        started = time.monotonic()
         assert not asyncio.run(main())
-        assert time.monotonic() - started < 5
         assert len(silent.recv(2000)) == 1200, "a server answers no smaller first packet"
 
 

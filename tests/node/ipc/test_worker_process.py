@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from tests.waiting import HANGS_S, eventually
 
 STAND_IN = """
 import sys, time
@@ -134,7 +135,7 @@ class Rig:
 
     async def life(self, number: int) -> None:
         """Until the worker has started so often."""
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(HANGS_S):
             while len(self.started) < number:
                 self.news.clear()
                 await self.news.wait()
@@ -163,16 +164,10 @@ def rig(tmp_path, monkeypatch):
 
 @asynccontextmanager
 async def served(rig: Rig) -> AsyncIterator[Rig]:
-    async with asyncio.timeout(60.0), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         group.create_task(rig.trainer.serve())
         yield rig
         await rig.trainer.stop()
-
-
-async def wait_for(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(30.0):
-        while not true():  # noqa: ASYNC110 - another process has no event to wait for
-            await asyncio.sleep(0.02)
 
 
 def is_gone(pid: int) -> bool:
@@ -226,7 +221,7 @@ async def test_a_killed_worker_fails_what_was_asked_of_it(rig):
     async with served(rig()) as one:
         await one.life(1)
         hanging = asyncio.gather(one.trainer.ask(VerifyRequest("hang", 0), VerifyReply), return_exceptions=True)
-        await asyncio.sleep(0.05)
+        await eventually(lambda: one.trainer._pending)
         os.kill(one.pid, signal.SIGKILL)
         assert [type(answer) for answer in await hanging] == [WorkerDied]
         await one.life(2)
@@ -253,7 +248,7 @@ async def test_nothing_is_asked_before_the_worker_said_what_it_holds(rig):
     async with served(one):
         with pytest.raises(WorkerDied):
             await one.trainer.ask(VerifyRequest("x", 0), VerifyReply)
-        await wait_for(lambda: one.pid)
+        await eventually(lambda: one.pid)
         with pytest.raises(WorkerDied):
             await one.trainer.ask(VerifyRequest("x", 0), VerifyReply)
         await one.life(1)
@@ -297,12 +292,12 @@ async def test_a_worker_that_waits_is_asked_for_its_books(rig, monkeypatch):
     one = rig()
     async with served(one):
         await one.life(1)
-        await wait_for(lambda: len(one.spent) > 5)
+        await eventually(lambda: len(one.spent) > 5)
         assert set(one.spent) == {TimeSpent(), TimeSpent(wait_ns=7)}
         os.kill(one.pid, signal.SIGKILL)
         await one.life(2)
         known = len(one.spent)
-        await wait_for(lambda: len(one.spent) > known + 5)
+        await eventually(lambda: len(one.spent) > known + 5)
         assert one.spent.count(TimeSpent()) == 2, "one for each life"
 
 
@@ -319,7 +314,7 @@ async def test_stop_while_it_starts_does_not_wait_for_it(rig, monkeypatch):
     monkeypatch.setattr(module, "STOP_S", 1e6)
     one = rig("mute")
     async with served(one):
-        await wait_for(lambda: one.pid)
+        await eventually(lambda: one.pid)
         pid = one.pid
         async with asyncio.timeout(20.0):
             await one.trainer.stop()
@@ -340,7 +335,7 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         await one.life(1)
         assert (one.started[0].final, one.started[0].parameters) == (-1, TINY.model.parameters)
         training = asyncio.gather(one.trainer.ask(TrainRequest(Round(0), 0, 1, 40, -1), TrainReply))
-        await wait_for(lambda: one.progress)
+        await eventually(lambda: one.progress)
         assert await one.trainer.ask(EvaluateRequest(), EvaluateReply), "served between two steps"
         pending = (await training)[0].pending
         assert await one.trainer.ask(SaveRequest(Round(0)), SaveReply)
@@ -356,7 +351,7 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         late = asyncio.gather(
             one.trainer.ask(TrainRequest(Round(1), 0, 1, 40, -1), TrainReply), return_exceptions=True
         )
-        await wait_for(lambda: one.progress[-1].round == 1)
+        await eventually(lambda: one.progress[-1].round == 1)
         newer = await one.trainer.ask(TrainRequest(Round(2), 0, 1, 40, -1), TrainReply)
         assert [type(answer) for answer in await late] == [Superseded]
         assert newer.pending.round == 2

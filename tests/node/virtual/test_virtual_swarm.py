@@ -117,7 +117,6 @@ def test_all_nodes_die_and_resume(world, overlap_steps):
     run_virtual(story())
 
 
-@pytest.mark.timeout(400)
 def test_twenty_nodes_with_churn(world):
     """Different speeds, two deaths with return, two newcomers, a partition that heals."""
 

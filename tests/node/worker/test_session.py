@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -39,6 +38,7 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.arena import Span, arena_of
 from tests.node.worker.session_home import ME, OTHER, OVERLAPPING, SPEC, Home, blocked, member, said
+from tests.waiting import poll
 
 
 @pytest.fixture
@@ -417,8 +417,7 @@ def test_time_goes_where_the_work_is_and_a_round_given_up_is_recompute(tmp_path)
     assert before.steps_ns <= 10, "one look at the clock"
     *_, trained = session.train(TrainRequest(Round(0), 0, 1, SPEC.steps(0), -1))
     assert ledger.read().unsaved_ns > 0, "the disk has not said that it is safe"
-    while session.finish_save(SaveRequest(Round(0))) is None:
-        time.sleep(0.001)
+    poll("the round is safe", lambda: session.finish_save(SaveRequest(Round(0))))
     after = ledger.read()
     assert after.recompute_ns - before.recompute_ns <= 10, "one look at the clock"
     assert min(after.steps_ns, after.encode_ns, after.checkpoint_ns) > 0

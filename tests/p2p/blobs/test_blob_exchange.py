@@ -21,6 +21,7 @@ from atoll.protocols.blobs import BLOB_CHUNK_BYTES, manifest_of_bytes
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId
+from tests.waiting import HANGS_S
 
 DATA = random.Random(1).randbytes(9 * BLOB_CHUNK_BYTES + 100)
 MANIFEST = manifest_of_bytes(DATA)
@@ -364,7 +365,7 @@ async def test_a_blob_travels_over_p2pd(tmp_path: Path) -> None:
     hosts = [P2pdHost(Identity(bytes([number]) * 32)) for number in (61, 62)]
     stores = [BlobStore(tmp_path / str(number)) for number in range(2)]
     faults: list[PeerId] = []
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         tasks = []
         for host in hosts:
             ready = asyncio.Event()

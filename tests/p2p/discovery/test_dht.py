@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault, Unrea
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId, digest
 from atoll.protocols.ledger.registers import Addresses
+from tests.waiting import HANGS_S, eventually
 
 RUN = RunId(digest(b"a run"))
 ME, OTHER = Identity(b"\1" * 32), Identity(b"\2" * 32)
@@ -70,7 +71,7 @@ async def test_two_children_find_each_other_and_survive_a_kill() -> None:
     """One child is attached to our p2pd, the other has its own and bootstraps from ours."""
     host = P2pdHost(ME)
     maddrs = ("/ip4/203.0.113.7/tcp/4001",)
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         up = asyncio.Event()
         tasks = [group.create_task(host.serve(up.set))]
         await up.wait()
@@ -81,7 +82,7 @@ async def test_two_children_find_each_other_and_survive_a_kill() -> None:
         assert attached.statistics().process_id is None, "no child before somebody needs one"
         await asyncio.gather(attached.wait_ready(), alone.wait_ready())
 
-        await until(lambda: _is_known(alone, attached, maddrs))
+        await eventually(lambda: _is_known(alone, attached, maddrs))
         assert [found.peer for found in await attached.find(RUN)] == [OTHER.peer_id]
         assert (await attached.find(RUN))[0].maddrs == maddrs
         assert await attached.announce(RUN, maddrs)
@@ -93,18 +94,12 @@ async def test_two_children_find_each_other_and_survive_a_kill() -> None:
         await asyncio.sleep(0)
         os.kill(victim, signal.SIGKILL)
         assert await asking in ("found", "unreachable"), "a death fails what waits, at once"
-        await asyncio.sleep(0.1)
+        await eventually(lambda: attached.statistics().restarts)
         await attached.wait_ready()
         assert attached.statistics().process_id != victim
         assert attached.statistics().restarts == 1
         for task in tasks:
             task.cancel()
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until it holds; the test's own deadline ends it."""
-    while not await condition():  # noqa: ASYNC110 - nothing announces it
-        await asyncio.sleep(0.2)
 
 
 async def _is_known(teller: Dht, asker: Dht, maddrs: tuple[str, ...]) -> bool:

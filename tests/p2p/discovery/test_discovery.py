@@ -24,6 +24,7 @@ from atoll.p2p.transports.p2pd.process import P2pdOptions
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
+from tests.waiting import eventually
 
 
 def peer(number: int) -> PeerId:
@@ -439,12 +440,6 @@ async def tcp_of(node: Node) -> tuple[str, ...]:
     return tuple(maddr for maddr in await node.host.addresses() if "/tcp/" in maddr)
 
 
-async def until(condition, limit_s: float = 40.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not await condition():  # noqa: ASYNC110 - a real p2pd, polled
-            await asyncio.sleep(0.05)
-
-
 @pytest.mark.network
 def test_over_p2pd_the_cache_replaces_a_dead_seed_and_the_table_says_why(tmp_path: Path) -> None:
     async def main() -> None:
@@ -460,7 +455,7 @@ def test_over_p2pd_the_cache_replaces_a_dead_seed_and_the_table_says_why(tmp_pat
             async def both() -> bool:
                 return await connected(node) == {seed.host.peer_id, other.host.peer_id}
 
-            await until(both)
+            await eventually(both)
             await stopped(tasks[1])
             await stopped(seeding)
             stranger = PeerAddress(Identity(b"?" * 32).peer_id, await tcp_of(other))
@@ -472,7 +467,7 @@ def test_over_p2pd_the_cache_replaces_a_dead_seed_and_the_table_says_why(tmp_pat
                 return other.host.peer_id in await connected(again) and {row.state for row in rows} == {"failed"}
 
             try:
-                await until(joined)
+                await eventually(joined)
             except TimeoutError:
                 pytest.fail(f"{again.discovery.rows()} {await connected(again)}")
             dead, wrong = again.discovery.rows()

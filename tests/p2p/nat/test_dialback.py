@@ -10,13 +10,14 @@ from atoll.p2p.nat.dialback import answers
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.process import P2pdOptions
 from atoll.protocols.identity import Identity
+from tests.waiting import HANGS_S
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1")
 
 
 async def test_a_node_answers_on_both_transports():
     host, up = P2pdHost(Identity(b"d" * 32), P2pdOptions(listen=LISTEN)), asyncio.Event()
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         serving = group.create_task(host.serve(up.set))
         await up.wait()
         maddrs = await host.addresses()

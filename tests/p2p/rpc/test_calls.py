@@ -22,6 +22,7 @@ from atoll.protocols.errors import (
     Unreachable,
 )
 from atoll.protocols.ids import RunId, short
+from tests.waiting import eventually
 
 RUN, OTHER_RUN = RunId(b"\x11" * 32), RunId(b"\x22" * 32)
 
@@ -198,7 +199,17 @@ def test_peers_of_another_run_are_told_in_plain_words(run_lab):
     async def scenario(lab):
         a, b = await members(lab, run=OTHER_RUN)
         b.calls.register("upper", Text, Text, upper)
-        await asyncio.sleep(0.3)  # p2pd hears of a handler that is set late a moment later
+
+        async def is_served() -> bool:
+            """Whether p2pd has heard of the handler, which was set late."""
+            try:
+                await a.calls.call(b.peer_id, "upper", Text("x"), Text)
+            except Unreachable:
+                return False
+            except RunMismatch:
+                return True
+
+        await eventually(is_served)
         for caller, called, ours, theirs in ((a, b, RUN, OTHER_RUN), (b, a, OTHER_RUN, RUN)):
             with pytest.raises(RunMismatch) as caught:
                 await caller.calls.call(called.peer_id, "upper", Text("x"), Text)
@@ -448,7 +459,7 @@ def test_calls_in_flight_fail_at_once_when_the_transport_dies(run_lab):
 
         async def forever(peer, request):
             started.set()
-            await asyncio.sleep(25)
+            await asyncio.Event().wait()
 
         b.calls.register("forever", Text, Text, forever)
 
@@ -463,10 +474,8 @@ def test_calls_in_flight_fail_at_once_when_the_transport_dies(run_lab):
 
         asking = lab.spawn(ask())
         await started.wait()
-        start_s = asyncio.get_running_loop().time()
         lab.kill_transport(b.host)
         await asking
-        assert asyncio.get_running_loop().time() - start_s < 2
         assert a.calls.statistics().answered == 0
 
     run_lab(scenario)

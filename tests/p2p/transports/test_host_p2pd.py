@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from atoll.p2p.transports.p2pd.process import P2pdOptions, private_folder
 from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from tests.p2p.serving import serving
+from tests.waiting import HANGS_S, eventually, poll
 
 pytestmark = pytest.mark.network
 
@@ -61,13 +61,6 @@ def is_running(pid):
         return False
 
 
-def gone_within(pid, limit_s):
-    end_s = time.monotonic() + limit_s
-    while is_running(pid) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    return not is_running(pid)
-
-
 def start_node(folder):
     environment = {**os.environ, "TMPDIR": str(folder)}
     return subprocess.Popen(
@@ -81,7 +74,7 @@ def test_p2pd_dies_with_a_killed_node(tmp_path):
         assert is_running(pid)
         node.kill()
         node.wait()
-        assert gone_within(pid, 5)
+        poll("p2pd is gone", lambda: not is_running(pid))
     (left,) = tmp_path.iterdir()  # nobody was left to remove it
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
     assert not (left / "key").exists()
@@ -93,7 +86,7 @@ def test_p2pd_dies_with_a_killed_node_even_when_it_hangs(tmp_path):
         os.kill(pid, signal.SIGSTOP)
         node.kill()
         node.wait()
-        assert gone_within(pid, 5)
+        poll("p2pd is gone", lambda: not is_running(pid))
 
 
 def test_folders_of_killed_nodes_are_removed_by_the_next(tmp_path, monkeypatch):
@@ -121,7 +114,7 @@ def test_a_node_that_gets_an_interrupt_leaves_nothing(tmp_path):
     with start_node(tmp_path) as node:
         pid = int(node.stdout.readline())
         node.send_signal(signal.SIGINT)
-        node.wait(10)
+        node.wait(HANGS_S)
         assert not is_running(pid)
     assert list(tmp_path.iterdir()) == []
 
@@ -240,7 +233,7 @@ async def test_replies_survive_on_quic():
     a = P2pdHost(Identity(b"k" * 32))
     b = P2pdHost(Identity(b"l" * 32), P2pdOptions(listen=("/ip4/127.0.0.1/udp/0/quic-v1",)))
     b.set_handler("/reply", reply)
-    async with serving(a, b), asyncio.timeout(20):
+    async with serving(a, b), asyncio.timeout(HANGS_S):
         await a.connect(PeerAddress(b.peer_id, await b.addresses()))
         for _ in range(20):
             stream = await a.open_stream(b.peer_id, "/reply")
@@ -269,8 +262,7 @@ async def test_one_peer_cannot_take_all_streams(monkeypatch):
             await refused.read_exactly(1)
         refused.reset()
         await streams.pop().close()
-        await asyncio.sleep(0.2)
-        assert b.statistics().streams_open == 2
+        await eventually(lambda: b.statistics().streams_open == 2)
         streams.append(await a.open_stream(b.peer_id, "/stay"))
         assert await streams[-1].read_exactly(1) == b"!"
         for stream in streams:
@@ -292,7 +284,7 @@ def test_the_schema_lives_beside_libp2p():
 
 async def test_a_lonely_host_forgets_failed_dials_and_a_connected_one_stays():
     a, b = P2pdHost(Identity(b"k" * 32)), P2pdHost(Identity(b"l" * 32))
-    async with asyncio.timeout(30), serving(a, b):
+    async with asyncio.timeout(HANGS_S), serving(a, b):
         events, process = a.events(), a.process_id
         await a.forget_failures()
         async for event in events:
@@ -315,7 +307,7 @@ async def test_ip6_by_tcp_and_quic():
         pytest.skip("NOT TESTED: this machine has no IPv6 loopback")
     for place in ("tcp/0", "udp/0/quic-v1"):
         a, b = (P2pdHost(Identity(key * 32), P2pdOptions(listen=(f"/ip6/::1/{place}",))) for key in (b"k", b"l"))
-        async with asyncio.timeout(30), serving(a, b):
+        async with asyncio.timeout(HANGS_S), serving(a, b):
             await a.connect(PeerAddress(b.peer_id, await b.addresses()))
             (connection,) = await a.connections()
             assert connection.maddr.startswith("/ip6/::1/")
