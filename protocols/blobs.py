@@ -5,9 +5,10 @@ manifest, and the manifest to verify each chunk from any holder.
 """
 
 from collections.abc import Iterable
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
+from msgspec import Meta
 
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
@@ -22,8 +23,8 @@ class BlobManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     """Size of a blob and the hash of every chunk."""
 
     version: int
-    size_bytes: int
-    hashes: bytes
+    size_bytes: Annotated[int, Meta(ge=0)]
+    hashes: Annotated[bytes, Meta(max_length=MANIFEST_MAX_BYTES)]
     """BLAKE3 of each chunk, 32 bytes each, in order."""
 
     @property
@@ -69,8 +70,8 @@ def decode_manifest(data: bytes, blob: Digest) -> BlobManifest:
     """The manifest whose id is `blob`. Raises DecodeError for any other bytes."""
     manifest = codec.decode(data, BlobManifest, max_bytes=MANIFEST_MAX_BYTES)
     chunks = -(-manifest.size_bytes // BLOB_CHUNK_BYTES)
-    if manifest.version != MANIFEST_VERSION or manifest.size_bytes < 0:
-        raise DecodeError("manifest of another version, or of a negative size")
+    if manifest.version != MANIFEST_VERSION:
+        raise DecodeError("manifest of another version")
     if len(manifest.hashes) != chunks * DIGEST_BYTES or manifest.id != blob:
         raise DecodeError("manifest does not belong to the blob")
     return manifest

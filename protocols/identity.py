@@ -4,13 +4,19 @@ A signature covers `"atoll/" domain "\\0" run-id? message`, so that bytes signed
 another.
 """
 
+from typing import Annotated, TypeAlias
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Meta
 
 from atoll.protocols.errors import ConfigError, SignatureFault
 from atoll.protocols.ids import PeerId, peer_id_of, public_key_of
 
 SIGNATURE_BYTES = 64
+Signature: TypeAlias = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+Key: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""An Ed25519 key: the public one, or the seed of a private one."""
 
 
 class Identity:

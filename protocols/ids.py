@@ -1,23 +1,28 @@
 """Identifiers: distinct types for peers, runs, digests and rounds, and conversions of PeerIDs."""
 
 from functools import lru_cache
-from typing import NewType
+from typing import Annotated, NewType, TypeAlias
 
 import base58
 from blake3 import blake3
+from msgspec import Meta
 
 from atoll.protocols.errors import DecodeError
 
-PeerId = NewType("PeerId", str)
+DIGEST_BYTES = 32
+_Hash: TypeAlias = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+PeerId = NewType("PeerId", Annotated[str, Meta(max_length=54)])
 """libp2p PeerID of an Ed25519 key, in base58: `12D3Koo…`."""
-RunId = NewType("RunId", bytes)
+RunId = NewType("RunId", _Hash)
 """BLAKE3 of the canonical RunSpec, 32 bytes."""
-Digest = NewType("Digest", bytes)
+Digest = NewType("Digest", _Hash)
 """BLAKE3 hash, 32 bytes."""
 Round = NewType("Round", int)
 """Number of an outer step, from 0."""
-
-DIGEST_BYTES = 32
+RecordRound: TypeAlias = Annotated[Round, Meta(ge=0, lt=1 << 24)]
+"""A Round in a peer's record."""
+Link: TypeAlias = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
+"""A Digest, or empty for none; the message's own check refuses other lengths."""
 _ED25519_MULTIHASH = bytes.fromhex("002408011220")  # identity multihash of a libp2p Ed25519 public key
 
 

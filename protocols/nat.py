@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from atoll.protocols import codec
-from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
+from atoll.protocols.identity import Identity, Signature, verify
 from atoll.protocols.ids import PeerId, RunId, public_key_of
+from atoll.protocols.run.admission import MAX_UNIX_S
 
 NAT_MAX_BYTES = 4096
 REASON_CHARACTERS = 160
@@ -21,16 +22,15 @@ _PUNCH_DOMAIN = "punch/1"
 Reach = Literal["unknown", "public", "punchable", "relay-only"]
 """How others may reach a node: by a plain dial, by hole punching through a rendezvous, or through a relay only."""
 
-Maddr: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern="^[!-~]+$")]
+Maddr: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[!-~]+\Z")]
 Maddrs: TypeAlias = Annotated[tuple[Maddr, ...], Meta(max_length=MADDRS)]
-Run: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Reason: TypeAlias = Annotated[str, Meta(max_length=REASON_CHARACTERS)]
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look", forbid_unknown_fields=True):
     """Ask a peer which of our addresses it sees."""
 
-    run: Run
+    run: RunId
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen", forbid_unknown_fields=True):
@@ -42,14 +42,14 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="seen", forbid_unkn
     """How the answerer itself may be reached."""
     relays: bool
     """Whether the answerer relays for others."""
-    unix_s: float
+    unix_s: Annotated[float, Meta(ge=0, lt=MAX_UNIX_S)]
     """Time on the answerer's clock, Unix seconds."""
 
 
 class DialBack(msgspec.Struct, frozen=True, array_like=True, tag="dial-back", forbid_unknown_fields=True):
     """Ask a peer to dial these addresses of ours; it tries only those with the IP address that it sees."""
 
-    run: Run
+    run: RunId
     maddrs: Maddrs
 
 
@@ -65,13 +65,13 @@ class Punch(msgspec.Struct, frozen=True, array_like=True, tag="punch", forbid_un
     The source signs it, so that no rendezvous can make peers dial by itself.
     """
 
-    run: Run
-    source: str
-    target: str
+    run: RunId
+    source: PeerId
+    target: PeerId
     nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
     claims: Maddrs
     """Public addresses of the source; empty behind a NAT."""
-    signature: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    signature: Signature
 
 
 class Summons(msgspec.Struct, frozen=True, array_like=True, tag="summons", forbid_unknown_fields=True):
@@ -100,15 +100,15 @@ class NatRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused", fo
 class Circuit(msgspec.Struct, frozen=True, array_like=True, tag="circuit", forbid_unknown_fields=True):
     """First frame to a relay: open a circuit to `target`. The answer is OpenCircuit or NatRefused."""
 
-    run: Run
-    target: str
+    run: RunId
+    target: PeerId
 
 
 class Incoming(msgspec.Struct, frozen=True, array_like=True, tag="incoming", forbid_unknown_fields=True):
     """First frame from a relay to the target of a circuit. The answer is OpenCircuit or NatRefused."""
 
-    run: Run
-    source: str
+    run: RunId
+    source: PeerId
 
 
 class OpenCircuit(msgspec.Struct, frozen=True, array_like=True, tag="open", forbid_unknown_fields=True):
@@ -127,11 +127,9 @@ def sign_punch(run: RunId, source: Identity, target: PeerId, nonce: bytes, claim
 
 def check_punch(punch: Punch) -> PeerId:
     """The peer that signed the punch. Raises DecodeError or SignatureFault."""
-    source = PeerId(punch.source)
-    public_key_of(source)
-    public_key_of(PeerId(punch.target))
-    verify(source, _PUNCH_DOMAIN, _unsigned(punch), punch.signature)
-    return source
+    public_key_of(punch.target)
+    verify(punch.source, _PUNCH_DOMAIN, _unsigned(punch), punch.signature)
+    return punch.source
 
 
 def decode_ask(data: bytes) -> Ask:

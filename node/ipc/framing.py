@@ -30,7 +30,7 @@ def read_frame(fd: int, kind: Any) -> Any:
     if prefix is None:
         return None
     body = _exactly(fd, frame_size(prefix, FRAME_MAX_BYTES))
-    return None if body is None else codec.decode(body, kind, max_bytes=FRAME_MAX_BYTES)
+    return None if body is None else codec.decode(body, kind, max_bytes=FRAME_MAX_BYTES, any_float=True)
 
 
 def _exactly(fd: int, size: int) -> bytes | None:

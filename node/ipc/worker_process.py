@@ -205,6 +205,7 @@ class Trainer:
                         await process.stdout.readexactly(size),
                         worker_messages.ReplyEnvelope,
                         max_bytes=worker_messages.FRAME_MAX_BYTES,
+                        any_float=True,
                     )
                 )
         except (asyncio.IncompleteReadError, ConnectionError, errors.DecodeError) as error:

@@ -26,6 +26,7 @@ from atoll.protocols.run.run_spec import (
     PaceSpec,
     RunSpec,
     Stage,
+    Tokenizer,
 )
 from atoll.protocols.run.slices import ReduceSpec
 
@@ -78,7 +79,7 @@ def preset(
     The run's own name is the preset's: replace it with `msgspec.structs.replace`. Raises ConfigError.
     """
     model = model_of(name)
-    tokenizer = "bytes" if model.vocab == BYTES else "bpe8k"
+    tokenizer: Tokenizer = "bytes" if model.vocab == BYTES else "bpe8k"
     inner, outer, compress = _SMALL if name in ("tiny", "moe-smoke") else _large(name)
     spec = RunSpec(
         version=SPEC_VERSION,

@@ -13,6 +13,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from atoll.protocols.blobs import MANIFEST_MAX_BYTES
 from atoll.protocols.ids import Digest
 from atoll.protocols.wires import BLOB
 
@@ -33,7 +34,7 @@ Bits = Annotated[bytes, Meta(max_length=HAVE_MAX_BYTES)]
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask", forbid_unknown_fields=True):
     """First frame: the blob, and the number of its first chunks to send at once."""
 
-    blob: Annotated[Digest, Meta(min_length=32, max_length=32)]
+    blob: Digest
     at_once: Annotated[int, Meta(ge=0, le=WINDOW)]
 
 
@@ -52,7 +53,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel", forbid_
 class BlobOffer(msgspec.Struct, frozen=True, array_like=True, tag="offer", forbid_unknown_fields=True):
     """The responder has the blob, or a part of it."""
 
-    manifest: bytes
+    manifest: Annotated[bytes, Meta(max_length=MANIFEST_MAX_BYTES)]
     """Encoded BlobManifest."""
     have: Bits
     """Chunks that it has."""

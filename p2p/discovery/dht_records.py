@@ -5,15 +5,17 @@ the DHT is a hint.
 """
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.host.maddrs import legal_maddrs
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault
-from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId, digest
+from atoll.protocols.identity import Identity, Signature, verify
+from atoll.protocols.ids import Digest, PeerId, RunId, digest
 from atoll.protocols.ledger.registers import Addresses
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
@@ -37,12 +39,12 @@ class DhtRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """One author's value under one key."""
 
     version: int
-    key: bytes
+    key: Digest
     author: PeerId
     expires_s: int
     """Expiry, Unix seconds: the DHT is the one place that needs a common clock, to about a minute."""
-    value: bytes
-    signature: bytes
+    value: Annotated[bytes, Meta(max_length=VALUE_MAX_BYTES)]
+    signature: Signature
 
 
 def unsigned(record: DhtRecord) -> bytes:
@@ -59,10 +61,8 @@ def sign_record(author: Identity, key: Digest, value: bytes, expires_s: int) -> 
 def decode_record(data: bytes, now_s: float) -> DhtRecord:
     """A legal, signed record that has not expired. Raises DecodeError or SignatureFault."""
     record = codec.decode(data, DhtRecord, max_bytes=RECORD_MAX_BYTES)
-    if record.version != RECORD_VERSION or len(record.key) != DIGEST_BYTES:
-        raise DecodeError("DHT record of another version, or with an illegal key")
-    if len(record.value) > VALUE_MAX_BYTES or len(record.signature) != SIGNATURE_BYTES:
-        raise DecodeError("DHT record: value or signature of an illegal length")
+    if record.version != RECORD_VERSION:
+        raise DecodeError("DHT record of another version")
     if not now_s - CLOCK_SKEW_S <= record.expires_s <= now_s + MAX_TTL_S + CLOCK_SKEW_S:
         raise DecodeError("DHT record: dead, or made to live too long")
     verify(record.author, _DOMAIN, unsigned(record), record.signature)

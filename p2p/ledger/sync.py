@@ -9,8 +9,10 @@ It is safe to cancel at any point: inserting is idempotent and every batch is wh
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atoll.p2p.ledger.store import Equivocation, Ledger
 from atoll.p2p.rpc.calls import Calls
@@ -25,25 +27,28 @@ BATCH_BYTES = 256 * 1024
 MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
 """Largest message, in bytes: a batch, two vectors of authors and a few proofs."""
 _PROOFS = 2
-_REASON_MAX_CHARACTERS = 200
+_MAX_AUTHORS = 4096
+_MAX_ENTRIES = 2048
+"""Most entries of a batch: the smallest has about 200 bytes."""
 _VERIFIED_PER_TURN = 32
 """Number of signatures verified before other tasks run: about 3 ms."""
 
 OnFresh = Callable[[PeerId, tuple[Entry, ...]], None]
+Vector: TypeAlias = Annotated[dict[PeerId, Annotated[int, Meta(ge=0, le=1 << 40)]], Meta(max_length=_MAX_AUTHORS)]
 
 
 class Exchange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """State of one side, and a batch of entries that the other side lacks."""
 
-    wanted: dict[PeerId, int]
+    wanted: Vector
     """Next sequence number wanted, by author."""
     closed: bool
     """Whether this side accepts no authors that `wanted` does not name."""
-    forked: tuple[PeerId, ...]
+    forked: Annotated[tuple[PeerId, ...], Meta(max_length=_MAX_AUTHORS)]
     """Authors whose equivocation this side can prove."""
-    entries: tuple[bytes, ...]
-    proofs: tuple[tuple[bytes, bytes], ...]
-    refusal: str = ""
+    entries: Annotated[tuple[bytes, ...], Meta(max_length=_MAX_ENTRIES)]
+    proofs: Annotated[tuple[tuple[bytes, bytes], ...], Meta(max_length=_PROOFS)]
+    refusal: Annotated[str, Meta(max_length=200)] = ""
     """Reason why this side refuses the other's own entries; empty if it does not, or the other never tried."""
 
 
@@ -91,8 +96,10 @@ class LedgerSync:
         return self._state(theirs, peer)
 
     async def _insert(self, peer: PeerId, message: Exchange) -> int:
+        if not message.refusal.isprintable():
+            raise DecodeError("a refusal that is not printable")
         if message.refusal:
-            self._on_refused(peer, _plain(message.refusal))
+            self._on_refused(peer, message.refusal)
         entries = [await self._verified(data, at) for at, data in enumerate(message.entries)]
         done = self._ledger.insert_all(entries, peer)
         for author, reason in done.refused:
@@ -134,10 +141,3 @@ class LedgerSync:
             self._ledger.missing(theirs.wanted, 1, only_known=theirs.closed)
             or self._ledger.equivocators() - frozenset(theirs.forked)
         )
-
-
-def _plain(reason: str) -> str:
-    """A peer's text, checked to be printable. Raises DecodeError."""
-    if len(reason) > _REASON_MAX_CHARACTERS or not reason.isprintable():
-        raise DecodeError("a reason has at most 200 printable characters")
-    return reason

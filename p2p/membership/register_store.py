@@ -11,9 +11,10 @@ and their ages, and this repeats while there is more.
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.system.atomic_files import read_whole, write_whole
@@ -21,7 +22,15 @@ from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId
-from atoll.protocols.ledger.registers import REGISTER_MAX_BYTES, Register, Value, decode_register, sign_register
+from atoll.protocols.ledger.registers import (
+    MAX_TTL_S,
+    REGISTER_MAX_BYTES,
+    Ordinal,
+    Register,
+    Value,
+    decode_register,
+    sign_register,
+)
 
 MAX_AUTHORS = 1000
 _FLOORS_PER_AUTHOR = 8
@@ -85,11 +94,12 @@ class RegisterStore:
     def merge(self, data: bytes, now: float, age_s: float = 0.0) -> bool:
         """Store a register that a peer sent; True if it was news. Raises DecodeError or SignatureFault.
 
-        `age_s`: seconds since the sender received it, which count against its time to live.
+        `age_s`, not negative: seconds since the sender received it, which count against its time to live. One
+        that is dead by that is ignored: its sender would otherwise end the life of a lease that others renewed.
         """
         draft = codec.decode(data, Register, max_bytes=REGISTER_MAX_BYTES)
         key, order = (draft.author, _tag(draft.value)), _order(draft, data)
-        if key in self._newest and self._newest[key] >= order:
+        if age_s >= draft.ttl_s or (key in self._newest and self._newest[key] >= order):
             return False
         if draft.author == self._identity.peer_id:
             return self._on_own_register(key, order, decode_register(data, self._run))
@@ -98,7 +108,7 @@ class RegisterStore:
         if key not in self._held and not self._has_room(draft.author, now):
             return False
         register = decode_register(data, self._run)
-        self._store(register, data, now + register.ttl_s - min(max(age_s, 0.0), register.ttl_s))
+        self._store(register, data, now + register.ttl_s - age_s)
         self._news.append((register.author, register.value))
         return True
 
@@ -198,16 +208,20 @@ def _tag_of(kind: type[Value]) -> str:
     return str(kind.__struct_config__.tag)
 
 
+_Version: TypeAlias = tuple[PeerId, Annotated[str, Meta(max_length=16)], Ordinal, Ordinal]
+_Aged: TypeAlias = tuple[Annotated[float, Meta(ge=0, le=MAX_TTL_S)], bytes]
+
+
 class KnownVersions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Request: the newest (epoch, seq) that the sender knows, by author and key."""
 
-    newest: tuple[tuple[PeerId, str, int, int], ...]
+    newest: Annotated[tuple[_Version, ...], Meta(max_length=1 << 14)]
 
 
 class RegisterBatch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Answer: newer registers, each as (age in seconds, bytes)."""
 
-    held: tuple[tuple[float, bytes], ...]
+    held: Annotated[tuple[_Aged, ...], Meta(max_length=1 << 11)]
 
 
 class RegisterSync:

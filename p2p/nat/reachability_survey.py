@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from math import isfinite
 
 import msgspec
 
@@ -166,10 +165,8 @@ class ReachabilitySurvey:
             log.debug("no look from %s: %s", short(peer), error)
             self._views.pop(peer, None)
             return
-        # NaN is a legal float on the wire, and one of them would break the order of the median.
-        if isfinite(seen.unix_s):
-            # The peer read its clock between our two readings, at the middle when both ways take as long.
-            self.clock_ahead_s[peer] = seen.unix_s - (began + self._clocks.unix()) / 2
+        # The peer read its clock between our two readings, at the middle when both ways take as long.
+        self.clock_ahead_s[peer] = seen.unix_s - (began + self._clocks.unix()) / 2
         self.observations[peer] = seen = msgspec.structs.replace(seen, maddrs=legal_maddrs(seen.maddrs))
         self._views[peer] = seen.maddrs
 

@@ -35,8 +35,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Newest version of the wire that the sender speaks."""
     oldest: int
     """Oldest version of the wire that the sender speaks."""
-    peer: Annotated[str, Meta(max_length=64)]
-    run: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    peer: PeerId
+    run: RunId
     wire: Annotated[str, Meta(max_length=32)]
 
 

@@ -4,15 +4,26 @@ Every body is an array-like msgpack struct with a tag. A feed entry names the ru
 feed and the hash of the entry before it; the signature covers all of that.
 """
 
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, SignatureFault
-from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round, RunId, digest, public_key_of
-from atoll.protocols.run.admission import Permit, check_permit
+from atoll.protocols.identity import Identity, Signature, verify
+from atoll.protocols.ids import (
+    DIGEST_BYTES,
+    Digest,
+    Link,
+    PeerId,
+    RecordRound,
+    Round,
+    RunId,
+    digest,
+    public_key_of,
+)
+from atoll.protocols.run.admission import Permit, check_name
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 from atoll.protocols.wires import FEED
@@ -29,25 +40,25 @@ _DOMAIN = "feed/1"
 class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contribution", forbid_unknown_fields=True):
     """`author` trained in this round and offers its compressed pseudo-gradient, the payload."""
 
-    round: Round
+    round: RecordRound
     base: Digest
     """State digest of the weights that the steps started from."""
     payload: Digest
     """BLAKE3 of the payload."""
-    steps: int
+    steps: Annotated[int, Meta(ge=1, lt=1 << 20)]
     """Inner steps that were taken."""
-    tokens: int
+    tokens: Annotated[int, Meta(ge=1, lt=1 << 48)]
     """Tokens that the steps trained on."""
-    weight: int
+    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)]
     """Share of the round's nominal tokens, in 64ths: 1 … 255. The mean is weighted by it."""
-    loss: float
+    loss: Annotated[float, Meta(ge=0, lt=1e6)]
     """Mean training loss of the steps, nats per token. A claim, not a proof."""
 
 
 class PartContribution(Contribution, frozen=True, array_like=True, tag="part", forbid_unknown_fields=True):
     """A Contribution that covers some of the experts only: those that its author trained (`outer.holders`)."""
 
-    experts: bytes
+    experts: Annotated[bytes, Meta(min_length=1, max_length=MAX_EXPERTS // 8)]
     """Bitmap of the covered experts (protocols/run/experts.py), never empty."""
 
 
@@ -61,7 +72,7 @@ class SlicedContribution(Contribution, frozen=True, array_like=True, tag="sliced
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknown_fields=True):
     """`author` folded this set of contributions and holds this state."""
 
-    round: Round
+    round: RecordRound
     members: Digest
     """Digest of the set of contributions."""
     state: Digest
@@ -71,16 +82,16 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknow
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
     """A ballot number of one round. Ballots are ordered by `attempt`, then by proposer, their owner."""
 
-    attempt: int
+    attempt: Annotated[int, Meta(ge=0, lt=1 << 20)]
     proposer: PeerId
 
 
 class Proposal(msgspec.Struct, frozen=True, array_like=True, tag="proposal", forbid_unknown_fields=True):
     """The owner of `ballot` proposes the final set of a round and the state that results."""
 
-    round: Round
+    round: RecordRound
     ballot: Ballot
-    contributions: tuple[Digest, ...]
+    contributions: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=MAX_SET)]
     """Entry ids of the set's contributions, sorted."""
     state: Digest
     """Digest of Θ after the round."""
@@ -89,7 +100,7 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True, tag="proposal", for
 class Vote(msgspec.Struct, frozen=True, array_like=True, tag="vote", forbid_unknown_fields=True):
     """`author` votes for a proposal: it computed the same state and has promised no higher ballot."""
 
-    round: Round
+    round: RecordRound
     ballot: Ballot
     proposal: Digest
     """Entry id of the Proposal."""
@@ -98,28 +109,28 @@ class Vote(msgspec.Struct, frozen=True, array_like=True, tag="vote", forbid_unkn
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare", forbid_unknown_fields=True):
     """The owner of `ballot` asks the voters to vote in no lower ballot of this round."""
 
-    round: Round
+    round: RecordRound
     ballot: Ballot
 
 
 class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise", forbid_unknown_fields=True):
     """`author` promises to vote in no ballot of this round below `ballot`, and names its highest vote so far."""
 
-    round: Round
+    round: RecordRound
     ballot: Ballot
-    voted: tuple[Digest, ...]
+    voted: Annotated[tuple[Digest, ...], Meta(max_length=1)]
     """Entry id of the author's own highest Vote in this round; empty if there is none."""
 
 
 class Reduction(msgspec.Struct, frozen=True, array_like=True, tag="reduction", forbid_unknown_fields=True):
     """`author` reduced its slice of these contributions to one payload; see docs/wires/reduction.md."""
 
-    round: Round
+    round: RecordRound
     span: Span
     """Chunks of the slice, encoded as `[start, stop]`."""
-    covered: bytes
+    covered: Annotated[bytes, Meta(max_length=MAX_SET // 8)]
     """Bitmap over the sorted authors of the set that named the reducers; bit 0 of byte 0 is the first."""
-    more: tuple[Digest, ...]
+    more: Annotated[tuple[Digest, ...], Meta(max_length=MAX_SET)]
     """Entry ids of covered contributions of other authors, sorted."""
     members: Digest
     """Digest of the set of covered contributions."""
@@ -129,14 +140,14 @@ class Reduction(msgspec.Struct, frozen=True, array_like=True, tag="reduction", f
     """Merkle root over the rows of the reduced payload."""
     kept: Digest
     """Merkle root over the error feedback that remains, chunk by chunk."""
-    previous: bytes
+    previous: Link
     """Entry id of the author's Reduction whose error feedback this one began with; empty: it began with zeros."""
 
 
 class ReductionFault(msgspec.Struct, frozen=True, array_like=True, tag="fault", forbid_unknown_fields=True):
     """`author` holds a proof that a Reduction is wrong. The proof can be checked without other records."""
 
-    round: Round
+    round: RecordRound
     """Round of the Reduction."""
     reduction: Digest
     """Entry id of the Reduction."""
@@ -147,7 +158,7 @@ class ReductionFault(msgspec.Struct, frozen=True, array_like=True, tag="fault", 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
     """`author` leaves the run in good order after `round`."""
 
-    round: Round
+    round: RecordRound
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_unknown_fields=True):
@@ -156,7 +167,7 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_un
     round: ClassVar[Round] = Round(-1)
     """Before the first round, so that no round's records contain it."""
     permit: Permit
-    proof: bytes
+    proof: Signature
     """Signature of the permit's key over (run, author)."""
 
 
@@ -179,12 +190,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     version: int
     run: RunId
     author: PeerId
-    seq: int
+    seq: Annotated[int, Meta(ge=0, lt=1 << 40)]
     """Place in the feed, from 0, without gaps."""
-    previous: bytes
+    previous: Link
     """Id of the entry before; empty at seq 0."""
     body: Body
-    signature: bytes
+    signature: Signature
 
     @property
     def id(self) -> Digest:
@@ -208,8 +219,8 @@ def sign_entry(run: RunId, author: Identity, seq: int, previous: bytes, body: Bo
         body=body,
         signature=b"",
     )
-    check_body(body)
-    return msgspec.structs.replace(draft, signature=author.sign(_DOMAIN, unsigned(draft)))
+    signed = msgspec.structs.replace(draft, signature=author.sign(_DOMAIN, unsigned(draft)))
+    return _check(codec.decode(encode_entry(signed), Entry, max_bytes=ENTRY_MAX_BYTES))
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -224,76 +235,43 @@ def decode_entry(data: bytes, run: RunId) -> Entry:
         raise DecodeError(f"feed version {entry.version}; this node speaks {FEED_VERSION}")
     if entry.run != run:
         raise SignatureFault("the entry belongs to another run")
-    if len(entry.signature) != SIGNATURE_BYTES or not 0 <= entry.seq < 1 << 40:
-        raise DecodeError("entry: illegal signature length or sequence number")
-    if len(entry.previous) != (DIGEST_BYTES if entry.seq else 0):
-        raise DecodeError("entry: illegal link to the entry before")
-    if isinstance(entry.body, Admit) and entry.seq:
-        raise DecodeError("entry: a permit opens a feed or does not count")
-    check_body(entry.body)
-    verify(entry.author, _DOMAIN, unsigned(entry), entry.signature)
+    verify(entry.author, _DOMAIN, unsigned(_check(entry)), entry.signature)
     return entry
 
 
-def check_body(body: Body) -> None:
-    """Raise DecodeError for numbers and lengths that no honest node writes."""
-    if isinstance(body, Admit):
-        check_permit(body.permit)
-        if len(body.proof) != SIGNATURE_BYTES:
-            raise DecodeError("admit: a proof has 64 bytes")
-        return
-    if not 0 <= body.round < 1 << 24:
-        raise DecodeError(f"round {body.round} is outside its range")
+def _check(entry: Entry) -> Entry:
+    """The entry, if its values go together. Raises DecodeError. Each value alone is legal by its type."""
+    body = entry.body
+    if len(entry.previous) != (DIGEST_BYTES if entry.seq else 0):
+        raise DecodeError("entry: illegal link to the entry before")
     match body:
-        case Contribution():
-            _digests(body.base, body.payload)
-            if not (1 <= body.weight <= MAX_WEIGHT and 1 <= body.steps < 1 << 20 and 1 <= body.tokens < 1 << 48):
-                raise DecodeError("contribution: weight, steps or tokens outside their range")
-            if isinstance(body, SlicedContribution):
-                _digests(body.rows)
-            if isinstance(body, PartContribution) and not 1 <= len(body.experts) <= MAX_EXPERTS // 8:
-                raise DecodeError("contribution: a bitmap of experts that no model has")
-            if not 0 <= body.loss < 1e6:
-                raise DecodeError("contribution: loss outside its range")
-        case Ack():
-            _digests(body.members, body.state)
+        case Admit():
+            check_name(body.permit)
+            if entry.seq:
+                raise DecodeError("entry: a permit opens a feed or does not count")
         case Proposal():
-            _digests(body.state, *body.contributions)
-            names = list(body.contributions)
-            if not 1 <= len(names) <= MAX_SET or names != sorted(set(names)):
-                raise DecodeError("proposal: contributions must be sorted, unique and not too many")
-        case Vote():
-            _digests(body.proposal)
-        case Promise():
-            _digests(*body.voted)
-            if len(body.voted) > 1:
-                raise DecodeError("promise: at most one vote")
+            _check_sorted(body.contributions)
         case Reduction():
             _check_reduction(body)
-        case ReductionFault():
-            _digests(body.reduction, body.proof)
-        case Prepare() | Leave():
-            pass
     if isinstance(body, Proposal | Vote | Prepare | Promise):
         public_key_of(body.ballot.proposer)
-        if not 0 <= body.ballot.attempt < 1 << 20:
-            raise DecodeError("ballot attempt outside its range")
+    return entry
 
 
 def _check_reduction(body: Reduction) -> None:
-    _digests(body.members, body.payload, body.rows, body.kept, *body.more)
-    if not 0 <= body.span.start < body.span.stop < 1 << 32:
+    _check_sorted(body.more)
+    if not body.span.start < body.span.stop:
         raise DecodeError("reduction: chunks outside their range")
-    if list(body.more) != sorted(set(body.more)) or len(body.previous) not in (0, DIGEST_BYTES):
-        raise DecodeError("reduction: contributions must be sorted and unique, a link has 32 bytes")
+    if len(body.previous) not in (0, DIGEST_BYTES):
+        raise DecodeError("reduction: a link has 32 bytes")
     many = int.from_bytes(body.covered, "little").bit_count() + len(body.more)
-    if not 1 <= many <= MAX_SET or len(body.covered) > MAX_SET // 8:
+    if not 1 <= many <= MAX_SET:
         raise DecodeError("reduction: covers nothing, or too much")
 
 
-def _digests(*values: bytes) -> None:
-    if any(len(value) != DIGEST_BYTES for value in values):
-        raise DecodeError("a digest has 32 bytes")
+def _check_sorted(names: tuple[Digest, ...]) -> None:
+    if list(names) != sorted(set(names)):
+        raise DecodeError("contributions must be sorted, each once")
 
 
 def experts_of(body: Contribution) -> bytes:

@@ -5,16 +5,17 @@ Wire: docs/wires/reduction.md. Legal sizes follow from `ReductionRules`, never f
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import Annotated, NamedTuple, TypeAlias, cast
 
 import msgspec
+from msgspec import Meta
 
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, MAX_SET, Reduction, set_digest
 from atoll.protocols.ledger.rows import row_bytes
-from atoll.protocols.run.arena import CHUNK, Span, arena_of
+from atoll.protocols.run.arena import CHUNK, ChunkIndex, Span, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.slices import SlicePlan
 
@@ -83,7 +84,7 @@ class OpeningAsk(msgspec.Struct, frozen=True, array_like=True, tag="opening", fo
 
     reduction: Digest
     """Entry id of the Reduction."""
-    chunk: int
+    chunk: ChunkIndex
     """Index of the chunk in the arena."""
 
 
@@ -93,12 +94,12 @@ Ask: TypeAlias = RowsAsk | OpeningAsk
 class Opening(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Inputs and outputs of one chunk of a Reduction, with Merkle paths to the signed roots."""
 
-    chunk: int
+    chunk: ChunkIndex
     row: bytes
     """Row of the chunk in the reduced payload."""
     row_path: bytes
     """Path from `row` to `rows` of the Reduction."""
-    before: bytes
+    before: Annotated[bytes, Meta(max_length=KEPT_BYTES)]
     """Error feedback before the round; empty if it was zero."""
     before_path: bytes
     """Path from `before` to `kept` of the previous Reduction."""
@@ -106,7 +107,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Leaf of the error feedback after the round."""
     after_path: bytes
     """Path from `after` to `kept` of the Reduction."""
-    raw: tuple[tuple[bytes, bytes], ...]
+    raw: Annotated[tuple[tuple[bytes, bytes], ...], Meta(max_length=MAX_SET)]
     """Row and path of each covered contribution, by rising entry id."""
 
 
@@ -114,11 +115,11 @@ class FaultProof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     """An Opening with the signed entries that it belongs to; it can be checked without any other record."""
 
     version: int
-    reduction: bytes
+    reduction: Annotated[bytes, Meta(max_length=ENTRY_MAX_BYTES)]
     """Encoded entry of the Reduction."""
-    previous: bytes
+    previous: Annotated[bytes, Meta(max_length=ENTRY_MAX_BYTES)]
     """Encoded entry that `Reduction.previous` names; empty if it names none."""
-    contributions: tuple[bytes, ...]
+    contributions: Annotated[tuple[bytes, ...], Meta(max_length=MAX_SET)]
     """Encoded entries of the covered contributions, by rising entry id."""
     opening: Opening
 

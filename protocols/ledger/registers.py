@@ -4,14 +4,15 @@ Registers are ordered by (epoch, seq), never by wall clock: `epoch` rises by one
 with each write. A receiver counts the time to live from the arrival of the register, on its own clock.
 """
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import DIGEST_BYTES, PeerId, Round, RunId
+from atoll.protocols.identity import Identity, Signature, verify
+from atoll.protocols.ids import DIGEST_BYTES, Digest, Link, PeerId, RecordRound, RunId
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 from atoll.protocols.run.moments import MAX_OFFERED
 from atoll.protocols.wires import REGISTER
@@ -23,40 +24,45 @@ MAX_TTL_S = 3600.0
 _DOMAIN = "register/1"
 
 Activity = Literal["syncing", "training", "paused", "observing", "done"]
+RoundOrNone: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 24)]
+Expert: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_EXPERTS)]
+Ordinal: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 48)]
+Plain: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[ -~]+\Z")]
+"""Printable ASCII: addresses are shown on terminals."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, tag="lease", forbid_unknown_fields=True):
     """`author` is a member of the run: its activity and progress."""
 
     activity: Activity
-    round: Round
+    round: RecordRound
     """Round that it trains, or would train next."""
-    final: int
+    final: RoundOrNone
     """Newest round that it knows to be final; -1: none."""
-    snapshot: bytes
+    snapshot: Link
     """BLAKE3 of its newest snapshot blob; empty if it has none."""
-    snapshot_round: int
+    snapshot_round: RoundOrNone
     """Round whose final state the snapshot holds; -1: none."""
-    tokens_per_s: float
+    tokens_per_s: Annotated[float, Meta(ge=0, lt=1e12)]
     """Training throughput of the member."""
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding", forbid_unknown_fields=True):
     """Experts that `author` trains and could train; published in runs with `outer.holders` only."""
 
-    experts: bytes
+    experts: Annotated[bytes, Meta(max_length=MAX_EXPERTS // 8)]
     """Bitmap of the experts that it trains (protocols/run/experts.py); empty: all."""
-    room: int
+    room: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)]
     """Number of experts of each layer that it could train."""
-    moments: tuple[tuple[int, bytes], ...] = ()
+    moments: Annotated[tuple[tuple[Expert, Digest], ...], Meta(max_length=MAX_OFFERED)] = ()
     """Experts that it gave up, each with the blob id of its optimizer moments (protocols/run/moments.py)."""
 
 
 class Addresses(msgspec.Struct, frozen=True, array_like=True, tag="addresses", forbid_unknown_fields=True):
     """Addresses at which `author` may be dialled."""
 
-    maddrs: tuple[str, ...]
-    """Multiaddrs without the `/p2p/…` part, at most 16."""
+    maddrs: Annotated[tuple[Plain, ...], Meta(max_length=16)]
+    """Multiaddrs without the `/p2p/…` part."""
 
 
 Value = Lease | Addresses | Holding
@@ -68,12 +74,12 @@ class Register(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     version: int
     run: RunId
     author: PeerId
-    epoch: int
-    seq: int
-    ttl_s: float
+    epoch: Ordinal
+    seq: Ordinal
+    ttl_s: Annotated[float, Meta(gt=0, le=MAX_TTL_S)]
     """Time to live, in seconds."""
     value: Value
-    signature: bytes
+    signature: Signature
 
 
 def unsigned(reg: Register) -> bytes:
@@ -101,35 +107,7 @@ def decode_register(data: bytes, run: RunId) -> Register:
     reg = codec.decode(data, Register, max_bytes=REGISTER_MAX_BYTES)
     if reg.version != REGISTER_VERSION or reg.run != run:
         raise DecodeError("register of another version or run")
-    if len(reg.signature) != SIGNATURE_BYTES or not 0 < reg.ttl_s <= MAX_TTL_S:
-        raise DecodeError("register: illegal signature length or time to live")
-    if not (0 <= reg.epoch < 1 << 48 and 0 <= reg.seq < 1 << 48):
-        raise DecodeError("register: epoch or sequence number outside its range")
-    _check_value(reg.value)
+    if isinstance(reg.value, Lease) and len(reg.value.snapshot) not in (0, DIGEST_BYTES):
+        raise DecodeError("lease: a digest has 32 bytes")
     verify(reg.author, _DOMAIN, unsigned(reg), reg.signature)
     return reg
-
-
-def _check_value(value: Value) -> None:
-    if isinstance(value, Addresses):
-        if len(value.maddrs) > 16 or not all(map(_is_plain, value.maddrs)):
-            raise DecodeError("addresses: more than 16, or one that is not 1 to 256 printable ASCII characters")
-    elif isinstance(value, Holding):
-        if len(value.experts) > MAX_EXPERTS // 8 or not 0 <= value.room <= MAX_EXPERTS:
-            raise DecodeError("holding: more experts than any model has")
-        offered = [expert for expert, _ in value.moments]
-        if len(offered) > MAX_OFFERED or not all(0 <= expert < MAX_EXPERTS for expert in offered):
-            raise DecodeError(f"holding: moments of more than {MAX_OFFERED} experts, or of none that a model has")
-        if any(len(blob) != DIGEST_BYTES for _, blob in value.moments):
-            raise DecodeError("holding: a blob that is no digest")
-    elif (
-        len(value.snapshot) not in (0, 32) or not (0 <= value.round < 1 << 24) or not (-1 <= value.final < 1 << 24)
-    ):
-        raise DecodeError("lease: number or digest outside its range")
-    elif not (-1 <= value.snapshot_round < 1 << 24 and 0 <= value.tokens_per_s < 1e12):
-        raise DecodeError("lease: number outside its range")
-
-
-def _is_plain(maddr: str) -> bool:
-    """Addresses are shown on terminals: no control characters."""
-    return 1 <= len(maddr) <= 256 and maddr.isascii() and maddr.isprintable()

@@ -6,13 +6,14 @@ Expiry and number of members are checked only when a stranger shows its permit (
 entries that members vouch for do not depend on a clock.
 """
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, SignatureFault
-from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
+from atoll.protocols.identity import Identity, Key, Signature, verify
 from atoll.protocols.ids import PeerId, RunId, peer_id_of, public_key_of, short
 
 Mode = Literal["open", "invite", "allowlist"]
@@ -23,6 +24,9 @@ MAX_NAME = 32
 """Most characters of a permit's name."""
 MAX_UNIX_S = 1 << 40
 """Bound of legal expiry times, Unix seconds."""
+Expiry: TypeAlias = Annotated[int, Meta(gt=0, lt=MAX_UNIX_S)]
+Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
+Admitted: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 20)]
 CLOCK_SKEW_S = 3600
 """Seconds for which a permit is accepted after its expiry, because volunteers' clocks differ."""
 _PERMIT_DOMAIN = "permit/1"
@@ -34,15 +38,11 @@ class AdmissionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     mode: Mode = "open"
     """`open`: everybody; `invite`: holders of permits; `allowlist`: the peers in `members`."""
-    members: tuple[PeerId, ...] = ()
+    members: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_LISTED)] = ()
     """Sorted PeerIDs that are admitted besides the owner; empty in an open run."""
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
-        if self.mode not in MODES:
-            raise ConfigError(f"admission.mode {self.mode!r} is not one of {', '.join(MODES)}")
-        if len(self.members) > MAX_LISTED:
-            raise ConfigError(f"admission.members: {len(self.members)} peers; at most {MAX_LISTED} are legal")
         if self.mode == "open" and self.members:
             raise ConfigError("admission.members must be empty in an open run")
         if list(self.members) != sorted(set(self.members)):
@@ -57,27 +57,26 @@ class AdmissionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class Permit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The owner's signed permission for holders of a secret to join."""
 
-    key: bytes
-    """Public key of the secret, 32 bytes."""
-    expires: int
+    key: Key
+    """Public key of the secret."""
+    expires: Expiry
     """Expiry time, Unix seconds."""
-    name: str
+    name: Name
     """Name of the person it was made for; may be empty."""
-    members: int
+    members: Admitted
     """Most members that may join with it; 0: any number. Concurrent replicas may admit a few more."""
-    signature: bytes
+    signature: Signature
     """Signature of the run's owner."""
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A permit with its secret, as an invite carries it. See Permit for the fields."""
 
-    secret: bytes
-    """Ed25519 seed, 32 bytes."""
-    expires: int
-    name: str
-    members: int
-    signature: bytes
+    secret: Key
+    expires: Expiry
+    name: Name
+    members: Admitted
+    signature: Signature
 
     @property
     def permit(self) -> Permit:
@@ -103,24 +102,13 @@ def make_token(
     """A token signed by the owner. `secret`: 32 random bytes. Raises DecodeError for an illegal value."""
     permit = Permit(Identity(secret).public_key, expires, name, members, b"")
     signature = owner.sign(_PERMIT_DOMAIN, _permit_body(run, permit))
-    permit = msgspec.structs.replace(permit, signature=signature)
-    check_permit(permit)
-    return Token(secret, expires, name, members, signature)
+    token = Token(secret, expires, name, members, signature)
+    check_name(token)
+    return codec.decode(codec.encode(token), Token)
 
 
-def check_token(token: Token) -> None:
-    """Raise DecodeError for fields of illegal length or range."""
-    if len(token.secret) != 32:
-        raise DecodeError("token: a secret has 32 bytes")
-    check_permit(token.permit)
-
-
-def check_permit(permit: Permit) -> None:
-    """Raise DecodeError for fields of illegal length or range."""
-    if len(permit.key) != 32 or len(permit.signature) != SIGNATURE_BYTES:
-        raise DecodeError("permit: illegal length of key or signature")
-    if not (0 < permit.expires < MAX_UNIX_S and 0 <= permit.members < 1 << 20):
-        raise DecodeError("permit: expiry or number of members outside its range")
+def check_name(permit: Permit | Token) -> None:
+    """Raise DecodeError for a name that is too long or not printable."""
     if len(permit.name) > MAX_NAME or not permit.name.isprintable():
         raise DecodeError(f"permit: a name has at most {MAX_NAME} printable characters")
 

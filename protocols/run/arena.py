@@ -9,9 +9,10 @@ compression and the fold never look at shapes.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atoll.protocols.run.model_spec import ModelSpec, atoms
 
@@ -21,11 +22,14 @@ SIDE = 64
 """Rows and columns of the block of a matrix that fills one chunk."""
 
 
+ChunkIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
 class Span(NamedTuple):
     """Neighbouring chunks `start … stop - 1` of an arena."""
 
-    start: int
-    stop: int
+    start: ChunkIndex
+    stop: ChunkIndex
 
     @property
     def chunks(self) -> int:

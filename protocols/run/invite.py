@@ -8,14 +8,16 @@ places are the same in every version.
 """
 
 import base64
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, SignatureFault
-from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import DIGEST_BYTES, PeerId, RunId, digest, peer_id_of, public_key_of, short
-from atoll.protocols.run.admission import MAX_UNIX_S, Token, check_token
+from atoll.protocols.identity import Identity, Key, Signature, verify
+from atoll.protocols.ids import PeerId, RunId, digest, peer_id_of, public_key_of, short
+from atoll.protocols.run.admission import Expiry, Token, check_name
 
 INVITE_VERSION = 1
 SCHEME = "atoll:"
@@ -23,20 +25,20 @@ EMBED_MAX_BYTES = 1536
 """Largest signed run, in bytes, that travels inside the link; larger ones are fetched from a seed."""
 MAX_SEEDS = 16
 MAX_MADDRS = 8
-_MADDR_MAX_CHARACTERS = 256
 _BODY_MAX_BYTES = 8192
 _HEADER_BYTES = 7
 _HEADER_CHARACTERS = 16
 _ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
 _DOMAIN = "invite/1"
+_Maddr: TypeAlias = Annotated[str, Meta(max_length=256, pattern=r"^/[!-~]*\Z")]
 
 
 class Seed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A node that a newcomer dials first."""
 
-    key: bytes
+    key: Annotated[bytes, Meta(max_length=32)]
     """Public key of the node, 32 bytes; empty for a name (`/dnsaddr/…`) of several nodes."""
-    maddrs: tuple[str, ...]
+    maddrs: Annotated[tuple[_Maddr, ...], Meta(min_length=1, max_length=MAX_MADDRS)]
     """Multiaddrs of the node, without its own `/p2p/…` part."""
 
 
@@ -45,16 +47,16 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     run: RunId
     """Run id; it is the hash of the RunSpec, so no other spec has it."""
-    expires: int
+    expires: Expiry
     """Time of expiry, Unix seconds."""
-    seeds: tuple[Seed, ...]
-    token: tuple[Token, ...]
+    seeds: Annotated[tuple[Seed, ...], Meta(max_length=MAX_SEEDS)]
+    token: Annotated[tuple[Token, ...], Meta(max_length=1)]
     """At most one token; none if the run needs no permit."""
-    run_file: bytes
+    run_file: Annotated[bytes, Meta(max_length=EMBED_MAX_BYTES)]
     """The signed RunSpec; empty: fetch it from a seed."""
-    key: bytes
+    key: Key
     """The signer's public key."""
-    signature: bytes
+    signature: Signature
 
     @property
     def signer(self) -> PeerId:
@@ -88,9 +90,9 @@ def seeds_of(texts: list[str]) -> tuple[Seed, ...]:
 def sign_invite(signer: Identity, draft: Invite) -> str:
     """The signed link of `draft`, which has no key and signature yet. Raises DecodeError for an illegal value."""
     keyed = msgspec.structs.replace(draft, key=signer.public_key, signature=b"")
-    invite = msgspec.structs.replace(keyed, signature=signer.sign(_DOMAIN, _unsigned(keyed)))
-    _check(invite)
-    return link_of(codec.encode(invite))
+    body = codec.encode(msgspec.structs.replace(keyed, signature=signer.sign(_DOMAIN, _unsigned(keyed))))
+    _decoded(body)
+    return link_of(body)
 
 
 def make_invite(
@@ -117,8 +119,7 @@ def read_invite(text: str) -> Invite:
         )
     if version != INVITE_VERSION:
         raise DecodeError(f"the invite has version {version}, which never was")
-    invite = codec.decode(body, Invite, max_bytes=_BODY_MAX_BYTES)
-    _check(invite)
+    invite = _decoded(body)
     try:
         verify(invite.signer, _DOMAIN, _unsigned(invite), invite.signature)
     except SignatureFault as error:
@@ -195,28 +196,16 @@ def _unsigned(invite: Invite) -> bytes:
     return codec.encode((invite.run, invite.expires, invite.seeds, invite.token, invite.run_file, invite.key))
 
 
-def _check(invite: Invite) -> None:
-    if len(invite.run) != DIGEST_BYTES or len(invite.key) != 32 or len(invite.signature) != SIGNATURE_BYTES:
-        raise DecodeError("invite: illegal length of run id, key or signature")
-    if not 0 < invite.expires < MAX_UNIX_S:
-        raise DecodeError("invite: expiry outside its range")
-    if len(invite.seeds) > MAX_SEEDS or len(invite.token) > 1 or len(invite.run_file) > EMBED_MAX_BYTES:
-        raise DecodeError("invite: too many seeds or tokens, or a run that is too large for a link")
+def _decoded(body: bytes) -> Invite:
+    invite = codec.decode(body, Invite, max_bytes=_BODY_MAX_BYTES)
     for seed in invite.seeds:
-        _check_seed(seed)
-    for token in invite.token:
-        check_token(token)
-
-
-def _check_seed(seed: Seed) -> None:
-    if len(seed.key) not in (0, 32) or not 1 <= len(seed.maddrs) <= MAX_MADDRS:
-        raise DecodeError("invite: a seed without an address, with too many, or with an illegal key")
-    for maddr in seed.maddrs:
-        is_plain = maddr.isascii() and maddr.isprintable() and " " not in maddr
-        if not (maddr.startswith("/") and is_plain and len(maddr) <= _MADDR_MAX_CHARACTERS):
-            raise DecodeError("invite: an address that is none")
-        if not seed.key and not maddr.startswith("/dnsaddr/"):
+        if len(seed.key) not in (0, 32):
+            raise DecodeError("invite: a seed with an illegal key")
+        if not seed.key and not all(maddr.startswith("/dnsaddr/") for maddr in seed.maddrs):
             raise DecodeError("invite: a seed without a key that is no /dnsaddr name")
+    for token in invite.token:
+        check_name(token)
+    return invite
 
 
 def _span(seconds: float) -> str:

@@ -1,25 +1,26 @@
 """MergeSpec: when, and how far, the experts of a mixture move towards their nearest others (docs/experts.md)."""
 
-import msgspec
+from typing import Annotated, TypeAlias
 
-from atoll.protocols.errors import check_range
+import msgspec
+from msgspec import Meta
 
 ALPHA_BITS = 24
 """α is in units of 2⁻²⁴ in the arithmetic."""
 _SPEC_BITS = 12
-_MAX_ROUNDS = 1 << 24
+_Rounds: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
 
 
 class MergeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Expert merging (SPES, arXiv 2602.11543): θ_e += α · mean_j(θ_j − θ_e), α falling to 0."""
 
-    every: int
+    every: _Rounds
     """Number of rounds between two merges."""
-    until: int
+    until: _Rounds
     """Number of rounds after which α has fallen to 0."""
-    alpha_4096: int
+    alpha_4096: Annotated[int, Meta(ge=1, le=1 << _SPEC_BITS)]
     """α at the first round, in 4096ths."""
-    donors: int = 4
+    donors: Annotated[int, Meta(ge=1, le=64)] = 4
     """Number of nearest other experts that an expert moves towards; in smaller mixtures all others."""
 
     def alpha(self, number: int) -> int:
@@ -27,10 +28,3 @@ class MergeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         done = number + 1
         whole = self.alpha_4096 << (ALPHA_BITS - _SPEC_BITS)
         return whole * max(0, self.until - done) // self.until if done % self.every == 0 else 0
-
-    def check(self) -> None:
-        """Raise ConfigError, with the key's name, for values that no run can have."""
-        check_range("outer.merge.every", self.every, 1, _MAX_ROUNDS)
-        check_range("outer.merge.until", self.until, 1, _MAX_ROUNDS)
-        check_range("outer.merge.alpha_4096", self.alpha_4096, 1, 1 << _SPEC_BITS)
-        check_range("outer.merge.donors", self.donors, 1, 64)

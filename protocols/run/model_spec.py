@@ -6,15 +6,20 @@ per expert and projection, however a node stacks them in memory. Shapes follow `
 
 import math
 from collections.abc import Sequence
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
+from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, check_range
 
 MAX_PARAMETERS = 1 << 37
 MAX_EXPERTS = 4096
 MAX_EXPERT_LAYERS = 1 << 16
 """Most experts times layers: each pair has three atoms, and a peer's RunSpec decides the length of their table."""
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 22)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _EXPERTS = ".mlp.experts."
 BIAS = "mlp.gate.e_score_correction_bias"
 """Name of the one atom that a controller changes, not a gradient (node/learning/model/moe.py)."""
@@ -23,23 +28,23 @@ BIAS = "mlp.gate.e_score_correction_bias"
 class ExpertsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A mixture of experts as every layer's feed-forward, routed token by token; no token is dropped."""
 
-    count: int
+    count: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)]
     """Number of experts with parameters (E)."""
-    per_token: int
+    per_token: Annotated[int, Meta(ge=1)]
     """Number of slots that each token chooses (k)."""
-    ffn: int
+    ffn: Size
     """Width of one expert."""
     normalise: bool = True
     """Whether the k weights of a token are divided by their sum (`norm_topk_prob`)."""
-    zero: int = 0
+    zero: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] = 0
     """Number of slots that return the token unchanged (zero-computation experts, arXiv 2509.01322)."""
-    computed: float | None = None
+    computed: Annotated[float, Meta(ge=0, le=MAX_EXPERTS)] | None = None
     """Target for the mean number of experts with parameters per token; None: `per_token`."""
-    bias_rate: float = 0.0
+    bias_rate: Share = 0.0
     """Step size of the controller of the choice bias; 0: there is no bias."""
-    load_balance: float = 0.01
+    load_balance: Share = 0.01
     """Weight of the load-balance loss, mean over layers."""
-    router_z: float = 0.001
+    router_z: Share = 0.001
     """Weight of the router's z-loss, mean over layers."""
 
     @property
@@ -49,13 +54,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no mixture can have."""
-        check_range("model.experts.count", self.count, 1, MAX_EXPERTS)
-        check_range("model.experts.zero", self.zero, 0, MAX_EXPERTS)
         check_range("model.experts.per_token", self.per_token, 1, self.slots)
-        check_range("model.experts.ffn", self.ffn, 1, 1 << 22)
-        check_range("model.experts.bias_rate", self.bias_rate, 0, 1)
-        check_range("model.experts.load_balance", self.load_balance, 0, 1)
-        check_range("model.experts.router_z", self.router_z, 0, 1)
         if self.computed is not None:
             check_range("model.experts.computed", self.computed, 0, min(self.per_token, self.count))
         if self.zero and (self.computed is None or not self.bias_rate):
@@ -71,18 +70,11 @@ class RopeStretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     are unchanged, and those between are slowed in part. transformers calls it `llama3`.
     """
 
-    factor: float
-    low: float
-    high: float
-    original: int
+    factor: Annotated[float, Meta(ge=1, le=1 << 16)]
+    low: Annotated[float, Meta(gt=0, le=1 << 16)]
+    high: Annotated[float, Meta(gt=0, le=1 << 16)]
+    original: Size
     """Context length, in tokens, before the stretch."""
-
-    def check(self) -> None:
-        """Raise ConfigError for values that define no rotations."""
-        if not (1 <= self.factor <= 1 << 16 and 0 < self.low < self.high <= 1 << 16):
-            raise ConfigError("model.rope_stretch needs a factor within 1 … 65536, and 0 < low < high ≤ 65536")
-        if not 1 <= self.original <= 1 << 22:
-            raise ConfigError(f"model.rope_stretch.original = {self.original} is outside 1 … {1 << 22}")
 
     def stretched(self, turns: Sequence[float]) -> list[float]:
         """Radians per token of each pair, from those without the stretch. Pure."""
@@ -100,24 +92,24 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     A key at its default is left out of the bytes: a spec without it is the same run as before the key existed.
     """
 
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
+    dim: Size
+    layers: Annotated[int, Meta(ge=1, le=1024)]
+    heads: Annotated[int, Meta(ge=1, le=1024)]
+    kv_heads: Size
+    ffn: Size
     """Feed-forward width per token; with experts, `per_token` times the width of one expert."""
-    vocab: int
-    context: int
+    vocab: Size
+    context: Size
     """Tokens of one training sequence."""
     tied: bool
     """Whether the output head shares the embedding's weights."""
-    rope_theta: float
-    norm_eps: float
+    rope_theta: Annotated[float, Meta(gt=1, le=1e12)]
+    norm_eps: Annotated[float, Meta(gt=0, lt=1)]
     qk_norm: bool = False
     """Whether each head's query and key pass an RMSNorm before the rotation (Qwen3)."""
     qk_norm_across: bool = False
     """Whether that norm is one over all heads together instead (OLMoE). Needs `qk_norm`."""
-    head_size: int | None = None
+    head_size: Annotated[int, Meta(ge=2, le=1 << 14)] | None = None
     """Width of one attention head; None: `dim / heads`."""
     experts: ExpertsSpec | None = None
     rope_stretch: RopeStretch | None = None
@@ -125,15 +117,10 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def check(self) -> None:
         """Raise ConfigError for dimensions that no decoder can have."""
-        for name in ("dim", "layers", "heads", "kv_heads", "ffn", "vocab", "context"):
-            check_range(f"model.{name}", getattr(self, name), 1, 1 << 22)
-        if self.layers > 1024 or self.heads > 1024:
-            raise ConfigError("model: more than 1024 layers or heads")
+        codec.check_types(self, "model.")
         self._check_heads()
-        if not (math.isfinite(self.rope_theta) and self.rope_theta > 1 and 0 < self.norm_eps < 1):
-            raise ConfigError("model.rope_theta must be finite and above 1, model.norm_eps within 0 … 1")
-        if self.rope_stretch is not None:
-            self.rope_stretch.check()
+        if self.rope_stretch is not None and not self.rope_stretch.low < self.rope_stretch.high:
+            raise ConfigError("model.rope_stretch needs low < high")
         if self.experts is not None:
             self._check_experts(self.experts)
         if self.parameters > MAX_PARAMETERS:
@@ -142,8 +129,6 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def _check_heads(self) -> None:
         if self.head_size is None and (self.dim % self.heads or self.head_dim % 2):
             raise ConfigError("model.dim must be heads × an even head size")
-        if self.head_size is not None:
-            check_range("model.head_size", self.head_size, 2, 1 << 14)
         if self.head_dim % 2 or self.head_size == self.dim / self.heads:
             raise ConfigError("model.head_size must be even, and absent where it is dim / heads")
         if self.heads % self.kv_heads:

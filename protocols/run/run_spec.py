@@ -4,16 +4,19 @@ The run id is the BLAKE3 of the canonical bytes and is part of every handshake. 
 errors.
 """
 
+from typing import Annotated, Literal, TypeAlias
+
 import msgspec
+from msgspec import Meta
 
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, check_range
-from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
-from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, RunId, digest, public_key_of
+from atoll.protocols.identity import Identity, Signature, verify
+from atoll.protocols.ids import DIGEST_BYTES, Digest, Link, PeerId, RunId, digest, public_key_of
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.moments import file_count
+from atoll.protocols.run.moments import MAX_GROUPS, file_count
 from atoll.protocols.run.payload import check_codec
 from atoll.protocols.run.serving import ServingSpec
 from atoll.protocols.run.slices import ReduceSpec
@@ -23,32 +26,36 @@ WHOLE_VERSION = 3
 """Older version that is still read for runs with one fragment: it cuts several fragments differently."""
 _DOMAIN = "run/1"
 _UNREDUCED = "set reduce to null: then every node gets every payload"
-_MAX_ROUNDS = 1 << 24
 TOKENIZER_MAX_BYTES = 32 << 20
 """Largest tokenizer file, in bytes. Those of published models have up to 20 MB."""
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Share256: TypeAlias = Annotated[int, Meta(ge=0, le=256)]
+Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
+RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
+TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
 class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The training text and its tokenizer."""
 
-    source: str
+    source: Annotated[str, Meta(min_length=1, max_length=1024)]
     """`builtin:shakespeare`, `synthetic:markov`, or `file:NAME`, for which each node has its own path."""
-    tokenizer: str
+    tokenizer: Tokenizer
     """`bytes` (256 tokens), `bpe8k` (8192 tokens) or `file`: the blob `tokenizer_blob`, a `tokenizer.json`."""
-    digest: bytes
+    digest: Link
     """BLAKE3 of the source's text, so that all members read the same; empty: not checked."""
-    tokenizer_blob: bytes = b""
+    tokenizer_blob: Link = b""
     """Blob id of the tokenizer file, which travels with the run; empty unless `tokenizer` is `file`."""
 
 
 class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Imported initial weights: Θ₀ is a snapshot file of round −1, which travels with the run."""
 
-    weights: bytes
+    weights: Digest
     """Blob id of the snapshot file. Its size follows from the model."""
-    state: bytes
+    state: Digest
     """State digest of Θ₀."""
-    moments: bytes = b""
+    moments: Annotated[bytes, Meta(max_length=(1 + MAX_GROUPS) * DIGEST_BYTES)] = b""
     """Blob ids, end to end, of a checkpoint's moments files (protocols/run/moments.py); empty: zero moments."""
 
     @property
@@ -61,60 +68,60 @@ class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """AdamW and the learning-rate schedule of the inner steps."""
 
-    lr: float
+    lr: Annotated[float, Meta(ge=1e-9, le=1)]
     """Peak learning rate."""
-    lr_min: float
+    lr_min: Share
     """Learning rate at the end of the cosine, as a fraction of `lr`."""
-    warmup_steps: int
+    warmup_steps: TotalSteps
     """Inner steps over which the learning rate rises."""
-    total_steps: int
+    total_steps: Annotated[int, Meta(ge=1, le=1 << 31)]
     """Inner steps over which the cosine falls."""
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    clip: float
+    beta1: Annotated[float, Meta(ge=0, le=0.9999)]
+    beta2: Annotated[float, Meta(ge=0, le=0.99999)]
+    eps: Annotated[float, Meta(ge=1e-16, le=1)]
+    weight_decay: Share
+    clip: Annotated[float, Meta(ge=1e-6, le=1e6)]
     """Bound of the gradient norm."""
-    batch: int
+    batch: Annotated[int, Meta(ge=1, le=1 << 20)]
     """Sequences per inner step of one member."""
-    expert_lr: float = 1.0
+    expert_lr: Annotated[float, Meta(ge=1 / 64, le=64)] = 1.0
     """Learning rate of experts, in units of `lr`; above 1 if each has few holders (docs/experts.md)."""
-    first_step: int = 0
+    first_step: TotalSteps = 0
     """Position of round 0 in the learning-rate schedule; above 0 if the run continues a checkpoint."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """From round `first` on, members take `steps` inner steps per round."""
 
-    first: int
-    steps: int
+    first: Annotated[int, Meta(ge=0)]
+    steps: Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The outer step, θ ← θ − α · mean, in exact integers. Names ending in _256 are numerators over 256."""
 
-    rounds: int
+    rounds: Annotated[int, Meta(ge=1, le=1 << 24)]
     """Number of outer steps of the whole run."""
-    stages: tuple[Stage, ...]
+    stages: Annotated[tuple[Stage, ...], Meta(min_length=1, max_length=64)]
     """Inner steps per round (H), by stage; the first stage starts at round 0."""
-    alpha_256: int
+    alpha_256: Annotated[int, Meta(ge=1, le=1024)]
     """Outer learning rate α."""
-    floor_256: int
+    floor_256: Share256
     """Least divisor of a coordinate, as a share of all weight; above it, the weight of the coordinate's senders.
 
     0: mean over senders (SparseLoCo as coded). 256: mean over members (as published).
     """
     fragments: int = 1
     """Number of fragments; round r exchanges fragment r mod `fragments` (protocols/ledger/coverage.py)."""
-    overlap_steps: int = 0
+    overlap_steps: RoundSteps = 0
     """Inner steps of the next round that a member may take before this round is folded; 0: no overlap."""
-    keep_256: int = 128
+    keep_256: Share256 = 128
     """Share of the progress made during the overlap that stays in the local weights after the fold."""
-    holders: int = 0
+    holders: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Number of members that train each expert (protocols/ledger/ownership.py); 0: all train all; 1: SPES."""
     merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
     """Expert merging; unset: experts are not merged."""
-    overlap_most: int | msgspec.UnsetType = msgspec.UNSET
+    overlap_most: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
     """Most overlap steps of a member with a slow link (node/daemon/rounds/overlap_depth.py); unset:
     `overlap_steps`."""
 
@@ -132,24 +139,24 @@ class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """`sparse2`, `sparse1`: top-k with 2 bits or the sign only; `int8`, `e3m0`: all values (see payload.py)."""
     k: int
     """Values kept of each chunk of 4096; 4096 with a dense codec."""
-    feedback: float
+    feedback: Share
     """Decay β of the error feedback."""
 
 
 class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When a round closes. Times are measured in round times, never guessed in seconds."""
 
-    quorum_256: int
+    quorum_256: Annotated[int, Meta(ge=1, le=256)]
     """Share of the expected members whose contributions start the grace period."""
-    grace_256: int
+    grace_256: Annotated[int, Meta(ge=0, le=1 << 16)]
     """Grace period for the others, as a share of the member's own time of this round."""
-    lease_s: float
+    lease_s: Annotated[float, Meta(ge=1, le=3600)]
     """Life of a lease, in seconds: a member that is silent for longer is not waited for."""
-    min_members: int
+    min_members: Annotated[int, Meta(ge=1, le=1024)]
     """Number of leases that round 0 waits for."""
-    least_256: int = 256
+    least_256: Annotated[int, Meta(ge=1, le=256)] = 256
     """Share of the round's steps after which a slow member may end its round, to finish with the others."""
-    most_256: int = 256
+    most_256: Annotated[int, Meta(ge=256, le=1024)] = 256
     """Share of the round's steps up to which a fast member may train while the others finish."""
 
 
@@ -157,9 +164,9 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """One model being trained, with all settings that its members share."""
 
     version: int
-    name: str
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
     owner: PeerId
-    seed: int
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     model: ModelSpec
     data: DataSpec
     inner: InnerSpec
@@ -204,18 +211,13 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ConfigError(
                 f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
             )
+        codec.check_types(self)
         self.model.check()
         public_key_of(self.owner)
         _check_names(self)
-        _check_inner(self.inner, self.model)
+        if self.inner.expert_lr != 1 and self.model.experts is None:
+            raise ConfigError("inner.expert_lr is for runs whose model has experts")
         _check_outer(self.outer, self.model)
-        check_range("compress.feedback", self.compress.feedback, 0, 1)
-        check_range("pace.quorum_256", self.pace.quorum_256, 1, 256)
-        check_range("pace.grace_256", self.pace.grace_256, 0, 1 << 16)
-        check_range("pace.lease_s", self.pace.lease_s, 1, 3600)
-        check_range("pace.min_members", self.pace.min_members, 1, 1024)
-        check_range("pace.least_256", self.pace.least_256, 1, 256)
-        check_range("pace.most_256", self.pace.most_256, 256, 1024)
         self.admission.check()
         if self.serving:
             self.serving.check(self.model.vocab)
@@ -226,7 +228,7 @@ class SignedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
     """A RunSpec's canonical bytes with the owner's signature: the content of a `.run` file."""
 
     spec: bytes
-    signature: bytes
+    signature: Signature
 
 
 def sign_run(spec: RunSpec, owner: Identity) -> bytes:
@@ -242,8 +244,6 @@ def open_run(data: bytes) -> RunSpec:
     """The verified RunSpec of a `.run` file. Raises DecodeError or SignatureFault."""
     signed = codec.decode(data, SignedRun)
     _check_version(signed.spec)
-    if len(signed.signature) != SIGNATURE_BYTES:
-        raise DecodeError("a signature has 64 bytes")
     spec = codec.decode(signed.spec, RunSpec)
     try:
         spec.check()
@@ -270,21 +270,18 @@ def _check_version(spec: bytes) -> None:
 
 
 def _check_names(spec: RunSpec) -> None:
-    if not (1 <= len(spec.name) <= 64 and spec.name.isprintable()):
-        raise ConfigError("name must have 1 to 64 printable characters")
+    for key, text in (("name", spec.name), ("data.source", spec.data.source)):
+        if not text.isprintable():
+            raise ConfigError(f"{key} must have printable characters only")
     _check_given(spec)
-    if not (1 <= len(spec.data.source) <= 1024 and spec.data.source.isprintable()):
-        raise ConfigError("data.source must have 1 to 1024 printable characters")
-    if len(spec.data.digest) not in (0, 32):
+    if len(spec.data.digest) not in (0, DIGEST_BYTES):
         raise ConfigError("data.digest must have 0 or 32 bytes")
     check_codec(spec.compress.codec, spec.compress.k)
-    check_range("seed", spec.seed, 0, 2**63 - 1)
 
 
 def _check_reduce(spec: RunSpec) -> None:
     if spec.reduce is None:
         return
-    spec.reduce.check()
     if spec.compress.codec != "sparse2" or spec.outer.fragments != 1:
         raise ConfigError("reduce needs compress.codec sparse2 and outer.fragments 1", hint=_UNREDUCED)
     if spec.outer.holders:
@@ -294,57 +291,24 @@ def _check_reduce(spec: RunSpec) -> None:
 
 
 def _check_given(spec: RunSpec) -> None:
-    if spec.data.tokenizer not in ("bytes", "bpe8k", "file"):
-        raise ConfigError(f"data.tokenizer {spec.data.tokenizer!r} is not one of bytes, bpe8k, file")
     if len(spec.data.tokenizer_blob) != (DIGEST_BYTES if spec.data.tokenizer == "file" else 0):
         raise ConfigError("data.tokenizer_blob must have 32 bytes with the tokenizer `file`, none with others")
-    if spec.start and not len(spec.start.weights) == len(spec.start.state) == DIGEST_BYTES:
-        raise ConfigError("start.weights and start.state must have 32 bytes")
     files = file_count(spec.model)
     if spec.start and len(spec.start.moments) not in (0, files * DIGEST_BYTES):
         raise ConfigError(f"start.moments must have 32 bytes for each of {files} files, or none")
 
 
-def _check_inner(inner: InnerSpec, model: ModelSpec) -> None:
-    check_range("inner.lr", inner.lr, 1e-9, 1)
-    check_range("inner.lr_min", inner.lr_min, 0, 1)
-    check_range("inner.warmup_steps", inner.warmup_steps, 0, 1 << 31)
-    check_range("inner.total_steps", inner.total_steps, 1, 1 << 31)
-    check_range("inner.beta1", inner.beta1, 0, 0.9999)
-    check_range("inner.beta2", inner.beta2, 0, 0.99999)
-    check_range("inner.eps", inner.eps, 1e-16, 1)
-    check_range("inner.weight_decay", inner.weight_decay, 0, 1)
-    check_range("inner.clip", inner.clip, 1e-6, 1e6)
-    check_range("inner.batch", inner.batch, 1, 1 << 20)
-    check_range("inner.expert_lr", inner.expert_lr, 1 / 64, 64)
-    check_range("inner.first_step", inner.first_step, 0, 1 << 31)
-    if inner.expert_lr != 1 and model.experts is None:
-        raise ConfigError("inner.expert_lr is for runs whose model has experts")
-
-
 def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
-    check_range("outer.rounds", outer.rounds, 1, _MAX_ROUNDS)
-    check_range("outer.alpha_256", outer.alpha_256, 1, 1024)
-    check_range("outer.floor_256", outer.floor_256, 0, 256)
     check_range("outer.fragments", outer.fragments, 1, model.layers + 1)  # the embeddings are one
-    check_range("outer.overlap_steps", outer.overlap_steps, 0, 1 << 16)
-    if outer.overlap_most is not msgspec.UNSET:
-        check_range("outer.overlap_most", outer.overlap_most, 1, 1 << 16)
-        if outer.overlap_most < outer.overlap_steps:
-            raise ConfigError(
-                f"outer.overlap_steps = {outer.overlap_steps} is above outer.overlap_most = {outer.overlap_most}",
-                hint="set outer.overlap_most too",
-            )
-    check_range("outer.keep_256", outer.keep_256, 0, 256)
-    check_range("outer.holders", outer.holders, 0, 1024)
+    if outer.overlap_most is not msgspec.UNSET and outer.overlap_most < outer.overlap_steps:
+        raise ConfigError(
+            f"outer.overlap_steps = {outer.overlap_steps} is above outer.overlap_most = {outer.overlap_most}",
+            hint="set outer.overlap_most too",
+        )
     if outer.holders and model.experts is None:
         raise ConfigError("outer.holders is for runs whose model has experts")
-    if outer.merge:
-        outer.merge.check()
-        if model.experts is None:
-            raise ConfigError("outer.merge is for runs whose model has experts")
+    if outer.merge and model.experts is None:
+        raise ConfigError("outer.merge is for runs whose model has experts")
     firsts = [stage.first for stage in outer.stages]
-    if not 1 <= len(firsts) <= 64 or firsts[0] != 0 or firsts != sorted(set(firsts)):
+    if firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ConfigError("outer.stages must start at round 0 and rise")
-    for stage in outer.stages:
-        check_range("outer.stages.steps", stage.steps, 1, 1 << 16)

@@ -1,15 +1,18 @@
 """ServingSpec: facts for programs that run the trained model; training never uses them."""
 
-import math
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
+from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError
 
 TEMPLATE_MAX_BYTES = 16 << 10
 """Largest chat template, in bytes: the run's file has 64 KiB at most and may list members, too."""
 MAX_ENDS = 64
 """Most end tokens."""
+_Real: TypeAlias = Annotated[float, Meta(ge=0, le=1000)]
 
 
 class TokensSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -25,27 +28,17 @@ class SamplingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Sampling settings of the model's publisher, named as in transformers; None: not specified."""
 
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
-
-    def check(self) -> None:
-        """Raise ConfigError for values with which no token can be sampled."""
-        reals = (self.temperature, self.top_p, self.repetition_penalty)
-        if not all(value is None or (math.isfinite(value) and 0 <= value <= 1000) for value in reals):
-            raise ConfigError(
-                "serving.sampling: temperature, top_p and repetition_penalty must be within 0 … 1000"
-            )
-        if self.top_k is not None and not 0 <= self.top_k <= 1 << 22:
-            raise ConfigError(f"serving.sampling.top_k = {self.top_k} is outside 0 … {1 << 22}")
+    temperature: _Real | None = None
+    top_p: _Real | None = None
+    top_k: Annotated[int, Meta(ge=0, le=1 << 22)] | None = None
+    repetition_penalty: _Real | None = None
 
 
 class ServingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Special tokens, chat template and sampling of the trained model. No node runs the template."""
 
     bos: int | None = None
-    eos: tuple[int, ...] = ()
+    eos: Annotated[tuple[int, ...], Meta(max_length=MAX_ENDS)] = ()
     """Tokens at each of which a generation stops."""
     pad: int | None = None
     tokens: TokensSpec = TokensSpec()
@@ -54,14 +47,14 @@ class ServingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def check(self, vocab: int) -> None:
         """Raise ConfigError for ids outside the model's vocabulary, and for values that are too large."""
-        if len(self.eos) > MAX_ENDS or len(set(self.eos)) < len(self.eos):
-            raise ConfigError(f"serving.eos: at most {MAX_ENDS} ids, each once")
+        _check_template(self.chat_template)
+        codec.check_types(self, "serving.")
+        if len(set(self.eos)) < len(self.eos):
+            raise ConfigError("serving.eos: each id once")
         named = (self.tokens.bos, self.tokens.eos, self.tokens.pad, self.tokens.unk)
         for token in (self.bos, *self.eos, self.pad, *named):
             if token is not None and not 0 <= token < vocab:
                 raise ConfigError(f"serving: {token} is no token of a model that has {vocab}")
-        _check_template(self.chat_template)
-        self.sampling.check()
 
 
 def _check_template(text: str) -> None:

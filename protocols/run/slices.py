@@ -8,10 +8,11 @@ slice, and with it its error feedback, for as long as it takes part.
 
 from collections.abc import Collection
 from functools import lru_cache
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from atoll.protocols.errors import check_range
 from atoll.protocols.ids import PeerId, RunId, digest, peer_bytes
 from atoll.protocols.run.arena import Span
 
@@ -21,22 +22,15 @@ _KEPT_BITS = 5
 class ReduceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When and how coarsely slices are reduced; agreed by all members of a run."""
 
-    above: int = 16
+    above: Annotated[int, Meta(ge=1, le=1 << 16)] = 16
     """A round with more contributors than this is reduced; in smaller rounds every node gets every payload."""
-    gap: int = 4
+    # A final set is known one round later at the earliest, so a gap of 1 would never reduce.
+    gap: Annotated[int, Meta(ge=2, le=64)] = 4
     """The reducers of round r are authors of the final set of round r - gap."""
-    k: int = 128
+    k: Annotated[int, Meta(ge=1, le=4096)] = 128
     """Values that a Reduction keeps of each chunk of 4096."""
-    sample_256: int = 13
+    sample_256: Annotated[int, Meta(ge=0, le=1 << 16)] = 13
     """Share, in 256ths, of a reduced round's payload bytes that a member spends on auditing openings; 0: none."""
-
-    def check(self) -> None:
-        """Raise ConfigError, with the key's name, for values that no run can have."""
-        check_range("reduce.above", self.above, 1, 1 << 16)
-        # A final set is known one round later at the earliest, so a gap of 1 would never reduce.
-        check_range("reduce.gap", self.gap, 2, 64)
-        check_range("reduce.k", self.k, 1, 4096)
-        check_range("reduce.sample_256", self.sample_256, 0, 1 << 16)
 
 
 class SlicePlan(msgspec.Struct, frozen=True):

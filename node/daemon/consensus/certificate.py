@@ -7,9 +7,10 @@ quorum of some round's voters; a final set with a single author leaves them to t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, quorum, voter_order
 from atoll.protocols import codec
@@ -25,6 +26,8 @@ MEMBER_ROUNDS = 16
 node after the other, and the last round may be a single node's."""
 PROOF_MAX_BYTES = 1 << 30
 
+# A proposal, its votes, its contributions and as many Reductions.
+_SignedEntries: TypeAlias = Annotated[tuple[bytes, ...], Meta(max_length=1 + 3 * MAX_SET)]
 EntriesOf = Callable[[int], Sequence[Entry]]
 """All entries about a round, each author's in order."""
 
@@ -33,7 +36,7 @@ class FinalProof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     """The encoded certificate: signed entries, round by round, from round 0."""
 
     version: int
-    rounds: tuple[tuple[bytes, ...], ...]
+    rounds: Annotated[tuple[_SignedEntries, ...], Meta(max_length=1 << 24)]
 
 
 class Proven(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from atoll.node.daemon.coordinator.interfaces import HoldingRegisters
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.ids import PeerId
+from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ownership import Announced, assigned, nothing, shortage, splits
 from atoll.protocols.ledger.registers import Holding
 from atoll.protocols.run.experts import ALL, bitmap_of, check_bitmap, experts_in
@@ -39,7 +39,7 @@ class ExpertAssignment:
         self._room = self._count if room is None else min(room, self._count)
         self.experts = nothing(spec)
         """Bitmap of the experts that this node trains."""
-        self.offered_moments: tuple[tuple[int, bytes], ...] = ()
+        self.offered_moments: tuple[tuple[int, Digest], ...] = ()
         """Expert and blob of the moments that this node gave up (moment_transfer.py)."""
 
     @property

@@ -146,6 +146,6 @@ class MomentTransfer:
             self.guard.delete_blob(blob)
 
     def _publish(self) -> None:
-        offers = sorted((expert, bytes(blob)) for expert, (blob, _) in self._offers.items())
+        offers = sorted((expert, blob) for expert, (blob, _) in self._offers.items())
         self.assignment.offered_moments = tuple(offers)
         self.assignment.publish()

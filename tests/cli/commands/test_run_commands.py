@@ -40,7 +40,7 @@ def test_set_reaches_every_depth(atoll):
     [
         ("outer.roundz=3", "unknown key outer.roundz; did you mean rounds?"),
         ("outr.rounds=3", "there is no outr.rounds"),
-        ("outer.rounds=0", "outer.rounds = 0 is outside 1"),
+        ("outer.rounds=0", "Expected int >= 1 (key outer.rounds)"),
         ("outer.rounds=many", "key outer.rounds"),
         ("owner=me", "cannot be set"),
         ("rounds", "not a KEY=VALUE"),

@@ -9,12 +9,12 @@ from atoll.node.ipc.framing import Inbox, ReplyWriter, frame
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, size_prefix
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
-from atoll.protocols.ids import Digest, PeerId, Round, digest
+from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.worker_messages import (
     FRAME_MAX_BYTES,
-    FoldReply,
     FoldRequest,
     Member,
+    OpenReply,
     ReplyEnvelope,
     RequestEnvelope,
     StopRequest,
@@ -60,7 +60,7 @@ def test_an_end_within_a_frame_is_the_end():
 
 def test_replies_larger_than_the_pipe_are_written_completely():
     read, write = os.pipe()
-    reply = ReplyEnvelope(7, FoldReply(Round(1), Digest(bytes(200_000))), TimeSpent(wait_ns=1))
+    reply = ReplyEnvelope(7, OpenReply(bytes(200_000)), TimeSpent(wait_ns=1))
     writer = threading.Thread(target=lambda: ReplyWriter(write).send(reply))
     writer.start()
     found = bytearray()

@@ -58,6 +58,12 @@ def test_golden_bytes(name):
     assert codec.decode(bytes.fromhex(golden), type(message)) == message
 
 
+@pytest.mark.parametrize("place", ["", PLACE + "\n", "\x1b[2J", "/ip4/5.5.5.5 /tcp/1", "/é", "x" * 257])
+def test_an_address_that_is_no_plain_text_is_refused(place):
+    with pytest.raises(DecodeError):
+        decode_answer(codec.encode(["reached", [place]]))
+
+
 def test_golden_punch():
     assert digest(codec.encode(PUNCH)).hex()[:16] == "a8ad740f8a7ffced"
     assert check_punch(PUNCH) == A.peer_id

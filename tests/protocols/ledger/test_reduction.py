@@ -50,12 +50,15 @@ def test_golden_bytes(message):
 
 
 def test_questions_are_small_and_of_two_kinds():
-    for ask in (RowsAsk(A, Span(2**32, 2**33)), OpeningAsk(B, 2**63)):
+    for ask in (RowsAsk(A, Span(2**32 - 2, 2**32 - 1)), OpeningAsk(B, 2**32 - 1)):
         assert len(codec.encode(ask)) <= ASK_MAX_BYTES
         assert decode_ask(codec.encode(ask)) == ask
     for data in (b"", codec.encode(["blob", A]), codec.encode(["rows", A]), bytes(ASK_MAX_BYTES + 1)):
         with pytest.raises(DecodeError):
             decode_ask(data)
+    for far in (RowsAsk(A, Span(0, 2**32)), RowsAsk(A, Span(-1, 3)), OpeningAsk(B, 2**32), OpeningAsk(B, -1)):
+        with pytest.raises(DecodeError):
+            decode_ask(codec.encode(far))
 
 
 def test_a_proof_of_another_version_is_refused():

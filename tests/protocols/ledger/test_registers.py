@@ -89,7 +89,7 @@ def test_golden_bytes():
             "tokens_per_s": (-1.0, math.nan, math.inf, 1e12), "activity": ("sleeping",),
         }.items() for value in values),
         Addresses(("x",) * 17), Addresses(("x" * 257,)), Addresses(("",)),
-        Addresses(("\x1b[31m",)), Addresses(("é",)),
+        Addresses(("\x1b[31m",)), Addresses(("é",)), Addresses(("/ip4/192.0.2.1/tcp/4001\n",)),
     ],
 )  # fmt: skip
 def test_illegal_values_are_refused(value):

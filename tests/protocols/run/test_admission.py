@@ -9,14 +9,13 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId, digest, peer_id_of
-from atoll.protocols.ledger.records import Admit, Leave, Round, check_body, decode_entry, encode_entry, sign_entry
+from atoll.protocols.ledger.records import Admit, Leave, Round, decode_entry, encode_entry, sign_entry
 from atoll.protocols.run.admission import (
     CLOCK_SKEW_S,
     MAX_LISTED,
     AdmissionSpec,
     Rule,
     Token,
-    check_token,
     make_token,
     prove,
     refusal,
@@ -87,7 +86,10 @@ def test_golden_permit_and_admit_entry() -> None:
 
 def test_an_admit_opens_a_feed_or_is_illegal() -> None:
     first = sign_entry(RUN, FRIEND, 0, b"", Leave(Round(0)))
-    second = sign_entry(RUN, FRIEND, 1, first.id, admit(FRIEND))
+    with pytest.raises(DecodeError, match="opens a feed"):
+        sign_entry(RUN, FRIEND, 1, first.id, admit(FRIEND))
+    opening = sign_entry(RUN, FRIEND, 0, b"", admit(FRIEND))
+    second = msgspec.structs.replace(opening, seq=1, previous=first.id)
     with pytest.raises(DecodeError, match="opens a feed"):
         decode_entry(encode_entry(second), RUN)
 
@@ -102,14 +104,14 @@ def test_an_admit_opens_a_feed_or_is_illegal() -> None:
 def test_illegal_permits(change: dict) -> None:
     permit = msgspec.structs.replace(TOKEN.permit, **change)
     with pytest.raises(DecodeError):
-        check_body(Admit(permit, bytes(64)))
+        sign_entry(RUN, FRIEND, 0, b"", Admit(permit, bytes(64)))
     with pytest.raises(DecodeError):
-        check_token(Token(b"short", EXPIRES, "", 0, TOKEN.signature))
+        codec.decode(codec.encode(Token(b"short", EXPIRES, "", 0, TOKEN.signature)), Token)
 
 
 def test_a_proof_has_64_bytes() -> None:
     with pytest.raises(DecodeError):
-        check_body(Admit(TOKEN.permit, b""))
+        sign_entry(RUN, FRIEND, 0, b"", Admit(TOKEN.permit, b""))
 
 
 def test_a_run_with_the_longest_list_fits_its_file(spec, owner) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.protocols.codec import check_types
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId, digest
@@ -96,6 +97,6 @@ def test_golden_plan():
 
 @pytest.mark.parametrize("change", [{"above": 0}, {"gap": 0}, {"gap": 65}, {"k": 0}, {"k": 4097}])
 def test_illegal_settings_are_named(change):
-    with pytest.raises(ConfigError, match=f"reduce.{next(iter(change))}"):
-        ReduceSpec(**change).check()
-    ReduceSpec().check()
+    with pytest.raises(ConfigError, match=f"reduce.{next(iter(change))} = "):
+        check_types(ReduceSpec(**change), "reduce.")
+    check_types(ReduceSpec())

@@ -11,6 +11,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, SignatureFault
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.ledger.records import (
+    MAX_SET,
     Ballot,
     Contribution,
     Proposal,
@@ -86,9 +87,11 @@ def test_rounds_that_the_run_does_not_have_and_entries_without_end_are_refused(l
     rounds = rounds_of(proof_of(ledger, 2))
     with pytest.raises(DecodeError, match="the run's rounds"):
         proven(replace(RUN, outer=replace(RUN.outer, rounds=2)), remade(rounds))
-    rounds[0] = rounds[0] * 2000
+    many = 5 * MAX_SET // 2 // len(rounds[0])
     with pytest.raises(DecodeError, match="more entries than round 0 has"):
-        proven(RUN, remade(rounds))
+        proven(RUN, remade([rounds[0] * many, *rounds[1:]]))
+    with pytest.raises(DecodeError, match="of length"):
+        proven(RUN, remade([rounds[0] * 2 * many, *rounds[1:]]))
 
 
 def test_golden(ledger):

@@ -73,7 +73,7 @@ def change_weights(folder, change):
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}}, "rope_type 'yarn'"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "rope_type 'linear'"),
         ({"rope_parameters": None, "rope_theta": "wide"}, "rope_theta = 'wide' is not a number"),
-        ({"rope_parameters": {"rope_theta": 0}}, "model.rope_theta must be"),
+        ({"rope_parameters": {"rope_theta": 0}}, "model.rope_theta = 0.0: Expected float > 1.0"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
         ({"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "rope_parameters"),
         ({"rope_parameters": {"rope_type": {}}}, "rope_type {}"),

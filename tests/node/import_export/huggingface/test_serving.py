@@ -84,7 +84,7 @@ def test_what_a_folder_says(tmp_path, name):
     [
         ({GENERATION: {"eos_token_id": 256}}, "256 is no token of a model that has 256"),
         ({GENERATION: {"eos_token_id": [1, "2"]}}, "eos_token_id = '2' is not a whole number"),
-        ({GENERATION: {"eos_token_id": list(range(70))}}, "at most 64 ids"),
+        ({GENERATION: {"eos_token_id": list(range(70))}}, "serving.eos: Expected array of length <= 64"),
         ({GENERATION: {"bos_token_id": True}}, "bos_token_id = True"),
         ({GENERATION: {"pad_token_id": -2}}, "-2 is no token"),
         ({GENERATION: {"temperature": "hot"}}, "generation_config.json: temperature = 'hot' is not a number"),

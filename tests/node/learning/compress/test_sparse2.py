@@ -249,11 +249,14 @@ def golden_values():
     return (values * 2.0**-9).float()
 
 
-def test_golden_payloads():
+def golden():
+    """The content of tests/golden/payload.json."""
     found = {str(k): encode(golden_values(), k).hex() for k in (1, 3, 64)}
-    found["1000"] = digest(encode(golden_values(), 1000)).hex()
-    if os.environ.get("ATOLL_REWRITE_GOLDEN"):
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    return found | {"1000": digest(encode(golden_values(), 1000)).hex()}
+
+
+def test_golden_payloads():
+    found = golden()
     assert found == json.loads(GOLDEN.read_text())
     index, _ = decode(bytes.fromhex(found["64"]), 3, 64)
     assert torch.equal(

@@ -201,7 +201,7 @@ def test_a_run_without_a_merge_has_the_bytes_that_it_always_had():
     [("every", 0), ("until", 0), ("alpha_4096", 0), ("alpha_4096", 4097), ("donors", 0), ("donors", 65)],
 )
 def test_merges_that_no_run_can_have_are_refused(key, value):
-    with pytest.raises(ConfigError, match=f"outer.merge.{key} = {value} is outside"):
+    with pytest.raises(ConfigError, match=f"outer.merge.{key} = {value}: Expected"):
         spec_with(**{key: value}).check()
 
 

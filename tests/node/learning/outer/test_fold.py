@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atoll.node.learning.outer.fixed import clear, padding_of, plus, state_digest
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.run.arena import Span
-from tests.node.learning.outer.conftest import DirectFold, member
+from tests.node.learning.outer.conftest import DirectFold, World, member
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "trajectory.json"
 SALTS = list(range(6))
@@ -237,10 +237,13 @@ def trajectory(world):
     return found
 
 
-def test_golden_trajectory(world):
-    found = trajectory(world)
-    if os.environ.get("ATOLL_REWRITE_GOLDEN"):
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+def golden():
+    """The content of tests/golden/trajectory.json."""
+    return trajectory(World())
+
+
+def test_golden_trajectory():
+    found = golden()
     assert found == json.loads(GOLDEN.read_text())
     assert found[-1]["final"] == found[-1]["view"]
 

@@ -1,0 +1,357 @@
+"""A legal example of every message and record that has a version, and the names that peers know them by.
+
+`wires.json` has the bytes of each as this release writes them (hex). Other releases read these bytes: a change of
+them needs a new version of the wire (`protocols/wires.py`). `test_messages.py` fails for a message without one.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from atoll.node.checkpoint import generations, local, universal
+from atoll.node.daemon.consensus import ballots, certificate
+from atoll.p2p.blobs import frames as blob_frames
+from atoll.p2p.discovery import dht_pipe, dht_records
+from atoll.p2p.host.framing import framed
+from atoll.p2p.ledger.sync import Exchange
+from atoll.p2p.limits.monthly_quota import Month
+from atoll.p2p.membership.register_store import KnownVersions, RegisterBatch
+from atoll.p2p.nat import held_circuits
+from atoll.p2p.rpc import frames as call_frames
+from atoll.protocols import blobs, codec, nat, wires
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, Round, RunId
+from atoll.protocols.ledger import records, reduction, registers
+from atoll.protocols.local import control_messages
+from atoll.protocols.local import rank_messages as ranks
+from atoll.protocols.local import worker_messages as worker
+from atoll.protocols.run import admission, invite
+from atoll.protocols.run.arena import Span
+from atoll.protocols.run.merging import MergeSpec
+from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch
+from atoll.protocols.run.run_spec import (
+    CompressSpec,
+    DataSpec,
+    InnerSpec,
+    OuterSpec,
+    PaceSpec,
+    RunSpec,
+    SignedRun,
+    Stage,
+    StartSpec,
+    sign_run,
+)
+from atoll.protocols.run.serving import SamplingSpec, ServingSpec, TokensSpec
+from atoll.protocols.run.slices import ReduceSpec, plan_of
+
+ME, OTHER = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
+RUN = RunId(b"\xaa" * 32)
+A, B = Digest(b"\1" * 32), Digest(b"\2" * 32)
+ROUND = Round(8)
+PLACE = "/ip4/203.0.113.7/tcp/4001"
+UNIX_S = 1_900_000_000
+
+
+class Case(NamedTuple):
+    """One example."""
+
+    value: Any
+    kind: Any
+    """The type that its readers decode, a union where there are several answers."""
+    is_local: bool = False
+    """Only processes of this machine write and read it; floats are not limited then."""
+
+
+def _model(**changes: Any) -> ModelSpec:
+    plain = ModelSpec(
+        dim=64, layers=2, heads=4, kv_heads=2, ffn=96, vocab=256, context=16, tied=True, rope_theta=10000.0,
+        norm_eps=1e-5,
+    )  # fmt: skip
+    return msgspec.structs.replace(plain, **changes)
+
+
+def _run(**changes: Any) -> RunSpec:
+    plain = RunSpec(
+        version=4, name="golden", owner=ME.peer_id, seed=7, model=_model(),
+        data=DataSpec(source="builtin:shakespeare", tokenizer="bytes", digest=b""),
+        inner=InnerSpec(
+            lr=2e-3, lr_min=0.1, warmup_steps=10, total_steps=600, beta1=0.9, beta2=0.95, eps=1e-8,
+            weight_decay=0.1, clip=1.0, batch=8,
+        ),
+        outer=OuterSpec(rounds=100, stages=(Stage(0, 5), Stage(10, 15)), alpha_256=256, floor_256=64),
+        compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
+        pace=PaceSpec(quorum_256=171, grace_256=64, lease_s=30.0, min_members=1),
+    )  # fmt: skip
+    return msgspec.structs.replace(plain, **changes)
+
+
+DENSE = _run(
+    model=_model(
+        qk_norm=True, qk_norm_across=True, head_size=32,
+        rope_stretch=RopeStretch(factor=8.0, low=1.0, high=4.0, original=8192),
+    ),
+    data=DataSpec(source="file:text", tokenizer="file", digest=A, tokenizer_blob=B),
+    admission=admission.AdmissionSpec(mode="allowlist", members=(OTHER.peer_id,)),
+    reduce=ReduceSpec(),
+    start=StartSpec(weights=A, state=B, moments=A),
+    serving=ServingSpec(
+        bos=1, eos=(2, 3), pad=0, tokens=TokensSpec(bos=1, eos=2, pad=0, unk=4), chat_template="{{ messages }}",
+        sampling=SamplingSpec(do_sample=True, temperature=0.7, top_p=0.9, top_k=20, repetition_penalty=1.1),
+    ),
+)  # fmt: skip
+MIXTURE = _run(
+    model=_model(
+        ffn=96,
+        experts=ExpertsSpec(
+            count=4, per_token=2, ffn=48, normalise=False, zero=2, computed=1.5, bias_rate=0.01, load_balance=0.02,
+            router_z=0.003,
+        ),
+    ),
+    inner=msgspec.structs.replace(_run().inner, expert_lr=2.0, first_step=40),
+    outer=OuterSpec(
+        rounds=100, stages=(Stage(0, 5),), alpha_256=256, floor_256=64, fragments=2, overlap_steps=2, keep_256=100,
+        holders=1, merge=MergeSpec(every=4, until=40, alpha_4096=205), overlap_most=5,
+    ),
+)  # fmt: skip
+
+BALLOT = records.Ballot(3, ME.peer_id)
+WORK = records.Contribution(ROUND, A, B, 15, 122880, 64, 2.5)
+TOKEN = admission.make_token(RUN, ME, bytes(range(64, 96)), UNIX_S, "friends", 5)
+BODIES: tuple[records.Body, ...] = (
+    WORK,
+    records.PartContribution(ROUND, A, B, 15, 122880, 64, 2.5, experts=b"\x06"),
+    records.SlicedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
+    records.Ack(ROUND, A, B),
+    records.Proposal(ROUND, BALLOT, (A, B), A),
+    records.Vote(ROUND, BALLOT, A),
+    records.Prepare(ROUND, BALLOT),
+    records.Promise(ROUND, BALLOT, (A,)),
+    records.Reduction(ROUND, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=A),
+    records.ReductionFault(ROUND, A, B),
+    records.Leave(ROUND),
+)
+VALUES = (
+    registers.Lease("training", ROUND, 6, A, 6, 1234.5),
+    registers.Holding(b"\x03", 8, ((2, A),)),
+    registers.Addresses((PLACE,)),
+)
+OPENING = reduction.Opening(5, b"row", b"path", b"before", b"more", A, b"last", ((b"raw", b"its"),))
+PUNCH = nat.sign_punch(RUN, ME, OTHER.peer_id, bytes(16), (PLACE,))
+SEEDS = invite.Seed(OTHER.public_key, (PLACE,)), invite.Seed(b"", ("/dnsaddr/example.org",))
+INVITED = invite.make_invite(ME, RUN, SEEDS, UNIX_S, TOKEN, b"r")
+MEMBER = worker.Member(A, ME.peer_id, 64, B, "/home/payload", b"\x03")
+SLICE = worker.Slice(Span(0, 4), (MEMBER,), (MEMBER,), True)
+PENDING = worker.Pending(ROUND, A, B, "/home/payload", 15, 122880, 64, 2.5, b"\x03", A)
+
+
+def _feed() -> Iterator[tuple[str, Case]]:
+    for body in BODIES:
+        entry = records.sign_entry(RUN, ME, 7, A, body)
+        yield f"entry: {type(body).__name__}", Case(entry, records.Entry)
+    admit = records.Admit(TOKEN.permit, admission.prove(RUN, TOKEN, OTHER.peer_id))
+    yield "entry: Admit", Case(records.sign_entry(RUN, OTHER, 0, b"", admit), records.Entry)
+    exchange = Exchange({ME.peer_id: 8}, True, (OTHER.peer_id,), (b"e",), ((b"f", b"g"),), "no")
+    yield "Exchange", Case(exchange, Exchange)
+    yield "FinalProof", Case(certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),)), certificate.FinalProof)
+
+
+def _registers() -> Iterator[tuple[str, Case]]:
+    for value in VALUES:
+        signed = registers.sign_register(RUN, ME, 3, 9, 45.0, value)
+        yield f"register: {type(value).__name__}", Case(signed, registers.Register)
+    yield "KnownVersions", Case(KnownVersions(((ME.peer_id, "lease", 3, 9),)), KnownVersions)
+    yield "RegisterBatch", Case(RegisterBatch(((1.5, b"register"),)), RegisterBatch)
+
+
+def _runs() -> Iterator[tuple[str, Case]]:
+    for name, spec in {"plain": _run(), "dense": DENSE, "mixture": MIXTURE}.items():
+        spec.check()
+        yield f"RunSpec: {name}", Case(spec, RunSpec)
+    yield "SignedRun", Case(codec.decode(sign_run(_run(), ME), SignedRun), SignedRun)
+    yield "Invite", Case(invite.read_invite(INVITED), invite.Invite)
+
+
+def _nat() -> Iterator[tuple[str, Case]]:
+    asks = nat.Look(RUN), nat.DialBack(RUN, (PLACE,)), PUNCH, nat.Summons(PUNCH, (PLACE,))
+    answers = (
+        nat.Seen((PLACE,), "public", True, 1.5), nat.Reached((PLACE,)), nat.Coming((PLACE,), (PLACE,)),
+        nat.NatRefused("no"),
+    )  # fmt: skip
+    yield from ((type(ask).__name__, Case(ask, nat.Ask)) for ask in asks)
+    yield from ((type(answer).__name__, Case(answer, nat.Answer)) for answer in answers)
+    for message in (nat.Circuit(RUN, OTHER.peer_id), nat.Incoming(RUN, OTHER.peer_id), nat.OpenCircuit()):
+        yield type(message).__name__, Case(message, type(message))
+
+
+def _blobs() -> Iterator[tuple[str, Case]]:
+    manifest = blobs.manifest_of_bytes(b"x" * blobs.BLOB_CHUNK_BYTES + b"tail")
+    yield "BlobManifest", Case(manifest, blobs.BlobManifest)
+    yield "blob: Ask", Case(blob_frames.Ask(A, 1), blob_frames.Ask)
+    for wish in (blob_frames.Want(300), blob_frames.Cancel(7)):
+        yield f"blob: {type(wish).__name__}", Case(wish, blob_frames.Wish)
+    for answer in (blob_frames.BlobOffer(b"manifest", b"\x05"), blob_frames.BlobRefusal("busy")):
+        yield f"blob: {type(answer).__name__}", Case(answer, blob_frames.Answer)
+    for piece in (blob_frames.Have(b"\xff\x01"), blob_frames.Chunk(70000)):
+        yield f"blob: {type(piece).__name__}", Case(piece, blob_frames.Piece)
+
+
+def _reduction() -> Iterator[tuple[str, Case]]:
+    for ask in (reduction.RowsAsk(A, Span(256, 272)), reduction.OpeningAsk(B, 300)):
+        yield type(ask).__name__, Case(ask, reduction.Ask)
+    yield "RowsAnswer", Case(reduction.RowsAnswer(b"rows", b"path"), reduction.RowsAnswer)
+    yield "Opening", Case(OPENING, reduction.Opening)
+    proof = reduction.FaultProof(reduction.PROOF_VERSION, b"entry", b"before", (b"work",), OPENING)
+    yield "FaultProof", Case(proof, reduction.FaultProof)
+
+
+def _others() -> Iterator[tuple[str, Case]]:
+    yield "Hello", Case(call_frames.hello(RUN, ME.peer_id, "atoll/1.2"), call_frames.Hello)
+    yield "Failure", Case(call_frames.Failure(error="PeerFault", message="too large"), call_frames.Failure)
+    for name, key in {"members": dht_records.run_key(RUN), "runs": dht_records.RUNS_KEY}.items():
+        record = codec.decode(dht_records.sign_record(ME, key, b"value", UNIX_S), dht_records.DhtRecord)
+        yield f"DhtRecord: {name}", Case(record, dht_records.DhtRecord)
+
+
+WORKER_ASKS: tuple[worker.Ask, ...] = (
+    worker.StartRequest(
+        b"spec", ME.peer_id, "/home", "/data", 2, "cpu", "int8", True, "/tokenizer", ("/moments",), True, "host"
+    ),
+    worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3),
+    worker.SaveRequest(ROUND),
+    worker.VerifyRequest("/payload", ROUND, b"\x03", A, (Span(0, 4),)),
+    worker.ReduceRequest(ROUND, Span(0, 4), (MEMBER,), (A,), 7),
+    worker.OpenRequest(ROUND, 5),
+    worker.JudgeRequest("/proof", A),
+    worker.FoldRequest(ROUND, (MEMBER,)),
+    worker.CheckRequest(ROUND, (), (SLICE,)),
+    worker.FinalizeRequest(ROUND, (MEMBER,), (SLICE,)),
+    worker.AdoptRequest(ROUND, "/snapshot", A, (worker.Counted(B, (Span(0, 4),), ROUND),)),
+    worker.SnapshotRequest("/snapshot"),
+    worker.InheritRequest(3, "/moments"),
+    worker.EvaluateRequest(),
+    worker.ReportRequest(),
+    worker.StopRequest(),
+)
+WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress, ...] = (
+    worker.StartReply(7, A, (PENDING,), 1000, "cpu", b"\x03"),
+    worker.TrainProgress(ROUND, 3, 15, 2.5, 1234.5),
+    worker.TrainReply(PENDING, 3000, 1.5, 2, 0.25, (worker.ReleasedMoments(3, "/moments"),)),
+    worker.SaveReply(),
+    worker.VerifyReply(),
+    worker.ReduceReply(ROUND, A, "/payload", B, A, 7),
+    worker.OpenReply(b"opening"),
+    worker.JudgeReply(True),
+    worker.FoldReply(ROUND, A),
+    worker.CheckReply(ROUND, A),
+    worker.FinalizeReply(ROUND, A),
+    worker.AdoptReply(ROUND, A),
+    worker.SnapshotReply(ROUND, A, "/snapshot", 4000),
+    worker.EvaluateReply(A, 1.75, 2.5, 0.5),
+    worker.InheritReply(True),
+    worker.ReportReply(),
+    worker.StopReply(),
+    worker.FailureReply("DiskFault", "the disk is full", "make room"),
+)
+RANK_ASKS: tuple[ranks.RankAsk, ...] = (
+    ranks.Begin(b"spec", 1, 2, "cuda:1", 4, "int8", True, False, "/home/meeting"),
+    ranks.Build(b"\x03"),
+    ranks.Weights(),
+    ranks.Moments(("model.norm.weight",)),
+    ranks.StepRequest(40),
+    ranks.Agree(),
+    ranks.GatherWeights(),
+    ranks.GatherMoments(("model.norm.weight",)),
+    ranks.LossRequest(16),
+    ranks.Save("/home/parts", ("model.norm.weight",)),
+)
+
+
+def _local() -> Iterator[tuple[str, Case]]:
+    for ask in WORKER_ASKS:
+        yield f"worker: {type(ask).__name__}", Case(worker.RequestEnvelope(5, ask), worker.RequestEnvelope, True)
+    spent = worker.TimeSpent(*range(1, 10))
+    for answer in WORKER_ANSWERS:
+        envelope = worker.ReplyEnvelope(5, answer, spent)
+        yield f"worker: {type(answer).__name__}", Case(envelope, worker.ReplyEnvelope, True)
+    for each in RANK_ASKS:
+        yield f"rank: {type(each).__name__}", Case(each, ranks.RankAsk, True)
+    for said in (ranks.RankReady(), ranks.RankRefused("no device", "use cpu")):
+        yield f"rank: {type(said).__name__}", Case(said, ranks.RankAnswer, True)
+    for wish in (dht_pipe.Store(5, b"record"), dht_pipe.Find(5, A)):
+        yield f"dht: {type(wish).__name__}", Case(wish, dht_pipe.Ask, True)
+    for found in (dht_pipe.DhtReady((PLACE,)), dht_pipe.Stored(5, True), dht_pipe.Found(5, (b"record",))):
+        yield f"dht: {type(found).__name__}", Case(found, dht_pipe.Answer, True)
+
+
+def _disk() -> Iterator[tuple[str, Case]]:
+    row = generations.TensorRow("theta", "int32", (2, 4096))
+    manifest = generations.GenerationManifest(generations.FORMAT, (row,), A, b"body")
+    yield "GenerationManifest", Case(manifest, generations.GenerationManifest, True)
+    body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", (local.KeptBody(7, B, Span(0, 4)),))
+    yield "LocalBody", Case(body, local.LocalBody, True)
+    yield "Month", Case(Month("2026-11-01", 5, 6), Month, True)
+
+
+CASES: dict[str, Case] = {
+    name: case
+    for group in (_feed, _registers, _runs, _nat, _blobs, _reduction, _others, _local, _disk)
+    for name, case in group()
+}
+
+
+SHARD = universal.signed(
+    universal.Shard(
+        version=universal.VERSION, run=RUN.hex(), round=8, state=A.hex(), peer=ME.peer_id,
+        steps={"shared": 40, "1": 3}, left=(2,), bytes=1000, blake3=B.hex(), signature="",
+    ),
+    ME,
+)  # fmt: skip
+CHECKPOINT = universal.CheckpointManifest(
+    version=universal.VERSION, run=RUN.hex(), round=8, state=A.hex(), shards=(SHARD,),
+    holders={"shared": ME.peer_id}, votes=B.hex(), members=(ME.peer_id,), quorum=True,
+)  # fmt: skip
+JSON = (SHARD, CHECKPOINT)
+"""Records that are JSON: the descriptions in a universal checkpoint."""
+PEERS = tuple(Identity(bytes([number]) * 32).peer_id for number in range(1, 6))
+
+
+def names() -> dict[str, list[str]]:
+    """The protocol ids of each wire that is a stream, every version that this node speaks, oldest first."""
+    found = {
+        wire.name: [wire.protocol(version) for version in range(wire.oldest, wire.newest + 1)]
+        for wire in vars(wires).values()
+        if isinstance(wire, wires.Wire)
+    }
+    return found | {"hold": [held_circuits.HOLD_PROTOCOL]}
+
+
+def control_tags() -> dict[str, str]:
+    """Tags of the control socket's messages, whose fields may be added to at any time (docs/control.md)."""
+    kinds = (kind for kind in vars(control_messages).values() if isinstance(kind, type))
+    structs = (kind for kind in kinds if issubclass(kind, msgspec.Struct))
+    return {kind.__name__: str(kind.__struct_config__.tag) for kind in structs if kind.__struct_config__.tag}
+
+
+def golden() -> dict[str, Any]:
+    """The content of `wires.json`."""
+    raw = {
+        "frame": framed(b"body"),
+        "hold: beat": held_circuits._BEAT,
+        "request": call_frames.request(7, "ping", b"\1"),
+        "reply": call_frames.reply(7, b"\1"),
+        "failure": call_frames.failure(7, "PeerFault", "too large"),
+        "notice": call_frames.notice("gossip.entry", b"\1"),
+        "cancel": call_frames.cancel(7),
+        **{f"{type(each).__name__}, JSON": universal.to_json(each) for each in JSON},
+    }
+    plan = plan_of(RUN, frozenset(PEERS), frozenset(), 64, ReduceSpec(above=1))
+    return {
+        "protocol ids": names(),
+        "tags on the control socket": control_tags(),
+        "messages": {name: codec.encode(case.value).hex() for name, case in CASES.items()},
+        "other bytes": {name: data.hex() for name, data in raw.items()},
+        "invite": INVITED,
+        "voters": ballots.voter_order(RUN, ROUND, PEERS),
+        "reducers": plan.reducers,
+    }

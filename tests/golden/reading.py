@@ -1,0 +1,78 @@
+"""Reads the shipped sources and the types of messages."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+ROOT = Path(__file__).resolve().parents[2]
+Place = tuple[Any, ...]
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """The shipped modules by path. Some cannot be imported into one process."""
+    paths = (path for area in ("protocols", "p2p", "node", "cli") for path in sorted((ROOT / area).rglob("*.py")))
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def nodes() -> Iterator[tuple[str, ast.AST]]:
+    """Everything in the shipped sources, with the path of its module."""
+    return ((path, node) for path, tree in sources().items() for node in ast.walk(tree))
+
+
+@cache
+def structs() -> frozenset[str]:
+    """`path:Name` of every msgspec struct."""
+    found: set[str] = set()
+    names = {"msgspec.Struct", "Struct"}
+    for path, node in nodes():
+        if isinstance(node, ast.ClassDef) and names & {ast.unparse(base) for base in node.bases}:
+            found.add(f"{path}:{node.name}")
+            names.add(node.name)  # a base of what follows it
+    return frozenset(found)
+
+
+def path_of(kind: type) -> str:
+    """`path:Name` of a class."""
+    return f"{kind.__module__.removeprefix('atoll.').replace('.', '/')}.py:{kind.__name__}"
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """`value` and everything inside it."""
+    yield value
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.astuple(value)
+    elif isinstance(value, dict):
+        value = (*value, *value.values())
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from parts(part)
+
+
+def inside(info: inspect.Type, at: Place = ()) -> Iterator[tuple[Place, inspect.Type]]:
+    """A type and the types inside it, each with the class and the field that hold it."""
+    yield at, info
+    match info:
+        case inspect.StructType():
+            for field in info.fields:
+                yield from inside(field.type, (info.cls, field.name))
+            return
+        case inspect.UnionType():
+            within = info.types
+        case inspect.TupleType():
+            within = info.item_types
+        case inspect.NamedTupleType():
+            within = tuple(field.type for field in info.fields)
+        case inspect.DictType():
+            within = (info.key_type, info.value_type)
+        case inspect.VarTupleType() | inspect.ListType() | inspect.SetType() | inspect.FrozenSetType():
+            within = (info.item_type,)
+        case _:
+            return
+    for each in within:
+        yield from inside(each, at)

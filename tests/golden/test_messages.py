@@ -1,0 +1,141 @@
+"""Every message and record has golden bytes, and they are those that were recorded."""
+
+import ast
+import re
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.p2p.discovery import dht_records
+from atoll.protocols import codec, wires
+from atoll.protocols.ledger import records, registers
+from atoll.protocols.nat import Punch, check_punch
+from atoll.protocols.run.invite import read_invite
+from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
+from tests.golden.__main__ import FOLDER, SOURCES, computed, recorded, rewrite
+from tests.golden.messages import CASES, DENSE, JSON, ME, MIXTURE, RUN, UNIX_S, names
+from tests.golden.reading import ROOT, nodes, parts, path_of, structs
+
+NOT_SENT = {
+    "node/config": "the user's own files, TOML and JSON",
+    "node/daemon/web": "an answer to this machine's browser",
+    "node/doctor": "printed",
+    "node/learning": "values in memory; text files of the user",
+    "node/runs": "values in memory",
+    "p2p/limits/config.py": "the user's own settings",
+    "p2p/membership/address_book.py": "a cache of this node in JSON; without it the node starts anew",
+    "p2p/nat/relay.py": "the user's own settings",
+    "p2p/swarm/swarm.py": "the node's own settings",
+    "protocols/local/control_lines.py": "the version in front of a line",
+    "protocols/local/control_messages.py": "lines of JSON: tests/protocols/local/test_control_messages.py",
+    "protocols/wires.py": "the table of wires itself",
+    "node/checkpoint/universal.py:_Versioned": "the version in front of a file",
+    "p2p/discovery/dht_pipe.py:ChildOptions": "an argument of a child of this process",
+    "p2p/ledger/store.py:Quota": "the node's own settings",
+    "protocols/ledger/ownership.py:Announced": "a value in memory",
+    "protocols/ledger/reduction.py:ReductionRules": "a value in memory",
+    "protocols/local/worker_messages.py:_RoundSet": "what its subclasses share",
+    "protocols/local/worker_messages.py:_RoundState": "what its subclasses share",
+    "protocols/run/admission.py:Rule": "a value in memory",
+    "protocols/run/arena.py": "values in memory",
+    "protocols/run/model_spec.py:Atom": "a value in memory",
+    "protocols/run/payload.py:Layout": "a value in memory",
+    "protocols/run/run_spec.py:_Versioned": "the version in front of a RunSpec",
+    "protocols/run/slices.py:SlicePlan": "a value in memory",
+}
+"""Structs that are in no message or record with a version, by room, path, or path and name, with the reason."""
+
+
+def is_of(struct: str, key: str) -> bool:
+    return struct == key or struct.startswith((f"{key}/", f"{key}:"))
+
+
+def test_every_struct_has_golden_bytes_or_a_reason() -> None:
+    values = (*(case.value for case in CASES.values()), *JSON)
+    shown = {path_of(type(part)) for value in values for part in parts(value) if isinstance(part, msgspec.Struct)}
+    assert len(shown) > 100
+    assert shown <= structs(), "the sources were read wrongly"
+    missing = sorted(struct for struct in structs() - shown if not any(is_of(struct, key) for key in NOT_SENT))
+    assert not missing, f"no golden bytes (tests/golden/messages.py): {missing}"
+    stale = sorted(key for key in NOT_SENT if not any(is_of(struct, key) for struct in structs()))
+    assert not stale, f"reasons for nothing: {stale}"
+
+
+@cache
+def whole() -> Any:
+    return computed("wires")
+
+
+@pytest.mark.parametrize("part", recorded("wires"))
+def test_the_bytes_are_those_that_were_recorded(part: str) -> None:
+    assert whole().keys() == recorded("wires").keys()
+    found, known = whole()[part], recorded("wires")[part]
+    if isinstance(known, dict):
+        assert found.keys() == known.keys(), "`python -m tests.golden rewrite wires` adds what is new"
+        changed = [name for name in known if found[name] != known[name]]
+        assert not changed, f"they need a new version, then `python -m tests.golden rewrite wires`: {changed}"
+    assert found == known
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_bytes_are_read_back(name: str) -> None:
+    data = bytes.fromhex(recorded("wires")["messages"][name])
+    assert codec.decode(data, CASES[name].kind) == CASES[name].value
+
+
+def test_recorded_signatures_verify() -> None:
+    """The domain of each signature is a part of the wire."""
+    data = {name: bytes.fromhex(text) for name, text in recorded("wires")["messages"].items()}
+    for name in (name for name in data if name.startswith("entry: ")):
+        assert records.decode_entry(data[name], RUN) == CASES[name].value
+    for name in (name for name in data if name.startswith("register: ")):
+        assert registers.decode_register(data[name], RUN) == CASES[name].value
+    for name in (name for name in data if name.startswith("DhtRecord: ")):
+        assert dht_records.decode_record(data[name], UNIX_S) == CASES[name].value
+    check_punch(codec.decode(data["Punch"], Punch))
+    assert read_invite(recorded("wires")["invite"]) == CASES["Invite"].value
+    assert open_run(data["SignedRun"]).name == "golden"
+
+
+@pytest.mark.parametrize("spec", [DENSE, MIXTURE], ids=["dense", "mixture"])
+def test_the_recorded_runs_can_be_joined(spec: Any) -> None:
+    assert spec.version == SPEC_VERSION
+    assert open_run(sign_run(spec, ME)) == spec
+
+
+def test_every_protocol_id_is_recorded() -> None:
+    """A protocol id comes from `protocols/wires.py`, or it is a literal, which is recorded too."""
+    ids = recorded("wires")["protocol ids"]
+    texts = {node.value for _, node in nodes() if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    literals = {text for text in texts if re.fullmatch(r"/atoll/[\w-]+/\d+", text)}
+    assert literals
+    assert literals <= {text for every in ids.values() for text in every}
+    assert ids.keys() == names().keys()
+    assert {wire.name for wire in vars(wires).values() if isinstance(wire, wires.Wire)} < ids.keys()
+
+
+def test_golden_files_have_a_source() -> None:
+    assert {path.stem for path in FOLDER.glob("*.json")} == SOURCES.keys()
+
+
+def test_rewriting_reports_what_changed(tmp_path: Any) -> None:
+    lines: list[str] = []
+    rewrite("wires", tmp_path, lines.append)
+    assert lines
+    assert all(line.startswith("new ") for line in lines)
+    assert recorded("wires", tmp_path) == whole()
+    path = tmp_path / "wires.json"
+    path.write_text(path.read_text().replace('"/atoll/hold/1"', '"/atoll/hold/0"'))
+    lines.clear()
+    rewrite("wires", tmp_path, lines.append)
+    assert lines == ["CHANGED  wires/protocol ids/hold/0"]
+
+
+def test_nothing_but_the_command_writes_golden_files() -> None:
+    """A test that writes what it compares with cannot fail."""
+    writers = re.compile(r"GOLDEN\w*\.(write|open)|REWRITE_[A-Z]+\b.*environ|environ.*REWRITE_")
+    tests = [path for path in (ROOT / "tests").rglob("*.py") if FOLDER not in path.parents]
+    assert len(tests) > 100
+    assert not [path for path in tests if writers.search(path.read_text(encoding="utf-8"))]
