@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
-from atoll.cli.main import cli
 from tests.test_docs import PAGES, ROOT, name_of, text_of
 
 SPAN = re.compile(r"`((?:atoll|node|make|python -m) [^`]+)`")
