@@ -60,7 +60,7 @@ class DaemonOperator:
         node, log, config = self.control.view(), self.log, self.plan.config
         spec, me = self.plan.run.spec, self.plan.identity.peer_id
         row, own = log.newest_closed(), log.newest_trained()
-        moved, blobs, worker = self.host.statistics(), self.swarm.blobs.statistics(), self.trainer.statistics()
+        blobs, worker = self.swarm.blobs.statistics(), self.trainer.statistics()
         number = min(node.round.round, spec.outer.rounds - 1)
         # What an inner step reported is of the round at hand only while one is trained.
         training = node.round.phase is Phase.TRAIN
@@ -93,8 +93,6 @@ class DaemonOperator:
             val_bpb=log.newest_bpb(),
             tokens_per_s=progress.tokens_per_s if progress else None,
             payload_bytes=own.payload_bytes if own else None,
-            bytes_up=moved.bytes_up,
-            bytes_down=moved.bytes_down,
             train_s=own.train_s if own else None,
             wait_s=own.wait_s if own else None,
             overlap_allowed=node.round.ahead.chosen,
@@ -103,7 +101,6 @@ class DaemonOperator:
             device=config.device,
             worker_pid=worker.pid,
             worker_restarts=worker.restarts,
-            host_restarts=moved.restarts,
             trouble=self._trouble(),
             goodput=self.goodput.report(),
             room=self.plan.room,
@@ -118,14 +115,17 @@ class DaemonOperator:
 
     def _network(self) -> dict[str, Any]:
         """How others reach us, whom we relay for, and what we send."""
-        routes = self.host.routes()
+        routes, moved = self.host.routes(), self.host.statistics()
         relay = routes.relay
         return {
             "reachability": routes.reach,
             "reachability_why": routes.why,
             "observed": routes.observed,
-            "port_map": self.host.statistics().port_map,
-            "sent": sent_per_round(self.rounds(SENT_ROUNDS), 4 * self.plan.run.spec.model.parameters),
+            "bytes_up": moved.bytes_up,
+            "bytes_down": moved.bytes_down,
+            "host_restarts": moved.restarts,
+            "port_map": moved.port_map,
+            "sent": sent_per_round(self._newest_rows(SENT_ROUNDS), 4 * self.plan.run.spec.model.parameters),
             "relaying": relay is not None,
             "relay": control_messages.RelayUse(**asdict(relay)) if relay else None,
             "clock_ahead_s": routes.clock_ahead_s,
@@ -140,8 +140,12 @@ class DaemonOperator:
 
     def rounds(self, last: int) -> Sequence[control_messages.RoundStatus]:
         """The newest `last` rows, oldest first."""
+        return [copy(row) for row in self._newest_rows(last)]
+
+    def _newest_rows(self, last: int) -> list[control_messages.RoundStatus]:
+        """The log's own rows, which change as rounds go on."""
         rows = self.log.rows
-        return [copy(rows[number]) for number in sorted(rows)[-last:]]
+        return [rows[number] for number in sorted(rows)[-last:]]
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""

@@ -132,12 +132,12 @@ class Trainer:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        try:
-            async with asyncio.timeout(STOP_S if self._is_started else 0.0):
-                if process.stdin is not None:
-                    process.stdin.write(frame(worker_messages.RequestEnvelope(0, worker_messages.StopRequest())))
-                await process.wait()
-        except TimeoutError:
+        if self._is_started and process.stdin is not None:
+            process.stdin.write(frame(worker_messages.RequestEnvelope(0, worker_messages.StopRequest())))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+        if process.returncode is None:
             process.kill()
             await process.wait()
 

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import psutil
 
+from atoll_lab import sweep as sweeping
 from atoll_lab.sweep import is_gone, scratch, sweep
 
+OURS = "atollrigtest"
+"""A prefix that labs of other tests, which run at the same time, do not sweep."""
 
-def test_folders_of_a_killed_process_are_swept():
+
+def test_folders_of_a_killed_process_are_swept(monkeypatch):
+    monkeypatch.setattr(sweeping, "PREFIX", OURS)
     program = (
-        "import atoll_lab.sweep as s, os; f = s.scratch(); print(f.name, flush=True); os.kill(os.getpid(), 9)"
+        "import atoll_lab.sweep as s, os\n"
+        f"s.PREFIX = {OURS!r}; f = s.scratch(); print(f.name, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     left = Path(done.stdout.strip())

@@ -80,15 +80,20 @@ class Starter:
 
     def places(self) -> dict[str, list[str]]:
         """The places of a whole start, until the first round of this life is final, in order, by process."""
+        files = {role: self.folder / f"places-{role}" for role in ("daemon", "worker")}
+        for file in files.values():
+            file.unlink(missing_ok=True)
         process = self._spawn(Moment("", "stop"), self.home)
         try:
-            before = poll("it answers", lambda: self._status())["final"]
-            poll("a round is final", lambda: (now := self._status()) and now["final"] > before)
+            before = poll("it answers", lambda: process.poll() is not None or self._status())
+            assert isinstance(before, dict), "it ended at once"
+            poll("a round is final", lambda: (now := self._status()) and now["final"] > before["final"])
         finally:
             process.terminate()
-            process.communicate(timeout=HANGS_S)
-        assert process.returncode == 0
-        return {role: (self.folder / f"places-{role}").read_text().splitlines() for role in ("daemon", "worker")}
+            said = "".join(process.communicate(timeout=HANGS_S))
+            if process.returncode != 0:
+                raise AssertionError(f"exit code {process.returncode}: {said}")
+        return {role: file.read_text().splitlines() for role, file in files.items()}
 
     def end_at(self, moment: Moment) -> End:
         """Start, stop at this moment, and judge the end."""

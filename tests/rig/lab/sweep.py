@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,8 @@ def _left_in(folder: Path) -> list[Path]:
     found = []
     for path in sorted(folder.glob(f"{PREFIX}-*-*")) if folder.is_dir() else []:
         owner = path.name.split("-")[1]
-        if owner.isdecimal() and is_gone(int(owner), path.stat().st_mtime):
-            found.append(path)
+        # Another lab may end, or sweep, at the same time: what is no longer there needs no sweep.
+        with suppress(FileNotFoundError):
+            if owner.isdecimal() and is_gone(int(owner), path.stat().st_mtime):
+                found.append(path)
     return found
