@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tests.mutants.mutant import ROOT, Mutant, MutantError, problems, read_mutants
 from tests.mutants.tree_copy import Outcome, TreeCopy, copy_of
@@ -68,7 +69,7 @@ def judge(tree: TreeCopy, mutant: Mutant, wrong: dict[str, str], limit_s: float)
         raise MutantError(why)
 
 
-def run(mutants: Sequence[Mutant], limit_s: float, report: Callable[[str], None] = print) -> int:
+def run(mutants: Sequence[Mutant], limit_s: float, report: Callable[[str], None]) -> int:
     """Judge each mutant; returns how many were not killed. `report` receives a line for each."""
     wrong_files = {mutant.name: list(problems(mutant)) for mutant in mutants}
     for line in (line for lines in wrong_files.values() for line in lines):
@@ -109,7 +110,7 @@ def main() -> int:
             for m in mutants
             if (not options.names or m.name in options.names) and (m.sample or not options.sample)
         ]
-        failed = run(chosen, options.limit)
+        failed = run(chosen, options.limit, partial(print, flush=True))
     except MutantError as error:
         print(error, file=sys.stderr)
         return 1

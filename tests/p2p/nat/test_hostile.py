@@ -230,6 +230,27 @@ def test_the_peer_that_a_relay_brings_is_the_one_that_was_asked_for(run_world):
     run_world(scenario)
 
 
+def test_nonsense_in_a_circuit_is_nobodys_proven_fault(run_world):
+    """The relay may have changed what the other end sent: blaming either could ban a correct node."""
+
+    async def scenario(world):
+        target = await world.host(2)
+        blamed = []
+        target._base._on_fault = lambda peer, fault: blamed.append(peer)
+        relay = await world.plain(9, {})
+        await relay.connect(PeerAddress(target.peer_id, await target.addresses()))
+        stream = await relay.open_stream(target.peer_id, CIRCUIT_PROTOCOL)
+        await write_frame(stream, codec.encode(Incoming(world.run, relay.peer_id)))
+        await read_frame(stream, NAT_MAX_BYTES)
+        inside = await handshake(stream, Credentials(Identity(bytes([9]) * 32)), "", client=True)
+        await write_frame(inside, bytes(1000))
+        with pytest.raises(Unreachable):
+            await read_frame(inside, NAT_MAX_BYTES)
+        assert blamed == []
+
+    run_world(scenario)
+
+
 def test_who_is_sent_away_is_served_through_no_relay(run_world):
     async def scenario(world):
         await homes(world)

@@ -6,10 +6,12 @@ import random
 import pytest
 
 from atoll.p2p.host.interface import PeerAddress, PeerConnected, PeerDisconnected
+from atoll.p2p.transports.host_base import STREAMS_IN_ALL, STREAMS_PER_PEER, Admission
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork, Quality
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId
 
 PEERS = [Identity(bytes([number + 1]) * 32).peer_id for number in range(8)]
 
@@ -45,6 +47,24 @@ def simulate(network, count, scenario):
                     task.cancel()
 
     return run_virtual(main())
+
+
+def test_one_peer_has_so_many_streams_and_leaves_room_for_others():
+    admission = Admission()
+    assert [admission.enter(PEERS[0]) for _ in range(STREAMS_PER_PEER + 2)] == [True] * STREAMS_PER_PEER + [
+        False
+    ] * 2
+    assert admission.enter(PEERS[1])
+    admission.leave(PEERS[0])
+    assert [admission.enter(PEERS[0]) for _ in range(2)] == [True, False]
+
+
+def test_all_peers_together_have_so_many_streams():
+    admission = Admission()
+    assert all(admission.enter(PeerId(f"p{number}")) for number in range(STREAMS_IN_ALL))
+    assert not admission.enter(PEERS[0])
+    admission.leave(PeerId("p0"))
+    assert admission.enter(PEERS[0])
 
 
 def now_s():

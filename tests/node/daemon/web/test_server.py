@@ -58,6 +58,12 @@ async def say(server: WebServer, sent: bytes) -> bytes:
         writer.close()
 
 
+async def test_a_head_without_end_is_hung_up_on_at_its_cap_and_not_at_its_deadline(monkeypatch):
+    monkeypatch.setattr(module, "REQUEST_S", 1e6)
+    async with served() as server:
+        assert await say(server, b"GET / HTTP/1.1\r\nHost: " + b"x" * (4 * HEAD_MAX_BYTES)) == b""
+
+
 async def test_a_scrape(node):
     async with served(Site(node).answer) as server:
         got = await say(server, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9\r\nAccept: text/plain\r\n\r\n")
