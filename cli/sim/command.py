@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -59,11 +61,32 @@ def sim(folder: Path | None, json_file: Path | None, patience_s: float, **option
             sys.exit(1)
 
 
+class Termination:
+    """SIGTERM ends a simulation in order, between two looks at its nodes.
+
+    An exception that its handler raised anywhere would be lost in a callback of the interpreter's own.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep. Raises SystemExit with 143 after SIGTERM."""
+        time.sleep(seconds)
+        if self._came:
+            sys.exit(128 + signal.SIGTERM)
+
+
 def simulate(folder: Path, patience_s: float, *, baselines: bool, **options: Any) -> dict[str, Any]:
     """Run one story to its end; the report as docs/json.md describes it. Raises LocalFault, ConfigError."""
     reference = extension("atoll.reference_arms", "reference", "the reference arms") if baselines else None
     progress = Progress(sys.stderr)
     swarm = prepare(folder, **options)
+    swarm.sleep = Termination().sleep
     began = time.monotonic()
     try:
         with progress.phase("set-up"):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import psutil
 
 from atoll.cli.client import call
 from atoll.node.config.home import Home
+from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols.errors import AtollError, LocalFault
 from atoll.protocols.local.control_messages import MAX_ROUNDS, Ask, GetRounds, GetStatus, PauseNode, ResumeNode
 
@@ -45,11 +47,12 @@ class SimNode:
             command += ["--seed", seed]
         with (self.home / "out.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid()),
+            )  # fmt: skip
 
-    def wait_up(self, patience_s: float) -> None:
-        """Wait until the control socket answers. Raises LocalFault with the node's last words."""
+    def wait_up(self, patience_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        """`sleep` until the control socket answers. Raises LocalFault with the node's last words."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             status = self.status()
@@ -58,7 +61,7 @@ class SimNode:
                 return
             if not self.running:
                 break
-            time.sleep(POLL_S)
+            sleep(POLL_S)
         raise LocalFault(f"node {self.number} did not start: {self.last_words()}", hint=f"see {self.home}/out.log")
 
     def seed(self) -> str:

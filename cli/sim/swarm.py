@@ -1,7 +1,7 @@
 """The swarm of `atoll sim`: writes its run, starts its nodes, lets its story happen until all rounds are final."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class Swarm:
     """How long the others were paused for nodes that load."""
     newest: Validation | None = None
     """Validation of the newest round that any node has validated: its round never falls."""
+    sleep: Callable[[float], None] = time.sleep
+    """Between two looks at the nodes; raises what ends the simulation."""
     seconds: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=dict)
 
@@ -118,9 +120,9 @@ def set_up(swarm: Swarm, patience_s: float, progress: Progress) -> None:
     for number in range(founders):
         start(swarm, number)
         if number == 0:
-            swarm.nodes[0].wait_up(patience_s)  # the seed of the others
+            swarm.nodes[0].wait_up(patience_s, swarm.sleep)  # the seed of the others
     for number, node in enumerate(swarm.nodes.values(), 1):
-        node.wait_up(patience_s)
+        node.wait_up(patience_s, swarm.sleep)
         progress.update(number / founders, f"{number} of {founders} nodes are up in {swarm.folder}")
 
 
@@ -147,7 +149,7 @@ def play(swarm: Swarm, patience_s: float, progress: Progress) -> None:
         if now != before:
             before, deadline = now, time.monotonic() + patience_s
         _check_alive(swarm, statuses, deadline)
-        time.sleep(POLL_S)
+        swarm.sleep(POLL_S)
     spent = [node.cpu_s() for node in swarm.nodes.values()]
     swarm.cpu_s = {kind: sum(one[kind] for one in spent) for kind in ("daemon", "worker")}
 
@@ -159,7 +161,7 @@ def all_rows(swarm: Swarm, patience_s: float) -> dict[int, list[dict[str, Any]]]
     while silent := [number for number, found in rows.items() if not found]:
         if time.monotonic() > deadline:
             raise LocalFault(f"nodes {silent} do not answer", hint="give it a longer --timeout")
-        time.sleep(POLL_S)
+        swarm.sleep(POLL_S)
         rows |= {number: swarm.nodes[number].rounds() for number in silent}
     return rows
 
@@ -196,7 +198,7 @@ def _happen(swarm: Swarm, progress: Progress) -> None:
     """Do what the story wants done now."""
     seen = swarm.seen
     for kill in swarm.story.to_kill(seen):
-        time.sleep(kill.delay_s)
+        swarm.sleep(kill.delay_s)
         swarm.nodes[kill.node].kill()
         swarm.paused.discard(kill.node)
         seen = replace(seen, killed={**seen.killed, kill.node: seen.reached})

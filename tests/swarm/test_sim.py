@@ -1,6 +1,8 @@
 """A slice of `make swarm`: real daemons, p2pds and workers on loopback, with a kill and a late join."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.run.experts import bitmap_of
 from atoll.protocols.run.run_spec import open_run
 from atoll_bench.reference_arms.baselines import unigram_bits_per_byte
+from tests.waiting import HANGS_S, poll
 
 pytestmark = pytest.mark.xdist_group("swarm")
 """One swarm at a time: four workers are enough for two cores."""
@@ -46,8 +49,30 @@ def simulated(tmp_path: Path, words: str) -> dict[str, Any]:
     assert "Traceback" not in done.stdout + done.stderr
     for home in folder.glob("node-*"):
         assert "Traceback" not in (home / "out.log").read_text(), home
-    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert not processes_in(tmp_path)
     return report
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Processes with this folder in their command line."""
+    return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
+
+
+@pytest.mark.swarm
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_no_node_outlives_its_simulation(tmp_path: Path, how: int, code: int):
+    words = f"sim -n 2 --rounds 1000 --data synthetic:markov --dir {tmp_path / 'swarm'}"
+    with subprocess.Popen(
+        [sys.executable, "-m", "atoll.cli.main", *words.split()],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:  # fmt: skip
+        poll("two nodes are there", lambda: len(list(tmp_path.glob("swarm/node-*/out.log"))) == 2)
+        process.send_signal(how)
+        errors = process.communicate(timeout=HANGS_S)[1].decode()
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    poll("no process is left", lambda: not processes_in(tmp_path))
+    assert how == signal.SIGKILL or not list(tmp_path.glob("atoll-sim-*"))
 
 
 @pytest.mark.swarm

@@ -4,9 +4,9 @@
 """
 
 import json
+import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -16,6 +16,7 @@ from typing import Any
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.swarm import Swarm
 from atoll.cli.sim.verdict import PromiseCheck, Rows
+from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols.errors import LocalFault
 
 ARMS = ("adamw", "diloco", "average", "unigram")
@@ -92,7 +93,7 @@ def run_arms(swarm: Swarm, members: Sequence[int], progress: Progress) -> dict[s
             shares = {name: 1.0 if name in found else _share(swarm, name) for name in ARMS}
             text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
             progress.update(min(shares.values()), text)
-            time.sleep(POLL_S)
+            swarm.sleep(POLL_S)
     finally:
         for process in running.values():
             process.kill()
@@ -107,7 +108,9 @@ def _start(swarm: Swarm, name: str, members: Sequence[int]) -> "subprocess.Popen
     arguments = (name, swarm.run_file, blobs, present, swarm.spec.outer.rounds, _file(swarm, name, "json"))
     command = [sys.executable, "-m", "atoll_bench.reference_arms.arm", *map(str, arguments)]
     with _file(swarm, name, "rounds").open("wb") as rounds, _file(swarm, name, "log").open("wb") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=rounds, stderr=log)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=rounds, stderr=log, preexec_fn=die_with_parent(os.getpid())
+        )
 
 
 def _share(swarm: Swarm, name: str) -> float:

@@ -51,7 +51,7 @@ class FakeNode:
         began = self._rounds.final != []
         self.running, self._paused, self._left = True, False, self._rounds.loads if began else 0
 
-    def wait_up(self, patience_s: float) -> None:
+    def wait_up(self, patience_s: float, sleep: Callable[[float], None]) -> None:
         assert self.running
 
     def seed(self) -> str:
@@ -133,6 +133,7 @@ def play(tmp_path, monkeypatch) -> Callable[..., sim.Swarm]:
             tmp_path, nodes=3, rounds=ROUNDS, steps=1, seed=seed, preset_name="tiny", data="synthetic:markov",
             kill=True, late_join=True,
         )  # fmt: skip
+        swarm.sleep = clock.sleep
         progress = Progress(io.StringIO())
         sim.set_up(swarm, patience_s, progress)
         sim.play(swarm, patience_s, progress)
