@@ -71,7 +71,11 @@ def test_no_node_outlives_its_simulation(tmp_path: Path, how: int, code: int):
         errors = process.communicate(timeout=HANGS_S)[1].decode()
     assert process.returncode == code, errors
     assert "Traceback" not in errors
-    poll("no process is left", lambda: not processes_in(tmp_path))
+    try:
+        poll("no process is left", lambda: not processes_in(tmp_path), limit_s=20.0)
+    finally:
+        for left in processes_in(tmp_path):
+            left.kill()
     assert how == signal.SIGKILL or not list(tmp_path.glob("atoll-sim-*"))
 
 
