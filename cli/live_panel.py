@@ -28,6 +28,8 @@ from atoll.protocols.ids import short
 from atoll.protocols.local.control_messages import Status, Watch
 
 RETRY_S = 0.2
+PLAIN_EVERY_S = 4.0
+"""Interval of the statuses of which plain lines are made."""
 HEARTBEAT_S = 30.0
 """A plain line at least so often, even if nothing changed."""
 JOIN_S = 2.0
@@ -119,11 +121,11 @@ def _rows(now: Status) -> Iterator[tuple[str, str]]:
         yield "web", now.web or now.web_trouble
 
 
-def _statuses(home: Home, ended: threading.Event) -> Iterator[Status]:
-    """Every status until the daemon or the block ends; waits for a daemon that is starting."""
+def _statuses(home: Home, ended: threading.Event, every_s: float = 1.0) -> Iterator[Status]:
+    """A status at this interval until the daemon or the block ends; waits for a daemon that is starting."""
     while not ended.is_set():
         try:
-            for now in stream(home, Watch(), Status):
+            for now in stream(home, Watch(every_s), Status):
                 yield now
                 if ended.is_set():
                     return
@@ -139,7 +141,7 @@ def _json_lines(home: Home, ended: threading.Event, words: Words) -> None:
 def _plain_lines(home: Home, ended: threading.Event, words: Words) -> None:
     before: Status | None = None
     at = 0.0
-    for now in _statuses(home, ended):
+    for now in _statuses(home, ended, PLAIN_EVERY_S):
         for line in new_addresses(now, before, words):
             click.echo(line)
         if is_news(now, before, time.monotonic() - at):

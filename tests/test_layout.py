@@ -64,7 +64,7 @@ SWALLOWING_HANDLERS = {
     ("p2p/rpc/server.py", "_answer"): "a bug in one handler must not end the node",
     ("p2p/discovery/dht_child.py", "_join_often"): "hivemind raises anything; the child tries again",
     ("p2p/transports/host_base.py", "run_handler"): "a bug in one handler must not end the host",
-    ("p2p/transports/p2pd/control_client.py", "texts_of"): "multiaddr raises a dozen kinds",
+    ("p2p/transports/p2pd/control_client.py", "_text_of"): "multiaddr raises a dozen kinds",
     (
         "p2p/transports/pylibp2p/pylibp2p_host.py",
         "_supervise",

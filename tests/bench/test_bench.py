@@ -218,8 +218,10 @@ def test_quick_connections(atoll, tmp_path):
 def test_quick_idle(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "idle")
     idle = rows["idle CPU of daemon + p2pd"]
-    assert idle["bar"] == "<= 2"
-    assert 0 < idle["value"] < 100
+    assert idle["bar"] == "<= 1"
+    parts = [rows[f"idle CPU of {part} alone"]["value"] for part in ("the daemon", "p2pd")]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == pytest.approx(idle["value"])
 
 
 def test_quick_compress(atoll, tmp_path):

@@ -21,7 +21,7 @@ from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds import types as round_types
-from atoll.node.daemon.rounds.state import RoundState
+from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
@@ -29,6 +29,8 @@ from atoll.protocols.ledger.records import Ack, Contribution, Entry
 from atoll.protocols.local import worker_messages
 
 TICK_S = 0.25
+REST_TICK_S = 1.0
+"""The same in a pause and after the last round: only leases are due then, and what ends the rest is an event."""
 PATIENCE_ROUNDS = 2.0
 MIN_PATIENCE_S = 3.0
 """Patience with a proposer: this many round times, and at least so many seconds."""
@@ -75,7 +77,7 @@ class Driver:
     async def _ticks(self) -> None:
         while True:
             self.queue.post(self._tick)
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(REST_TICK_S if self.round.phase in (Phase.PAUSED, Phase.FINISHED) else TICK_S)
 
     def _tick(self) -> None:
         now = self.context.now()

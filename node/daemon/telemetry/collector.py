@@ -8,13 +8,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.node.daemon.rounds.state import Phase, RoundState
+from atoll.node.daemon.rounds.state import RESTING, Phase, RoundState
 from atoll.node.daemon.telemetry.goodput import GoodputAccount, IdleReason
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.local.control_messages import Goodput
 from atoll.protocols.local.worker_messages import TimeSpent
 
 SAMPLE_S = 0.25
+REST_S = 1.0
+"""The same in phases in which nothing is awaited of a transfer."""
 _TRANSFER_PHASES = (Phase.CATCH_UP, Phase.TRAIN, Phase.COLLECT)
 """Phases that payloads can hold up. In a pause, or while members gather, nothing waits for a transfer."""
 
@@ -38,7 +40,7 @@ class GoodputCollector:
         """Sample until cancelled."""
         while True:
             self.sample()
-            await asyncio.sleep(SAMPLE_S)
+            await asyncio.sleep(REST_S if self.state().phase in RESTING else SAMPLE_S)
 
     def sample(self) -> None:
         """Record what an idle worker waits for now."""

@@ -7,6 +7,7 @@ go-multiaddr, so that circuit addresses could not be dialled. Every failure beco
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from multiaddr import Multiaddr
@@ -141,13 +142,15 @@ async def read_message(reader: asyncio.StreamReader, kind: Any) -> Any:
 
 def texts_of(raw_maddrs: Iterable[bytes]) -> tuple[str, ...]:
     """Multiaddrs as text; kinds that the `multiaddr` package does not know are left out."""
-    texts = []
-    for raw in raw_maddrs:
-        try:
-            texts.append(str(Multiaddr(raw)))
-        except Exception:  # multiaddr raises a dozen kinds; such an address is no use to us
-            continue
-    return tuple(texts)
+    return tuple(filter(None, map(_text_of, raw_maddrs)))
+
+
+@lru_cache(maxsize=4096)
+def _text_of(raw_maddr: bytes) -> str:
+    try:
+        return str(Multiaddr(raw_maddr))
+    except Exception:  # multiaddr raises a dozen kinds; such an address is no use to us
+        return ""
 
 
 def _unix_maddr(path: str) -> bytes:
