@@ -27,8 +27,8 @@ class Wire(msgspec.Struct, frozen=True):
         return f"/atoll/{self.name}/"
 
 
-CALLS = Wire("calls", newest=1, oldest=1)
-"""Hello, then multiplexed requests and replies. 1: first."""
+CALLS = Wire("calls", newest=2, oldest=2)
+"""Hello, then multiplexed requests and replies. 2: gossip announces ids. 1: never released."""
 BLOB = Wire("blob", newest=2, oldest=2)
 """Verified chunks of one blob. 2: bitmaps of partial holders, cancel, first chunk at once. 1: never released."""
 FEED = Wire("feed", newest=1, oldest=1)

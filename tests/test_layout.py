@@ -93,6 +93,7 @@ COMMENTED = (
 COMMENTS_PER_100_LINES = 4
 YIELDS = {
     "p2p/ledger/sync.py": "between signatures that are verified, so that other tasks have their turn",
+    "p2p/rpc/server.py": "between notices that have come already, so that other tasks have their turn",
     "p2p/transports/memory/memory_stream.py": "a write gives other hosts their turn, as a real one does",
 }
 """Where `sleep(0)` yields on purpose; nowhere is it a way to wait for readiness."""

@@ -82,7 +82,7 @@ async def wait_for_feed(
     """
     await _wait_for_others(swarm, me, lost, report)
     since_s, echoes = now(), swarm.registers.echoes
-    while now() - since_s < max(lease_s, _LISTEN_MIN_S) or not swarm.is_caught_up():
+    while now() - since_s < max(lease_s, _LISTEN_MIN_S) or not swarm.replication.anti_entropy.is_caught_up():
         _check_unique(swarm, echoes)
         report(_LISTENING)
         await asyncio.sleep(POLL_S)
@@ -92,17 +92,17 @@ async def wait_for_feed(
 
 async def _wait_for_others(swarm: Swarm, me: PeerId, lost: LostFeed, report: Callable[[str], None]) -> None:
     """Return when enough of the others exchanged ledgers with this node, and the feed has its least length."""
-    answered = swarm.synced_peers() & lost.others
-    turns = itertools.cycle(sorted(lost.others))
+    repair, turns = swarm.replication.anti_entropy, itertools.cycle(sorted(lost.others))
+    answered = repair.synced_peers() & lost.others
     while not (
-        swarm.is_caught_up() and len(answered) >= lost.needed and swarm.ledger.vector().get(me, 0) >= lost.entries
+        repair.is_caught_up() and len(answered) >= lost.needed and swarm.ledger.vector().get(me, 0) >= lost.entries
     ):
         report(_waiting(lost, len(answered)))
         if (peer := next(turns, me)) not in answered:  # of many members only some are neighbours by themselves
             await swarm.connect(peer)
         await asyncio.sleep(POLL_S)
         swarm.sync_soon()
-        answered |= swarm.synced_peers() & lost.others
+        answered |= repair.synced_peers() & lost.others
 
 
 def _waiting(lost: LostFeed, answered: int) -> str:

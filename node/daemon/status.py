@@ -63,16 +63,15 @@ class DaemonOperator:
         blobs, worker = self.swarm.blobs.statistics(), self.trainer.statistics()
         number = min(node.round.round, spec.outer.rounds - 1)
         # What an inner step reported is of the round at hand only while one is trained.
-        training = node.round.phase is Phase.TRAIN
         progress = node.progress
-        at_work = progress if training else None
+        at_work = progress if node.round.phase is Phase.TRAIN else None
         return control_messages.Status(
             version=self.version,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self.started_s,
             peer=me,
             name=config.name or f"…{me[-8:]}",
-            addresses=self.net.addresses,
+            addresses=self.swarm.addresses,
             run=spec.id.hex(),
             run_name=spec.name,
             activity=node.round.phase.value,
@@ -179,10 +178,10 @@ class DaemonOperator:
         return f"{text}: " + "; ".join(f"{seed} {state}" for seed, state in table.items()) if table else text
 
     def _trouble(self) -> str:
-        swarm = self.swarm
-        refusal = next(iter(swarm.refusals.values()), "")
-        node = self.control.view()
-        own = node.trouble or untrained(node.round) or (swarm.local_fault.line() if swarm.local_fault else "")
+        node, replication = self.control.view(), self.swarm.replication
+        refusal = next(iter(replication.refusals.values()), "")
+        fault = replication.local_fault
+        own = node.trouble or untrained(node.round) or (fault.line() if fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "")
 
     def _peer_row(self, row: PeerView, lease: Lease | None, left_s: float) -> control_messages.PeerStatus:

@@ -1,7 +1,6 @@
 """The swarm as the driver sees it (`Network`), and the tasks that carry its news to the driver."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.host.interface import Host
 from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
-from atoll.protocols.errors import AtollError, PeerFault, Unreachable
+from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
@@ -21,8 +20,6 @@ from atoll.protocols.wires import REDUCTION
 
 ALONE_S = 8.0
 """A node that has worked in this run continues alone if nobody answers for so long after its start."""
-ADDRESSES_S = 2.0
-"""Time between two looks at the node's own addresses."""
 
 
 class SwarmNetwork:
@@ -51,8 +48,6 @@ class SwarmNetwork:
         self._replayed = 0
         self._carried = 0
         self._has_carried = asyncio.Event()
-        self.addresses: tuple[str, ...] = ()
-        """Where others may dial this node, looked at every ADDRESSES_S."""
         self._questions = SingleRequests(host, REDUCTION.protocol(), ASK_MAX_BYTES)
 
     # --- interfaces.Network --------------------------------------------------------------------
@@ -156,17 +151,6 @@ class SwarmNetwork:
         )
 
     # --- tasks ----------------------------------------------------------------------------------
-
-    async def look_at_addresses(self) -> None:
-        """Refresh `addresses` once. While the transport restarts the old ones stay."""
-        with contextlib.suppress(Unreachable):
-            self.addresses = await self._host.addresses()
-
-    async def watch_addresses(self) -> None:
-        """Refresh `addresses` until cancelled."""
-        while True:
-            await asyncio.sleep(ADDRESSES_S)
-            await self.look_at_addresses()
 
     async def carry(self, listener: SwarmListener, lease_s: float) -> None:
         """Bring every entry and every change of leases to the listener, in order, until cancelled.

@@ -41,11 +41,6 @@ class BlobFetcher:
         self._locks: dict[Digest, asyncio.Lock] = {}
         self.bytes_down: Counter[PeerId] = Counter()
 
-    @property
-    def fetching(self) -> int:
-        """Number of blobs that are being fetched or wait for their turn."""
-        return len(self._locks)
-
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """Download a blob and return its file. `max_bytes`: legal size, from the RunSpec, never from the wire.
 
@@ -152,14 +147,6 @@ class BlobStatistics:
     bytes_down: int
     wire_bytes_up: int
     """Bytes sent by the server, frames and manifests included."""
-    serving: int
-    """Number of streams being served."""
-    fetching: int
-    """Number of blobs being fetched."""
-    blobs: int
-    """Number of whole blobs."""
-    blobs_bytes: int
-    """Size of all whole blobs."""
 
 
 class Blobs:
@@ -174,22 +161,14 @@ class Blobs:
         """See BlobFetcher.fetch."""
         return await self._fetcher.fetch(blob, holders, max_bytes)
 
-    async def add_file(self, path: Path, *, move: bool = False) -> Digest:
-        """See BlobStore.add_file; hashing and copying run in a thread."""
-        return await asyncio.to_thread(self.store.add_file, path, move=move)
-
     def bytes_of(self, peer: PeerId) -> tuple[int, int]:
         """Chunk bytes sent to and received from `peer`."""
         return self._server.bytes_up[peer], self._fetcher.bytes_down[peer]
 
     def statistics(self) -> BlobStatistics:
-        """Totals so far and current activity."""
+        """Totals so far."""
         return BlobStatistics(
             bytes_up=self._server.bytes_up.total(),
             bytes_down=self._fetcher.bytes_down.total(),
             wire_bytes_up=self._server.wire_bytes_up,
-            serving=self._server.serving,
-            fetching=self._fetcher.fetching,
-            blobs=len(self.store.blobs()),
-            blobs_bytes=self.store.size_of_all(),
         )

@@ -113,10 +113,6 @@ class BlobStore:
         """Ids of all whole blobs."""
         return frozenset(self._manifests)
 
-    def size_of_all(self) -> int:
-        """Size in bytes of all whole blobs together."""
-        return sum(manifest.size_bytes for manifest in self._manifests.values())
-
     def share(self, blob: Digest) -> tuple[BlobManifest, int] | None:
         """Manifest and present chunks (one bit each) of a blob that is whole or being fetched; else None."""
         manifest = self._manifests.get(blob)

@@ -1,1 +1,1 @@
-"""Flooding of small messages to all members of a run."""
+"""Carries small messages to all members of a run."""

@@ -84,6 +84,8 @@ class Ledger:
         `gate` decides which feeds may begin here; None admits all.
         """
         self.run = run
+        self.stored = 0
+        """Number of entries that were stored since the file was opened."""
         self.quota = quota or Quota()
         self._gate = gate
         self._db = Database(path, run, self.quota.disk_bytes)
@@ -121,6 +123,7 @@ class Ledger:
         with self._db.transaction():
             after = self._write(entry, feed)
         self._feeds[author] = after
+        self.stored += 1
         return entry
 
     def insert_all(self, entries: Iterable[Entry], sender: PeerId | None = None) -> InsertResult:
@@ -151,6 +154,7 @@ class Ledger:
                 gap = gap or verdict is _Verdict.GAP
         self._feeds.update(feeds)
         self._forked |= forked
+        self.stored += len(fresh)
         for entry in fresh:
             if self._gate is not None and not entry.seq:
                 self._gate.record_first_entry(entry)

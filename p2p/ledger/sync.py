@@ -9,6 +9,7 @@ It is safe to cancel at any point: inserting is idempotent and every batch is wh
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -52,27 +53,20 @@ class Exchange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Reason why this side refuses the other's own entries; empty if it does not, or the other never tried."""
 
 
+@dataclass(eq=False)
 class LedgerSync:
     """Exchanges entries of one ledger with peers."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        calls: Calls,
-        on_fresh: OnFresh,
-        on_fault: Callable[[PeerId, PeerFault], None],
-        on_refused: Callable[[PeerId, str], None] = lambda peer, reason: None,
-    ) -> None:
-        """`on_fresh(sender, entries)` receives entries that were stored.
+    ledger: Ledger
+    calls: Calls
+    on_fresh: OnFresh
+    """Receives the sender and its entries that were stored."""
+    on_fault: Callable[[PeerId, PeerFault], None]
+    on_refused: Callable[[PeerId, str], None] = lambda peer, reason: None
+    """Runs when the peer does not admit us to the run."""
 
-        `on_refused(peer, reason)` runs when `peer` does not admit us to the run.
-        """
-        self._ledger = ledger
-        self._calls = calls
-        self._on_fresh = on_fresh
-        self._on_fault = on_fault
-        self._on_refused = on_refused
-        calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
+    def __post_init__(self) -> None:
+        self.calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
 
     async def exchange(self, peer: PeerId) -> int:
         """Bring both ledgers to their union; return the number of entries that were new to us.
@@ -83,12 +77,12 @@ class LedgerSync:
         theirs: Exchange | None = None
         while True:
             ours = self._state(theirs, peer)
-            before, theirs = theirs, await self._calls.call(peer, METHOD, ours, Exchange, max_bytes=MESSAGE_BYTES)
+            before, theirs = theirs, await self.calls.call(peer, METHOD, ours, Exchange, max_bytes=MESSAGE_BYTES)
             fresh = await self._insert(peer, theirs)
             gained += fresh
             is_stuck = before is not None and before.wanted == theirs.wanted
             if not fresh and (is_stuck or not self._has_news_for(theirs)):
-                self._ledger.end_bootstrap(peer)
+                self.ledger.end_bootstrap(peer)
                 return gained
 
     async def _answer(self, peer: PeerId, theirs: Exchange) -> Exchange:
@@ -99,33 +93,33 @@ class LedgerSync:
         if not message.refusal.isprintable():
             raise DecodeError("a refusal that is not printable")
         if message.refusal:
-            self._on_refused(peer, message.refusal)
+            self.on_refused(peer, message.refusal)
         entries = [await self._verified(data, at) for at, data in enumerate(message.entries)]
-        done = self._ledger.insert_all(entries, peer)
+        done = self.ledger.insert_all(entries, peer)
         for author, reason in done.refused:
             log.info("not stored: %s (from %s)", reason, short(peer) if peer != author else "itself")
         if done.fresh:
-            self._on_fresh(peer, done.fresh)
+            self.on_fresh(peer, done.fresh)
         for fork in done.forks:
             self._blame(fork)
         for first, second in message.proofs:
-            self._add_proof(decode_entry(first, self._ledger.run), decode_entry(second, self._ledger.run))
+            self._add_proof(decode_entry(first, self.ledger.run), decode_entry(second, self.ledger.run))
         return len(done.fresh)
 
     async def _verified(self, data: bytes, at: int) -> Entry:
         if at % _VERIFIED_PER_TURN == _VERIFIED_PER_TURN - 1:
             await asyncio.sleep(0)
-        return decode_entry(data, self._ledger.run)
+        return decode_entry(data, self.ledger.run)
 
     def _add_proof(self, first: Entry, second: Entry) -> None:
-        if self._ledger.add_proof(first, second):
+        if self.ledger.add_proof(first, second):
             self._blame(Equivocation(first.author, second.seq))
 
     def _blame(self, fork: Equivocation) -> None:
-        self._on_fault(fork.author, fork)
+        self.on_fault(fork.author, fork)
 
     def _state(self, theirs: Exchange | None, peer: PeerId) -> Exchange:
-        ledger = self._ledger
+        ledger = self.ledger
         forked = tuple(sorted(ledger.equivocators()))
         batch: list[bytes] = []
         proofs: list[tuple[bytes, bytes]] = []
@@ -138,6 +132,6 @@ class LedgerSync:
 
     def _has_news_for(self, theirs: Exchange) -> bool:
         return bool(
-            self._ledger.missing(theirs.wanted, 1, only_known=theirs.closed)
-            or self._ledger.equivocators() - frozenset(theirs.forked)
+            self.ledger.missing(theirs.wanted, 1, only_known=theirs.closed)
+            or self.ledger.equivocators() - frozenset(theirs.forked)
         )

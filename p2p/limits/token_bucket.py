@@ -53,21 +53,22 @@ class Bucket:
 
 
 class PeerRateLimit:
-    """A token bucket for each peer: `per_minute` requests a minute, and as many at once."""
+    """A token bucket for each peer: `per_minute` requests a minute, and `burst` or as many at once."""
 
-    def __init__(self, per_minute: int, now: Callable[[], float]) -> None:
+    def __init__(self, per_minute: int, now: Callable[[], float], burst: int | None = None) -> None:
         self._per_minute = per_minute
+        self._burst = burst or per_minute
         self._now = now
         self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
 
-    def take(self, peer: Hashable) -> bool:
-        """Whether one more request of `peer` is answered; an answered one is counted."""
+    def take(self, peer: Hashable, count: int = 1) -> bool:
+        """Whether one more request of `peer` is answered; an answered one is counted, as `count`."""
         now = self._now()
-        bucket = self._buckets.pop(peer, None) or Bucket(self._per_minute / 60.0, self._per_minute, now)
+        bucket = self._buckets.pop(peer, None) or Bucket(self._per_minute / 60.0, self._burst, now)
         self._buckets[peer] = bucket
         if len(self._buckets) > _PEERS_REMEMBERED:
             self._buckets.popitem(last=False)
-        return bucket.take(1, now)
+        return bucket.take(count, now)
 
 
 @dataclass(eq=False, slots=True)

@@ -8,6 +8,7 @@ too busy to receive answers, nothing is concluded.
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
@@ -27,41 +28,36 @@ LAG_S = 1.0
 PING_BYTES = 64
 
 
+@dataclass(eq=False)
 class LivenessMonitor:
     """Pings the neighbours, and measures their round-trip times."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        neighbours: Callable[[], Collection[PeerId]],
-        now: Callable[[], float],
-        on_fault: Callable[[PeerId, PeerFault], None],
-        on_silent: Callable[[PeerId], None],
-    ) -> None:
-        """`on_silent(peer)` runs after two unanswered pings."""
-        self._calls = calls
-        self._neighbours = neighbours
-        self._now = now
-        self._on_fault = on_fault
-        self._on_silent = on_silent
+    calls: Calls
+    neighbours: Callable[[], Collection[PeerId]]
+    now: Callable[[], float]
+    on_fault: Callable[[PeerId, PeerFault], None]
+    on_silent: Callable[[PeerId], None]
+    """Runs after two unanswered pings."""
+
+    def __post_init__(self) -> None:
         self._due: dict[PeerId, float] = {}
         self._busy: set[PeerId] = set()
         self._silent: set[PeerId] = set()
         self.rtt_s: dict[PeerId, float] = {}
         """Round-trip time of each peer's newest answered ping, in seconds."""
-        calls.register("ping", bytes, bytes, _pong, max_bytes=PING_BYTES)
+        self.calls.register("ping", bytes, bytes, _pong, max_bytes=PING_BYTES)
 
     async def serve(self) -> None:
         """Ping every neighbour at its own interval, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                neighbours = sorted(self._neighbours())
+                neighbours = sorted(self.neighbours())
                 self._due = {peer: self._due.get(peer, 0.0) for peer in neighbours}
                 self._silent.intersection_update(neighbours)
                 for peer in self.rtt_s.keys() - self._due.keys():
                     del self.rtt_s[peer]  # an answer that came after the connection had gone
                 for peer in neighbours:
-                    if peer not in self._busy and self._due[peer] <= self._now():
+                    if peer not in self._busy and self._due[peer] <= self.now():
                         self._busy.add(peer)
                         group.create_task(self._check(peer))
                 await asyncio.sleep(TICK_S)
@@ -74,7 +70,7 @@ class LivenessMonitor:
     async def _check(self, peer: PeerId) -> None:
         try:
             for strike in range(1, STRIKES + 1):
-                if await self._answers(peer) or peer not in self._neighbours():
+                if await self._answers(peer) or peer not in self.neighbours():
                     self._silent.discard(peer)
                     return
                 self._silent.add(peer)
@@ -82,30 +78,30 @@ class LivenessMonitor:
                     break
         finally:
             self._busy.discard(peer)
-            self._due[peer] = self._now() + EVERY_S
+            self._due[peer] = self.now() + EVERY_S
         log.info("%s is silent: hanging up", short(peer))
         self.forget(peer)
-        self._on_silent(peer)
+        self.on_silent(peer)
 
     def _is_our_own_end(self) -> bool:
         """Whether most neighbours fell silent together: then our own network failed, and waiting does not help."""
-        silent = sum(1 for peer in self._neighbours() if peer in self._silent)
-        return silent >= max(2, len(self._neighbours()) / 2)
+        silent = sum(1 for peer in self.neighbours() if peer in self._silent)
+        return silent >= max(2, len(self.neighbours()) / 2)
 
     async def _answers(self, peer: PeerId) -> bool:
-        began = self._now()
+        began = self.now()
         try:
             async with asyncio.timeout(SILENCE_S):
-                await self._calls.call(peer, "ping", b"", bytes, max_bytes=PING_BYTES)
+                await self.calls.call(peer, "ping", b"", bytes, max_bytes=PING_BYTES)
         except TimeoutError:
             self.rtt_s.pop(peer, None)
-            return self._now() - began > SILENCE_S + LAG_S
+            return self.now() - began > SILENCE_S + LAG_S
         except PeerFault as fault:
-            self._on_fault(peer, fault)
+            self.on_fault(peer, fault)
         except (Unreachable, LocalFault) as error:
             log.debug("ping of %s: %s", short(peer), error)
         else:
-            self.rtt_s[peer] = self._now() - began
+            self.rtt_s[peer] = self.now() - began
         return True  # an error is an answer of the transport, which reports losses itself
 
 

@@ -8,8 +8,9 @@ this node sends the (epoch, seq) that it knows of each author and key, the peer 
 and their ages, and this repeats while there is more.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
@@ -34,7 +35,6 @@ from atoll.protocols.ledger.registers import (
 
 MAX_AUTHORS = 1000
 _FLOORS_PER_AUTHOR = 8
-_NEWS = 4096
 V = TypeVar("V", bound=Value)
 Key = tuple[PeerId, str]
 Order = tuple[int, int, bytes]
@@ -81,7 +81,6 @@ class RegisterStore:
         self.echoes = 0
         """Number of newer registers of ours that this process did not write. If it rises, another process with our
         identity is running."""
-        self._news: deque[tuple[PeerId, Value]] = deque(maxlen=_NEWS)
 
     def publish(self, value: Value, ttl_s: float, now: float) -> bytes:
         """Sign and store our own next register; return its bytes."""
@@ -91,8 +90,8 @@ class RegisterStore:
         self._store(register, data, now + ttl_s)
         return data
 
-    def merge(self, data: bytes, now: float, age_s: float = 0.0) -> bool:
-        """Store a register that a peer sent; True if it was news. Raises DecodeError or SignatureFault.
+    def merge(self, data: bytes, now: float, age_s: float = 0.0) -> Register | None:
+        """Store a register that a peer sent, and return it if it was news. Raises DecodeError or SignatureFault.
 
         `age_s`, not negative: seconds since the sender received it, which count against its time to live. One
         that is dead by that is ignored: its sender would otherwise end the life of a lease that others renewed.
@@ -100,23 +99,17 @@ class RegisterStore:
         draft = codec.decode(data, Register, max_bytes=REGISTER_MAX_BYTES)
         key, order = (draft.author, _tag(draft.value)), _order(draft, data)
         if age_s >= draft.ttl_s or (key in self._newest and self._newest[key] >= order):
-            return False
+            return None
         if draft.author == self._identity.peer_id:
-            return self._on_own_register(key, order, decode_register(data, self._run))
+            self._on_own_register(key, order, decode_register(data, self._run))
+            return None
         if not self._admits(draft.author):
-            return False
+            return None
         if key not in self._held and not self._has_room(draft.author, now):
-            return False
+            return None
         register = decode_register(data, self._run)
         self._store(register, data, now + register.ttl_s - age_s)
-        self._news.append((register.author, register.value))
-        return True
-
-    def drain_news(self) -> list[tuple[PeerId, Value]]:
-        """Registers that `merge` stored since the last call, at most the newest few thousand."""
-        news = list(self._news)
-        self._news.clear()
-        return news
+        return register
 
     def live(self, kind: type[V], now: float) -> dict[PeerId, V]:
         """Live values of one type by author."""
@@ -169,14 +162,13 @@ class RegisterStore:
         self._newest[key] = _order(register, data)
         self._newest.move_to_end(key)
 
-    def _on_own_register(self, key: Key, order: Order, register: Register) -> bool:
+    def _on_own_register(self, key: Key, order: Order, register: Register) -> None:
         if key not in self._elsewhere or self._elsewhere[key] < order:
             self._elsewhere[key] = order
             self.echoes += 1
         # An earlier process of ours reached a higher epoch and its counter was lost: continue above it.
         if (register.epoch, register.seq) > (self._epoch, self._seq):
             self._epoch = register.epoch + 1
-        return False
 
     def _has_room(self, author: PeerId, now: float) -> bool:
         authors = {key[0] for key in self._held}
@@ -224,22 +216,18 @@ class RegisterBatch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     held: Annotated[tuple[_Aged, ...], Meta(max_length=1 << 11)]
 
 
+@dataclass(eq=False)
 class RegisterSync:
     """Pulls registers into one store, and answers pulls of peers."""
 
-    def __init__(
-        self,
-        registers: RegisterStore,
-        calls: Calls,
-        now: Callable[[], float],
-        on_news: Callable[[list[bytes]], None],
-    ) -> None:
-        """`on_news(registers)` receives the bytes of registers that a pull brought."""
-        self._registers = registers
-        self._calls = calls
-        self._now = now
-        self._on_news = on_news
-        calls.register(METHOD, KnownVersions, RegisterBatch, self._answer, max_bytes=MESSAGE_BYTES)
+    registers: RegisterStore
+    calls: Calls
+    now: Callable[[], float]
+    on_news: Callable[[list[tuple[Register, bytes]]], None]
+    """Receives registers that a pull brought, with their bytes."""
+
+    def __post_init__(self) -> None:
+        self.calls.register(METHOD, KnownVersions, RegisterBatch, self._answer, max_bytes=MESSAGE_BYTES)
 
     async def pull(self, peer: PeerId) -> int:
         """Pull registers from `peer`; return the number of those that were news.
@@ -248,18 +236,23 @@ class RegisterSync:
         """
         gained = 0
         for _ in range(_MAX_PULLS):
-            newest = tuple((author, key, *at) for (author, key), at in sorted(self._registers.versions().items()))
-            batch = await self._calls.call(
+            newest = tuple((author, key, *at) for (author, key), at in sorted(self.registers.versions().items()))
+            batch = await self.calls.call(
                 peer, METHOD, KnownVersions(newest), RegisterBatch, max_bytes=MESSAGE_BYTES
             )
-            now = self._now()
-            news = [data for age_s, data in batch.held if self._registers.merge(data, now, age_s)]
+            news: list[tuple[Register, bytes]] = []
+            try:
+                for age_s, data in batch.held:
+                    if (register := self.registers.merge(data, self.now(), age_s)) is not None:
+                        news.append((register, data))
+            finally:  # also of a batch whose end is illegal: what is stored is news only once
+                if news:
+                    self.on_news(news)
             if not news:
                 break
             gained += len(news)
-            self._on_news(news)
         return gained
 
     async def _answer(self, peer: PeerId, request: KnownVersions) -> RegisterBatch:
         known = {(author, key): (epoch, seq) for author, key, epoch, seq in request.newest}
-        return RegisterBatch(tuple(self._registers.missing(known, self._now(), BATCH_BYTES)))
+        return RegisterBatch(tuple(self.registers.missing(known, self.now(), BATCH_BYTES)))

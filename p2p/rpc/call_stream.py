@@ -14,6 +14,7 @@ from atoll.protocols.errors import AtollError, DecodeError, PeerFault, RunMismat
 from atoll.protocols.ids import PeerId, short
 from atoll.protocols.wires import CALLS, pick
 
+HELLO_S = 10.0
 IN_FLIGHT = 64
 """Most requests in flight per peer, in each direction."""
 NOTICES_QUEUED = 256
@@ -55,7 +56,6 @@ class NoticeQueue:
     def __init__(self) -> None:
         self._frames: deque[bytes] = deque()
         self._bytes = 0
-        self.dropped = 0
 
     def put(self, frame: bytes) -> None:
         """Queue one frame."""
@@ -63,7 +63,6 @@ class NoticeQueue:
         self._bytes += len(frame)
         while len(self._frames) > NOTICES_QUEUED or self._bytes > NOTICES_QUEUED_BYTES:
             self._pop()
-            self.dropped += 1
 
     def take(self, max_bytes: int) -> list[bytes]:
         """Remove and return the oldest frames, about `max_bytes` together."""
@@ -76,7 +75,6 @@ class NoticeQueue:
 
     def drop_all(self) -> None:
         """Drop every queued notice: the stream is gone."""
-        self.dropped += len(self._frames)
         self._frames.clear()
         self._bytes = 0
 

@@ -6,12 +6,11 @@ docs/wires/calls.md.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.call_stream import OutgoingCalls, check_hello, read_hello, send_hello
+from atoll.p2p.rpc.call_stream import HELLO_S, OutgoingCalls, check_hello, read_hello, send_hello
 from atoll.p2p.rpc.server import CallServer, Method
 from atoll.p2p.transports.host_base import OnFault, log_fault
 from atoll.protocols import codec
@@ -19,47 +18,22 @@ from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import AtollError, LocalFault, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
 
+OPEN_S = 20.0
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
-
-
-@dataclass(frozen=True, slots=True)
-class CallsStatistics:
-    """Numbers of calls and notices since the start."""
-
-    calls: int
-    answered: int
-    notices_sent: int
-    notices_dropped: int
 
 
 class Calls:
     """Calls and notices over `host` among the members of one run."""
 
-    def __init__(
-        self,
-        host: Host,
-        run_id: RunId,
-        *,
-        agent: str = "atoll",
-        on_fault: OnFault = log_fault,
-        hello_s: float = 10.0,
-        open_s: float = 20.0,
-        handler_s: float = 60.0,
-    ) -> None:
-        """Deadlines in seconds: `hello_s` for the Hello, `open_s` for a new stream, `handler_s` for an answer."""
+    def __init__(self, host: Host, run_id: RunId, *, agent: str = "atoll", on_fault: OnFault = log_fault) -> None:
         self._host = host
         self._hello = frames.hello(run_id, host.peer_id, agent)
-        self._answers = CallServer(self._hello, on_fault, hello_s, handler_s)
-        self._hello_s = hello_s
-        self._open_s = open_s
+        self._answers = CallServer(self._hello, on_fault)
         self._links: dict[PeerId, OutgoingCalls] = {}
         self._group: asyncio.TaskGroup | None = None
         self.started = asyncio.Event()
         """Set once `serve` runs: from then on calls can be made."""
-        self._calls = 0
-        self._notices = 0
-        self._dropped = 0
         host.set_handler(frames.PROTOCOL, self._answers.serve)
 
     def register(
@@ -86,7 +60,7 @@ class Calls:
         *,
         max_bytes: int = MESSAGE_MAX_BYTES,
     ) -> None:
-        """Receive one-way notices with `handler`. Handlers start in the order of arrival and may overlap."""
+        """Receive one-way notices with `handler`, one after the other: it must not wait for anything."""
         self._answers.add(method, Method(message, handler, max_bytes, one_way=True))
 
     async def serve(self) -> None:
@@ -106,22 +80,13 @@ class Calls:
         Raises Unreachable (the network, or a fault on the peer's machine), RunMismatch, PeerFault (the peer
         refused the request), DecodeError (the peer sent bad bytes).
         """
-        self._calls += 1
         body = await self._link(peer).request(method, codec.encode(request), max_bytes)
         return codec.decode(body, reply, max_bytes=max_bytes)
 
     def notify(self, peer: PeerId, method: str, message: Any) -> None:
-        """Queue a notice without waiting. Notices to a slow or lost peer are dropped and counted."""
-        if self._group is None:
-            self._dropped += 1
-            return
-        self._notices += 1
-        self._link(peer).outbox.put_notice(frames.notice(method, codec.encode(message)))
-
-    def statistics(self) -> CallsStatistics:
-        """Totals of calls and notices so far."""
-        dropped = self._dropped + sum(link.outbox.notices.dropped for link in self._links.values())
-        return CallsStatistics(self._calls, self._answers.answered, self._notices, dropped)
+        """Queue a notice without waiting. Notices to a slow or lost peer are dropped."""
+        if self._group is not None:
+            self._link(peer).outbox.put_notice(frames.notice(method, codec.encode(message)))
 
     def _link(self, peer: PeerId) -> OutgoingCalls:
         link = self._links.get(peer)
@@ -137,9 +102,9 @@ class Calls:
         error: AtollError = Unreachable(f"peer {short(link.peer)} closed the stream")
         stream: Stream | None = None
         try:
-            async with asyncio.timeout(self._open_s):
+            async with asyncio.timeout(OPEN_S):
                 stream = await self._host.open_stream(link.peer, frames.PROTOCOL)
-            async with asyncio.timeout(self._hello_s):
+            async with asyncio.timeout(HELLO_S):
                 await self._greet(stream)
             await link.run(stream)
         except TimeoutError:
@@ -149,7 +114,6 @@ class Calls:
         finally:
             del self._links[link.peer]
             link.finish(error)
-            self._dropped += link.outbox.notices.dropped
             if stream is not None:
                 stream.reset()
 

@@ -10,15 +10,16 @@ from typing import Any
 from atoll.p2p.host.framing import read_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.call_stream import IN_FLIGHT, FrameOutbox, check_hello, read_hello, send_hello
+from atoll.p2p.rpc.call_stream import HELLO_S, IN_FLIGHT, FrameOutbox, check_hello, read_hello, send_hello
 from atoll.p2p.transports.host_base import OnFault
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
-from atoll.protocols.errors import AtollError, LocalFault, PeerFault, RunMismatch, Unreachable
+from atoll.protocols.errors import AtollError, DecodeError, LocalFault, PeerFault, RunMismatch, Unreachable
 from atoll.protocols.ids import PeerId
 
 log = logging.getLogger(__name__)
 
+HANDLER_S = 60.0
 STREAMS_PER_PEER = 4
 """Most calls streams of one peer; one is in use, others are about to end."""
 
@@ -44,12 +45,9 @@ class _Guest:
 class CallServer:
     """Answers the requests and notices of peers with registered methods."""
 
-    def __init__(self, hello: frames.Hello, on_fault: OnFault, hello_s: float, handler_s: float) -> None:
-        self.answered = 0
+    def __init__(self, hello: frames.Hello, on_fault: OnFault) -> None:
         self._hello = hello
         self._on_fault = on_fault
-        self._hello_s = hello_s
-        self._handler_s = handler_s
         self._methods: dict[str, Method] = {}
         self._guests: dict[PeerId, _Guest] = {}
         self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
@@ -78,7 +76,7 @@ class CallServer:
     async def _welcome(self, stream: Stream) -> bool:
         """Exchange Hellos; False for a peer of another run, which learns of it from our Hello."""
         try:
-            async with asyncio.timeout(self._hello_s):
+            async with asyncio.timeout(HELLO_S):
                 theirs = await read_hello(stream)
                 await send_hello(stream, self._hello)
             check_hello(self._hello, theirs, stream.peer)
@@ -94,7 +92,7 @@ class CallServer:
         outbox, running = FrameOutbox(), dict[int, asyncio.Task[None]]()
         failure: AtollError | None = None
         async with asyncio.TaskGroup() as group:
-            tasks: set[asyncio.Task[None]] = {group.create_task(outbox.drain(stream))}
+            writer = group.create_task(outbox.drain(stream))
             try:
                 while True:
                     await outbox.room()
@@ -103,15 +101,20 @@ class CallServer:
                         if (task := running.get(frame.id)) is not None:
                             task.cancel()
                         continue
+                    if frame.kind is frames.Kind.NOTICE:
+                        # Most frames are notices, and a task for each would cost more than what it does.
+                        await self._answer(stream.peer, frame, outbox)
+                        await asyncio.sleep(0)  # notices that have come already must not keep others waiting
+                        continue
+                    if frame.id in running:
+                        raise DecodeError(f"{frame.method} has the id of an open request")
                     await guest.slots.acquire()
-                    task = group.create_task(self._answer(stream.peer, frame, outbox))
-                    tasks.add(task)
-                    running[frame.id] = task
-                    task.add_done_callback(partial(_finish, tasks, running, frame.id, guest.slots))
+                    task = running[frame.id] = group.create_task(self._answer(stream.peer, frame, outbox))
+                    task.add_done_callback(partial(_finish, running, frame.id, guest.slots))
             except AtollError as error:
                 failure = error
             finally:
-                for task in tuple(tasks):
+                for task in (writer, *running.values()):
                     task.cancel()
         if failure is not None:
             raise failure
@@ -119,11 +122,10 @@ class CallServer:
     async def _answer(self, peer: PeerId, frame: frames.Frame, outbox: FrameOutbox) -> None:
         """Run one handler and queue its reply or failure."""
         try:
-            async with asyncio.timeout(self._handler_s):
+            async with asyncio.timeout(HANDLER_S):
                 body = await self._run_method(peer, frame)
             if frame.kind is frames.Kind.REQUEST:
                 outbox.put(frames.reply(frame.id, body))
-            self.answered += 1
         except AtollError as error:
             if isinstance(error, PeerFault):
                 self._on_fault(peer, error)
@@ -149,15 +151,7 @@ class CallServer:
             outbox.put(frames.failure(frame.id, error, message))
 
 
-def _finish(
-    tasks: set[asyncio.Task[None]],
-    running: dict[int, asyncio.Task[None]],
-    number: int,
-    slots: asyncio.Semaphore,
-    task: asyncio.Task[None],
-) -> None:
+def _finish(running: dict[int, asyncio.Task[None]], number: int, slots: asyncio.Semaphore, _: object) -> None:
     """Clean up after the answer to request `number`, as a done-callback of its task."""
-    tasks.discard(task)
-    if running.get(number) is task:
-        del running[number]
+    del running[number]
     slots.release()

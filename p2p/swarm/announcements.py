@@ -41,6 +41,8 @@ class Announcements:
     learn: Callable[[PeerId, Sequence[str], str], None]
     """Receives a peer, its multiaddrs and the source of that hint."""
     is_alone: Callable[[], bool]
+    addresses: tuple[str, ...] = ()
+    """Where others may dial this node, as published; while the transport restarts the old ones stay."""
 
     async def serve(self) -> None:
         """Announce and find until cancelled."""
@@ -53,16 +55,15 @@ class Announcements:
 
     async def _publish_addresses(self) -> None:
         """Publish our addresses when they change, and before their register expires."""
-        published: tuple[str, ...] = ()
         published_at = self.now()
         while True:
             try:
                 maddrs = await self._own_maddrs()
             except Unreachable:
-                maddrs = published
-            if maddrs and (maddrs != published or self.now() - published_at >= _REFRESH_S):
+                maddrs = self.addresses
+            if maddrs and (maddrs != self.addresses or self.now() - published_at >= _REFRESH_S):
                 self.publish(Addresses(maddrs), ADDRESSES_TTL_S)
-                published, published_at = maddrs, self.now()
+                self.addresses, published_at = maddrs, self.now()
             await asyncio.sleep(_POLL_S)
 
     async def _announce_in_dht(self, dht: Dht) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from atoll.p2p.gossip.flooding import Gossip
+from atoll.p2p.gossip.gossip import Gossip
 from atoll.p2p.ledger.store import Equivocation, Ledger
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.membership.register_store import RegisterStore, RegisterSync
@@ -16,7 +16,7 @@ from atoll.protocols.errors import LocalFault, PeerFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, short
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Body, Entry, decode_entry, encode_entry
-from atoll.protocols.ledger.registers import REGISTER_MAX_BYTES, Addresses, Value
+from atoll.protocols.ledger.registers import REGISTER_MAX_BYTES, Addresses, Register, Value
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Replication:
         """Newest failure to store what peers sent; None when the last attempt succeeded."""
         self.refusals: dict[PeerId, str] = {}
         """Connected peers that do not admit us, each with its reason."""
-        self._gossip = Gossip(self.calls, self.neighbours, self.now, self.rng)
+        self._gossip = Gossip(self.identity.peer_id, self.calls, self.neighbours, self.now, self.rng)
         self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
         self.anti_entropy = AntiEntropy(
@@ -70,13 +70,14 @@ class Replication:
     def publish(self, body: Body) -> Entry:
         """Append to our feed, durably, and send the entry to everyone. Raises as `Ledger.append`."""
         entry = self.ledger.append(self.identity, body)
-        self._gossip.publish("entry", encode_entry(entry))
+        self._gossip.publish("entry", encode_entry(entry), entry.author)
         self.on_change()
         return entry
 
     def publish_register(self, value: Value, ttl_s: float) -> None:
         """Publish our register of this type; it expires after `ttl_s` seconds unless it is published again."""
-        self._gossip.publish("register", self.registers.publish(value, ttl_s, self.now()))
+        register = self.registers.publish(value, ttl_s, self.now())
+        self._gossip.publish("register", register, self.identity.peer_id)
         self.on_change()
 
     def forget(self, peer: PeerId) -> None:
@@ -84,13 +85,13 @@ class Replication:
         self.refusals.pop(peer, None)
         self._gossip.forget(peer)
 
-    def _on_entry(self, sender: PeerId, data: bytes) -> bool:
+    def _on_entry(self, sender: PeerId, data: bytes) -> PeerId | None:
         entry = decode_entry(data, self.ledger.run)
         try:
             done = self.ledger.insert_all([entry], sender)
         except LocalFault as fault:
             self._on_local_fault(fault)
-            return False
+            return None
         for fork in done.forks:
             self._on_fork(sender, fork)
         if done.gap:
@@ -98,7 +99,7 @@ class Replication:
         if done.fresh:
             self.local_fault = None
             self.on_change()
-        return bool(done.fresh or done.forks)
+        return entry.author if done.fresh or done.forks else None
 
     def _on_fork(self, sender: PeerId, fork: Equivocation) -> None:
         self.on_fault(fork.author, fork)
@@ -109,25 +110,26 @@ class Replication:
         self.local_fault = None
         if len(entries) <= _FORWARDED_MAX:
             for entry in entries:
-                self._gossip.publish("entry", encode_entry(entry))
+                self._gossip.publish("entry", encode_entry(entry), entry.author)
         self.on_change()
 
-    def _on_register(self, sender: PeerId, data: bytes) -> bool:
-        is_news = self.registers.merge(data, self.now())
-        if is_news:
-            self._on_register_news()
-        return is_news
+    def _on_register(self, sender: PeerId, data: bytes) -> PeerId | None:
+        register = self.registers.merge(data, self.now())
+        if register is None:
+            return None
+        self._on_register_news([register])
+        return register.author
 
-    def _on_pulled(self, registers: list[bytes]) -> None:
+    def _on_pulled(self, registers: list[tuple[Register, bytes]]) -> None:
         if len(registers) <= _FORWARDED_MAX:
-            for data in registers:
-                self._gossip.publish("register", data)
-        self._on_register_news()
+            for register, data in registers:
+                self._gossip.publish("register", data, register.author)
+        self._on_register_news([register for register, _ in registers])
 
-    def _on_register_news(self) -> None:
-        for author, value in self.registers.drain_news():
-            if isinstance(value, Addresses):
-                self.on_addresses(author, value)
+    def _on_register_news(self, registers: list[Register]) -> None:
+        for register in registers:
+            if isinstance(register.value, Addresses):
+                self.on_addresses(register.author, register.value)
         self.on_change()
 
     def _on_refused(self, peer: PeerId, reason: str) -> None:

@@ -27,7 +27,7 @@ from atoll.p2p.swarm.announcements import Announcements
 from atoll.p2p.swarm.connections import PeerConnections, PeerView
 from atoll.p2p.swarm.replication import Replication
 from atoll.p2p.system.waiting import Notifier
-from atoll.protocols.errors import LocalFault, PeerFault
+from atoll.protocols.errors import PeerFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, short
 from atoll.protocols.ledger.records import Body, Entry
@@ -95,7 +95,7 @@ class Swarm:
             on_lost=self._on_lost,
             on_host_restarted=self._on_host_restarted,
         )
-        self._replication = Replication(
+        self.replication = Replication(
             identity=identity,
             ledger=self.ledger,
             registers=self.registers,
@@ -122,7 +122,7 @@ class Swarm:
                 await up.wait()
                 group.create_task(self.calls.serve())
                 group.create_task(self._connections.serve(events))
-                group.create_task(self._replication.serve())
+                group.create_task(self.replication.serve())
                 group.create_task(self.discovery.serve())
                 group.create_task(self._announcements.serve())
                 await self.calls.started.wait()
@@ -134,11 +134,11 @@ class Swarm:
 
     def publish(self, body: Body) -> Entry:
         """Append to our feed, durably, and send to everyone. Raises DiskFault, LocalFault, DecodeError."""
-        return self._replication.publish(body)
+        return self.replication.publish(body)
 
     def publish_register(self, value: Value, ttl_s: float) -> None:
         """Publish our register of this type; it expires after `ttl_s` seconds unless it is published again."""
-        self._replication.publish_register(value, ttl_s)
+        self.replication.publish_register(value, ttl_s)
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """Download a blob from holders, dialling those we are not connected to. See BlobFetcher.fetch."""
@@ -167,33 +167,26 @@ class Swarm:
 
     async def entries(self, cursor: int = 0) -> AsyncIterator[tuple[int, Entry]]:
         """All entries after `cursor` in arrival order, then new ones as they arrive; none is ever skipped."""
-        notifier = self.subscribe()
+        notifier, stored = self.subscribe(), -1
         try:
             while True:
-                batch = self.ledger.since(cursor)
-                for cursor, entry in batch:
-                    yield cursor, entry
-                if not batch:
-                    await notifier.wait()
+                while stored != self.ledger.stored:  # most changes are of registers: the file is not read for them
+                    stored = self.ledger.stored
+                    while batch := self.ledger.since(cursor):
+                        for cursor, entry in batch:
+                            yield cursor, entry
+                await notifier.wait()
         finally:
             self._notifiers.remove(notifier)
 
     async def wait_synced(self) -> None:
         """Wait for one whole exchange with some peer. Before that, a restored home may fork its own feed."""
-        await self._replication.anti_entropy.synced.wait()
-
-    def is_caught_up(self) -> bool:
-        """See AntiEntropy.is_caught_up."""
-        return self._replication.anti_entropy.is_caught_up()
-
-    def synced_peers(self) -> frozenset[PeerId]:
-        """See AntiEntropy.synced_peers."""
-        return self._replication.anti_entropy.synced_peers()
+        await self.replication.anti_entropy.synced.wait()
 
     def sync_soon(self) -> None:
         """Exchange with every neighbour soon: something is missing here."""
         for peer in self.neighbours():
-            self._replication.anti_entropy.ask(peer)
+            self.replication.anti_entropy.ask(peer)
 
     def live(self, kind: type[Value]) -> dict[PeerId, Value]:
         """Live registers of one type by author, our own included."""
@@ -208,14 +201,9 @@ class Swarm:
         return self._connections.views(self.blobs.bytes_of)
 
     @property
-    def refusals(self) -> dict[PeerId, str]:
-        """Connected peers that do not admit us, each with its reason."""
-        return self._replication.refusals
-
-    @property
-    def local_fault(self) -> LocalFault | None:
-        """Newest failure to store what peers sent; None when the last attempt succeeded."""
-        return self._replication.local_fault
+    def addresses(self) -> tuple[str, ...]:
+        """Where others may dial this node."""
+        return self._announcements.addresses
 
     def discovery_table(self) -> dict[str, str]:
         """State of every seed and of the DHT, as one line each."""
@@ -248,11 +236,11 @@ class Swarm:
 
     def _on_connected(self, peer: PeerId) -> None:
         if not self.reputations.is_banned(peer):
-            self._replication.anti_entropy.ask(peer)
+            self.replication.anti_entropy.ask(peer)
         self._notify()
 
     def _on_lost(self, peer: PeerId) -> None:
-        self._replication.forget(peer)
+        self.replication.forget(peer)
         self._notify()
 
     def _on_host_restarted(self) -> None:

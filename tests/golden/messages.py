@@ -13,6 +13,7 @@ from atoll.node.checkpoint import generations, local, universal
 from atoll.node.daemon.consensus import ballots, certificate
 from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_pipe, dht_records
+from atoll.p2p.gossip.push_trees import Ids
 from atoll.p2p.host.framing import framed
 from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.limits.monthly_quota import Month
@@ -153,6 +154,7 @@ def _feed() -> Iterator[tuple[str, Case]]:
     yield "entry: Admit", Case(records.sign_entry(RUN, OTHER, 0, b"", admit), records.Entry)
     exchange = Exchange({ME.peer_id: 8}, True, (OTHER.peer_id,), (b"e",), ((b"f", b"g"),), "no")
     yield "Exchange", Case(exchange, Exchange)
+    yield "gossip: Ids", Case(Ids(have=bytes(range(16)), want=bytes(range(8)), prune=b""), Ids)
     yield "FinalProof", Case(certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),)), certificate.FinalProof)
 
 

@@ -75,7 +75,7 @@ class Node:
         with path.open("wb") as file:
             for _ in range(mib):
                 file.write(source.randbytes(BLOB_CHUNK_BYTES))
-        blob = await self._blobs.add_file(path, move=True)
+        blob = await asyncio.to_thread(self._blobs.store.add_file, path, move=True)
         return blob.hex()
 
     async def fetch(self, blob: str, holders: Sequence[str], max_bytes: int) -> dict[str, Any]:

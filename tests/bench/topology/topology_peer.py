@@ -1,9 +1,10 @@
 """One simulated member: its ledger, what it holds and serves, and the machine that says what to get."""
 
 import asyncio
+import functools
 import random
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -11,14 +12,18 @@ from atoll.node.daemon.reduction import machine as rounds
 from atoll.node.learning.reduction.reducer import Made, Reducer, proves_fault
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback
 from atoll.node.worker.reduction_work import ARITHMETIC
+from atoll.p2p.gossip.gossip import Gossip
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
+from atoll.p2p.rpc import frames
+from atoll.p2p.rpc.calls import Calls
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ledger.records import (
+    ENTRY_MAX_BYTES,
     Body,
     Entry,
     Reduction,
@@ -57,7 +62,7 @@ from atoll.protocols.wires import REDUCTION
 T = TypeVar("T")
 
 ASKS = REDUCTION.protocol()
-BLOBS, RECORDS = "/atoll/trial-blobs/1", "/atoll/trial-records/1"
+BLOBS = "/atoll/trial-blobs/1"
 ANSWER_S = 120.0
 
 Behaviour = Literal["honest", "missing", "lying"]
@@ -74,13 +79,24 @@ class BlobAsk(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     blob: Digest
 
 
+class CountedCalls(Calls):
+    """Calls that count the bytes of their notices: records, ids of records and requests for them."""
+
+    notice_bytes = 0
+
+    def notify(self, peer: PeerId, method: str, message: Any) -> None:
+        """See Calls.notify."""
+        self.notice_bytes += 4 + len(frames.notice(method, codec.encode(message)))
+        super().notify(peer, method, message)
+
+
 class World(Protocol):
     """What a member needs of the swarm around it."""
 
     rules: ReductionRules
 
-    def others(self, peer: PeerId) -> list[PeerId]:
-        """All peers but this one, in a fixed order."""
+    def neighbours(self, peer: PeerId) -> list[PeerId]:
+        """Living peers that this one gossips with, in a fixed order."""
 
     def spawn(self, work: Awaitable[None]) -> None:
         """Run beside the rest."""
@@ -106,7 +122,6 @@ class TrialPeer:
         self.rows: dict[tuple[Digest, Span], RowPart] = {}
         self.payloads: dict[Digest, bytes] = {}
         """Of Reductions, by entry id."""
-        self.record_bytes = 0
         self.openings = self.faults = 0
         self.fold: rounds.FoldSlices | None = None
         self.state: rounds.State | None = None
@@ -117,7 +132,11 @@ class TrialPeer:
         self._turns: dict[tuple[PeerId, str], asyncio.Lock] = {}
         host.set_handler(ASKS, self._serve_asks)
         host.set_handler(BLOBS, self._serve_blobs)
-        host.set_handler(RECORDS, self._serve_records)
+        self.calls = CountedCalls(host, world.rules.run)
+        luck = random.Random(identity.peer_id)
+        near = functools.partial(world.neighbours, self.me)
+        self.gossip = Gossip(self.me, self.calls, near, asyncio.get_running_loop().time, luck)
+        self.gossip.subscribe("entry", self._take_record, max_bytes=ENTRY_MAX_BYTES)
 
     def begin(self, number: Round, plan: SlicePlan) -> None:
         """A round starts. Entries of earlier rounds stay; bytes of earlier rounds are dropped."""
@@ -137,17 +156,14 @@ class TrialPeer:
         await self.publish(body)
 
     async def publish(self, body: Body, made: Made | None = None) -> Digest:
-        """Write an entry, take note of it and send it to all."""
+        """Write an entry, take note of it and gossip it."""
         entry = sign_entry(self._world.rules.run, self._identity, self._seq, self._last, body)
         self._seq, self._last = self._seq + 1, entry.id
         if made is not None:
             self.reducer.published(entry.id, made)
             self.payloads[entry.id] = made.payload
         self._world.spawn(self._note(entry))
-        data = encode_entry(entry)
-        self.record_bytes += len(data) * len(self._world.others(self.me))
-        for peer in self._world.others(self.me):
-            self._world.spawn(self._send(peer, data))
+        self.gossip.publish("entry", encode_entry(entry), self.me)
         if made is not None:
             self.tell(rounds.ClaimSeen(Claim(entry.id, self.me, made_body(entry))))
             self.tell(rounds.ReductionHeld(entry.id))
@@ -323,13 +339,6 @@ class TrialPeer:
             await write_frame(stream, codec.encode(ask))
             return await read_frame(stream, max_bytes)
 
-    async def _send(self, peer: PeerId, data: bytes) -> None:
-        try:
-            async with self._turn(peer, RECORDS):
-                await write_frame(await self._stream(peer, RECORDS), data)
-        except Unreachable:
-            return
-
     def _turn(self, peer: PeerId, protocol: str) -> asyncio.Lock:
         return self._turns.setdefault((peer, protocol), asyncio.Lock())
 
@@ -338,12 +347,10 @@ class TrialPeer:
             self._streams[peer, protocol] = await self._host.open_stream(peer, protocol)
         return self._streams[peer, protocol]
 
-    async def _serve_records(self, stream: Stream) -> None:
-        await serve_until_end(stream, self._take_record)
-
-    async def _take_record(self, stream: Stream) -> None:
-        data = await read_frame(stream, codec.MESSAGE_MAX_BYTES)
-        self._world.spawn(self._note(decode_entry(data, self._world.rules.run)))
+    def _take_record(self, sender: PeerId, data: bytes) -> PeerId:
+        entry = decode_entry(data, self._world.rules.run)
+        self._world.spawn(self._note(entry))
+        return entry.author
 
     async def _serve_asks(self, stream: Stream) -> None:
         await serve_until_end(stream, self._answer)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from atoll.node.daemon.reduction import machine as rounds
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback
+from atoll.p2p.discovery.discovery import TARGET
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, digest
+from atoll.protocols.ledger.records import Leave
 from atoll.protocols.ledger.reduction import ReductionRules, opening_max_bytes
 from atoll.protocols.ledger.rows import row_bytes
 from atoll.protocols.run.slices import ReduceSpec, SlicePlan, all_gather, plan_of
@@ -25,6 +28,10 @@ T = TypeVar("T")
 
 LATENCY_S, BANDWIDTH_BPS = 0.03, 100e6
 COLLECT_S, PATIENCE_S, POLL_S = 600.0, 120.0, 0.5
+REST_S = 3.0
+"""Nothing is under way when nothing was done for so long: ids are announced by then."""
+EARLIER = 3
+"""Records that each member published before the first round: the trees of gossip grow with the first ones."""
 SAMPLE_SHARE = 0.05
 """Openings may cost this share of the payload bytes that a member gets in a reduced round, on average."""
 FEEDBACK = 0.95
@@ -54,7 +61,7 @@ class RoundResult(NamedTuple):
     """Bytes that each member sent; all that the host's streams carried."""
     down: tuple[int, ...]
     records: int
-    """Bytes of ledger entries that one member sent, mean."""
+    """Bytes that one member's gossip sent, mean: records as often as they were sent, ids, requests."""
     digests: frozenset[Digest]
     """Of the states after the round: one if all agree."""
     first_digests: frozenset[Digest]
@@ -89,6 +96,7 @@ class _Swarm:
         self._memory: dict[Hashable, Any] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._dead: set[PeerId] = set()
+        self._near: dict[PeerId, set[PeerId]] = defaultdict(set)
         self._tensors: dict[PeerId, TrialMember] = {}
         self._states = States(trial.rules)
         self._state_of: dict[PeerId, Digest] = {}
@@ -98,8 +106,13 @@ class _Swarm:
         async with asyncio.TaskGroup() as self._group:
             self._start()
             serving = [self._group.create_task(host.serve(lambda: None)) for host in self._hosts]
+            serving += [self._group.create_task(peer.calls.serve()) for peer in self._peers]
             await asyncio.sleep(0)
             await self._connect()
+            for _ in range(EARLIER):
+                for peer in self._peers:
+                    await peer.publish(Leave(Round(0)))
+                await asyncio.sleep(REST_S)
             results = [await self._round(Round(0))]
             while len(results) < self._trial.rounds and not (self._trial.until_caught and results[-1].caught):
                 results.append(await self._round(Round(len(results))))
@@ -107,9 +120,9 @@ class _Swarm:
                 task.cancel()
         return results
 
-    def others(self, peer: PeerId) -> list[PeerId]:
+    def neighbours(self, peer: PeerId) -> list[PeerId]:
         """See World."""
-        return [each.me for each in self._peers if each.me != peer and each.me not in self._dead]
+        return [name for name in sorted(self._near[peer]) if name not in self._dead]
 
     def spawn(self, work: Awaitable[None]) -> None:
         """See World."""
@@ -136,6 +149,8 @@ class _Swarm:
         """See World."""
         self._dead.add(peer)
         self._network.kill(peer)
+        for each in self._peers:
+            each.gossip.forget(peer)
 
     def _start(self) -> None:
         names = [Identity(digest(b"trial", number.to_bytes(4, "little"))) for number in range(self._trial.members)]
@@ -148,9 +163,14 @@ class _Swarm:
         self._state_of = {peer.me: self._states.first for peer in self._peers}
 
     async def _connect(self) -> None:
+        """Connect all, for what is fetched; each gossips with TARGET random ones, and with those that chose it."""
         for at, host in enumerate(self._hosts):
             for other in self._hosts[at + 1 :]:
                 await host.connect(PeerAddress(other.peer_id, await other.addresses()))
+            others = [other.peer_id for other in self._hosts if other is not host]
+            for chosen in self._luck.sample(others, min(TARGET, len(others))):
+                self._near[host.peer_id].add(chosen)
+                self._near[chosen].add(host.peer_id)
 
     def _plan(self) -> SlicePlan:
         """As if the final set of the deciding round had all members."""
@@ -162,7 +182,7 @@ class _Swarm:
 
     async def _round(self, number: Round) -> RoundResult:
         before, began_s = self._traffic(), asyncio.get_running_loop().time()
-        records = [peer.record_bytes for peer in self._peers]
+        records = sum(peer.calls.notice_bytes for peer in self._peers)
         living, plan = self._living(), self._plan()
         for peer in living:
             peer.begin(number, plan)
@@ -184,7 +204,7 @@ class _Swarm:
         return RoundResult(
             up=tuple(after[peer.me][0] - before[peer.me][0] for peer in self._living()),
             down=tuple(after[peer.me][1] - before[peer.me][1] for peer in self._living()),
-            records=(sum(peer.record_bytes for peer in self._peers) - sum(records)) // len(living),
+            records=(sum(peer.calls.notice_bytes for peer in self._peers) - records) // len(living),
             digests=frozenset(last.values()),
             first_digests=frozenset(first.values()),
             openings=sum(peer.openings for peer in self._peers),
@@ -231,9 +251,10 @@ class _Swarm:
             await asyncio.sleep(POLL_S)
 
     async def _settle(self) -> None:
-        """Until nothing is under way."""
+        """Until nothing is under way, gossip too."""
         while self._work:
             await asyncio.wait(tuple(self._work))
+            await asyncio.sleep(REST_S)
 
     def _digests(self) -> dict[PeerId, Digest]:
         """Digest of every living member's state, from the bytes that it holds."""

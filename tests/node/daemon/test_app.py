@@ -68,8 +68,7 @@ class Node:
             on_behind=self.story.append,
             has_begun=lambda: True,
         )
-        network = SimpleNamespace(look_at_addresses=self._nothing, carry=lambda *_: parts["carry"].serve())
-        network.watch_addresses = asyncio.Event().wait
+        network = SimpleNamespace(carry=lambda *_: parts["carry"].serve())
         log = SimpleNamespace(event=lambda what, **more: self.story.append(what), close=lambda: None)
         return SimpleNamespace(
             swarm=parts["network"], net=network, log=log, driver=driver, control=parts["control"],

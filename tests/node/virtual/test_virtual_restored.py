@@ -115,6 +115,7 @@ class Waiting:
         self.ledger = SimpleNamespace(vector=lambda: {ME: self._entries})
         self.others, self._told_at_s = frozenset(others), told_at_s or {}
         self.said, self.dialled = [], []
+        self.replication = SimpleNamespace(anti_entropy=self)
 
     async def connect(self, peer):
         self.dialled.append(peer)

@@ -7,11 +7,12 @@ import pytest
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.run.slices import ReduceSpec
+from tests.node.virtual.traffic_meter import Meter
 
 MEMBERS, ROUNDS, SETTLED = 18, 7, range(3, 6)
 
 
-def measured(world, reduce: ReduceSpec | None) -> tuple[float, float]:
+def measured(world, meter: Meter, reduce: ReduceSpec | None) -> tuple[float, float]:
     """Bytes that a node sends in a round, and virtual seconds of a round; rounds overlap, as in the presets."""
     found: list[float] = []
 
@@ -20,9 +21,11 @@ def measured(world, reduce: ReduceSpec | None) -> tuple[float, float]:
             for number in range(MEMBERS):
                 w.start(number)
             await w.until(lambda: w.newest() >= SETTLED.start)
+            meter.clear()
             began = asyncio.get_running_loop().time()
             await w.until(lambda: w.newest() >= SETTLED.stop)
             seconds = asyncio.get_running_loop().time() - began
+            sent_by_kind = {name: round(size / len(SETTLED)) for name, size in meter.split().items()}
             await w.until(w.all_final)
             w.check_agreement()
             await w.check_feeds()
@@ -32,6 +35,7 @@ def measured(world, reduce: ReduceSpec | None) -> tuple[float, float]:
             sliced = [part for number in SETTLED for part in w.nodes[0].worker.sliced.get(number, ())]
             assert [bool(part.reduced) for part in sliced] == [True] * (MEMBERS * len(SETTLED) if reduce else 0)
             print(f"payload {payload_size(w.spec, 0)} B, reduced {reduce is not None}: {found}")
+            print(f"bytes that a node sends in a round: {sent_by_kind}")
 
     run_virtual(story())
     sent, seconds = found
@@ -40,8 +44,9 @@ def measured(world, reduce: ReduceSpec | None) -> tuple[float, float]:
 
 @pytest.mark.measure
 @pytest.mark.timeout(1200)
-def test_a_member_of_eighteen_sends_less_in_a_reduced_round_that_lasts_as_long(world):
-    gathered, gathered_s = measured(world, None)
-    reduced, reduced_s = measured(world, ReduceSpec(gap=2))
+def test_a_member_of_eighteen_sends_less_in_a_reduced_round_that_lasts_as_long(world, monkeypatch):
+    meter = Meter(monkeypatch, MEMBERS)
+    gathered, gathered_s = measured(world, meter, None)
+    reduced, reduced_s = measured(world, meter, ReduceSpec(gap=2))
     assert reduced < 0.75 * gathered
     assert reduced_s < 1.15 * gathered_s

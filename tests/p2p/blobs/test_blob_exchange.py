@@ -135,7 +135,7 @@ def test_one_holder_is_enough(tmp_path: Path) -> None:
         await asyncio.sleep(1)
         assert server.bytes_up == {lab.host.peer_id: len(DATA)}
         assert lab.fetcher.bytes_down == {peer: len(DATA)}
-        assert (server.serving, lab.fetcher.fetching, lab.faults) == (0, 0, [])
+        assert (server.serving, lab.fetcher._locks, lab.faults) == (0, {}, [])
         assert lab.host.statistics().streams_open == 0, "transfers end in good order"
         assert await lab.fetcher.fetch(BLOB, [], CAP) == path
 

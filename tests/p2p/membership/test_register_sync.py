@@ -22,7 +22,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.ledger.registers import MAX_TTL_S, Lease, sign_register
+from atoll.protocols.ledger.registers import MAX_TTL_S, Lease, Register, sign_register
 
 RUN = RunId(digest(b"run"))
 ME, OTHER, THIRD = (Identity(bytes([number]) * 32) for number in range(1, 4))
@@ -38,8 +38,12 @@ class Side:
         self.calls = Calls(self.host, RUN, on_fault=lambda peer, fault: None)
         self.registers = RegisterStore(RUN, me, 1)
         self.news: list[bytes] = []
+
+        def learn(found: list[tuple[Register, bytes]]) -> None:
+            self.news.extend(data for _, data in found)
+
         if answers is None:
-            self.sync = RegisterSync(self.registers, self.calls, self.now, self.news.extend)
+            self.sync = RegisterSync(self.registers, self.calls, self.now, learn)
             return
 
         async def lie(peer: PeerId, request: KnownVersions) -> RegisterBatch:
@@ -105,3 +109,13 @@ def test_a_register_that_is_called_dead_is_not_stored(age_s: float) -> None:
         assert victim.registers.live(Lease, victim.now()).keys() == {THIRD.peer_id}
 
     pulls_from(RegisterBatch(((age_s, DATA),)), scenario)
+
+
+def test_what_was_stored_of_a_batch_that_ends_illegally_is_news() -> None:
+    async def scenario(victim: Side, liar: Side) -> None:
+        with pytest.raises(DecodeError):
+            await victim.sync.pull(OTHER.peer_id)
+        assert victim.news == [DATA], "it would not be sent again"
+        assert victim.registers.live(Lease, victim.now()).keys() == {THIRD.peer_id}
+
+    pulls_from(RegisterBatch(((1.0, DATA), (1.0, b"junk"))), scenario)

@@ -84,7 +84,6 @@ def test_a_reply_comes_back(run_lab):
                 await asyncio.sleep(0.01)
         assert asked == [a.peer_id]
         assert a.host.statistics().streams_open == 1
-        assert (a.calls.statistics().calls >= 1, b.calls.statistics().answered) == (True, 1)
 
     run_lab(scenario)
 
@@ -316,7 +315,10 @@ def test_a_peer_that_does_not_read_is_not_served_on(run_memory):
         a, b = await lab.pair()
         member = await Member.join(lab, b)
 
+        answered = []
+
         async def large(peer, request):
+            answered.append(peer)
             return Text("x" * 60_000)
 
         member.calls.register("large", Text, Text, large)
@@ -333,7 +335,7 @@ def test_a_peer_that_does_not_read_is_not_served_on(run_memory):
 
         flooding = lab.spawn(flood_until_the_end())
         await asyncio.sleep(60)
-        held = 60_000 * member.calls.statistics().answered
+        held = 60_000 * len(answered)
         assert held < 3 * QUEUED_BYTES + IN_FLIGHT * 70_000 + (1 << 20)
         stream.reset()
         await asyncio.wait([flooding])
@@ -438,9 +440,33 @@ def test_cancelled_calls_cancel_their_handlers(run_memory):
     run_memory(scenario)
 
 
+def test_a_request_with_the_id_of_an_open_one_ends_the_stream(run_memory):
+    async def scenario(lab):
+        a, b = await lab.pair()
+        member = await Member.join(lab, b)
+        ended = []
+
+        async def forever(peer, request):
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                ended.append(peer)
+
+        member.calls.register("forever", Text, Text, forever)
+        stream = await raw_stream(a, b)
+        for _ in range(2):
+            await write_frame(stream, frames.request(7, "forever", codec.encode(Text("x"))))
+        with pytest.raises(Unreachable):
+            await stream.read_exactly(1)
+        assert ended == [a.peer_id], "what still ran was ended, too"
+        assert [peer for peer, _ in lab.faults] == [a.peer_id]
+
+    run_memory(scenario)
+
+
 def test_a_handler_that_never_answers_is_cut_off(run_memory):
     async def scenario(lab):
-        a, b = await members(lab, handler_s=5)
+        a, b = await members(lab)
 
         async def forever(peer, request):
             await asyncio.sleep(1000)
@@ -476,7 +502,6 @@ def test_calls_in_flight_fail_at_once_when_the_transport_dies(run_lab):
         await started.wait()
         lab.kill_transport(b.host)
         await asking
-        assert a.calls.statistics().answered == 0
 
     run_lab(scenario)
 
@@ -522,7 +547,6 @@ def test_notices_arrive_in_order(run_memory):
             a.calls.notify(b.peer_id, "count", Number(number))
         await asyncio.sleep(1)
         assert heard == list(range(100))
-        assert (a.calls.statistics().notices_sent, a.calls.statistics().notices_dropped) == (100, 0)
 
     run_memory(scenario)
 
@@ -540,11 +564,10 @@ def test_a_full_notice_queue_loses_the_oldest(run_memory):
             a.calls.notify(b.peer_id, "count", Number(number))
         await asyncio.sleep(1)
         assert heard == list(range(44, NOTICES_QUEUED + 44))
-        assert a.calls.statistics().notices_dropped == 44
         nobody = a.peer_id
         a.calls.notify(nobody, "count", Number(0))
         await asyncio.sleep(100)
-        assert a.calls.statistics().notices_dropped == 45
+        assert nobody not in a.calls._links, "what waits for nobody is dropped"
 
     run_memory(scenario)
 
@@ -554,10 +577,9 @@ def test_the_notice_queue_is_bounded_in_bytes():
     for _ in range(30):
         queue.put(bytes(100_000))
     assert len(queue) == 10
-    assert queue.dropped == 20
     assert sum(map(len, queue.take(250_000))) == 300_000
     queue.drop_all()
-    assert (len(queue), queue.dropped, queue.take(1)) == (0, 27, [])
+    assert (len(queue), queue.take(1)) == (0, [])
 
 
 def test_calls_need_their_owner(run_memory):
@@ -567,7 +589,7 @@ def test_calls_need_their_owner(run_memory):
         with pytest.raises(LocalFault, match="not being served"):
             await calls.call(b.peer_id, "upper", Text("x"), Text)
         calls.notify(b.peer_id, "upper", Text("x"))
-        assert calls.statistics().notices_dropped == 1
+        assert not calls._links, "a notice is dropped"
         calls.register("upper", Text, Text, upper)
         with pytest.raises(ValueError, match="registered already"):
             calls.register("upper", Text, Text, upper)

@@ -20,7 +20,7 @@ GOLDEN = {
     "hello": (
         framed(codec.encode(frames.hello(RUN, PEER, "atoll/1.2"))),
         "8d000000"
-        "86a56167656e74a961746f6c6c2f312e32a66e657765737401a66f6c6465737401a470656572d934"
+        "86a56167656e74a961746f6c6c2f312e32a66e657765737402a66f6c6465737402a470656572d934"
         + PEER.encode().hex()
         + "a372756ec420"
         + RUN.hex()

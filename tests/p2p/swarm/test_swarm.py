@@ -250,7 +250,7 @@ def test_who_passes_on_a_second_history_by_gossip_is_innocent(tmp_path: Path) ->
             two = await world.start(2, 1)
             await two.wait_synced()
             one.ledger.insert_all([first])
-            two._replication._gossip.publish("entry", codec.encode(second))
+            two.replication._gossip.publish("entry", codec.encode(second), second.author)
             await asyncio.sleep(1)
             assert one.ledger.equivocators() == {liar.peer_id}
             assert one.reputations.get(liar.peer_id).faults == 1
@@ -301,16 +301,16 @@ def test_gossip_with_a_forged_signature_is_blamed_and_not_stored(tmp_path: Path)
             one = await world.start(1)
             two = await world.start(2, 1)
             await two.wait_synced()
-            gossip = two._replication._gossip
+            gossip = two.replication._gossip
             for topic, news in (("entry", entry), ("register", register)):
                 before = one.reputations.get(peer(2)).faults
-                gossip.publish(topic, codec.encode(replace(news, signature=bytes(64))))
+                gossip.publish(topic, codec.encode(replace(news, signature=bytes(64))), author.peer_id)
                 await asyncio.sleep(1)
                 assert one.reputations.get(peer(2)).faults == before + 1
             assert author.peer_id not in one.ledger.vector()
             assert author.peer_id not in one.live(Lease)
-            gossip.publish("entry", codec.encode(entry))
-            gossip.publish("register", codec.encode(register))
+            gossip.publish("entry", codec.encode(entry), author.peer_id)
+            gossip.publish("register", codec.encode(register), author.peer_id)
             await asyncio.sleep(1)
             assert author.peer_id in one.ledger.vector()
             assert author.peer_id in one.live(Lease)
@@ -378,14 +378,14 @@ def test_a_full_disk_is_said_and_the_node_goes_on_when_there_is_room(tmp_path: P
             for number in range(300):
                 one.publish(ack(number))
                 await asyncio.sleep(0.1)
-            assert isinstance(two.local_fault, DiskFault)
-            assert two.local_fault.hint
+            assert isinstance(two.replication.local_fault, DiskFault)
+            assert two.replication.local_fault.hint
             assert 0 < two.ledger.vector()[peer(1)] < 300
             assert not any(row.faults for node in world.nodes.values() for row in node.peers())
             await world.stop(2)
             two = await world.start(2, 1)
             await world.until_equal()
-            assert two.local_fault is None
+            assert two.replication.local_fault is None
 
     run_virtual(main())
 

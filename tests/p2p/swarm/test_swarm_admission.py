@@ -97,8 +97,8 @@ def test_guests_take_part_and_strangers_hear_why_they_do_not(tmp_path: Path) -> 
             assert set(node.live(Lease)) == {ANN.peer_id}, "pulled once it was admitted"
             assert not any(row.faults for row in node.peers()), "whoever is not admitted broke no protocol"
         assert set(eve.ledger.vector()) == {OWNER.peer_id, ANN.peer_id, EVE.peer_id}, "reading is free"
-        assert "is by invitation" in eve.refusals[OWNER.peer_id]
-        assert owner.refusals == {}
+        assert "is by invitation" in eve.replication.refusals[OWNER.peer_id]
+        assert owner.replication.refusals == {}
 
     play(tmp_path, scenario)
 
@@ -113,7 +113,7 @@ def test_a_late_guest_gets_in_through_nobody_and_old_guests_stay(tmp_path: Path)
         eve = await world.join(EVE, OWNER, ANN)
         await asyncio.sleep(30)
         assert set(owner.ledger.vector()) == set(ann.ledger.vector()) == {OWNER.peer_id, ANN.peer_id}
-        assert "the permit expired 2 d 0 h ago; ask for a new invite" in eve.refusals[ANN.peer_id]
+        assert "the permit expired 2 d 0 h ago; ask for a new invite" in eve.replication.refusals[ANN.peer_id]
         fresh = make_token(SPEC.id, OWNER, bytes([1]) * 32, NOW + 9 * DAY_S)
         ben = await world.join(BEN, ANN, token=fresh)  # knows only Ann, whose permit has expired meanwhile
         await asyncio.sleep(30)
