@@ -22,8 +22,6 @@ from atoll.protocols.run.run_spec import RunSpec, Stage, open_run
 from atoll.protocols.run.slices import ReduceSpec
 
 POLL_S = 0.5
-LEASE_S = 6.0
-"""A killed member is waited for at most so long; loopback peers renew every two seconds."""
 NEWEST_ROWS = 8
 """Rows that each look asks a node for: the validation of a round ends well before the eighth after it."""
 LOADING = ("syncing", "catching up")
@@ -107,7 +105,7 @@ def _with_numbers(spec: RunSpec, nodes: int, rounds: int | None, steps: int | No
     outer = msgspec.structs.replace(spec.outer, rounds=rounds or spec.outer.rounds)
     if steps is not None:
         outer = msgspec.structs.replace(outer, stages=(Stage(0, steps),))
-    pace = msgspec.structs.replace(spec.pace, min_members=nodes, lease_s=LEASE_S)
+    pace = msgspec.structs.replace(spec.pace, min_members=nodes)
     spec = msgspec.structs.replace(spec, name=name, outer=outer, pace=pace)
     inner = msgspec.structs.replace(spec.inner, total_steps=spec.steps_before(outer.rounds))
     return msgspec.structs.replace(spec, inner=inner)

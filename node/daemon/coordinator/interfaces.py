@@ -1,7 +1,7 @@
 """What the coordinator needs of the swarm, of the worker and of reduced rounds, as small interfaces."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -120,6 +120,9 @@ class LeaseRegisters(Protocol):
 
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
         """Return the live leases of others with their remaining life in seconds."""
+
+    def neighbours(self) -> Collection[PeerId]:
+        """Return the peers to which this node is connected."""
 
 
 class Feed(Protocol):

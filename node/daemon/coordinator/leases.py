@@ -1,7 +1,7 @@
 """Reads the members' leases for the round machine, and publishes this node's own."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
@@ -11,6 +11,8 @@ from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Activity, Lease
 
+NEWER_S = 1.0
+"""Times at which leases began are rounded: by so much one is later than the loss of a connection."""
 _FIRST_ROUND = Round(0)
 
 
@@ -29,6 +31,9 @@ class MemberLeases:
     members: dict[PeerId, MemberView] = field(default_factory=dict)
     read_at: float = -1e9
     """Monotonic seconds of the last `refresh`."""
+    _connected: set[PeerId] = field(default_factory=set)
+    """Neighbours at the last `refresh`."""
+    _lost_at: dict[PeerId, float] = field(default_factory=dict)
     _shortage: str = ""
     _activity: Activity = "syncing"
     _round: Round = _FIRST_ROUND
@@ -42,11 +47,26 @@ class MemberLeases:
             peer: MemberView(lease.activity, lease.round, _rounded_s(began_s + left_s), lease.tokens_per_s)
             for peer, (lease, left_s) in self.net.leases().items()
         }
+        members = self._with_losses(members)
         shortage = self.assignment.shortage(members)
         if members != self.members or shortage != self._shortage:
             self.members = members
             self._shortage = shortage
             self.feed_round(LeasesChanged(members, self.context.now(), shortage))
+
+    def _with_losses(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
+        """The members, each with the time at which its connection was lost."""
+        connected = set(self.net.neighbours())
+        for peer in members.keys() & self._connected - connected:
+            self._lost_at[peer] = self.read_at
+        self._connected = connected
+        self._lost_at = {
+            peer: at
+            for peer, at in self._lost_at.items()
+            # A lease that began since came through others: the member lives, and only this connection is lost.
+            if peer not in connected and peer in members and members[peer].heard <= at + NEWER_S
+        }
+        return {peer: replace(view, lost_at=self._lost_at.get(peer)) for peer, view in members.items()}
 
     def announce(self, activity: Activity, number: Round) -> None:
         """Publish the own lease with this activity."""

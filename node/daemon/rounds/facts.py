@@ -108,7 +108,7 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
         return state, []
     held = book.held | {event.entry} if event.held else book.held
     book = RoundBook({**book.authors, event.entry: event.author}, held)
-    state = replace(state, books={**state.books, body.round: book})
+    state = replace(state, books={**state.books, body.round: book}, absent=state.absent - {event.author})
     if event.author == state.config.me:
         state = replace(state, unannounced=_unannounced_but(state, body.round))
     near = body.round <= state.final + state.config.max_open_rounds

@@ -101,7 +101,9 @@ def _close(state: RoundState) -> Out:
         state = replace(state, quorum_at=state.now)
     if awaited - there and state.now < closes_at(state):
         return state, []
-    state = replace(state, closed=state.collecting)
+    state = replace(
+        state, closed=state.collecting, absent=((state.absent | awaited) - there) & state.members.keys()
+    )
     return (state if in_flight(state) else enter(state, Phase.FOLD, state.round)), []
 
 

@@ -19,6 +19,9 @@ class MemberView:
     heard: float
     tokens_per_s: float = 0.0
     """The member's training speed; 0 while it is not known."""
+    lost_at: float | None = None
+    """Monotonic second at which this node lost its connection to the member. None: there is one, there never was,
+    or the member was heard of since."""
 
 
 @dataclass(frozen=True, slots=True)

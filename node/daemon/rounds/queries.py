@@ -4,7 +4,7 @@ Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.m
 """
 
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected, frontier
-from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
+from atoll.node.daemon.rounds.state import LOST_LEAST_S, LOST_ROUNDS, STALL_ROUNDS, Phase, RoundState
 from atoll.protocols.ids import PeerId
 
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
@@ -27,10 +27,30 @@ def closes_at(state: RoundState) -> float:
     """When the collected round closes, whoever is missing then."""
     # A member that lives and never delivers would hold up a round without quorum for ever. The limit counts in own
     # round times, because only a slow swarm may take long.
-    stall = state.collecting_since + STALL_ROUNDS * state.train_s + state.config.lease_s
-    if state.quorum_at is None:
-        return stall
-    return min(stall, max(state.quorum_at, idle_at(state)) + state.config.grace_256 / 256 * state.train_s)
+    closing = [state.collecting_since + STALL_ROUNDS * state.train_s + state.config.lease_s]
+    if state.quorum_at is not None:
+        closing.append(max(state.quorum_at, idle_at(state)) + state.config.grace_256 / 256 * state.train_s)
+    # Two or three members have no quorum without each other. One that was killed must not cost a lease, which is
+    # many round times: its lost connection says so at once. Nor one that lives and delivers nothing, each time.
+    given_up = _given_up_at(state)
+    if given_up is not None:
+        closing.append(max(idle_at(state), given_up))
+    return min(closing)
+
+
+def _given_up_at(state: RoundState) -> float | None:
+    """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
+    awaited, there = attendance(state)
+    given_up = []
+    for peer in awaited - there:
+        view = state.members.get(peer)
+        if view is not None and view.lost_at is not None:
+            given_up.append(view.lost_at)
+        elif peer in state.absent:
+            given_up.append(idle_at(state))
+        else:
+            return None
+    return max(given_up) + max(LOST_LEAST_S, LOST_ROUNDS * state.train_s) if given_up else None
 
 
 def idle_at(state: RoundState) -> float:
@@ -185,4 +205,5 @@ def _whereabouts(state: RoundState, peer: PeerId) -> str:
         return "(this node: its contribution is not written yet)"
     if view is None:
         return "(gone; its payload is still wanted)"
-    return f"({view.activity} round {view.round}, heard {max(0.0, state.now - view.heard):.0f} s ago)"
+    lost = "" if view.lost_at is None else ", connection lost"
+    return f"({view.activity} round {view.round}, heard {max(0.0, state.now - view.heard):.0f} s ago{lost})"

@@ -19,6 +19,10 @@ MAX_OPEN_ROUNDS = 64
 """A node trains at most this many rounds ahead of the newest final round; then it waits for finality."""
 STALL_ROUNDS = 8
 """A round without a quorum closes after this many own round times and a lease: a member may live and be stuck."""
+LOST_ROUNDS = 1.0
+"""So many own round times are waited for a member to which the connection is lost, or that was absent before."""
+LOST_LEAST_S = 1.0
+"""The least such wait, in seconds: rounds may take less than a dial."""
 NO_DIGEST = Digest(b"")
 
 
@@ -122,6 +126,8 @@ class RoundState:
     """Contributions to each round that is not final, by round."""
     members: Mapping[PeerId, MemberView] = field(default_factory=dict)
     """Live leases of other members."""
+    absent: frozenset[PeerId] = frozenset()
+    """Members that a round closed without, and of whose contributions none was seen since."""
     shortage: str = ""
     """Why the members cannot train the whole model; round 0 waits for more of them."""
     just_left: Mapping[PeerId, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from atoll.cli.sim.swarm import LEASE_S, Swarm, prepare, start
+from atoll.cli.sim.swarm import Swarm, prepare, start
 from atoll.node.config.home import Home
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.errors import LocalFault
@@ -40,6 +40,8 @@ PRESET, STEPS, ROUNDS, SEED = "moe-smoke", 8, 400, 1
 VICTIM = MEMBERS - 1
 POLL_S, STORY_S = 0.5, 480.0
 """A story that takes longer has stalled."""
+LEASE_S = 6.0
+"""Far below the presets': the story is about what follows a dead owner's lease, not about its length."""
 STALL_S = 2 * LEASE_S
 """The lease of the dead, and as long again: four nodes share this machine's cores."""
 NONE = Bar("<=", 0)
@@ -114,6 +116,7 @@ def _prepared(folder: Path) -> Swarm:
         preset_name=PRESET,
         data=SOURCE,
         holders=1,
+        changes=(f"pace.lease_s={LEASE_S}",),
     )
 
 

@@ -1,12 +1,15 @@
 """The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
 
+from dataclasses import replace
 from itertools import permutations
+
+import pytest
 
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.queries import reason
-from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundConfig
+from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
     Behind,
@@ -88,6 +91,14 @@ class Node:
         views = {
             peers[name]: MemberView(*(what if isinstance(what, tuple) else ("training", what)), self.now)
             for name, what in at.items()
+        }
+        return self.feed(LeasesChanged(views, self.now))
+
+    def lost(self, *peers: PeerId) -> "Node":
+        """The connections to these members are lost now."""
+        members = self.state.members
+        views = {
+            peer: replace(view, lost_at=self.now if peer in peers else None) for peer, view in members.items()
         }
         return self.feed(LeasesChanged(views, self.now))
 
@@ -208,6 +219,55 @@ def test_a_member_whose_lease_expired_is_not_waited_for():
     node = Node(quorum_256=256).ready().leases(a=0, b=0).train(0).seen(A, 0)
     assert node.state.phase is Phase.COLLECT
     node.leases(a=0)
+    assert node.state.phase is Phase.FOLD
+
+
+@pytest.mark.parametrize("others", [(A,), (A, B)])
+def test_a_member_to_which_the_connection_is_lost_costs_one_round_time(others):
+    """Two or three members have no quorum without each other, and a lease is many of their round times."""
+    node = Node().ready().leases(**dict.fromkeys("ab"[: len(others)], 0)).train(0)
+    for other in others[1:]:
+        node.seen(other, 0)
+    node.lost(A).tick(TRAIN_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert "connection lost" in reason(node.state)
+    assert "goes on in 0 s at the latest" in reason(node.state)
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+    node.fold().train(1)
+    for other in others[1:]:
+        node.seen(other, 1)
+    assert node.state.phase is Phase.FOLD, "nobody waits for it again"
+
+
+def test_quick_rounds_leave_time_to_dial_a_lost_member_again():
+    node = Node().ready().leases(a=0).trained(0, train_s=0.01).seen(ME, 0).lost(A).tick(LOST_LEAST_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_a_lost_member_does_not_end_the_wait_for_another():
+    node = Node(quorum_256=256).ready().leases(a=0, b=0).train(0).lost(A).tick(5 * TRAIN_S)
+    assert node.state.phase is Phase.COLLECT
+    node.seen(B, 0)
+    assert node.state.phase is Phase.FOLD
+
+
+def test_a_member_that_announces_and_never_delivers_costs_a_stall_once():
+    node = Node().ready().leases(a=0).train(0).tick(STALL_ROUNDS * TRAIN_S + LEASE_S).fold()
+    node.leases(a=1).train(1).tick(TRAIN_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+    node.fold().leases(a=2).seen(A, 1).train(2).tick(2 * TRAIN_S)
+    assert node.state.phase is Phase.COLLECT, "late, but it delivers: it is waited for again"
+
+
+def test_a_member_that_is_back_is_waited_for_again():
+    node = Node().ready().leases(a=0).train(0).lost(A).tick(TRAIN_S / 2).leases(a=0).tick(TRAIN_S)
+    assert node.state.phase is Phase.COLLECT
+    node.seen(A, 0)
     assert node.state.phase is Phase.FOLD
 
 

@@ -1,0 +1,106 @@
+"""What this node knows of the others: their leases, and since when it has no connection to them."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from atoll.node.daemon.coordinator.leases import MemberLeases
+from atoll.node.daemon.rounds.types import LeasesChanged
+from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ledger.registers import Lease
+
+A, B = PeerId("peer-a"), PeerId("peer-b")
+LEASE_S = 60.0
+
+
+class Net:
+    """Two members, whose leases begin when they are renewed, and the connections to them."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.connected = [A, B]
+        self.began = {A: self.now, B: self.now}
+
+    def leases(self):
+        lease = Lease("training", Round(3), Round(2), b"", Round(-1), 10.0)
+        return {peer: (lease, LEASE_S - (self.now - at)) for peer, at in self.began.items()}
+
+    def neighbours(self):
+        return self.connected
+
+
+class World:
+    """Reads the leases every half second, as the driver does."""
+
+    def __init__(self) -> None:
+        self.net = Net()
+        self.told: list[LeasesChanged] = []
+        context = SimpleNamespace(
+            now=lambda: self.net.now, spec=SimpleNamespace(pace=SimpleNamespace(lease_s=LEASE_S))
+        )
+        self.leases = MemberLeases(
+            context=context, net=self.net, assignment=SimpleNamespace(shortage=lambda members: ""),
+            feed_round=self.told.append, offer=lambda: None, applied=lambda: Round(2), tokens_per_s=lambda: 1.0,
+        )  # fmt: skip
+        self.leases.refresh()
+
+    def later(self, seconds: float) -> dict[PeerId, float | None]:
+        end = self.net.now + seconds
+        while self.net.now < end:
+            self.net.now += 0.5
+            self.leases.refresh()
+        return {peer: view.lost_at for peer, view in self.leases.members.items()}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_loss_of_a_connection_is_told_once_with_its_time(world):
+    assert world.later(5.0) == {A: None, B: None}
+    assert len(world.told) == 1
+    world.net.connected = [B]
+    assert world.later(5.0) == {A: 1005.5, B: None}
+    assert len(world.told) == 2
+
+
+def test_a_connection_that_is_back_is_not_lost(world):
+    world.net.connected = [B]
+    world.later(5.0)
+    world.net.connected = [A, B]
+    assert world.later(0.5) == {A: None, B: None}
+    world.net.connected = [B]
+    assert world.later(0.5)[A] == 1006.0
+
+
+def test_a_member_that_was_never_connected_is_not_lost():
+    world = World()
+    world.net.connected = [A]
+    world.leases._connected.clear()
+    assert world.later(5.0) == {A: None, B: None}
+
+
+def test_a_lease_that_comes_through_others_says_that_the_member_lives(world):
+    world.net.connected = [B]
+    assert world.later(10.0)[A] is not None
+    world.net.began[A] = world.net.now
+    assert world.later(0.5) == {A: None, B: None}
+
+
+def test_the_last_lease_before_a_loss_is_no_sign_of_life(world):
+    """Times of leases are rounded to half seconds: one that began just before looks as if it began after."""
+    world.net.now += 0.3
+    world.net.began[A] = world.net.now
+    world.net.connected = [B]
+    world.leases.refresh()
+    assert world.leases.members[A].heard > world.net.now
+    assert world.later(3.0)[A] is not None
+
+
+def test_who_has_no_lease_any_more_is_forgotten(world):
+    world.net.connected = [B]
+    world.later(5.0)
+    del world.net.began[A]
+    assert world.later(0.5) == {B: None}
+    assert world.leases._lost_at == {}
