@@ -9,7 +9,7 @@ What a clone of the repository adds is found by entry point.
 from atoll.protocols.errors import ConfigError
 
 COMMANDS = {
-    "run": ("atoll.cli.commands.run:run", "Make, list and show runs."),
+    "run": ("atoll.cli.commands.run:run", "Make, list, show and find runs."),
     "start": ("atoll.cli.commands.start:start", "Join a run and train until stopped."),
     "invite": ("atoll.cli.commands.invite:invite", "A link that lets others join a run."),
     "status": ("atoll.cli.commands.status:status", "What the node does now, and why."),

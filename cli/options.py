@@ -21,7 +21,9 @@ _NETWORK = (
     click.option("--down", metavar="RATE", help="Cap of what is received."),
     click.option("--relay-only/--no-relay-only", default=None, help="Through relays only; hide the address."),
     click.option("--web", metavar="IP:PORT", help="Serve a page and metrics here, to read: 127.0.0.1:0."),
-    click.option("--dht/--no-dht", default=None, help="Look for peers in the DHT too."),
+    click.option("--dht/--no-dht", default=None, help="Take part in the DHT; else where it is of use."),
+    click.option("--dht-bootstrap", multiple=True, metavar="MADDR", help="…/p2p/PEERID of a node that serves it."),
+    click.option("--public/--private", default=None, help="List the run in the DHT; else if everybody may join."),
 )
 
 

@@ -11,12 +11,12 @@ from atoll.protocols.run.run_spec import RunSpec
 
 
 def preview_lines(
-    spec: RunSpec, invite: Invite, costs: Preview, free: Free, config: NodeConfig, unix_s: float
+    spec: RunSpec, invite: Invite | None, costs: Preview, free: Free, config: NodeConfig, unix_s: float
 ) -> list[str]:
     """What the user agrees to, a line a subject."""
     return [
         f"run        {spec.name}  {short(spec.id)}  by {spec.owner}",
-        f"invite     signed by {_signer(spec, invite)}, valid {span(invite.expires - unix_s)}",
+        f"invite     {_source(spec, invite, unix_s)}",
         f"model      {costs.parameters:,} parameters, context {spec.model.context}, {spec.outer.rounds} rounds",
         *(f"experts    {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
@@ -57,8 +57,11 @@ def need_lines(costs: Preview, free: Free | None, config: NodeConfig) -> list[st
     return [memory, f"device     {config.device}: {fit}{_with_all(costs, costs.whole.device)}"]
 
 
-def _signer(spec: RunSpec, invite: Invite) -> str:
-    return "the run's owner" if invite.signer == spec.owner else f"{invite.signer} (not the run's owner)"
+def _source(spec: RunSpec, invite: Invite | None, unix_s: float) -> str:
+    if invite is None:
+        return f"none: found in the DHT by its id {spec.id.hex()}"
+    signer = "the run's owner" if invite.signer == spec.owner else f"{invite.signer} (not the run's owner)"
+    return f"signed by {signer}, valid {span(invite.expires - unix_s)}"
 
 
 def _fit(needed: int, free: int) -> str:
@@ -88,10 +91,10 @@ def _data(spec: RunSpec, costs: Preview, config: NodeConfig) -> str:
     return f"{costs.text}: you need your own copy; give its path with --data"
 
 
-def _admission(spec: RunSpec, invite: Invite) -> str:
+def _admission(spec: RunSpec, invite: Invite | None) -> str:
     if spec.admission.mode == "open":
         return "open: everybody may join"
     if spec.admission.mode == "allowlist":
         return "the owner's list: you are on it"
-    named = f" for {invite.token[0].name}" if invite.token and invite.token[0].name else ""
+    named = f" for {invite.token[0].name}" if invite and invite.token and invite.token[0].name else ""
     return f"by invitation: this invite carries a permit{named}"

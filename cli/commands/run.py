@@ -1,4 +1,4 @@
-"""`run new | list | show`: runs are signed files; making one starts nothing."""
+"""`run new | list | show | find`: runs are signed files; making one starts nothing."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from atoll.cli.client import call
+from atoll.cli.commands.find import find
 from atoll.cli.commands.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
 from atoll.cli.formatting import number, print_json, print_table, size
 from atoll.cli.options import home_option, json_option
@@ -36,7 +37,10 @@ FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
 
 @click.group()
 def run() -> None:
-    """Make, list and show runs."""
+    """Make, list, show and find runs."""
+
+
+run.add_command(find)
 
 
 @run.command()

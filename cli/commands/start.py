@@ -9,8 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -22,6 +21,7 @@ from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import NodeConfig, load_config
 from atoll.node.daemon.app import Daemon, StopSignals
+from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
 from atoll.node.runs.capacity.join_preview import preview_of
@@ -36,7 +36,7 @@ STDIN_MAX_CHARACTERS = 1 << 16
 
 
 @click.command()
-@click.argument("invite", required=False)
+@click.argument("target", metavar="INVITE|NAME@OWNER|ID", required=False)
 @home_option
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
 @network_options
@@ -51,14 +51,15 @@ STDIN_MAX_CHARACTERS = 1 << 16
 @click.option("--json", "as_json", is_flag=True, help="A status a line, as JSON.")
 @click.option("--plain", is_flag=True, help="Plain lines on a terminal too.")
 def start(
-    home: Home, invite: str | None, wanted: str | None, yes: bool, as_json: bool, plain: bool, **flags: Any
+    home: Home, target: str | None, wanted: str | None, yes: bool, as_json: bool, plain: bool, **flags: Any
 ) -> None:
     """Join a run and train until stopped. Ctrl-C stops in good order, twice at once.
 
-    With INVITE (`atoll:…`, or - for stdin) it shows first what the run costs, and asks.
+    With INVITE (`atoll:…`, or - for stdin), or a public run of the DHT (see `atoll run find`), it shows first what
+    the run costs, and asks.
     """
     config = load_config(home.config_toml, flags)
-    link = _link(invite, wanted)
+    link, wanted = _link_or_name(target, wanted)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_start(home, config, link, wanted, yes=yes, as_json=as_json, plain=plain))
@@ -77,11 +78,11 @@ async def _start(
     with ExitStack() as lock:
         if has_home:  # another one is made, and locked, after the user agreed
             lock.enter_context(hold_lock(home))
-        async with _host_group() as group:
+        async with host_group() as group:
             plan = await read_plan(
                 home, config, link=link, wanted=wanted, unix_s=time.time(), group=group, report=_report
             )
-            if plan.new_link:
+            if plan.is_new:
                 await _agree(plan, yes=yes)
             if not has_home:
                 lock.enter_context(hold_lock(home))
@@ -95,31 +96,14 @@ async def _start(
             log.info("node ended in good order")
 
 
-@asynccontextmanager
-async def _host_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Owns the host's task. Raises what its block raises, not a group of it."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as faults:
-        if len(faults.exceptions) == 1:
-            raise faults.exceptions[0] from None
-        raise
-
-
-def _link(argument: str | None, wanted: str | None) -> str | None:
-    """The link itself, or from stdin for `-`. Raises ConfigError for what is no invite."""
-    if argument is None:
-        return None
+def _link_or_name(target: str | None, wanted: str | None) -> tuple[str | None, str | None]:
+    """A link, from stdin for `-`, or else what the run is called. Raises ConfigError."""
+    if target is None:
+        return None, wanted
     if wanted is not None:
-        raise ConfigError("an invite names its run", hint="drop --run")
-    link = sys.stdin.read(STDIN_MAX_CHARACTERS) if argument == "-" else argument
-    if not is_invite(link):
-        raise ConfigError(
-            "this is not an invite: an invite begins with atoll:",
-            hint="to start a run of this home give --run NAME",
-        )
-    return link
+        raise ConfigError("the run is named twice", hint="drop --run")
+    text = sys.stdin.read(STDIN_MAX_CHARACTERS) if target == "-" else target
+    return (text, None) if target == "-" or is_invite(text) else (None, text)
 
 
 def _report(line: str) -> None:
@@ -128,7 +112,6 @@ def _report(line: str) -> None:
 
 async def _agree(plan: JoinPlan, *, yes: bool) -> None:
     """Show what the run costs, and ask. Raises Exit for no, and ConfigError where nobody can answer."""
-    assert plan.invite is not None
     assert plan.free is not None
     costs = preview_of(plan.run.spec, plan.config, plan.room)
     lines = preview_lines(plan.run.spec, plan.invite, costs, plan.free, plan.config, time.time())

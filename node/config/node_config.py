@@ -16,8 +16,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from atoll.node.daemon.web.server import parse_listen_address
+from atoll.p2p.discovery.dht_role import Setting
+from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, read_limits
-from atoll.p2p.membership.address_book import parse_seed
+from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 
@@ -97,8 +99,13 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """How experts that this node does not train are stored."""
     frozen_on_host: bool = False
     """Experts that this node does not train stay in the host's memory."""
-    dht: bool = False
-    """Look for peers in the DHT too, in a child process of its own."""
+    dht: Setting = "auto"
+    """Announce and find peers and runs in the DHT. `auto`: if the run is public, and this node is reachable or
+    `dht_bootstrap` is given."""
+    dht_bootstrap: tuple[str, ...] = ()
+    """`…/p2p/PEERID` multiaddrs of nodes that serve the DHT, of whatever run."""
+    public: bool | None = None
+    """Announce the run and this node in the DHT; absent: if everybody may join the run."""
     web: str = ""
     """`IP:PORT` where a web page and metrics are served, for example `127.0.0.1:4780`; port 0: any free one.
 
@@ -124,13 +131,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         self._check_places()
         parse_listen_address(self.web)
         read_limits(self.limits)
-        if len(self.seeds) > MAX_SEEDS:
-            raise ConfigError(f"seeds: more than {MAX_SEEDS}")
-        for maddr in self.seeds:
-            try:
-                parse_seed(maddr)
-            except ConfigError as error:
-                raise ConfigError(f"seeds: {error}", hint=error.hint) from error
+        _check_seeds("seeds", self.seeds)
+        if any(map(is_dns_seed, _check_seeds("dht_bootstrap", self.dht_bootstrap))):
+            raise ConfigError("dht_bootstrap: /dnsaddr is for seeds", hint="for example /dns4/NAME/tcp/4710/p2p/…")
 
     def _check_places(self) -> None:
         for key, maddrs in (("listen", self.listen), ("announce", self.announce)):
@@ -149,8 +152,17 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"relay_circuits = {self.relay_circuits} is outside 1 … {1 << 16}, or bytes < 0")
         if not 0 <= self.relay_rate_bytes_s < 1e12:
             raise ConfigError(f"relay_rate_bytes_s = {self.relay_rate_bytes_s} is outside 0 … 1e12")
-        if self.relay_only and (self.relay or self.announce or self.dht):
-            raise ConfigError("relay_only cannot go with relay, announce or dht", hint="drop one of them")
+        if self.relay_only and (self.relay or self.announce or self.dht is True or self.dht_bootstrap):
+            raise ConfigError("relay_only cannot go with relay, announce, dht or dht_bootstrap", hint="drop one")
+
+
+def _check_seeds(key: str, maddrs: tuple[str, ...]) -> list[PeerAddress]:
+    if len(maddrs) > MAX_SEEDS:
+        raise ConfigError(f"{key}: more than {MAX_SEEDS}")
+    try:
+        return [parse_seed(maddr) for maddr in maddrs]
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}", hint=error.hint) from error
 
 
 def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:

@@ -20,16 +20,17 @@ from atoll.node.daemon.web.site import Site
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.invites import opening_entry
 from atoll.p2p.discovery.dht import Dht
-from atoll.p2p.discovery.dht_pipe import ChildOptions
+from atoll.p2p.discovery.dht_records import Listing
+from atoll.p2p.discovery.dht_role import choose_part
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.limits.config import read_limits
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.nat.route_host import RouteHost
+from atoll.p2p.swarm.announcements import DhtUse
 from atoll.p2p.swarm.run_fetch import serve_run
-from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
+from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.system.atomic_files import make_folder
-from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.protocols import codec
 from atoll.protocols.errors import PeerFault
 from atoll.protocols.ids import Digest, PeerId
@@ -57,6 +58,8 @@ def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
     limited, routed, swarm = _build_network(plan, folder)
     me = plan.identity.peer_id
     log = RoundLog(folder, me, time.time)
+    for member in plan.members:
+        swarm.discovery.learn(member.peer, member.maddrs, "dht")
     net = SwarmNetwork(swarm, routed, me, opening=opening_entry(plan.run.spec, me, plan.invite), folder=folder)
     trainer, driver, goodput = _build_training(plan, folder, swarm, net, log)
     web = WebServer(parse_listen_address(plan.config.web), lambda request: site.answer(request), time.monotonic)
@@ -103,11 +106,26 @@ def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost
         run=spec.id,
         home=folder,
         seeds=seeds,
-        options=SwarmOptions(run_file=plan.run.data),
-        dht=_build_dht(plan) if config.dht else None,
+        dht=_dht_use(plan, routed),
         gate=AdmissionGate(spec, identity.peer_id, time.time),
     )
     return limited, routed, swarm
+
+
+def _dht_use(plan: JoinPlan, host: RouteHost) -> DhtUse:
+    """A node of the DHT on `host`. A run is private unless everybody may join, or the user said otherwise."""
+    config, spec, path = plan.config, plan.run.spec, plan.run.path
+    is_public = spec.admission.mode == "open" if config.public is None else config.public
+    bootstrap = [parse_seed(seed) for seed in config.dht_bootstrap]
+    return DhtUse(
+        dht=Dht(host, plan.identity, bootstrap, rng=random.Random()),
+        part=lambda: choose_part(
+            config.dht, host.survey.verdict.reach, is_public=is_public, has_bootstrap=bool(bootstrap)
+        ),
+        # The plan is stored before the parts are built, so a run that was fetched has its file by now.
+        listing=Listing(plan.run.data, int(path.stat().st_mtime)) if is_public else None,
+        is_owner=spec.owner == plan.identity.peer_id,
+    )
 
 
 def _build_training(
@@ -135,16 +153,6 @@ def _build_training(
         log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved().blob_contents_up
     )
     return trainer, driver, goodput
-
-
-def _build_dht(plan: JoinPlan) -> Dht:
-    """The DHT's child speaks through our p2pd, whose socket is known once it runs."""
-
-    def options() -> ChildOptions:
-        assert isinstance(plan.host.host, P2pdHost), "make_host refuses a DHT over anything else"
-        return ChildOptions(control_socket=str(plan.host.host.control_socket))
-
-    return Dht(plan.identity, options, rng=random.Random())
 
 
 def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:

@@ -8,7 +8,8 @@ port that QUIC dials from, which is the one that it listens on.
 import asyncio
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,8 +73,6 @@ def _pylibp2p_host(listen: Sequence[str], config: NodeConfig, identity: Identity
 
     wanted = {"port_map": config.port_map is True}
     refused = unsupported([name for name, is_wanted in wanted.items() if is_wanted])
-    if config.dht:
-        refused.append("dht: hivemind's DHT speaks through p2pd")
     refused += refused_listen(config.listen)
     if refused:
         raise ConfigError(f"transport pylibp2p cannot do that: {'; '.join(refused)}", hint="use transport p2pd")
@@ -104,6 +103,18 @@ def route_host(
         trusted=frozenset(seed.peer for seed in seeds),
     )
     return RouteHost(host, identity, run, options, on_fault=on_fault)
+
+
+@asynccontextmanager
+async def host_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Owns the task of a NodeHost. Raises what its block raises, not a group of it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as faults:
+        if len(faults.exceptions) == 1:
+            raise faults.exceptions[0] from None
+        raise
 
 
 class NodeHost:

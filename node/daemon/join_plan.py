@@ -18,6 +18,7 @@ from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan
 from atoll.node.runs.capacity.free_resources import measure_free, offer_of
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.invites import check_admission, load_invite, store_invite
+from atoll.node.runs.public_runs import client_of, find_joinable, parse_wanted
 from atoll.node.runs.run_files import (
     FoundRun,
     check_name,
@@ -25,8 +26,11 @@ from atoll.node.runs.run_files import (
     find_run,
     parse_run,
     run_with_id,
+    runs_of,
     store_run,
 )
+from atoll.p2p.discovery.dht import Dht
+from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system import key_file
@@ -56,9 +60,13 @@ class JoinPlan:
     """Started already where the run was fetched."""
     run: FoundRun
     invite: Invite | None
-    """The invite that this home joined or joins the run with."""
+    """The invite that this home joined or joins the run with; None for a run found here or in the DHT."""
+    is_new: bool
+    """Whether the user has not agreed to join this run, or by this invite, yet."""
     new_link: str
-    """The text of an invite that the user has not agreed to yet; empty without one."""
+    """The text of an invite that is new; empty without one."""
+    members: tuple[PeerAddress, ...]
+    """Peers that the DHT named as members of the run, unverified."""
     restored: LostFeed | None
     """What must come back from the others before this node writes; None if its ledger is its own."""
     free: Free | None
@@ -87,7 +95,8 @@ async def read_plan(
     group: asyncio.TaskGroup,
     report: Report,
 ) -> JoinPlan:
-    """Read the plan for the run of an invite (`link`), or for a run of this home (`wanted`, see `find_run`).
+    """Read the plan for the run of an invite (`link`), or for `wanted`: a run of this home (see `find_run`), else
+    of the DHT (see `parse_wanted`).
 
     `group` owns the host's task. Raises ConfigError where the user must change something, LocalFault, DiskFault.
     """
@@ -95,11 +104,10 @@ async def read_plan(
     identity = Identity(new_seed) if new_seed else key_file.load(home.identity)
     listen = plan_listen(config.listen, config.port, home.port)
     host = NodeHost(make_host(listen.maddrs, config, identity), group)
-    if link is None:
-        run = find_run(home, wanted)
-        choice = _Choice(run, load_invite(home, run.spec.id), is_new=False)
-    else:
+    if link is not None:
         choice = await _invited(home, link, unix_s, host, report)
+    else:
+        choice = await _named(home, wanted, host, lambda: client_of(home, config, host.host, identity), report)
     spec = choice.run.spec
     restored = read_mark(home.run(spec.id))
     if choice.is_new or not _has_worked(home, spec, restored):
@@ -115,7 +123,9 @@ async def read_plan(
         host=host,
         run=choice.run,
         invite=choice.invite,
+        is_new=choice.is_new,
         new_link=link if link is not None and choice.is_new else "",
+        members=choice.members,
         restored=restored,
         free=free,
         room=room,
@@ -128,7 +138,26 @@ class _Choice(NamedTuple):
     run: FoundRun
     invite: Invite | None
     is_new: bool
-    """The user has not agreed to this invite yet."""
+    """The user has not agreed to this invite, or to a run of the DHT, yet."""
+    members: tuple[PeerAddress, ...] = ()
+
+
+async def _named(
+    home: Home, wanted: str | None, host: NodeHost, dht: Callable[[], Dht], report: Report
+) -> _Choice:
+    """The run of this home that is `wanted`, else the public run. Raises Unreachable too, if the DHT has none."""
+    public = None if wanted is None or home.run_file(wanted).is_file() else parse_wanted(wanted)
+    run = next((run for run in runs_of(home) if public and public.is_met_by(run.spec)), None)
+    if public is not None and run is None:
+        client = dht()
+        report(f"asking the DHT for {wanted} …")
+        await host.start()
+        data, members = await find_joinable(client, host.host, public)
+        run = parse_run(home, data)
+        check_name(home, run)
+        return _Choice(run, None, is_new=True, members=members)
+    run = run or find_run(home, wanted)
+    return _Choice(run, load_invite(home, run.spec.id), is_new=False)
 
 
 async def _invited(home: Home, link: str, unix_s: float, host: NodeHost, report: Report) -> _Choice:

@@ -183,7 +183,7 @@ class SwarmNetwork:
             await wait_for_feed(self._swarm, self._me, self._lost_feed, lease_s, self._now, listener.on_behind)
             clear_mark(self._folder)
             self._lost_feed = None
-        elif self._swarm.discovery.table() or self._swarm.discovery.book.all():
+        elif self._swarm.expects_members():
             worked = self._me in self._swarm.ledger.vector()
             try:
                 async with asyncio.timeout(ALONE_S if worked else None):

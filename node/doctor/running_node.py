@@ -49,7 +49,7 @@ def network(given: DoctorInput) -> Iterator[Finding]:
     yield from _relay(status)
     yield _port_map(status)
     yield _connections(status)
-    yield _dht(given, status)
+    yield _dht(status)
 
 
 def _reachability(status: dict[str, Any]) -> Iterator[Finding]:
@@ -108,15 +108,13 @@ def _connections(status: dict[str, Any]) -> Finding:
     return Finding("peers", "warn", "connected to nobody", "see the seeds in this list; the node goes on trying")
 
 
-def _dht(given: DoctorInput, status: dict[str, Any]) -> Finding:
-    if given.config is not None and not given.config.dht:
-        return Finding("dht", "skip", "switched off")
-    state = str((status.get("seeds") or {}).get("dht") or "")
-    if not state:
-        return Finding("dht", "skip", "switched on; it has not reported yet")
-    if state == "ready":
-        return Finding("dht", "pass", "ready")
-    return Finding("dht", "warn", state, "seeds and the cache of peers still work; see `atoll logs`")
+def _dht(status: dict[str, Any]) -> Finding:
+    state = str((status.get("seeds") or {}).get("dht") or "it has not reported yet")
+    if not state.startswith(("client", "server")):
+        return Finding("dht", "skip", state)
+    if "no server yet" in state:
+        return Finding("dht", "warn", state, "give --dht-bootstrap; seeds and the cache of peers still work")
+    return Finding("dht", "pass", state)
 
 
 CHECKS = (DoctorCheck("node", 5.0, node), DoctorCheck("nat", 5.0, network))

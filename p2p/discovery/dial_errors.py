@@ -7,53 +7,33 @@ routes, other keys and foreign servers; they are in `tests/p2p/discovery/test_di
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 
-class DialFault(StrEnum):
-    """Kinds of dial faults, the most specific first; among several addresses, the most specific kind counts."""
+class DialFault(Enum):
+    """Kinds of dial faults, each with what the user does next, which may be nothing.
 
-    OTHER_RUN = "other run"
-    OLD_VERSION = "version"
-    WRONG_PEER = "wrong key"
-    LOCAL = "local"
-    HANDSHAKE = "handshake"
-    HUNG_UP = "hung up"
-    REFUSED = "refused"
-    NO_RELAY = "relay"
-    SILENT = "timeout"
-    NO_ROUTE = "no route"
-    NO_RECORD = "no record"
-    NO_NAME = "no name"
-    NO_DNS = "no dns"
-    NO_ADDRESS = "no address"
-    SELF = "this node"
-    UNKNOWN = "unknown"
-    BACKOFF = "backoff"
+    The most specific first; among several addresses, the most specific kind counts.
+    """
 
+    OTHER_RUN = "that node trains another run: check the invite, both sides must join the same run"
+    OLD_VERSION = "upgrade the older of the two nodes"
+    WRONG_PEER = "the seed has a new key: ask for a new invite, or correct /p2p/… in the seed"
+    LOCAL = "the network part of this node is restarting; it goes on by itself"
+    HANDSHAKE = "no libp2p node behind that port, or a firewall interferes: check the address and port"
+    HUNG_UP = "the node is full or keeps us away: use another seed, or wait"
+    REFUSED = "no node runs there: ask its owner to start it, or check the port"
+    NO_RELAY = "the node is offline, or left its relay: wait, or ask for a new invite"
+    SILENT = "port closed by a firewall or NAT, or the machine is off: open or forward the port there"
+    NO_ROUTE = "check this machine's network; an IPv6 seed needs IPv6 here"
+    NO_RECORD = "ask the owner of the name for TXT records dnsaddr=/ip4/…/tcp/…/p2p/PEERID"
+    NO_NAME = "check the spelling of the name, and this machine's DNS"
+    NO_DNS = "check this machine's network and its DNS servers (/etc/resolv.conf)"
+    NO_ADDRESS = "give the seed as /ip4/…/tcp/PORT/p2p/… or /ip4/…/udp/PORT/quic-v1/p2p/…"
+    SELF = "drop this node from its own seeds"
+    UNKNOWN = "look at the log with `atoll logs`"
+    BACKOFF = ""
 
-_RANK = {trouble: rank for rank, trouble in enumerate(DialFault)}
-
-REMEDIES = {
-    DialFault.OTHER_RUN: "that node trains another run: check the invite, both sides must join the same run",
-    DialFault.OLD_VERSION: "upgrade the older of the two nodes",
-    DialFault.WRONG_PEER: "the seed has a new key: ask for a new invite, or correct /p2p/… in the seed",
-    DialFault.LOCAL: "the network part of this node is restarting; it goes on by itself",
-    DialFault.HANDSHAKE: "no libp2p node behind that port, or a firewall interferes: check the address and port",
-    DialFault.HUNG_UP: "the node is full or keeps us away: use another seed, or wait",
-    DialFault.REFUSED: "no node runs there: ask its owner to start it, or check the port",
-    DialFault.NO_RELAY: "the node is offline, or left its relay: wait, or ask for a new invite",
-    DialFault.SILENT: "port closed by a firewall or NAT, or the machine is off: open or forward the port there",
-    DialFault.NO_ROUTE: "check this machine's network; an IPv6 seed needs IPv6 here",
-    DialFault.NO_RECORD: "ask the owner of the name for TXT records dnsaddr=/ip4/…/tcp/…/p2p/PEERID",
-    DialFault.NO_NAME: "check the spelling of the name, and this machine's DNS",
-    DialFault.NO_DNS: "check this machine's network and its DNS servers (/etc/resolv.conf)",
-    DialFault.NO_ADDRESS: "give the seed as /ip4/…/tcp/PORT/p2p/… or /ip4/…/udp/PORT/quic-v1/p2p/…",
-    DialFault.SELF: "",
-    DialFault.UNKNOWN: "look at the log with `atoll logs`",
-    DialFault.BACKOFF: "",
-}
-"""What the user does next, by kind of fault."""
 
 # The first match counts. The patterns include error texts of our own, because one table shows both.
 _RULES = tuple(
@@ -101,8 +81,11 @@ class Diagnosis:
     kind: DialFault
     reason: str
     """The reason, in a few words."""
-    remedy: str
-    """What the user does next; may be empty."""
+
+    @property
+    def remedy(self) -> str:
+        """What the user does next; may be empty."""
+        return self.kind.value
 
 
 def explain(text: str, maddr: str = "") -> Diagnosis:
@@ -117,7 +100,7 @@ def explain(text: str, maddr: str = "") -> Diagnosis:
         if found.kind not in (DialFault.BACKOFF, DialFault.UNKNOWN):
             return found
     all_found = [_one(why) for _, why in entries] or [_named(_one(head), maddr)]
-    return min(all_found, key=lambda found: _RANK[found.kind])
+    return min(all_found, key=lambda found: list(DialFault).index(found.kind))
 
 
 def _one(why: str) -> Diagnosis:
@@ -125,15 +108,15 @@ def _one(why: str) -> Diagnosis:
     for pattern, trouble, words in _RULES:
         if found := pattern.search(why):
             reason = words.format(*found.groups()) if words else _short(why)
-            return Diagnosis(trouble, reason, REMEDIES[trouble])
-    return Diagnosis(DialFault.UNKNOWN, _short(why), REMEDIES[DialFault.UNKNOWN])
+            return Diagnosis(trouble, reason)
+    return Diagnosis(DialFault.UNKNOWN, _short(why))
 
 
 def _named(found: Diagnosis, maddr: str) -> Diagnosis:
     # p2pd resolves /dns… itself and then only says that nothing is left to dial.
     if found.kind is DialFault.NO_ADDRESS and maddr.startswith("/dns"):
         name = maddr.split("/")[2]
-        return Diagnosis(DialFault.NO_NAME, f"the name {name} has no address in DNS", REMEDIES[DialFault.NO_NAME])
+        return Diagnosis(DialFault.NO_NAME, f"the name {name} has no address in DNS")
     return found
 
 

@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.p2p.discovery import seed_table
@@ -56,12 +57,8 @@ class Discovery:
         rng: random.Random,
         target: int = TARGET,
         lookup: TxtLookup = system_lookup,
-        more_caches: Iterable[Path] = (),
     ) -> None:
-        """`seeds`: results of parse_seed. `cache`: file of good peers, read now and written while serving.
-
-        `more_caches`: caches of other nodes of the run, only read. A cache that cannot be read is ignored.
-        """
+        """`seeds`: results of parse_seed. `cache`: file of good peers, read now, written while serving."""
         self.book = AddressBook(host.peer_id)
         self._host = host
         self._seeds = tuple(seed for seed in seeds if not is_dns_seed(seed))
@@ -77,8 +74,10 @@ class Discovery:
         self._held_back = False
         self._next_fresh = now() + FRESH_S
         self._fresh_s = FRESH_S
-        for path in (*more_caches, cache):
-            self._load(path)
+        try:
+            self.book.load(cache)
+        except DiskFault as fault:
+            log.warning("the cache of peers is not read: %s", fault.line())
         for seed in self._seeds:
             self.book.add(seed.peer, seed.maddrs, "seed")
 
@@ -137,27 +136,19 @@ class Discovery:
         return direct
 
     def _row(self, seed: PeerAddress, via: str = "") -> seed_table.SeedRow:
-        text = f"{seed.maddrs[0]}/p2p/{seed.peer}"
-        known = self.book.get(seed.peer)
+        text, known = f"{seed.maddrs[0]}/p2p/{seed.peer}", self.book.get(seed.peer)
         if seed.peer == self._host.peer_id:
-            return seed_table.SeedRow(text, seed_table.THIS_NODE, via=via)
-        if seed.peer in self._connected:
-            return seed_table.SeedRow(text, seed_table.CONNECTED, via=via)
-        if known is None or not known.failures:
-            return seed_table.SeedRow(
-                text, seed_table.DIALLING if seed.peer in self._dialling else seed_table.WAITING, via=via
-            )
-        found = explain(known.last_error, seed.maddrs[0])
-        next_s = max(0.0, max(known.next_dial, known.banned_until) - self._now())
-        return seed_table.SeedRow(
-            seed=text,
-            state=seed_table.FAILED,
-            reason=found.reason,
-            remedy=found.remedy,
-            tries=known.failures,
-            next_s=next_s,
-            via=via,
-        )
+            state = seed_table.THIS_NODE
+        elif seed.peer in self._connected:
+            state = seed_table.CONNECTED
+        elif known is None or not known.failures:
+            state = seed_table.DIALLING if seed.peer in self._dialling else seed_table.WAITING
+        else:
+            found = explain(known.last_error, seed.maddrs[0])
+            next_s = max(0.0, max(known.next_dial, known.banned_until) - self._now())
+            failed = seed_table.SeedRow(text, seed_table.FAILED, found.reason, found.remedy, via=via)
+            return replace(failed, tries=known.failures, next_s=next_s)
+        return seed_table.SeedRow(text, state, via=via)
 
     def _hurry(self, now: float) -> None:
         # A peer that was out of reach is back: a healed partition brings back the others that were lost with it.
@@ -243,12 +234,6 @@ class Discovery:
             self._fresh_s = min(MAX_FRESH_S, 2 * self._fresh_s)
             self._next_fresh, self._held_back = now + self._fresh_s, False
             await self._host.forget_failures()
-
-    def _load(self, path: Path) -> None:
-        try:
-            self.book.load(path)
-        except DiskFault as fault:
-            log.warning("the cache of peers is not read: %s", fault.line())
 
     async def _save_often(self) -> None:
         pause_s = _FIRST_SAVE_S  # a node that is killed soon has learnt something too

@@ -150,24 +150,24 @@ def parse_record(text: bytes) -> tuple[str, PeerId]:
     return maddr, PeerId(peer)
 
 
+@dataclass(eq=False)
 class DnsSeed:
     """Keeps one /dnsaddr seed resolved: again when its records expire, with back-off when it fails."""
 
-    def __init__(
-        self, seed: PeerAddress, lookup: TxtLookup, *, now: Callable[[], float], rng: random.Random
-    ) -> None:
-        self.seed = seed
-        self.addresses: tuple[PeerAddress, ...] = ()
-        """Result of the last successful resolution; unchanged while DNS is out of reach."""
-        self.tries = 0
-        """Number of failures in a row."""
-        self.error = ""
-        """Reason of the newest failure; empty after a success."""
-        self.next_at = now()
+    seed: PeerAddress
+    lookup: TxtLookup
+    now: Callable[[], float]
+    rng: random.Random
+    addresses: tuple[PeerAddress, ...] = ()
+    """Result of the last successful resolution; unchanged while DNS is out of reach."""
+    tries: int = 0
+    """Number of failures in a row."""
+    error: str = ""
+    """Reason of the newest failure; empty after a success."""
+
+    def __post_init__(self) -> None:
+        self.next_at = self.now()
         """Time of the next resolution, on the clock `now`."""
-        self._lookup = lookup
-        self._now = now
-        self._rng = rng
 
     @property
     def text(self) -> str:
@@ -178,21 +178,21 @@ class DnsSeed:
         """Resolve repeatedly until cancelled; `on_found` receives the addresses."""
         while True:
             pause_s = await self._resolve(on_found)
-            self.next_at = self._now() + pause_s
+            self.next_at = self.now() + pause_s
             await asyncio.sleep(pause_s)
 
     async def _resolve(self, on_found: Callable[[tuple[PeerAddress, ...]], None]) -> float:
         """Resolve once; return the pause before the next time, in seconds."""
         try:
             async with asyncio.timeout(RESOLVE_S):
-                found = await resolve(self.seed, self._lookup)
+                found = await resolve(self.seed, self.lookup)
         except TimeoutError:
             return self._failed(f"no DNS server answers in {RESOLVE_S:.0f} s")
         except Unreachable as error:
             return self._failed(error.line())
         self._record(found)
         on_found(found.addresses)
-        return min(max(found.ttl_s, REFRESH_MIN_S), REFRESH_MAX_S) * self._rng.uniform(0.75, 1.25)
+        return min(max(found.ttl_s, REFRESH_MIN_S), REFRESH_MAX_S) * self.rng.uniform(0.75, 1.25)
 
     def _record(self, found: Resolved) -> None:
         if found.addresses != self.addresses:
@@ -205,4 +205,4 @@ class DnsSeed:
     def _failed(self, reason: str) -> float:
         log.debug("%s: %s", self.text, reason)
         self.tries, self.error = self.tries + 1, reason
-        return backoff_s(self.tries, self._rng)
+        return backoff_s(self.tries, self.rng)

@@ -61,7 +61,7 @@ class PeerRateLimit:
         self._now = now
         self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
 
-    def take(self, peer: Hashable, count: int = 1) -> bool:
+    def take(self, peer: Hashable, count: float = 1) -> bool:
         """Whether one more request of `peer` is answered; an answered one is counted, as `count`."""
         now = self._now()
         bucket = self._buckets.pop(peer, None) or Bucket(self._per_minute / 60.0, self._burst, now)

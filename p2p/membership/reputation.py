@@ -28,6 +28,8 @@ class Reputation:
     at: float = 0.0
     last: str = ""
     banned_until: float = 0.0
+    is_stranger: bool = False
+    """Whether it is banned as a peer of another run."""
 
 
 class ReputationTable:
@@ -41,7 +43,8 @@ class ReputationTable:
         """Count a fault; True if the peer is banned now."""
         record, now = self._of(peer), self._now()
         record.last = fault.line()
-        if isinstance(fault, RunMismatch):
+        record.is_stranger = isinstance(fault, RunMismatch)
+        if record.is_stranger:
             record.banned_until = now + STRANGER_S
             return True
         if not isinstance(fault, DecodeError | SignatureFault):

@@ -26,9 +26,9 @@ Reply = TypeVar("Reply")
 class Calls:
     """Calls and notices over `host` among the members of one run."""
 
-    def __init__(self, host: Host, run_id: RunId, *, agent: str = "atoll", on_fault: OnFault = log_fault) -> None:
+    def __init__(self, host: Host, run_id: RunId, *, on_fault: OnFault = log_fault) -> None:
         self._host = host
-        self._hello = frames.hello(run_id, host.peer_id, agent)
+        self._hello = frames.hello(run_id, host.peer_id, "atoll")
         self._answers = CallServer(self._hello, on_fault)
         self._links: dict[PeerId, OutgoingCalls] = {}
         self._group: asyncio.TaskGroup | None = None

@@ -23,10 +23,12 @@ AT_ONCE = 4
 class SingleRequests:
     """Sends and answers requests on one protocol of a host."""
 
-    def __init__(self, host: Host, protocol: str, request_max_bytes: int) -> None:
+    def __init__(self, host: Host, protocol: str, request_max_bytes: int, answer_s: float | None = None) -> None:
+        """`answer_s`: deadline for sending an answer, in seconds; None: as long as the peer's line needs."""
         self._host = host
         self._protocol = protocol
         self._max_bytes = request_max_bytes
+        self._answer_s = answer_s
         self._handler: RequestHandler | None = None
         self._turns: WeakValueDictionary[PeerId, asyncio.Semaphore] = WeakValueDictionary()
         """Limits of the peers whose requests are being answered."""
@@ -57,6 +59,7 @@ class SingleRequests:
             async with turn:
                 async with asyncio.timeout(REQUEST_S):
                     body = await self._handler(stream.peer, request)
-                await write_frame(stream, body)
+                async with asyncio.timeout(self._answer_s):
+                    await write_frame(stream, body)
         except TimeoutError as error:
             raise Unreachable("a request was not sent or answered in time") from error

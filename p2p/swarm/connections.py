@@ -14,7 +14,6 @@ from atoll.p2p.host.interface import (
     Connection,
     Host,
     HostEvent,
-    HostRestarted,
     PeerConnected,
     PeerDisconnected,
     Route,
@@ -68,7 +67,8 @@ class PeerConnections:
     on_fault: Callable[[PeerId, PeerFault], None]
     on_connected: Callable[[PeerId], None]
     on_lost: Callable[[PeerId], None]
-    on_host_restarted: Callable[[], None]
+    shares_connections: Callable[[], bool]
+    """Whether connections to peers of other runs are left open, because the DHT uses them."""
 
     def __post_init__(self) -> None:
         self._live: dict[PeerId, Connection | None] = {}
@@ -149,8 +149,6 @@ class PeerConnections:
                     self._add(peer)
                 case PeerDisconnected(peer):
                     self._remove(peer)
-                case HostRestarted():
-                    self.on_host_restarted()
 
     async def _poll(self) -> None:
         while True:
@@ -180,8 +178,12 @@ class PeerConnections:
 
     async def _disconnect_banned(self, peer: PeerId) -> None:
         reputation = self.reputations.get(peer)
+        stays = reputation.is_stranger and self.shares_connections()
+        if stays and peer not in self._live:
+            return
         self._remove(peer)
-        await self._disconnect(peer)
+        if not stays:
+            await self._disconnect(peer)
         self.discovery.book.ban(peer, reputation.last, reputation.banned_until)
 
     def _on_silent(self, peer: PeerId) -> None:

@@ -6,6 +6,7 @@ the `.run` file, empty if the node does not have it. The answer is not trusted: 
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from atoll.p2p.discovery.dns import TxtLookup, system_lookup
 from atoll.p2p.discovery.dnsaddr import resolve
@@ -14,7 +15,7 @@ from atoll.p2p.host.interface import Host, PeerAddress, Stream
 from atoll.p2p.membership.address_book import is_dns_seed
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
-from atoll.protocols.ids import DIGEST_BYTES, PeerId, RunId, short
+from atoll.protocols.ids import DIGEST_BYTES, RunId, short
 from atoll.protocols.run.run_spec import open_run
 from atoll.protocols.wires import RUN
 
@@ -49,8 +50,8 @@ async def fetch_run(
 
     Raises Unreachable with the reason of each seed.
     """
-    asking = _Asking(host, run, lookup)
-    async with asyncio.TaskGroup() as asking.group:
+    async with asyncio.TaskGroup() as group:
+        asking = _Asking(group, host, run, lookup)
         asking.add(_by_peer(seeds))
     if asking.found:
         return asking.found[0]
@@ -58,36 +59,35 @@ async def fetch_run(
     raise Unreachable(f"no seed gave the run: {text or 'the invite names no seed'}")
 
 
+@dataclass
 class _Asking:
     """Requests in progress. The first good answer cancels the others."""
 
     group: asyncio.TaskGroup
-
-    def __init__(self, host: Host, run: RunId, lookup: TxtLookup) -> None:
-        self._host = host
-        self._run = run
-        self._lookup = lookup
-        self._tasks: list[asyncio.Task[None]] = []
-        self.found: list[bytes] = []
-        self.reasons: dict[str, str] = {}
+    host: Host
+    run: RunId
+    lookup: TxtLookup
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    found: list[bytes] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def add(self, seeds: Sequence[PeerAddress]) -> None:
         """Start requests to these seeds, too."""
-        self._tasks += [self.group.create_task(self._ask(seed)) for seed in seeds]
+        self.tasks += [self.group.create_task(self._ask(seed)) for seed in seeds]
 
     async def _ask(self, seed: PeerAddress) -> None:
         try:
             async with asyncio.timeout(SEED_S):
                 if is_dns_seed(seed):
-                    self.add((await resolve(seed, self._lookup)).addresses)
+                    self.add((await resolve(seed, self.lookup)).addresses)
                     return
-                self.found.append(await _from_peer(self._host, seed, self._run))
+                self.found.append(await _from_peer(self.host, seed, self.run))
         except TimeoutError:
             self.reasons[_name(seed)] = f"no answer in {SEED_S:.0f} s"
         except (Unreachable, PeerFault) as error:
             self.reasons[_name(seed)] = error.line()
         else:
-            for task in self._tasks:
+            for task in self.tasks:
                 task.cancel()
 
 
@@ -101,14 +101,10 @@ async def _from_peer(host: Host, address: PeerAddress, run: RunId) -> bytes:
     except BaseException:
         stream.reset()
         raise
-    return _verified(data, address.peer, run)
-
-
-def _verified(data: bytes, peer: PeerId, run: RunId) -> bytes:
     if not data:
-        raise Unreachable(f"{short(peer)} does not train this run")
+        raise Unreachable(f"{short(address.peer)} does not train this run")
     if open_run(data).id != run:
-        raise DecodeError(f"{short(peer)} gave another run")
+        raise DecodeError(f"{short(address.peer)} gave another run")
     return data
 
 

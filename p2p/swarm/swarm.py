@@ -11,11 +11,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from atoll.p2p.blobs.fetch import Blobs
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.discovery import TARGET, Discovery
 from atoll.p2p.host.interface import Host, PeerAddress, Route
 from atoll.p2p.ledger.admission_gate import AdmissionGate
@@ -23,29 +20,17 @@ from atoll.p2p.ledger.store import LEDGER_FILE, Ledger, Quota
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.p2p.membership.reputation import ReputationTable
 from atoll.p2p.rpc.calls import Calls
-from atoll.p2p.swarm.announcements import Announcements
+from atoll.p2p.swarm.announcements import Announcements, DhtUse
 from atoll.p2p.swarm.connections import PeerConnections, PeerView
 from atoll.p2p.swarm.replication import Replication
 from atoll.p2p.system.waiting import Notifier
-from atoll.protocols.errors import PeerFault
+from atoll.protocols.errors import PeerFault, RunMismatch
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, short
 from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.registers import Value
 
 log = logging.getLogger(__name__)
-
-
-class SwarmOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Local choices of one node; peers need not agree on them."""
-
-    agent: str = "atoll"
-    """Program name and version, sent in every Hello."""
-    quota: Quota = Quota()
-    target: int = TARGET
-    """Number of connections that this node opens by itself."""
-    run_file: bytes = b""
-    """Signed RunSpec to announce in the DHT's list of runs; empty: the run is not announced."""
 
 
 class Swarm:
@@ -59,18 +44,18 @@ class Swarm:
         run: RunId,
         home: Path,
         seeds: Sequence[PeerAddress] = (),
-        options: SwarmOptions | None = None,
+        quota: Quota | None = None,
+        target: int = TARGET,
         now: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
-        dht: Dht | None = None,
+        dht: DhtUse | None = None,
         gate: AdmissionGate | None = None,
     ) -> None:
         """Open what the folder `home` holds. Raises DiskFault, CorruptFault, ConfigError, LocalFault.
 
-        `gate` decides which peers the run admits; None admits everybody. `now` is a monotonic clock, under virtual
-        time the running loop's `time`.
+        `gate` decides which peers the run admits; None admits everybody. `target`: connections that we open by
+        ourselves. `now` is a monotonic clock, under virtual time the running loop's `time`.
         """
-        options = options or SwarmOptions()
         rng = rng or random.Random()
         self.run = run
         self._host = host
@@ -79,11 +64,11 @@ class Swarm:
         self._dht = dht
         self._notifiers: list[Notifier] = []
         self.reputations = ReputationTable(now)
-        self.ledger = Ledger(home / LEDGER_FILE, run, options.quota, gate)
+        self.ledger = Ledger(home / LEDGER_FILE, run, quota or Quota(), gate)
         self.registers = RegisterStore(run, identity, next_epoch(home / "epoch"), admits=self.ledger.admits)
-        self.calls = Calls(host, run, agent=options.agent, on_fault=self.blame)
+        self.calls = Calls(host, run, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / "blobs"), self.blame)
-        self.discovery = Discovery(host, seeds, home / "peers.json", now=now, rng=rng, target=options.target)
+        self.discovery = Discovery(host, seeds, home / "peers.json", now=now, rng=rng, target=target)
         self._connections = PeerConnections(
             host=host,
             discovery=self.discovery,
@@ -93,7 +78,7 @@ class Swarm:
             on_fault=self.blame,
             on_connected=self._on_connected,
             on_lost=self._on_lost,
-            on_host_restarted=self._on_host_restarted,
+            shares_connections=lambda: self._dht is not None and self._dht.dht.is_on,
         )
         self.replication = Replication(
             identity=identity,
@@ -107,7 +92,7 @@ class Swarm:
             on_addresses=lambda peer, addresses: self.discovery.learn(peer, addresses.maddrs, "exchange"),
             on_change=self._notify,
         )
-        self._announcements = self._make_announcements(options.run_file, rng)
+        self._announcements = self._make_announcements(rng)
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Serve the host and everything on it until cancelled; call `ready` once calls can be made.
@@ -205,28 +190,35 @@ class Swarm:
         """Where others may dial this node."""
         return self._announcements.addresses
 
+    def expects_members(self) -> bool:
+        """Whether this node knows peers to join, or looks for those of another owner's run in the DHT."""
+        use = self._dht
+        if use is not None and use.listing is not None and use.dht.bootstrap and not use.is_owner:
+            return True
+        # Peers of other runs may be connected, for the DHT; their addresses are not in the book.
+        return bool(self.discovery.table()) or any(known.maddrs for known in self.discovery.book.all())
+
     def discovery_table(self) -> dict[str, str]:
         """State of every seed and of the DHT, as one line each."""
         table = self.discovery.table()
         if self._dht is not None:
-            dht = self._dht.statistics()
-            table["dht"] = "ready" if dht.is_ready else dht.last_error or "not started yet"
+            table["dht"] = self._dht.dht.state
         return table
 
     # --- reactions -------------------------------------------------------------------------------
 
     def blame(self, peer: PeerId, fault: PeerFault) -> None:
         """Count a protocol violation of `peer`; enough of them ban it for a while."""
-        log.warning("peer %s: %s", short(peer), fault.line())
+        level = logging.INFO if isinstance(fault, RunMismatch) else logging.WARNING
+        log.log(level, "peer %s: %s", short(peer), fault.line())
         if self.reputations.blame(peer, fault):
             self._notify()
 
-    def _make_announcements(self, run_file: bytes, rng: random.Random) -> Announcements:
+    def _make_announcements(self, rng: random.Random) -> Announcements:
         return Announcements(
             host=self._host,
             run=self.run,
-            run_file=run_file,
-            dht=self._dht,
+            use=self._dht,
             now=self._now,
             rng=rng,
             publish=self.publish_register,
@@ -242,10 +234,6 @@ class Swarm:
     def _on_lost(self, peer: PeerId) -> None:
         self.replication.forget(peer)
         self._notify()
-
-    def _on_host_restarted(self) -> None:
-        if self._dht is not None:
-            self._dht.restart()
 
     def _notify(self) -> None:
         for notifier in self._notifiers:

@@ -71,5 +71,3 @@ def test_what_it_cannot_do_is_refused_at_the_start(node):
     node.new_run()
     refused = node.start_refused("--transport", "pylibp2p", "--port-map")
     refused.refused(78, "port_map", "use transport p2pd")
-    refused = node.start_refused("--transport", "pylibp2p", "--dht")
-    refused.refused(78, "dht")

@@ -12,7 +12,7 @@ import msgspec
 from atoll.node.checkpoint import generations, local, universal
 from atoll.node.daemon.consensus import ballots, certificate
 from atoll.p2p.blobs import frames as blob_frames
-from atoll.p2p.discovery import dht_pipe, dht_records
+from atoll.p2p.discovery import dht_records
 from atoll.p2p.gossip.push_trees import Ids
 from atoll.p2p.host.framing import framed
 from atoll.p2p.ledger.sync import Exchange
@@ -213,6 +213,11 @@ def _others() -> Iterator[tuple[str, Case]]:
     for name, key in {"members": dht_records.run_key(RUN), "runs": dht_records.RUNS_KEY}.items():
         record = codec.decode(dht_records.sign_record(ME, key, b"value", UNIX_S), dht_records.DhtRecord)
         yield f"DhtRecord: {name}", Case(record, dht_records.DhtRecord)
+    yield "dht: Listing", Case(dht_records.Listing(b"run file", UNIX_S), dht_records.Listing)
+    for ask in (dht_records.FindRecords(A, (PLACE,)), dht_records.StoreRecord(b"record")):
+        yield f"dht: {type(ask).__name__}", Case(ask, dht_records.DhtRequest)
+    found = dht_records.Found((b"record",), (dht_records.Contact(ME.peer_id, (PLACE,)),))
+    yield "dht: Found", Case(found, dht_records.Found)
 
 
 WORKER_ASKS: tuple[worker.Ask, ...] = (
@@ -280,10 +285,6 @@ def _local() -> Iterator[tuple[str, Case]]:
         yield f"rank: {type(each).__name__}", Case(each, ranks.RankAsk, True)
     for said in (ranks.RankReady(), ranks.RankRefused("no device", "use cpu")):
         yield f"rank: {type(said).__name__}", Case(said, ranks.RankAnswer, True)
-    for wish in (dht_pipe.Store(5, b"record"), dht_pipe.Find(5, A)):
-        yield f"dht: {type(wish).__name__}", Case(wish, dht_pipe.Ask, True)
-    for found in (dht_pipe.DhtReady((PLACE,)), dht_pipe.Stored(5, True), dht_pipe.Found(5, (b"record",))):
-        yield f"dht: {type(found).__name__}", Case(found, dht_pipe.Answer, True)
 
 
 def _disk() -> Iterator[tuple[str, Case]]:

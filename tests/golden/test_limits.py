@@ -30,8 +30,6 @@ FOREIGN_DECODERS = {
     "node/daemon/telemetry/logfile.py": "this node's own log",
     "node/daemon/telemetry/round_log.py": "this node's own log",
     "node/learning/data/corpus.py": "the user's own text",
-    "p2p/discovery/dht.py": "the pipe of a child of this process",
-    "p2p/discovery/dht_child.py": "that pipe, and one string or one binary with a cap",
     "p2p/membership/address_book.py": "this node's own cache",
     "protocols/codec.py": "the decoder of all messages",
     "protocols/local/control_lines.py": "the control socket, whose other end is the same user",

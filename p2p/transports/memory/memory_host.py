@@ -55,10 +55,12 @@ class MemoryHost(HostBase):
         try:
             async with asyncio.TaskGroup() as self._group:
                 ready()
-                await asyncio.get_running_loop().create_future()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    self._group = None  # a group that ends accepts no task
         finally:
             self._drop_all()
-            self._group = None
             self._announcer.end()
 
     async def addresses(self) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ LINK = invited(expires_s=7 * 86400 + 3599)
         (link_of(bytes(99), 9), "made by a newer atoll (version 9; this one reads 1); upgrade atoll"),
         (
             "tiny",
-            "this is not an invite: an invite begins with atoll:; to start a run of this home give --run NAME",
+            "no run is called 'tiny' here; ",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_invites_that_cannot_work_leave_no_trace(atoll, tmp_path, link, said):
 
 
 def test_an_invite_and_a_run_are_too_much(atoll, tmp_path):
-    refused(atoll("start", LINK, "--run", "tiny", "--yes"), 78, "an invite names its run; drop --run")
+    refused(atoll("start", LINK, "--run", "tiny", "--yes"), 78, "the run is named twice; drop --run")
 
 
 def test_where_nobody_can_agree_it_shows_the_costs_and_refuses(atoll, tmp_path):

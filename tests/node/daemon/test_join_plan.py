@@ -7,16 +7,22 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
 from atoll.node.daemon.build import build
+from atoll.node.daemon.host_factory import NodeHost
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
+from atoll.node.runs.public_runs import WantedRun
+from atoll.p2p.discovery.dht import Dht
+from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.system.atomic_files import make_folder
-from atoll.protocols.errors import LocalFault, Unreachable
+from atoll.protocols.errors import ConfigError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
+from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.run_spec import sign_run
 
 OWNER = Identity(bytes([8]) * 32)
@@ -45,14 +51,14 @@ class Opened(Counter[str]):
             self[Path(str(args[0])).name] += 1
 
 
-async def plan_in(home: Home, **flags: object) -> JoinPlan:
+async def plan_in(home: Home, *, link: str | None = LINK, wanted: str | None = None, **flags: object) -> JoinPlan:
     config = load_config(home.config_toml, {"listen": ["/ip4/127.0.0.1/tcp/0"], "device": "cpu", **flags})
     async with asyncio.TaskGroup() as group:
         return await read_plan(
             home,
             config,
-            link=LINK,
-            wanted=None,
+            link=link,
+            wanted=wanted,
             unix_s=time.time(),
             group=group,
             report=print,
@@ -120,3 +126,81 @@ async def test_a_host_that_fails_while_the_run_is_fetched_ends_the_start(tmp_pat
                 group=group,
                 report=print,
             )
+
+
+MEMBER = PeerAddress(OWNER.peer_id, ("/ip4/203.0.113.7/tcp/4001",))
+
+
+@pytest.fixture
+def in_dht(monkeypatch) -> list[WantedRun]:
+    """A DHT that has the run; what it was asked for."""
+    asked = []
+
+    async def find(dht: Dht, host: object, wanted: WantedRun) -> tuple[bytes, tuple[PeerAddress, ...]]:
+        assert dht.is_on
+        asked.append(wanted)
+        return sign_run(SPEC, OWNER), (MEMBER,)
+
+    async def start(host: NodeHost) -> None:
+        return
+
+    monkeypatch.setattr("atoll.node.daemon.join_plan.find_joinable", find)
+    monkeypatch.setattr(NodeHost, "start", start)
+    return asked
+
+
+@pytest.mark.parametrize("called", [f"{SPEC.name}@{OWNER.peer_id}", SPEC.id.hex(), SPEC.id.hex()[:8].upper()])
+async def test_a_run_of_the_dht_is_agreed_to_once(tmp_path, in_dht, called):
+    home = Home(tmp_path / "home")
+    plan = await plan_in(home, link=None, wanted=called, dht_bootstrap=[SEED])
+    assert plan.is_new, "the user is asked"
+    assert (plan.run.spec, plan.invite, plan.new_link, plan.members) == (SPEC, None, "", (MEMBER,))
+    assert list(tmp_path.iterdir()) == [], "nothing is written before the user agreed"
+    home.make()
+    plan.store()
+    parts = build(plan, lambda *, finish=False: None)
+    parts.log.close()
+    assert parts.swarm.discovery.book.get(MEMBER.peer).maddrs == {MEMBER.maddrs[0]: "dht"}
+    again = await plan_in(home, link=None, wanted=called)
+    assert (again.is_new, again.run.spec, len(in_dht)) == (False, SPEC, 1), "the home has it now"
+
+
+async def test_a_run_of_this_home_is_not_looked_for_and_a_typo_neither(tmp_path, in_dht):
+    home = Home(tmp_path / "home")
+    home.make()
+    home.run_file("deadbeef").write_bytes(sign_run(SPEC, OWNER))
+    assert not (await plan_in(home, link=None, wanted="deadbeef")).is_new, "a name that looks like an id"
+    with pytest.raises(ExceptionGroup) as caught:
+        await plan_in(home, link=None, wanted="typo")
+    assert caught.group_contains(ConfigError, match="no run is called 'typo' here")
+    with pytest.raises(ExceptionGroup) as caught:
+        await plan_in(Home(tmp_path / "none"), link=None, wanted="0" * 64)
+    assert caught.group_contains(ConfigError, match="no peer is known that serves the DHT")
+    assert in_dht == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "public", "is_listed"),
+    [
+        ("open", None, True),
+        ("invite", None, False),
+        ("allowlist", None, False),
+        ("open", False, False),
+        ("invite", True, True),
+    ],
+)
+async def test_a_run_is_private_unless_everybody_may_join_or_the_user_says_so(tmp_path, mode, public, is_listed):
+    spec = replace(SPEC, admission=AdmissionSpec(mode=mode))
+    home = Home(tmp_path / "home")
+    home.make()
+    home.identity.write_bytes(bytes([8]) * 32)
+    home.identity.chmod(0o600)
+    home.run_file("run").write_bytes(sign_run(spec, OWNER))
+    plan = await plan_in(home, link=None, wanted="run", public=public, dht_bootstrap=[SEED])
+    parts = build(plan, lambda *, finish=False: None)
+    parts.log.close()
+    use = parts.swarm._dht
+    assert (use.listing is not None) == is_listed
+    assert use.is_owner
+    assert use.part().role == ("client" if is_listed else "off")
+    assert use.listing is None or use.listing.run_file == sign_run(spec, OWNER)

@@ -329,8 +329,8 @@ def rows_of(tmp_path: Path, *, config=None, **status) -> dict[str, Finding]:
 
 def test_a_healthy_node(tmp_path: Path) -> None:
     rows = rows_of(
-        tmp_path, reachability="public", port_map={"udp": 4710, "tcp": 35183}, seeds={"dht": "ready"},
-        paths={"direct": 3}, config={"dht": True},
+        tmp_path, reachability="public", port_map={"udp": 4710, "tcp": 35183}, paths={"direct": 3},
+        seeds={"dht": "server, knows 2 servers: public"},
     )  # fmt: skip
     assert {row.state for row in rows.values()} == {"pass"}
     assert rows.keys() == {"node", "nat", "relay", "upnp", "peers", "dht"}
@@ -375,8 +375,8 @@ def test_what_was_not_checked_is_no_pass(tmp_path: Path) -> None:
     rows = {row.check: row for work in works for row in work(new)}
     assert rows.keys() == {"identity", "disk", "memory", "port", "udp"}
     assert {row.state for row in rows.values()} == {"skip"}
-    for config, seeds in (({"dht": False}, {}), ({"dht": True}, {})):
-        assert rows_of(tmp_path, seeds=seeds, config=config)["dht"].state == "skip"
+    for seeds in ({}, {"dht": "off: switched off"}):
+        assert rows_of(tmp_path, seeds=seeds)["dht"].state == "skip"
 
 
 def test_a_clock_that_nothing_vouches_for_is_no_pass(tmp_path: Path, monkeypatch) -> None:
@@ -389,7 +389,7 @@ def test_a_sick_node(tmp_path: Path) -> None:
     rows = rows_of(
         tmp_path, reachability="relay-only", reachability_why="two ports seen from outside", relaying=False,
         peers=0, paths={}, trouble="the disk is full; free some space", worker_restarts=9, port_map={},
-        seeds={"dht": "the child died"}, config={"dht": True},
+        seeds={"dht": "client, knows no server yet: dht_bootstrap is given"},
     )  # fmt: skip
     assert {name: row.state for name, row in rows.items()} == {
         "node": "fail", "worker": "warn", "nat": "warn", "relay": "warn", "upnp": "warn", "peers": "warn",

@@ -25,7 +25,7 @@ from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.worker.reduction_work import SliceWork, encode
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
+from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
@@ -391,7 +391,7 @@ class Node:
         self.world.hosts[self.number] = host
         swarm = Swarm(
             host=host, identity=self.identity, run=self.world.spec.id, home=self.home, seeds=seeds,
-            options=SwarmOptions(target=self.world.target), now=loop.time, rng=random.Random(self.number),
+            target=self.world.target, now=loop.time, rng=random.Random(self.number),
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
         net = SwarmNetwork(swarm, host, self.peer, loop.time, folder=self.home)

@@ -280,11 +280,6 @@ def test_yesterdays_swarm_is_joined_though_the_seed_is_dead(tmp_path: Path) -> N
         assert (row.state, row.tries > 0) == ("failed", True)
         await stopped(task)
 
-        stranger = Node(network, 3, [seed.address], tmp_path / "new.json", more_caches=[tmp_path / "peers.json"])
-        await start(group, stranger)
-        await asyncio.sleep(5)
-        assert await connected(stranger) >= {peer(number) for number in range(10, 14)}, "the cache of another node"
-
     run(main)
 
 
@@ -319,8 +314,8 @@ def test_a_cache_that_cannot_be_read_does_not_stop_a_node(tmp_path: Path) -> Non
         network = MemoryNetwork()
         (tmp_path / "peers.json").mkdir()
         (tmp_path / "huge.json").write_bytes(bytes(2 << 20))
-        seed = Node(network, 2, [], tmp_path / "seed.json")
-        node = Node(network, 1, [seed.address], tmp_path / "peers.json", more_caches=[tmp_path / "huge.json"])
+        seed = Node(network, 2, [], tmp_path / "huge.json")
+        node = Node(network, 1, [seed.address], tmp_path / "peers.json")
         await start(group, seed, node)
         await asyncio.sleep(60)
         assert await connected(node) == {peer(2)}

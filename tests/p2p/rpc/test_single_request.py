@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from atoll.p2p.host.framing import write_frame
 from atoll.p2p.rpc.single_request import AT_ONCE, SingleRequests
 from atoll.protocols.errors import DecodeError
 
@@ -42,5 +43,26 @@ def test_an_answer_above_its_cap_is_a_decode_error(run_memory):
         SingleRequests(b, PROTOCOL, 100).set_handler(large)
         with pytest.raises(DecodeError, match="at most 100"):
             await SingleRequests(a, PROTOCOL, 100).ask(b.peer_id, b"?", 100)
+
+    run_memory(scenario)
+
+
+def test_an_answer_that_nobody_reads_is_given_up(run_memory):
+    """Else each request of a peer that reads nothing would keep an answer in memory for ever."""
+
+    async def scenario(lab):
+        a, b = await lab.pair()
+
+        async def large(peer, request):
+            return bytes(8 << 20)
+
+        SingleRequests(b, PROTOCOL, 100, answer_s=5.0).set_handler(large)
+        stream = await a.open_stream(b.peer_id, PROTOCOL)
+        await write_frame(stream, b"?")
+        await asyncio.sleep(4.0)
+        assert b.statistics().streams_open == 1
+        await asyncio.sleep(2.0)
+        assert b.statistics().streams_open == 0
+        stream.reset()
 
     run_memory(scenario)

@@ -2,20 +2,23 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from atoll.p2p.discovery.dht import Dht
-from atoll.p2p.discovery.dht_pipe import ChildOptions
+from atoll.p2p.discovery.dht_records import Listing
+from atoll.p2p.discovery.dht_role import Part, Role
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.store import Quota
 from atoll.p2p.membership.reputation import FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
-from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
+from atoll.p2p.swarm.announcements import DhtUse
+from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
-from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable
+from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, sign_entry
@@ -50,7 +53,7 @@ class World:
         *seeds: int,
         home: str = "",
         run: RunId = RUN,
-        dht: Dht | None = None,
+        dht: Callable[[MemoryHost], DhtUse] | None = None,
         quota: Quota | None = None,
     ) -> Swarm:
         """Serve a node; its seeds are the nodes of these numbers."""
@@ -63,8 +66,9 @@ class World:
             run=run,
             home=self.root / (home or f"n{number}"),
             seeds=addresses,
-            options=SwarmOptions(target=8, quota=quota or Quota()),
-            dht=dht,
+            target=8,
+            quota=quota,
+            dht=dht(host) if dht else None,
             now=asyncio.get_running_loop().time,
             rng=random.Random(number),
         )
@@ -335,36 +339,72 @@ def test_blobs_travel_between_nodes_that_were_not_connected(tmp_path: Path) -> N
     run_virtual(main())
 
 
-class PaperDht(Dht):
-    """Announcements on one sheet of paper that all nodes read."""
+def in_dht(world: World, *bootstrap: int, public: bool = True) -> Callable[[MemoryHost], DhtUse]:
+    """A server of the DHT without bootstrap peers, else a client."""
+    part = Part(Role.CLIENT if bootstrap else Role.SERVER, "a test")
+    seeds = [PeerAddress(world.hosts[one].peer_id, (world.hosts[one].maddr,)) for one in bootstrap]
 
-    def __init__(self, peer: PeerId, sheet: dict[PeerId, tuple[str, ...]]) -> None:
-        super().__init__(Identity(bytes(32)), ChildOptions, rng=random.Random(1))
-        self._peer, self._sheet = peer, sheet
+    def use(host: MemoryHost) -> DhtUse:
+        number = len(world.hosts) + 1
+        identity = next(
+            one for one in map(Identity, (bytes([n]) * 32 for n in range(99))) if one.peer_id == host.peer_id
+        )
+        dht = Dht(host, identity, seeds, rng=random.Random(number))
+        listing = Listing(b"x" * number, 0) if public else None
+        return DhtUse(dht=dht, part=lambda: part, listing=listing, is_owner=False)
 
-    async def serve(self) -> None:
-        await asyncio.get_running_loop().create_future()
+    return use
 
-    async def announce(self, run: RunId, maddrs: tuple[str, ...], run_file: bytes = b"") -> bool:
-        self._sheet[self._peer] = maddrs
-        return True
 
-    async def find(self, run: RunId) -> list[PeerAddress]:
-        if not self._sheet:
-            raise Unreachable("nobody answers")
-        return [PeerAddress(peer, maddrs) for peer, maddrs in self._sheet.items()]
+ANOTHER = RunId(digest(b"another run"))
 
 
 def test_the_dht_alone_brings_nodes_together(tmp_path: Path) -> None:
+    """A node of another run serves the DHT."""
+
     async def main() -> None:
-        sheet: dict[PeerId, tuple[str, ...]] = {}
         async with World(tmp_path) as world:
+            await world.start(9, run=ANOTHER, dht=in_dht(world))
             for number in (1, 2, 3):
-                await world.start(number, dht=PaperDht(peer(number), sheet))
-            await asyncio.sleep(30)
-            assert all(len(node.neighbours()) == 2 for node in world.nodes.values())
-            assert world.nodes[1].discovery_table() == {"dht": "not started yet"}
+                await world.start(number, dht=in_dht(world, 9))
+            await asyncio.sleep(60)
+            assert all(len(world.nodes[number].neighbours()) == 2 for number in (1, 2, 3))
+            assert world.nodes[9].neighbours() == []
+            assert world.nodes[1].discovery_table() == {"dht": "client, knows 1 server: a test"}
             assert {"dht"} <= {source for row in world.nodes[3].peers() for source in row.sources}
+            assert world.nodes[1].expects_members()
+
+    run_virtual(main())
+
+
+def test_members_of_a_private_run_are_neither_announced_nor_looked_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await world.start(9, run=ANOTHER, dht=in_dht(world))
+            await world.start(1, dht=in_dht(world, 9))
+            hidden = await world.start(2, dht=in_dht(world, 9, public=False))
+            await asyncio.sleep(900)
+            assert not hidden.neighbours()
+            assert not hidden.expects_members()
+            assert not world.nodes[1].neighbours(), "it was not announced"
+
+    run_virtual(main())
+
+
+def test_peers_of_other_runs_stay_connected_for_the_dht_and_are_no_neighbours(tmp_path: Path) -> None:
+    """Without a part in the DHT they are disconnected; with one, no part of the swarm sees them."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await world.start(1, dht=in_dht(world))
+            await world.start(2, 1, run=ANOTHER, dht=in_dht(world, 1))
+            await world.start(3, 1)
+            await asyncio.sleep(60)
+            assert [node.neighbours() for node in world.nodes.values()] == [[peer(3)], [], [peer(1)]]
+            assert {link.peer for link in await world.hosts[1].connections()} == {peer(2), peer(3)}
+            await world.start(4, 3, run=ANOTHER)
+            await asyncio.sleep(60)
+            assert peer(4) not in {link.peer for link in await world.hosts[3].connections()}
 
     run_virtual(main())
 

@@ -9,7 +9,7 @@ import msgspec
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
-from atoll.p2p.swarm.swarm import Swarm, SwarmOptions
+from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
@@ -43,7 +43,7 @@ class World:
             run=SPEC.id,
             home=self.root / who.peer_id,
             seeds=places,
-            options=SwarmOptions(target=8),
+            target=8,
             now=asyncio.get_running_loop().time,
             rng=random.Random(1),
             gate=AdmissionGate(SPEC, who.peer_id, lambda: self.unix_s) if gated else None,
