@@ -25,6 +25,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     report = yield
     errors = list(_errors(call.excinfo.value)) if call.excinfo else []
     _ended.setdefault(item.nodeid, []).append((report.when, report.outcome, errors))
+    if report.failed:
+        # At once: what a failed test left open may end the session before its last hook.
+        _write(item.config)
     return report
 
 
@@ -38,8 +41,12 @@ def _errors(error: BaseException) -> Iterator[str]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    _write(session.config)
+
+
+def _write(config: pytest.Config) -> None:
     found = {"ended": _ended, "outside": foreign_modules(ROOT)}
-    Path(session.config.getoption("outcomes")).write_text(json.dumps(found))
+    Path(config.getoption("outcomes")).write_text(json.dumps(found))
 
 
 def foreign_modules(root: Path) -> list[str]:
