@@ -147,7 +147,7 @@ async def _named(
 ) -> _Choice:
     """The run of this home that is `wanted`, else the public run. Raises Unreachable too, if the DHT has none."""
     public = None if wanted is None or home.run_file(wanted).is_file() else parse_wanted(wanted)
-    run = next((run for run in runs_of(home) if public and public.is_met_by(run.spec)), None)
+    run = None if public is None else next((run for run in runs_of(home) if public.is_met_by(run.spec)), None)
     if public is not None and run is None:
         client = dht()
         report(f"asking the DHT for {wanted} …")

@@ -1,6 +1,7 @@
 """The judgement of a swarm against its reference arms: it must be able to say no."""
 
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -62,7 +63,11 @@ def test_the_arms_have_as_many_members_as_each_final_set():
 def swarm(tmp_path) -> SimpleNamespace:
     spec = SimpleNamespace(id=bytes(32), outer=SimpleNamespace(rounds=2))
     return SimpleNamespace(
-        folder=tmp_path, run_file=tmp_path / "run", spec=spec, nodes={0: SimpleNamespace(home=tmp_path)}
+        folder=tmp_path,
+        run_file=tmp_path / "run",
+        spec=spec,
+        nodes={0: SimpleNamespace(home=tmp_path)},
+        sleep=time.sleep,
     )
 
 
