@@ -20,7 +20,7 @@ from atoll.cli.options import home_option, network_options
 from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import NodeConfig, load_config
-from atoll.node.daemon.app import Daemon, StopSignals
+from atoll.node.daemon.app import Daemon, StopSignals, set_state_aside
 from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
@@ -70,10 +70,26 @@ def start(
 async def _start(
     home: Home, config: NodeConfig, link: str | None, wanted: str | None, *, yes: bool, as_json: bool, plain: bool
 ) -> None:
-    """The three phases: read the plan, build the daemon, run it. One event loop and one host serve all of them."""
+    """The three phases: read the plan, build the daemon, run it. One event loop serves all of them."""
     this_task = asyncio.current_task()
     assert this_task is not None
     signals = StopSignals(this_task.cancel, show_cursor)
+    while await _run_once(home, config, link, wanted, signals=signals, yes=yes, as_json=as_json, plain=plain):
+        signals.stop = this_task.cancel
+
+
+async def _run_once(
+    home: Home,
+    config: NodeConfig,
+    link: str | None,
+    wanted: str | None,
+    *,
+    signals: StopSignals,
+    yes: bool,
+    as_json: bool,
+    plain: bool,
+) -> bool:
+    """Plan, build and run a daemon. Returns whether it must begin again, on another chain of its run."""
     has_home = home.root.exists()
     with ExitStack() as lock:
         if has_home:  # another one is made, and locked, after the user agreed
@@ -88,12 +104,18 @@ async def _start(
                 lock.enter_context(hold_lock(home))
             plan.store()
             _begin_log(home, plan.config)
+            aside = set_state_aside(home.run(plan.run.spec.id))
+            if aside is not None:
+                _report(
+                    f"rounds of this node are not counted: the run went on without them. Its state is in {aside}"
+                )
             daemon = Daemon(plan)
             signals.stop = daemon.stop
             log.info("node starts in run %s (%s)", plan.run.spec.name, plan.run.spec.id.hex())
             with shown(home, as_json=as_json, plain=plain, words=_words(plan)):
                 await daemon.run()
             log.info("node ended in good order")
+            return daemon.is_outranked and not signals.has_come
 
 
 def _link_or_name(target: str | None, wanted: str | None) -> tuple[str | None, str | None]:
@@ -174,6 +196,8 @@ def _words(plan: JoinPlan) -> Words:
 def _begin_log(home: Home, config: NodeConfig) -> None:
     """Everything to the file; warnings to stderr too where nobody paints a panel."""
     root = logging.getLogger()
+    if root.handlers:  # the node begins again
+        return
     root.setLevel(config.log.upper())
     root.addHandler(log_handler(home.log))
     if not sys.stdout.isatty():

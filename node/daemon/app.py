@@ -7,16 +7,20 @@ socket stop, and the host at last. A second signal ends at once; kill −9 loses
 import asyncio
 import logging
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from atoll.node.daemon.build import NodeParts, build
 from atoll.node.daemon.coordinator.run_assets import fetch_moments, fetch_tokenizer
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.status import StopDaemon
+from atoll.p2p.system.atomic_files import disk, sync_folder, write_whole
 from atoll.protocols.errors import AtollError, first_fault
+from atoll.protocols.ids import Round
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.moments import files_for
 
@@ -24,8 +28,35 @@ log = logging.getLogger(__name__)
 
 WORKER_S = 30.0
 """Deadline of the worker's end: it is asked to save and exit, and killed after 20 s; at once while it loads."""
+LEAVE_S = 3.0
+"""Deadline of telling one neighbour that this node leaves."""
 PART_S = 5.0
 """Deadline of the end of every other part."""
+
+
+BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round], None]], NodeParts]
+
+
+_LEAVING = "leaving-chain"
+"""A file of a run: the worker's state belongs to a chain that this node leaves."""
+
+
+def set_state_aside(run_folder: Path) -> Path | None:
+    """Move the worker's state away if it belongs to a chain that the node left. Raises DiskFault.
+
+    Returns where it is now. The next worker fetches a snapshot. The newest state that was set aside stays until
+    the user removes it.
+    """
+    state, aside, mark = run_folder / "state", run_folder / "state-aside", run_folder / _LEAVING
+    with disk(run_folder):
+        if not mark.exists():
+            return None
+        if state.exists():  # else a kill came between the two
+            shutil.rmtree(aside, ignore_errors=True)
+            state.rename(aside)
+            sync_folder(run_folder)
+        mark.unlink()
+    return aside
 
 
 class StopSignals:
@@ -35,30 +66,33 @@ class StopSignals:
         """Must be called in the running loop. `stop` may be replaced; `on_end` runs before the process ends."""
         self.stop = stop
         self._on_end = on_end
-        self._has_come = False
+        self.has_come = False
+        """The user asked to stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        if self._has_come:  # an exception would unwind the loop, and each task that it interrupts would complain
+        if self.has_come:  # an exception would unwind the loop, and each task that it interrupts would complain
             self._on_end()
             os._exit(130)
-        self._has_come = True
+        self.has_come = True
         self.stop()
 
 
 class Daemon:
     """One node in one run. The caller holds the home's lock, and reads the plan."""
 
-    def __init__(self, plan: JoinPlan, build_parts: Callable[[JoinPlan, StopDaemon], NodeParts] = build) -> None:
+    def __init__(self, plan: JoinPlan, build_parts: BuildParts = build) -> None:
         """Build the parts. Raises what `build` raises."""
         self._plan = plan
         self._stop = asyncio.Event()
         self._finish = asyncio.Event()
-        self._parts = build_parts(plan, self.stop)
+        self._parts = build_parts(plan, self.stop, self.leave_chain)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fault: AtollError | None = None
+        self.is_outranked = False
+        """Another chain of the run outranks this node's: it ended to begin again without its local state."""
 
     def stop(self, *, finish: bool = False) -> None:
         """End in good order; with `finish`, after the round at hand is closed. Idempotent."""
@@ -66,6 +100,15 @@ class Daemon:
             self._finish.set()
         else:
             self._stop.set()
+
+    def leave_chain(self, first: Round) -> None:
+        """End in good order, to begin again on another chain that decides the rounds from `first` on."""
+        log.warning("another part of the run decides from round %d on; this node joins it", first)
+        # On disk before the ledger says that this node follows the other chain: a start after a kill would fold
+        # rounds of that chain onto a state of this one.
+        write_whole(self._plan.home.run(self._plan.run.spec.id) / _LEAVING, b"")
+        self.is_outranked = True
+        self._stop.set()
 
     async def run(self, on_up: Callable[[], None] = lambda: None) -> None:
         """Work until stopped; `on_up` is called when all parts run.
@@ -118,6 +161,10 @@ class Daemon:
         async with _deadline("the worker", WORKER_S):
             await self._parts.trainer.stop()
         await self._end("worker", "goodput", "carry", "driver")
+        # The last entry of this node, so it comes after everything that writes has ended.
+        if not self.is_outranked and self._parts.driver.leave():
+            async with _deadline("telling the others", LEAVE_S):
+                await self._parts.swarm.hand_over()
         await self._end("network", "addresses")
         await self._end("web", "control")
         async with _deadline("the host", PART_S):

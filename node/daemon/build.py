@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.system.atomic_files import make_folder
 from atoll.protocols import codec
 from atoll.protocols.errors import PeerFault
-from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.local.worker_messages import StartRequest
 
 
@@ -51,8 +52,11 @@ class NodeParts:
     web: WebServer
 
 
-def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
-    """Construct the parts; opens ledger and log. Raises DiskFault, CorruptFault, ConfigError, LocalFault."""
+def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round], None]) -> NodeParts:
+    """Construct the parts; opens ledger and log. Raises DiskFault, CorruptFault, ConfigError, LocalFault.
+
+    `on_other_chain` is called when the node must begin again on another chain of the run.
+    """
     folder = plan.home.run(plan.run.spec.id)
     make_folder(folder)
     limited, routed, swarm = _build_network(plan, folder)
@@ -61,7 +65,7 @@ def build(plan: JoinPlan, stop: StopDaemon) -> NodeParts:
     for member in plan.members:
         swarm.discovery.learn(member.peer, member.maddrs, "dht")
     net = SwarmNetwork(swarm, routed, me, opening=opening_entry(plan.run.spec, me, plan.invite), folder=folder)
-    trainer, driver, goodput = _build_training(plan, folder, swarm, net, log)
+    trainer, driver, goodput = _build_training(plan, swarm=swarm, net=net, log=log, on_other_chain=on_other_chain)
     web = WebServer(parse_listen_address(plan.config.web), lambda request: site.answer(request), time.monotonic)
     operator = DaemonOperator(
         plan=plan,
@@ -129,9 +133,15 @@ def _dht_use(plan: JoinPlan, host: RouteHost) -> DhtUse:
 
 
 def _build_training(
-    plan: JoinPlan, folder: Path, swarm: Swarm, net: SwarmNetwork, log: RoundLog
+    plan: JoinPlan,
+    *,
+    swarm: Swarm,
+    net: SwarmNetwork,
+    log: RoundLog,
+    on_other_chain: Callable[[Round], None],
 ) -> tuple[Trainer, Driver, GoodputCollector]:
     """The worker's supervisor, the driver that asks the worker, and the account of the worker's time."""
+    folder = plan.home.run(plan.run.spec.id)
     # The worker reports to parts that are made after it.
     trainer = Trainer(
         _start_request(plan, folder, swarm),
@@ -149,6 +159,7 @@ def _build_training(
         eval_every=plan.config.eval_every,
         room=plan.room.experts if plan.room else None,
     )
+    driver.on_other_chain = on_other_chain
     goodput = GoodputCollector(
         log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved().blob_contents_up
     )

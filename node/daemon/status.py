@@ -182,7 +182,7 @@ class DaemonOperator:
         refusal = next(iter(replication.refusals.values()), "")
         fault = replication.local_fault
         own = node.trouble or untrained(node.round) or (fault.line() if fault else "")
-        return own or (f"peers do not admit this node: {refusal}" if refusal else "")
+        return own or (f"peers do not admit this node: {refusal}" if refusal else "") or node.missing
 
     def _peer_row(self, row: PeerView, lease: Lease | None, left_s: float) -> control_messages.PeerStatus:
         return control_messages.PeerStatus(

@@ -21,6 +21,7 @@ from atoll.node.checkpoint.universal import (
     to_json,
 )
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, gather, read_proof
+from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.import_export.export_run import BLOBS, STATE, load_saved, tokenizer_json
 from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of
 from atoll.node.learning.compress.codecs import OnHost
@@ -31,10 +32,13 @@ from atoll.p2p.system.atomic_files import disk, make_folder, read_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId
 from atoll.protocols.run.arena import Placement, arena_of
 from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
+_ALL = 1 << 40
+"""More entries than any ledger holds."""
 _FAR = 1 << 62
 """A round number later than any round."""
 
@@ -54,7 +58,7 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
         raise ConfigError(f"this node has not trained in {spec.name!r} yet")
     if found.body.final < 0:
         raise ConfigError(f"no round of {spec.name!r} is final here yet", hint="wait for one: atoll status")
-    votes = _votes(spec, run_folder, found)
+    votes = _votes(spec, run_folder, found, identity.peer_id)
     unsent_C4096 = _unsent(spec, run_folder, found)
     trained = frozenset(int(part) for part in steps if part != SHARED)
     draft = Shard(
@@ -76,14 +80,15 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
     return _write_shard(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsent_C4096)))
 
 
-def _votes(spec: RunSpec, run_folder: Path, found: LocalState) -> bytes:
+def _votes(spec: RunSpec, run_folder: Path, found: LocalState, me: PeerId) -> bytes:
     """Proof from the ledger that the saved round is final with the saved state. Raises CorruptFault."""
     path, number = run_folder / LEDGER_FILE, found.body.final
     if not path.exists():
         raise ConfigError(f"the ledger of {spec.name!r} is not in this home", hint="start the node: it fetches it")
     ledger = Ledger(path, spec.id)
     try:
-        data = gather(spec, number, lambda at: ledger.entries(number=at))
+        feeds = ((entry.author, entry.body) for _, entry in ledger.since(0, _ALL))
+        data = gather(spec, number, lambda at: ledger.entries(number=at), chosen_path(feeds, me))
     finally:
         ledger.close()
     if read_proof(spec, data, path).state != found.body.state:

@@ -1,6 +1,7 @@
 """Anti-entropy: peers exchange what gossip lost, after each new connection and then at random intervals."""
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Collection
@@ -75,6 +76,14 @@ class AntiEntropy:
     def synced_peers(self) -> frozenset[PeerId]:
         """Neighbours with which there was a whole exchange."""
         return frozenset(self._exchanged)
+
+    async def hand_over(self) -> bool:
+        """Exchange ledgers with neighbours, one after the other, until one succeeds. Returns whether one did."""
+        for peer in sorted(self.neighbours()):
+            with contextlib.suppress(Unreachable, PeerFault, LocalFault):
+                await self.ledger.exchange(peer)
+                return True
+        return False
 
     async def _exchange(self, peer: PeerId) -> None:
         try:

@@ -173,6 +173,10 @@ class Swarm:
         for peer in self.neighbours():
             self.replication.anti_entropy.ask(peer)
 
+    async def hand_over(self) -> bool:
+        """Bring our ledger to one neighbour at least; False if none took it. The caller owns the deadline."""
+        return await self.replication.anti_entropy.hand_over()
+
     def live(self, kind: type[Value]) -> dict[PeerId, Value]:
         """Live registers of one type by author, our own included."""
         return dict(self.registers.live(kind, self._now()))

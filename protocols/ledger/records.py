@@ -4,7 +4,8 @@ Every body is an array-like msgpack struct with a tag. A feed entry names the ru
 feed and the hash of the entry before it; the signature covers all of that.
 """
 
-from typing import Annotated, ClassVar, TypeAlias
+from itertools import pairwise
+from typing import Annotated, AnyStr, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -34,7 +35,7 @@ MAX_SET = 1024
 MAX_WEIGHT = 255
 """Largest weight of a contribution, in 64ths of the round's nominal tokens."""
 ENTRY_MAX_BYTES = codec.MESSAGE_MAX_BYTES
-_DOMAIN = "feed/1"
+_DOMAIN = "feed/2"
 
 
 class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contribution", forbid_unknown_fields=True):
@@ -80,10 +81,12 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknow
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, order=True):
-    """A ballot number of one round. Ballots are ordered by `attempt`, then by proposer, their owner."""
+    """A ballot number of one round and epoch. Ballots are ordered by `attempt`, then by proposer, their owner."""
 
     attempt: Annotated[int, Meta(ge=0, lt=1 << 20)]
     proposer: PeerId
+    epoch: Link = b""
+    """Id of the epoch whose voters decide; empty: the run's first."""
 
 
 class Proposal(msgspec.Struct, frozen=True, array_like=True, tag="proposal", forbid_unknown_fields=True):
@@ -156,9 +159,37 @@ class ReductionFault(msgspec.Struct, frozen=True, array_like=True, tag="fault", 
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
-    """`author` leaves the run in good order after `round`."""
+    """`author` leaves the run in good order after `round`.
+
+    Its feed is complete with this entry, so all that it ever voted is known. If it returns, its ballots count
+    again in the rounds after `round` + 1.
+    """
 
     round: RecordRound
+    """The newest round that it contributed to."""
+
+
+class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch", forbid_unknown_fields=True):
+    """These members decide alone from `round` on, because the voters of `round` are no quorum any more.
+
+    An epoch begins when each of its members has this body in its feed. From then on they vote in it only.
+    """
+
+    round: RecordRound
+    """First round that the epoch decides: all rounds before it are final in the parent."""
+    parent: Link
+    """Id of the epoch that it continues; empty: the run's first."""
+    members: Annotated[tuple[PeerId, ...], Meta(min_length=1, max_length=MAX_SET)]
+    """Its first voters, sorted."""
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow", forbid_unknown_fields=True):
+    """`author` works in this epoch from here on, and is not one of its members."""
+
+    round: RecordRound
+    """First round of the epoch."""
+    epoch: Link
+    """Id of the epoch; empty: the run's first."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_unknown_fields=True):
@@ -172,12 +203,13 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_un
 
 
 FinalityBody: TypeAlias = Ack | Proposal | Vote | Prepare | Promise
+EpochBody: TypeAlias = Leave | Epoch | Follow
 Body: TypeAlias = (
     Contribution
     | PartContribution
     | SlicedContribution
     | FinalityBody
-    | Leave
+    | EpochBody
     | Admit
     | Reduction
     | ReductionFault
@@ -253,8 +285,16 @@ def _check(entry: Entry) -> Entry:
             _check_sorted(body.contributions)
         case Reduction():
             _check_reduction(body)
+        case Epoch():
+            _check_link(body.parent)
+            _check_sorted(body.members)
+            for member in body.members:
+                public_key_of(member)
+        case Follow():
+            _check_link(body.epoch)
     if isinstance(body, Proposal | Vote | Prepare | Promise):
         public_key_of(body.ballot.proposer)
+        _check_link(body.ballot.epoch)
     return entry
 
 
@@ -262,16 +302,25 @@ def _check_reduction(body: Reduction) -> None:
     _check_sorted(body.more)
     if not body.span.start < body.span.stop:
         raise DecodeError("reduction: chunks outside their range")
-    if len(body.previous) not in (0, DIGEST_BYTES):
-        raise DecodeError("reduction: a link has 32 bytes")
+    _check_link(body.previous)
     many = int.from_bytes(body.covered, "little").bit_count() + len(body.more)
     if not 1 <= many <= MAX_SET:
         raise DecodeError("reduction: covers nothing, or too much")
 
 
-def _check_sorted(names: tuple[Digest, ...]) -> None:
-    if list(names) != sorted(set(names)):
-        raise DecodeError("contributions must be sorted, each once")
+def _check_sorted(names: tuple[AnyStr, ...]) -> None:
+    if any(one >= other for one, other in pairwise(names)):
+        raise DecodeError("contributions and members must be sorted, each once")
+
+
+def _check_link(value: Link) -> None:
+    if len(value) not in (0, DIGEST_BYTES):
+        raise DecodeError("a link has 32 bytes, or none")
+
+
+def epoch_id(body: Epoch) -> Digest:
+    """Id of an epoch: BLAKE3 of its body, the same in the feeds of all its members."""
+    return digest(b"atoll/epoch/1\0", codec.encode(body))
 
 
 def experts_of(body: Contribution) -> bytes:

@@ -117,6 +117,7 @@ MIXTURE = _run(
 )  # fmt: skip
 
 BALLOT = records.Ballot(3, ME.peer_id)
+IN_EPOCH = records.Ballot(3, ME.peer_id, A)
 WORK = records.Contribution(ROUND, A, B, 15, 122880, 64, 2.5)
 TOKEN = admission.make_token(RUN, ME, bytes(range(64, 96)), UNIX_S, "friends", 5)
 BODIES: tuple[records.Body, ...] = (
@@ -125,12 +126,14 @@ BODIES: tuple[records.Body, ...] = (
     records.SlicedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
     records.Ack(ROUND, A, B),
     records.Proposal(ROUND, BALLOT, (A, B), A),
-    records.Vote(ROUND, BALLOT, A),
+    records.Vote(ROUND, IN_EPOCH, A),
     records.Prepare(ROUND, BALLOT),
     records.Promise(ROUND, BALLOT, (A,)),
     records.Reduction(ROUND, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=A),
     records.ReductionFault(ROUND, A, B),
     records.Leave(ROUND),
+    records.Epoch(ROUND, A, tuple(sorted((ME.peer_id, OTHER.peer_id)))),
+    records.Follow(ROUND, A),
 )
 VALUES = (
     registers.Lease("training", ROUND, 6, A, 6, 1234.5),
@@ -155,7 +158,8 @@ def _feed() -> Iterator[tuple[str, Case]]:
     exchange = Exchange({ME.peer_id: 8}, True, (OTHER.peer_id,), (b"e",), ((b"f", b"g"),), "no")
     yield "Exchange", Case(exchange, Exchange)
     yield "gossip: Ids", Case(Ids(have=bytes(range(16)), want=bytes(range(8)), prune=b""), Ids)
-    yield "FinalProof", Case(certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),)), certificate.FinalProof)
+    proof = certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),), ((b"g",),))
+    yield "FinalProof", Case(proof, certificate.FinalProof)
 
 
 def _registers() -> Iterator[tuple[str, Case]]:

@@ -13,7 +13,7 @@ from atoll.protocols.ledger import records
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """All entries about one round. Prepares and Proposals in another peer's ballot never get in (see `record`)."""
+    """All entries about one round, of all epochs. Prepares and Proposals in another peer's ballot never get in."""
 
     contributions: Mapping[Digest, tuple[PeerId, records.Contribution]] = field(default_factory=dict)
     """Author and body by entry id."""
@@ -29,6 +29,20 @@ class Book:
     """Proposals by entry id."""
     votes: Mapping[tuple[PeerId, records.Ballot], tuple[Digest, records.Vote]] = field(default_factory=dict)
     """First vote of an author in a ballot: a second one is equivocation and does not count."""
+
+    def within(self, epoch: bytes) -> "Book":
+        """The book with the ballots of one epoch only: its voters' ballots elsewhere do not bind them in it."""
+        ballots = {*self.prepares, *(at for _, at in self.promises), *(at for _, at in self.votes)}
+        ballots.update(proposal.ballot for proposal in self.proposals.values())
+        if all(ballot.epoch == epoch for ballot in ballots):
+            return self
+        return replace(
+            self,
+            prepares={at: entry for at, entry in self.prepares.items() if at.epoch == epoch},
+            promises={key: found for key, found in self.promises.items() if key[1].epoch == epoch},
+            proposals={entry: found for entry, found in self.proposals.items() if found.ballot.epoch == epoch},
+            votes={key: found for key, found in self.votes.items() if key[1].epoch == epoch},
+        )
 
     def unknown(self, names: Iterable[Digest]) -> tuple[Digest, ...]:
         """The entry ids of a set whose entries are not here."""
@@ -129,7 +143,7 @@ def _vote(book: Book, entry: Digest, author: PeerId, body: records.Vote) -> tupl
     if known is not None:
         return book, "" if known[0] == entry else "two votes in one ballot"
     # A vote below its author's promise would break what a quorum of promises showed to a later proposer.
-    above = [b for who, b in book.promises if who == author and b > body.ballot]
+    above = [b for who, b in book.within(body.ballot.epoch).promises if who == author and b > body.ballot]
     if above:
         return book, "a vote below its author's promise"
     return replace(book, votes={**book.votes, (author, body.ballot): (entry, body)}), ""

@@ -4,6 +4,8 @@ It holds, for every round up to that one, the decided proposal, a quorum of vote
 that it names. The voters of a round are the authors of the final set of the round before, so a certificate goes
 back to round 0, which the run's owner decides. It is as good as the voters: a false one needs the signatures of a
 quorum of some round's voters; a final set with a single author leaves them to that one (docs/threat-model.md).
+Where voters were gone it holds the epoch that the others opened, signed by all of its members. One voter or recent
+member is enough for an epoch, so a certificate with epochs (`Proven.epochs`) is as good as that one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,14 +15,24 @@ import msgspec
 from msgspec import Meta
 
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, quorum, voter_order
+from atoll.node.daemon.consensus.epochs import ROOT, EpochId
+from atoll.node.daemon.consensus.types import RECENT_ROUNDS
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.entry_rules import is_lawful
-from atoll.protocols.ledger.records import MAX_SET, Entry, Leave, Proposal, decode_entry, encode_entry
+from atoll.protocols.ledger.records import (
+    MAX_SET,
+    Entry,
+    Epoch,
+    Proposal,
+    decode_entry,
+    encode_entry,
+    epoch_id,
+)
 from atoll.protocols.run.run_spec import RunSpec
 
-VERSION = 1
+VERSION = 2
 MEMBER_ROUNDS = 16
 """A member is an author in at least one of this many newest final sets. One set would not do: a user pauses one
 node after the other, and the last round may be a single node's."""
@@ -28,6 +40,7 @@ PROOF_MAX_BYTES = 1 << 30
 
 # A proposal, its votes, its contributions and as many Reductions.
 _SignedEntries: TypeAlias = Annotated[tuple[bytes, ...], Meta(max_length=1 + 3 * MAX_SET)]
+_SignedEpoch: TypeAlias = Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=MAX_SET)]
 EntriesOf = Callable[[int], Sequence[Entry]]
 """All entries about a round, each author's in order."""
 
@@ -37,6 +50,8 @@ class FinalProof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     version: int
     rounds: Annotated[tuple[_SignedEntries, ...], Meta(max_length=1 << 24)]
+    epochs: Annotated[tuple[_SignedEpoch, ...], Meta(max_length=1 << 16)]
+    """The Epoch entry of each member, by epoch, in the order in which they decided."""
 
 
 class Proven(NamedTuple):
@@ -49,6 +64,8 @@ class Proven(NamedTuple):
     """Authors of the newest MEMBER_ROUNDS final sets, sorted."""
     known: frozenset[PeerId]
     """Authors of the final sets of all rounds up to it."""
+    epochs: int
+    """How many epochs it goes through."""
     entries: Mapping[PeerId, int]
     """The number of entries that each author's feed has at least."""
 
@@ -69,13 +86,20 @@ class _Decided(NamedTuple):
         return self.book.authors_of(self.proposal.contributions)
 
 
-def gather(spec: RunSpec, last: int, entries_of: EntriesOf) -> bytes:
-    """The encoded certificate of round `last`. Raises ConfigError where the ledger has none."""
+def gather(spec: RunSpec, last: int, entries_of: EntriesOf, path: tuple[Epoch, ...] = ()) -> bytes:
+    """The encoded certificate of round `last`, on the chain of these epochs (`chosen_path`).
+
+    Raises ConfigError where the ledger has none.
+    """
     voters: tuple[PeerId, ...] = (spec.owner,)
-    rounds = []
+    rounds, epochs, epoch = [], [], ROOT
     for number in range(last + 1):
         entries = [entry for entry in entries_of(number) if is_lawful(spec, entry)]
-        found = _decided(entries, number, voters)
+        while path and path[0].round == number:
+            body, *rest = path
+            path, epoch, voters = tuple(rest), epoch_id(body), voter_order(spec.id, number, body.members)
+            epochs.append(tuple(encode_entry(entry) for entry in _signatures(entries, body)))
+        found = _decided(entries, number, voters, epoch)
         if found is None:
             raise ConfigError(
                 f"the ledger here does not prove that round {number} is final",
@@ -84,7 +108,46 @@ def gather(spec: RunSpec, last: int, entries_of: EntriesOf) -> bytes:
         by_name = {entry.id: entry for entry in entries}
         rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, voters))))
         voters = voter_order(spec.id, number + 1, found.authors)
-    return codec.encode(FinalProof(VERSION, tuple(rounds)))
+    return codec.encode(FinalProof(VERSION, tuple(rounds), tuple(epochs)))
+
+
+def _signatures(entries: Iterable[Entry], body: Epoch) -> list[Entry]:
+    """The first entry of each member with this body."""
+    signed = {entry.author: entry for entry in reversed(list(entries)) if entry.body == body}
+    return [signed[peer] for peer in body.members if peer in signed]
+
+
+class _Epochs:
+    """The epochs that a certificate holds, to be entered one after the other."""
+
+    def __init__(self, spec: RunSpec, signed: tuple[_SignedEpoch, ...]) -> None:
+        """Raises DecodeError unless every member of every epoch signed it, and each continues the one before."""
+        self._run = spec.id
+        self._bodies: list[Epoch] = []
+        self.epoch: EpochId = ROOT
+        parent: EpochId = ROOT
+        for each in signed:
+            entries = [decode_entry(entry, spec.id) for entry in each]
+            body = entries[0].body
+            authors = tuple(entry.author for entry in entries)
+            if not isinstance(body, Epoch) or body.parent != parent or authors != body.members:
+                raise DecodeError("an epoch that not all of its members signed, or that does not continue another")
+            if any(entry.body != body for entry in entries):
+                raise DecodeError("an epoch whose members signed different ones")
+            parent = epoch_id(body)
+            self._bodies.append(body)
+
+    def enter(self, number: int, voters: tuple[PeerId, ...], recent: set[PeerId]) -> tuple[PeerId, ...]:
+        """The voters of a round, `voters` unless an epoch begins there. Raises DecodeError."""
+        while self._bodies and self._bodies[0].round == number:
+            body = self._bodies.pop(0)
+            # Else anybody could prove anything with an epoch of keys that it made up.
+            if recent.union(voters).isdisjoint(body.members):
+                raise DecodeError(
+                    f"the epoch of round {number} has neither a voter of that round nor a recent member"
+                )
+            self.epoch, voters = epoch_id(body), voter_order(self._run, number, body.members)
+        return voters
 
 
 def proven(spec: RunSpec, data: bytes) -> Proven:
@@ -93,25 +156,34 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
     if proof.version != VERSION or not 1 <= len(proof.rounds) <= spec.outer.rounds:
         raise DecodeError(f"a proof of version {proof.version}, or not of the run's rounds")
     voters: tuple[PeerId, ...] = (spec.owner,)
+    epochs = _Epochs(spec, proof.epochs)
     found: _Decided | None = None
     sets: list[set[PeerId]] = []
     lengths: dict[PeerId, int] = {}
     for number, signed in enumerate(proof.rounds):
+        voters = epochs.enter(number, voters, set[PeerId]().union(*sets[-RECENT_ROUNDS:]))
         # A proposal, its votes, at most MAX_SET contributions and as many Reductions: before any signature.
         if len(signed) > 1 + quorum(len(voters)) + 2 * MAX_SET:
             raise DecodeError(f"more entries than round {number} has")
         entries = [decode_entry(entry, spec.id) for entry in signed]
         for entry in entries:
             lengths[entry.author] = max(lengths.get(entry.author, 0), entry.seq + 1)
-        found = _decided([entry for entry in entries if is_lawful(spec, entry)], number, voters)
+        lawful = [entry for entry in entries if is_lawful(spec, entry)]
+        found = _decided(lawful, number, voters, epochs.epoch)
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
         sets.append(found.authors)
         voters = voter_order(spec.id, number + 1, sets[-1])
     assert found is not None
     members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
-    known = frozenset[PeerId]().union(*sets)
-    return Proven(Round(len(sets) - 1), found.proposal.state, tuple(members), known, lengths)
+    return Proven(
+        round=Round(len(sets) - 1),
+        state=found.proposal.state,
+        members=tuple(members),
+        known=frozenset[PeerId]().union(*sets),
+        epochs=len(proof.epochs),
+        entries=lengths,
+    )
 
 
 def read_proof(spec: RunSpec, data: bytes, where: object) -> Proven:
@@ -122,12 +194,13 @@ def read_proof(spec: RunSpec, data: bytes, where: object) -> Proven:
         raise ConfigError(f"{where} is no proof of a final round of this run: {error}") from error
 
 
-def _decided(entries: Iterable[Entry], number: int, voters: tuple[PeerId, ...]) -> _Decided | None:
+def _decided(entries: Iterable[Entry], number: int, voters: tuple[PeerId, ...], epoch: EpochId) -> _Decided | None:
     """The decided proposal with all that its set names, from the entries about a round; None without them."""
     book = Book()
     for entry in entries:
-        if not isinstance(entry.body, Leave) and entry.body.round == number:
+        if entry.body.round == number:
             book, _ = add_entry(book, entry.id, entry.author, entry.body)
+    book = book.within(epoch)
     found = decided_proposal(book, voters)
     if found is None or book.unknown(found[1].contributions):
         return None

@@ -15,17 +15,36 @@ voters count the promises themselves: two different sets can never both become f
 
 from dataclasses import replace
 
+from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
-from atoll.node.daemon.consensus.proposer import prepare, propose
+from atoll.node.daemon.consensus.forks import change_chain, is_outranked
+from atoll.node.daemon.consensus.proposer import prepare, propose, waits
+from atoll.node.daemon.consensus.succession import enter_epoch, follow, open_epoch, waits_for_epoch
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
-from atoll.protocols.ledger.records import Ballot, Leave, Proposal
+from atoll.protocols.ledger.records import Ballot, Epoch, EpochBody, Prepare, Promise, Proposal, Vote
+
+DECIDED_KEPT = 1024
+"""Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
 
 
-def begin(run: RunId, me: PeerId, rounds: int, owner: PeerId) -> finality_types.FinalityState:
-    """The state before the first entry: the run's owner alone decides round 0."""
-    return finality_types.FinalityState(run=run, me=me, rounds=rounds, last_final=-1, voters=(owner,))
+def begin(
+    run: RunId,
+    me: PeerId,
+    rounds: int,
+    owner: PeerId,
+    *,
+    lease_s: float = finality_types.LEASE_S,
+    chosen: tuple[Epoch, ...] = (),
+) -> finality_types.FinalityState:
+    """The state before the first entry: the run's owner alone decides round 0.
+
+    `lease_s`: how long leases live, in seconds. `chosen`: the epochs that this node entered before, in order.
+    """
+    return finality_types.FinalityState(
+        run=run, me=me, rounds=rounds, last_final=-1, voters=(owner,), lease_s=lease_s, planned=chosen
+    )
 
 
 def step(state: finality_types.FinalityState, event: finality_types.Event) -> Out:
@@ -36,9 +55,13 @@ def step(state: finality_types.FinalityState, event: finality_types.Event) -> Ou
         return state, actions
     state, finals = _decide(state)
     state, actions = _admit(state), actions + finals
+    if state.live and is_outranked(state):
+        # Whatever else this node would do belongs to a chain that it leaves.
+        state, more = change_chain(state)
+        return state, actions + more
     if state.live and state.deciding < state.rounds:
         # One append at a time: the earlier move wins. A promise comes first, because it may forbid a vote.
-        for move in (promise, vote, report_narrow, propose, prepare):
+        for move in (open_epoch, follow, promise, vote, report_narrow, propose, prepare):
             state, more = move(state)
             actions += more
     return state, actions
@@ -69,7 +92,9 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
         case finality_types.AppendRefused():
             return replace(state, appending=None), []
         case finality_types.ReplayDone():
-            return replace(state, live=True), []
+            return replace(state, live=True, live_since=state.now), []
+        case finality_types.MembersSeen(peers):
+            return replace(state, members=peers), []
         case finality_types.Idle(idle, now):
             return _note_stable(replace(state, idle=idle, now=max(state.now, now))), []
         case finality_types.FinalityTick(now):
@@ -80,7 +105,16 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     body = event.body
     if event.author == state.me and body == state.appending:
         state = replace(state, appending=None)
-    if isinstance(body, Leave) or not state.last_final < body.round < state.rounds:
+    if isinstance(body, EpochBody | Vote):
+        state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
+    if isinstance(body, EpochBody):
+        return state, []
+    is_ballot = isinstance(body, Proposal | Vote | Prepare | Promise)
+    if is_ballot and state.epochs.has_left(event.author, body.round):
+        return state, []
+    # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
+    is_fork = any(segment.first == body.round for segment in state.chain[1:])
+    if not (state.last_final < body.round < state.rounds or is_fork):
         return state, []
     before = state.books.get(body.round, Book())
     book, fault = add_entry(before, event.entry, event.author, body)
@@ -113,7 +147,7 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
         return True
     # Without this wait an owner that opens its ballots as it likes would cut off those of the others for ever.
     # Half a turn, because clocks and arrivals differ; `count` at most, because each owner has one attempt among n.
-    turns = (ahead - 0.5) * (1 + state.attempt / count)
+    turns = max(0, waits(state, ballot.attempt) - 0.5) * (1 + state.attempt / count)
     return ahead <= count and state.now - state.since >= turns * state.patience_s
 
 
@@ -134,9 +168,13 @@ def _decide(state: finality_types.FinalityState) -> Out:
     actions: list[finality_types.Action] = []
     while state.deciding < state.rounds:
         book = state.book
-        found = decided_proposal(book, state.voters)
+        found = None if waits_for_epoch(state) else decided_proposal(book, state.voters)
         if found is None:
-            break
+            state, entered = enter_epoch(state)
+            if not entered:
+                break
+            actions += entered
+            continue
         _, proposal = found
         # The authors of all that the set names decide the next round: it cannot begin before they are known.
         unknown = book.unknown(proposal.contributions)
@@ -151,10 +189,13 @@ def _decide(state: finality_types.FinalityState) -> Out:
 def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> finality_types.FinalityState:
     """The state that decides the round after, with the authors of the final set as its voters."""
     number = state.deciding
-    books = {at: book for at, book in state.books.items() if at > number}
+    forks = {segment.first for segment in state.chain[1:]}
+    books = {at: book for at, book in state.books.items() if at > number or at in forks}
+    decided = {at: found for at, found in state.decided.items() if at > number - DECIDED_KEPT}
     done = replace(
         state,
         last_final=number,
+        decided={**decided, number: (state.voters, frozenset(authors))},
         voters=voter_order(state.run, number + 1, authors),
         books=books,
         held=state.held & {entry for book in books.values() for entry in book.contributions},

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of, quorum
+from atoll.node.daemon.consensus.ballots import Book, bound_proposals, owner_of, quorum
 from atoll.node.daemon.consensus.types import Action, FinalityState
 from atoll.node.daemon.consensus.voter import Out, append, is_folded_here, may_append, may_get_votes
 from atoll.protocols.ids import Digest
@@ -32,20 +32,26 @@ def prepare(state: FinalityState) -> Out:
     attempt = next(at for at in attempts if owner_of(state.voters, at) == state.me)
     # The wait grows with the owner's place, so that owners take turns, and with every n attempts, so that two
     # owners do not cut off each other's ballots for ever.
-    turns = (attempt - state.attempt) * (1 + state.attempt / count)
+    turns = waits(state, attempt) * (1 + state.attempt / count)
     if state.now - max(state.since, state.stable_since) < turns * state.patience_s:
         return state, []
     state, able, actions = _could_propose(state)
     if not able:
         return state, actions
-    return append(state, Prepare(state.deciding, Ballot(attempt, state.me)))
+    return append(state, Prepare(state.deciding, Ballot(attempt, state.me, state.epoch)))
+
+
+def waits(state: FinalityState, attempt: int) -> int:
+    """How many owners have their turn before this attempt, from the newest that counts on; who left has none."""
+    owners = [owner_of(state.voters, at) for at in range(state.attempt, attempt)]
+    return sum(not state.epochs.has_left(owner, state.deciding) for owner in owners)
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:
     """Our ballot of the newest attempt, if it is open, empty and not below our own promise."""
     book = state.book
     if state.attempt == 0 and owner_of(state.voters, 0) == state.me:
-        ballot = Ballot(0, state.me)  # ballot 0 needs no Prepare: no lower one can hold a vote
+        ballot = Ballot(0, state.me, state.epoch)  # ballot 0 needs no Prepare: no lower one can hold a vote
     else:
         ours = [b for b in book.prepares if b.proposer == state.me and b.attempt == state.attempt]
         if not ours or owner_of(state.voters, ours[0].attempt) != state.me:
@@ -63,6 +69,9 @@ def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] 
     if view and not state.refuted.isdisjoint(view):
         view = None  # it is being folded again
     if ballot.attempt == 0:
+        before = _inherited(state)
+        if before and may_get_votes(state, ballot, before):
+            return before
         return view if view and _is_time(state, view) else None
     bound = bound_proposals(book, state.voters, ballot)
     if bound is None:
@@ -74,6 +83,17 @@ def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] 
         return None  # it has not arrived yet
     names = book.proposals[bound[0]].contributions
     return names if may_get_votes(state, ballot, names) else None
+
+
+def _inherited(state: FinalityState) -> tuple[Digest, ...]:
+    """The set that the epoch before may have decided in the first round of ours; empty: none that is known."""
+    # Somebody that is gone may have seen a quorum for it, and gave it out as final. Most such sets have a vote
+    # here, and what was final stays so.
+    if len(state.chain) == 1 or state.chain[-1].first != state.deciding:
+        return ()
+    book = state.books.get(state.deciding, Book()).within(state.chain[-2].epoch)
+    votes = [(vote.ballot, vote.proposal) for _, vote in book.votes.values() if vote.proposal in book.proposals]
+    return book.proposals[max(votes)[1]].contributions if votes else ()
 
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from atoll.node.daemon.consensus.ballots import Book
+from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
-from atoll.protocols.ledger.records import Body, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import Body, Epoch, Follow, Prepare, Promise, Proposal, Vote
 
 PATIENCE_S = 10.0
 """Default patience in seconds; the driver sets about two round times."""
+LEASE_S = 60.0
+"""Default life of a lease in seconds; the run's pace sets it."""
+RECENT_ROUNDS = 16
+"""A recent member is an author of one of so many newest final sets."""
 _NO_ENTRIES = Book()
 
 
@@ -87,6 +92,13 @@ class ReplayDone:
 
 
 @dataclass(frozen=True, slots=True)
+class MembersSeen:
+    """The peers with a live lease on the run. Send it whenever that may have changed."""
+
+    peers: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """Whether this node trains no further rounds (done, paused), and so does not wait to close another one."""
 
@@ -110,6 +122,7 @@ Event: TypeAlias = (
     | ReductionRefuted
     | AppendRefused
     | ReplayDone
+    | MembersSeen
     | Idle
     | FinalityTick
 )
@@ -122,7 +135,7 @@ Event: TypeAlias = (
 class Append:
     """Append to our feed, durably, then send EntrySeen. One at a time: the next waits for the echo."""
 
-    body: Proposal | Vote | Prepare | Promise
+    body: Proposal | Vote | Prepare | Promise | Epoch | Follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +208,34 @@ class ReportEquivocation:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class EnterEpoch:
+    """The chain goes on with this epoch: its members, not the authors of the last final set, decide `first`."""
+
+    epoch: EpochId
+    first: Round
+    voters: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchEpoch:
+    """Another chain outranks ours from round `first` on. Begin again with `begin(chosen=epoch)` and a replay."""
+
+    epoch: EpochId
+    first: Round
+    """First round that the two chains decide differently: our own final sets from it on do not count."""
+
+
 Action: TypeAlias = (
-    Append | CheckRound | FetchMissing | FinalizeRound | ReportDivergence | ReportNarrow | ReportEquivocation
+    EnterEpoch
+    | SwitchEpoch
+    | Append
+    | CheckRound
+    | FetchMissing
+    | FinalizeRound
+    | ReportDivergence
+    | ReportNarrow
+    | ReportEquivocation
 )
 
 
@@ -216,6 +255,23 @@ class FinalityState:
     """Newest round whose set is final; -1: none."""
     voters: tuple[PeerId, ...]
     """Voters of the next round: the authors of the last final set, in the order of their ballots."""
+    lease_s: float = LEASE_S
+    """How long the run's leases live, in seconds: a node that came up knows after that time who is there."""
+    chain: tuple[Segment, ...] = (Segment(ROOT, 0, Electorate(())),)
+    """The epochs that decided so far; the last one decides now."""
+    planned: tuple[Epoch, ...] = ()
+    """Epochs that this node chose before it restarted, to be entered in order."""
+    epochs: EpochBook = field(default_factory=EpochBook)
+    decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = field(default_factory=dict)
+    """Voters of the newest rounds that are final, and authors of their sets, by round."""
+    members: frozenset[PeerId] = frozenset()
+    """Peers with a live lease (`MembersSeen`)."""
+    live_since: float = 0.0
+    """When the replay of our own feed was over."""
+    short_since: float | None = None
+    """Since when those present are no quorum; None: they are."""
+    signed_at: float = 0.0
+    """When this node signed its newest epoch."""
     patience_s: float = PATIENCE_S
     """Seconds before another owner opens a ballot. May be replaced at any time (dataclasses.replace)."""
     applied: int = -1
@@ -258,7 +314,18 @@ class FinalityState:
         """The round that is decided next: the oldest one that is not final."""
         return Round(self.last_final + 1)
 
+    def electorate(self, number: int) -> Electorate:
+        """Who may take part in what happens to a round: the one that is decided next, or a decided one."""
+        voters = self.voters if number == self.deciding else self.decided[number][0]
+        before = (self.decided[at][1] for at in range(number - RECENT_ROUNDS, number) if at in self.decided)
+        return Electorate(voters, frozenset[PeerId]().union(*before))
+
+    @property
+    def epoch(self) -> EpochId:
+        """The epoch whose voters decide."""
+        return self.chain[-1].epoch
+
     @property
     def book(self) -> Book:
-        """The entries about the round that is decided next."""
-        return self.books.get(self.deciding, _NO_ENTRIES)
+        """The entries about the round that is decided next, with the ballots of its epoch."""
+        return self.books.get(self.deciding, _NO_ENTRIES).within(self.epoch)

@@ -19,7 +19,7 @@ from atoll.node.daemon.consensus.types import (
     ReportNarrow,
 )
 from atoll.protocols.ids import Digest
-from atoll.protocols.ledger.records import Ballot, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import Ballot, Epoch, Follow, Prepare, Promise, Proposal, Vote
 
 Out = tuple[FinalityState, list[Action]]
 
@@ -106,7 +106,7 @@ def fetch_missing(state: FinalityState, entries: tuple[Digest, ...], payloads: t
     return replace(state, missing=(entries, payloads)), [FetchMissing(state.deciding, entries, payloads)]
 
 
-def append(state: FinalityState, body: Proposal | Vote | Prepare | Promise) -> Out:
+def append(state: FinalityState, body: Proposal | Vote | Prepare | Promise | Epoch | Follow) -> Out:
     """Append an entry to our feed; nothing else is appended before its echo."""
     return replace(state, appending=body), [Append(body)]
 
@@ -114,7 +114,11 @@ def append(state: FinalityState, body: Proposal | Vote | Prepare | Promise) -> O
 def may_append(state: FinalityState) -> bool:
     """Whether this node is a voter with nothing on its way to the feed."""
     # The rules for the next entry look at the feed: while one entry is on its way, they would not see it.
-    return state.appending is None and state.me in state.voters
+    if state.appending is not None or state.me not in state.voters:
+        return False
+    # Who signed another epoch votes in it only, also while it waits for others; who left does not vote.
+    has_left = state.epochs.has_left(state.me, state.deciding)
+    return not has_left and state.epochs.choice(state.me) == state.epoch
 
 
 def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:

@@ -57,6 +57,10 @@ class ContributionIndex:
         """Return the authors of the known ones."""
         return [author for _, author, _ in self.find(entries)]
 
+    def newest_own(self) -> Round | None:
+        """Return the newest round with a contribution of this node."""
+        return Round(max(self._own_rounds)) if self._own_rounds else None
+
     def held_with(self, payload: Digest) -> list[tuple[Round, Digest]]:
         """Return rounds and entry ids of the contributions that can be folded with this payload, rising."""
         naming = [(record.round, entry) for entry, (_, record) in self._found.items() if record.payload == payload]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.epochs import chosen_path
+from atoll.node.daemon.consensus.missing import missing
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
@@ -25,7 +27,7 @@ from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
-from atoll.protocols.ledger.records import Ack, Contribution, Entry
+from atoll.protocols.ledger.records import Ack, Contribution, Entry, Follow, Leave
 from atoll.protocols.local import worker_messages
 
 TICK_S = 0.25
@@ -55,6 +57,9 @@ class Driver:
     leases: MemberLeases
     training: LocalTraining
     evaluator: Evaluator
+    on_other_chain: Callable[[Round], None] = lambda first: None
+    """Another chain outranks this node's from a round on: the node must begin again without its local state."""
+    is_leaving_chain: bool = False
     is_finished: bool = False
     """All rounds of the run are final."""
 
@@ -85,6 +90,7 @@ class Driver:
         self.machines.feed_round(round_types.RoundTick(now))
         patience_s = max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.round.train_s)
         self.machines.finality = replace(self.finality, patience_s=patience_s)
+        self.machines.feed_finality(finality_types.MembersSeen(frozenset(self.leases.members)))
         self.machines.feed_finality(finality_types.FinalityTick(now))
         self.reducer.step()
         self.finalizer.step()
@@ -93,7 +99,10 @@ class Driver:
 
     def _replay(self) -> None:
         """Feed finality first: the round machine needs no contributions to rounds that the ledger proves final."""
-        entries = [entry for entry in self.net.entries() if is_lawful(self.context.spec, entry)]
+        spec, me = self.context.spec, self.context.me
+        entries = [entry for entry in self.net.entries() if is_lawful(spec, entry)]
+        chosen = chosen_path(((entry.author, entry.body) for entry in entries), me)
+        self.machines.finality = replace(self.finality, planned=chosen, now=self.context.now())
         for entry in entries:
             self._feed_entry_to_finality(entry)
         for entry in entries:
@@ -134,6 +143,7 @@ class Driver:
             progress=self.training.progress,
             waiting=self.training.waiting,
             trouble=self.guard.trouble,
+            missing=missing(self.finality),
             is_worker_ready=self.worker.is_ready,
         )
 
@@ -147,6 +157,13 @@ class Driver:
 
     def resume(self) -> None:
         self.queue.post(lambda: self.machines.feed_round(round_types.Resume(self.context.now())))
+
+    def leave(self) -> bool:
+        """Write into the feed that this node leaves; it does not where nobody is there to read it."""
+        newest = self.contributions.newest_own()
+        if newest is None or not self.leases.members:
+            return False
+        return self.guard.publish(Leave(newest)) is not None
 
     def on_behind(self, reason: str) -> None:
         self.queue.post(lambda: self.machines.feed_round(round_types.Behind(reason, self.context.now())))
@@ -252,6 +269,9 @@ class Driver:
         log = self.context.log
         match action:
             case finality_types.Append(body):
+                # Before the entry: after it, the worker's state is of no chain that this node follows.
+                if isinstance(body, Follow) and body.epoch not in {part.epoch for part in self.finality.chain}:
+                    self._leave_chain(body.round)
                 if self.guard.publish(body) is None:
                     self.queue.post(lambda: self.machines.feed_finality(finality_types.AppendRefused()))
             case finality_types.CheckRound():
@@ -263,12 +283,22 @@ class Driver:
             case finality_types.FinalizeRound():
                 self.reducer.set_final(action.round, action.contributions)
                 self.finalizer.add(action)
+            case finality_types.EnterEpoch(_, first, voters):
+                log.event("epoch", round=first, members=list(voters))
+            case finality_types.SwitchEpoch(_, first):
+                self._leave_chain(first)
             case finality_types.ReportDivergence(number, _, proposer, ours, theirs):
                 log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
             case finality_types.ReportNarrow(number, _, proposer, named, ours):
                 log.event("narrow_set", round=number, peer=proposer, named=named, ours=ours)
             case finality_types.ReportEquivocation(number, author, entry, reason):
                 log.event("equivocation", round=number, peer=author, entry=entry.hex(), reason=reason)
+
+    def _leave_chain(self, first: Round) -> None:
+        if not self.is_leaving_chain:
+            self.is_leaving_chain = True
+            self.context.log.event("other_chain", round=first)
+            self.on_other_chain(first)
 
     def _fetch_for_check(self, number: Round, entries: tuple[Digest, ...]) -> None:
         """Fetch what a check needs. The check of a reduced round fetches its slices itself."""

@@ -48,6 +48,8 @@ class NodeView:
     """What a round that has begun waits for before its first step."""
     trouble: str
     """What the disk refused."""
+    missing: str
+    """Whose votes are missing, and what happens next; empty: nobody's."""
     is_worker_ready: bool
 
 

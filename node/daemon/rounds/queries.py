@@ -177,7 +177,7 @@ def reason(state: RoundState) -> str:
             return f"paused: {state.resting}"
         case Phase.FULL:
             open_rounds = state.round - state.final - 1
-            return f"waiting for finality: {open_rounds} rounds are open; two thirds of the members must be online"
+            return f"waiting for finality: {open_rounds} rounds are open"
         case Phase.DONE:
             return f"all rounds trained; waiting for finality ({state.final + 1} of {state.config.rounds})"
         case Phase.FINISHED:

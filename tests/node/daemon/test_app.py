@@ -9,11 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from atoll.node.config.home import Home
 from atoll.node.daemon import app
-from atoll.node.daemon.app import Daemon, StopSignals
+from atoll.node.daemon.app import Daemon, StopSignals, set_state_aside
 from atoll.node.runs.presets import preset
+from atoll.p2p.system.atomic_files import make_folder
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Round
 from tests.waiting import eventually
 
 SPEC = preset("tiny", Identity(bytes(32)).peer_id, 1, "synthetic:markov")
@@ -46,7 +49,7 @@ class Part:
 class Node:
     """The parts of a daemon that do nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home | None = None) -> None:
         self.story: list[str] = []
         names = ("network", "control", "web", "driver", "carry", "goodput", "worker")
         self.parts = {name: Part(name, self.story) for name in names}
@@ -55,11 +58,11 @@ class Node:
         self.host_may_start.set()
         self.host_fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         host = SimpleNamespace(start=self._start_host, stop=self._stop_host, watch=lambda: self._watch_host())
-        plan = SimpleNamespace(host=host)
+        plan = SimpleNamespace(host=host, home=home)
         plan.run, plan.restored = SimpleNamespace(spec=SPEC), None
         self.daemon = Daemon(plan, self._build)
 
-    def _build(self, plan, stop):
+    def _build(self, plan, stop, on_other_chain):
         parts = self.parts
         driver = SimpleNamespace(
             serve=parts["driver"].serve,
@@ -67,14 +70,24 @@ class Node:
             wait_idle=self.is_idle.wait,
             on_behind=self.story.append,
             has_begun=lambda: True,
+            leave=self._leave,
         )
         network = SimpleNamespace(carry=lambda *_: parts["carry"].serve())
+        parts["network"].hand_over = self._hand_over
         log = SimpleNamespace(event=lambda what, **more: self.story.append(what), close=lambda: None)
         return SimpleNamespace(
             swarm=parts["network"], net=network, log=log, driver=driver, control=parts["control"],
             trainer=SimpleNamespace(serve=parts["worker"].serve, stop=self._save), goodput=parts["goodput"],
             web=parts["web"],
         )  # fmt: skip
+
+    def _leave(self) -> bool:
+        self.story.append("left")
+        return True
+
+    async def _hand_over(self) -> bool:
+        self.story.append("handed over")
+        return True
 
     async def _start_host(self) -> None:
         await self.host_may_start.wait()
@@ -119,6 +132,35 @@ async def test_parts_start_and_end_in_order():
     assert set(order[1:5]) == {"worker", "goodput", "carry", "driver"}
     assert (order[5], set(order[6:8]), order[8:]) == ("network", {"web", "control"}, ["host"])
     assert "stopping" in node.story
+
+
+async def test_a_node_that_stops_writes_that_it_leaves_last_and_tells_a_neighbour():
+    node = Node()
+    await node.run(lambda up: stop_when_up(node, up))
+    story = node.story
+    writers = ("worker", "goodput", "carry", "driver")
+    assert max(story.index(f"{name} ended") for name in writers) < story.index("left")
+    assert story.index("left") < story.index("handed over") < story.index("network ended")
+
+
+async def test_a_node_that_leaves_its_chain_keeps_its_state_aside_and_does_not_leave_the_run(tmp_path):
+    node = Node(Home(tmp_path))
+    folder = make_folder(node.daemon._plan.home.run(SPEC.id))
+    (make_folder(folder / "state") / "weights").write_bytes(b"ours")
+
+    async def change(up: asyncio.Event) -> None:
+        await up.wait()
+        node.daemon.leave_chain(Round(7))
+
+    assert set_state_aside(folder) is None, "nothing says that the state is of another chain"
+    await node.run(change)
+    assert node.daemon.is_outranked
+    assert "left" not in node.story
+    # A kill may come before anything is moved: the next start does it.
+    assert set_state_aside(folder) == folder / "state-aside"
+    assert (folder / "state-aside" / "weights").read_bytes() == b"ours"
+    assert not (folder / "state").exists()
+    assert set_state_aside(folder) is None
 
 
 @pytest.mark.parametrize("name", ["driver", "control", "carry"])

@@ -73,7 +73,7 @@ async def test_a_home_is_read_once_from_the_plan_to_the_built_daemon(tmp_path):
     plan.store()
     with Opened(home.root) as opened:
         again = await plan_in(home)
-        build(again, lambda *, finish=False: None).log.close()
+        build(again, lambda *, finish=False: None, lambda first: None).log.close()
     assert again.identity.peer_id == plan.identity.peer_id
     assert not again.new_link
     assert {name: opened[name] for name in ("identity.key", "invite", f"{SPEC.name}.run")} == {
@@ -158,7 +158,7 @@ async def test_a_run_of_the_dht_is_agreed_to_once(tmp_path, in_dht, called):
     assert list(tmp_path.iterdir()) == [], "nothing is written before the user agreed"
     home.make()
     plan.store()
-    parts = build(plan, lambda *, finish=False: None)
+    parts = build(plan, lambda *, finish=False: None, lambda first: None)
     parts.log.close()
     assert parts.swarm.discovery.book.get(MEMBER.peer).maddrs == {MEMBER.maddrs[0]: "dht"}
     again = await plan_in(home, link=None, wanted=called)
@@ -197,7 +197,7 @@ async def test_a_run_is_private_unless_everybody_may_join_or_the_user_says_so(tm
     home.identity.chmod(0o600)
     home.run_file("run").write_bytes(sign_run(spec, OWNER))
     plan = await plan_in(home, link=None, wanted="run", public=public, dht_bootstrap=[SEED])
-    parts = build(plan, lambda *, finish=False: None)
+    parts = build(plan, lambda *, finish=False: None, lambda first: None)
     parts.log.close()
     use = parts.swarm._dht
     assert (use.listing is not None) == is_listed

@@ -403,6 +403,7 @@ class Node:
             room=self.world.room,
             rng=random.Random(f"samples {self.number}"),
         )
+        driver.on_other_chain = lambda first: self.world.join_other_chain(self, first)
         self.driver, self.swarm = driver, swarm
         try:
             async with asyncio.TaskGroup() as group:
@@ -440,6 +441,9 @@ class World:
         self.nodes: dict[int, Node] = {}
         self.hosts: dict[int, MemoryHost] = {}
         self._group = asyncio.TaskGroup()
+        self.changing: set[int] = set()
+        self.changes: list[tuple[int, int]] = []
+        """Nodes that joined another chain, with the first round that it decides."""
 
     async def __aenter__(self) -> "World":
         await self._group.__aenter__()
@@ -466,6 +470,30 @@ class World:
             node.task.cancel()
             await asyncio.wait([node.task])
             node.task = None
+
+    async def stop(self, number: int) -> None:
+        """As `atoll stop`: the node leaves in good order."""
+        node = self.nodes[number]
+        assert node.driver is not None
+        assert node.swarm is not None
+        if node.driver.leave():
+            await node.swarm.hand_over()
+        await self.kill(number)
+
+    def join_other_chain(self, node: Node, first: int) -> None:
+        """As `node start` does: begin again without the worker's state."""
+        if node.number not in self.changing:
+            self.changing.add(node.number)
+            self.changes.append((node.number, first))
+            self._group.create_task(self._begin_again(node))
+
+    async def _begin_again(self, node: Node) -> None:
+        await self.kill(node.number)
+        node.worker.final, node.worker.state = -1, digest(b"genesis")
+        node.worker.open, node.worker.pending, node.worker.unsafe = {}, (), ()
+        node.worker.lives += 1
+        self.start(node.number)
+        self.changing.discard(node.number)
 
     async def until(self, done: Callable[[], bool], limit_s: float = DEADLINE_S, look_s: float = 0.5) -> float:
         """Wait for `done`, looking every `look_s`; virtual seconds that took."""

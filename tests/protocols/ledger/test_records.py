@@ -12,11 +12,14 @@ from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, RunId
 from atoll.protocols.ledger.records import (
+    FEED_VERSION,
     MAX_SET,
     Ack,
     Ballot,
     Contribution,
     Entry,
+    Epoch,
+    Follow,
     Leave,
     PartContribution,
     Prepare,
@@ -36,6 +39,7 @@ from atoll.protocols.ledger.records import (
 from atoll.protocols.run.arena import Span
 
 AUTHOR = Identity(bytes(range(32)))
+OTHER = Identity(bytes(range(32, 64)))
 RUN = RunId(b"r" * 32)
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 BALLOT = Ballot(3, AUTHOR.peer_id)
@@ -46,14 +50,16 @@ REDUCED = Reduction(4, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=b""
 BODIES = [
     WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
     Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
+    Epoch(9, b"", (AUTHOR.peer_id,)), Epoch(9, A, tuple(sorted((AUTHOR.peer_id, OTHER.peer_id)))),
+    Follow(9, b""), Follow(9, A), Vote(4, Ballot(3, AUTHOR.peer_id, A), A),
     SLICED, PART, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B),
 ]  # fmt: skip
 
 
 def forged(body, **changes):
     """An entry that is signed but was never checked."""
-    draft = replace(Entry(1, RUN, AUTHOR.peer_id, 0, b"", body, b""), **changes)
-    return encode_entry(replace(draft, signature=AUTHOR.sign("feed/1", unsigned(draft))))
+    draft = replace(Entry(FEED_VERSION, RUN, AUTHOR.peer_id, 0, b"", body, b""), **changes)
+    return encode_entry(replace(draft, signature=AUTHOR.sign("feed/2", unsigned(draft))))
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -67,16 +73,16 @@ def test_round_trip(body, seq, previous):
 
 def test_golden_entry():
     entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
-    assert entry.id.hex() == "4575633ad8c234163f9b476c346d086550b9c98c530de547e1019f25ecb01aa3"
+    assert entry.id.hex() == "cecb659fbe8be1e50c70b9d7d42d0d5fb04dd42b10a56028cc1a19d7ae816fc7"
     assert len(encode_entry(entry)) == 288
 
 
 @pytest.mark.parametrize(
     ("body", "size", "name"),
     [
-        (SLICED, 316, "b8d71b1c3847565b4b61bf261f5c90d7eda4f1456d42f98e162c68a1fff0ecaa"),
-        (REDUCED, 420, "72bcef8c14affda7e2976fcc5751403f206882cc0369a75c98e4dfc338df66de"),
-        (ReductionFault(4, A, B), 267, "8b3f3c8dc99edcaca0960096336bbab0dc5e0b608f561de93b48424383dcba7a"),
+        (SLICED, 316, "2806daf8a826026862f6e50c3d81d98459283f4196183fa8b7552117fdf910e8"),
+        (REDUCED, 420, "dfb207c07710129afb66b0aecd5be0a8ada7e6974ac6faef03e0bb3b5585fe96"),
+        (ReductionFault(4, A, B), 267, "49a8f57a01fb75d41eab95f3d8da041978c8ce057710b5c1767c0311f3119a9b"),
     ],
 )
 def test_golden_entries_of_reduced_rounds(body, size, name):
@@ -121,6 +127,11 @@ def test_the_name_does_not_depend_on_the_signature():
         Proposal(1, BALLOT, tuple(sorted(bytes([i // 256, i % 256]) + bytes(30) for i in range(MAX_SET + 1))), A),
         Vote(1, BALLOT, b""), Vote(1, Ballot(1 << 20, AUTHOR.peer_id), A), Vote(1, Ballot(0, "somebody"), A),
         Prepare(1, Ballot(0, "")), Promise(1, BALLOT, (A, B)), Promise(1, BALLOT, (b"",)), Leave(1 << 24),
+        Epoch(-1, b"", (AUTHOR.peer_id,)), Epoch(1, b"a", (AUTHOR.peer_id,)), Epoch(1, b"", ()),
+        Epoch(1, b"", ("somebody",)), Epoch(1, b"", (AUTHOR.peer_id,) * 2), Follow(1, b"a"), Follow(-1, b""),
+        Epoch(1, b"", tuple(sorted((AUTHOR.peer_id, OTHER.peer_id), reverse=True))), Follow(1, A + A),
+        Epoch(1, b"", tuple(sorted(str(i) for i in range(MAX_SET + 1)))),
+        Vote(1, Ballot(0, AUTHOR.peer_id, b"a"), A),
         replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),
         *(replace(REDUCED, **{key: value}) for key, values in {
             "round": (-1,), "span": (Span(-1, 3), Span(0, 0), Span(9, 8), Span(0, 1 << 32)),
@@ -139,7 +150,8 @@ def test_illegal_bodies_are_refused(body):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2},
+        {"version": 1},
+        {"version": 3},
         {"seq": -1},
         {"seq": 1},
         {"seq": 1 << 40, "previous": A},

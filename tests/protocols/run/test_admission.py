@@ -129,4 +129,4 @@ def test_a_changed_admit_admits_nobody(data) -> None:
         decode_entry(bytes(raw), RUN)
 
 
-GOLDEN_ENTRY = "386d753a5506fa7078fda1e3362e053d9f064e53d0b413eb5467e199509054d0"
+GOLDEN_ENTRY = "8be6e1b94b8d31a5c0a4cbf81495d8bc5866c35fd7d722419504ebad28dd4196"

@@ -14,10 +14,12 @@ from atoll.protocols.ledger.records import (
     MAX_SET,
     Ballot,
     Contribution,
+    Epoch,
     Proposal,
     Vote,
     decode_entry,
     encode_entry,
+    epoch_id,
     sign_entry,
 )
 from atoll_bench.experts.experts_ledger import Peer, decide
@@ -27,7 +29,7 @@ from tests.node.worker.session_home import SPEC
 PEERS = [identity_of(number) for number in range(5)]
 RUN = replace(SPEC, owner=PEERS[0].peer_id)
 STATES = [digest(b"state", bytes([at])) for at in range(3)]
-GOLDEN = "cd4d83c1ce7b2498bf8db3706f10ae40c4915459293284d4bb73b80a940dc4e4"
+GOLDEN = "fecff5b041cbd5ea22d916a3f1869eb9b92b5c9d670dd18fc725e8613eeb671d"
 
 
 def contribution(at, number):
@@ -55,7 +57,7 @@ def rounds_of(data):
 
 
 def remade(rounds):
-    return codec.encode(FinalProof(1, tuple(map(tuple, rounds))))
+    return codec.encode(FinalProof(final_proof.VERSION, tuple(map(tuple, rounds)), ()))
 
 
 def kind(entry):
@@ -123,6 +125,55 @@ def test_votes_of_others_than_the_deciders_do_not_count(ledger):
         proven(RUN, remade(rounds))
 
 
+def entry_of(peer, body):
+    return sign_entry(RUN.id, peer, 50, bytes(32), body)
+
+
+def epoch_proof(members, signers, at=3, parent=b"", deciders=None):
+    """A certificate of four rounds: the last one is decided in an epoch. With the last of its epochs' entries."""
+    body = Epoch(Round(at), parent, tuple(sorted(peer.peer_id for peer in members)))
+    by_name = {peer.peer_id: peer for peer in PEERS}
+    voters = voter_order(RUN.id, at, body.members)
+    ballot = Ballot(0, voters[0], epoch_id(body))
+    author, work = contribution(at, int(PEERS.index(by_name[voters[0]])))
+    said = entry_of(by_name[author], work)
+    lie = Proposal(Round(at), ballot, (said.id,), digest(b"end"))
+    proposed = entry_of(by_name[voters[0]], lie)
+    given = [entry_of(peer, Vote(Round(at), ballot, proposed.id)) for peer in deciders or members]
+    last = [encode_entry(entry) for entry in (said, proposed, *given)]
+    signed = tuple(encode_entry(entry_of(peer, body)) for peer in sorted(signers, key=lambda peer: peer.peer_id))
+    return last, signed
+
+
+def with_epoch(ledger, last, signed):
+    rounds = [*rounds_of(proof_of(ledger, 2)), last]
+    return codec.encode(FinalProof(final_proof.VERSION, tuple(map(tuple, rounds)), (signed,)))
+
+
+def test_a_round_that_an_epoch_decided_is_proven_through_it(ledger):
+    found = proven(RUN, with_epoch(ledger, *epoch_proof(PEERS[1:3], PEERS[1:3])))
+    assert (found.round, found.state, found.epochs) == (3, digest(b"end"), 1)
+    assert proven(RUN, proof_of(ledger, 2)).epochs == 0
+
+
+def test_an_epoch_needs_the_signatures_of_all_its_members(ledger):
+    last, signed = epoch_proof(PEERS[1:3], PEERS[1:2])
+    with pytest.raises(DecodeError, match="not all of its members"):
+        proven(RUN, with_epoch(ledger, last, signed))
+
+
+def test_an_epoch_of_strangers_proves_nothing(ledger):
+    """A run whose last round has a single author is that one's; but not anybody's."""
+    stranger = identity_of(77)
+    PEERS.append(stranger)
+    try:
+        data = with_epoch(ledger, *epoch_proof([stranger], [stranger]))
+    finally:
+        PEERS.remove(stranger)
+    with pytest.raises(DecodeError, match="neither a voter"):
+        proven(RUN, data)
+
+
 def names_in(entries):
     return next(decode_entry(e, RUN.id).body.contributions for e in entries if kind(e) is Proposal)
 
@@ -134,7 +185,7 @@ def test_another_runs_entries_and_changed_ones_are_refused(ledger):
     rounds[1][0] = rounds[1][0][:-1] + bytes([rounds[1][0][-1] ^ 1])
     with pytest.raises(SignatureFault):
         proven(RUN, remade(rounds))
-    for data in (b"", b"\x92\x02\x90", codec.encode(FinalProof(2, ())), codec.encode(FinalProof(1, ()))):
+    for data in (b"", b"\x92\x02\x90", codec.encode(FinalProof(3, (), ())), codec.encode(FinalProof(2, (), ()))):
         with pytest.raises(DecodeError):
             proven(RUN, data)
 

@@ -72,8 +72,9 @@ class Node:
     def __init__(self, me: PeerId, *, knows: tuple[PeerId, ...] = ORDER, rounds: int = 8):
         start = finality.begin(RUN, me, rounds, PEERS[0])
         self.state = replace(
-            start, last_final=0, applied=0, voters=ORDER, live=True, patience_s=PATIENCE_S, closed=0
-        )
+            start, last_final=0, applied=0, voters=ORDER, live=True, patience_s=PATIENCE_S, closed=0,
+            members=frozenset(ORDER),
+        )  # fmt: skip
         self.me, self.said, self.log = me, [], []
         for author in knows:
             self.learn(author)

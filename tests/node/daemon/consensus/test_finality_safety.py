@@ -7,6 +7,7 @@ be lost, doubled or late. A crash forgets the machine; the ledger stays, as SQLi
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.ballots import owner_of, quorum
@@ -20,16 +21,30 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
+    MembersSeen,
     ReplayDone,
     ReportDivergence,
     RoundClosed,
 )
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import Ballot, Contribution, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import (
+    Ballot,
+    Contribution,
+    Epoch,
+    Follow,
+    Leave,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+    epoch_id,
+)
 
 RUN = RunId(digest(b"finality"))
+STRANGER = Identity(bytes([99]) * 32).peer_id
 OWNER = Identity(bytes([1]) * 32).peer_id
+ALL = frozenset(Identity(bytes([number + 1]) * 32).peer_id for number in range(16))
 
 
 def state_of(number: int, names: tuple[Digest, ...]) -> Digest:
@@ -51,6 +66,7 @@ class Node:
         self.state, _ = finality.step(self.state, FinalityTick(now))
         for entry in list(self.ledger):
             self.replay(entry)
+        self.feed(MembersSeen(ALL))  # leases last longer than any crash here
         self.feed(ReplayDone())
         for number, names in self.views.items():
             self.feed(RoundClosed(Round(number), names))
@@ -119,7 +135,20 @@ class Liar(Node):
         lies += [Promise(Round(number), b, ()) for b in book.prepares]
         lies += [Vote(Round(number), p.ballot, e) for e, p in book.proposals.items()]
         lies += 3 * [Proposal(Round(number), ballot, some, state_of(number, some))] if some else []
+        lies += self.lies_of_epochs(Round(number))
         self.write(rng.choice(lies))
+
+    def lies_of_epochs(self, number: Round) -> list[object]:
+        """Epochs of its own, of all, of strangers; ballots in them; chains that nobody knows."""
+        rng, book = self.rng, self.state.book
+        at = Round(max(0, number - rng.randint(0, 2)))
+        members = rng.choice(
+            ([self.peer], self.state.voters, [self.peer, STRANGER], [self.peer, *rng.sample(sorted(ALL), 2)])
+        )
+        epoch = Epoch(at, rng.choice((b"", digest(b"unknown"))), tuple(sorted(set(members))))
+        name = epoch_id(epoch)
+        votes = [Vote(number, replace(p.ballot, epoch=name), e) for e, p in book.proposals.items()]
+        return [epoch, Follow(at, name), Follow(at, b""), Follow(at, digest(b"unknown")), Leave(at), *votes]
 
 
 class World:

@@ -48,8 +48,9 @@ class Voter:
     def __init__(self, deciders: tuple[PeerId, ...], me: PeerId) -> None:
         start = finality.begin(RUN, me, 8, deciders[0])
         self.state = replace(
-            start, last_final=0, applied=0, closed=0, voters=deciders, live=True, patience_s=PATIENCE_S
-        )
+            start, last_final=0, applied=0, closed=0, voters=deciders, live=True, patience_s=PATIENCE_S,
+            members=frozenset(deciders),
+        )  # fmt: skip
         self.me, self.log = me, []
         for author in deciders:
             (entry,) = named(author)

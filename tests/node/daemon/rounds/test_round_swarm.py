@@ -14,6 +14,7 @@ from itertools import count, pairwise
 import pytest
 
 from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.types import (
     Append,
     CheckDone,
@@ -25,10 +26,12 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
+    MembersSeen,
     ReplayDone,
     ReportDivergence,
     ReportEquivocation,
     RoundClosed,
+    SwitchEpoch,
 )
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.participants import MemberView
@@ -107,7 +110,9 @@ class Node:
         more = {"min_members": self.world.gather, "overlap_steps": self.world.overlap}
         config = RoundConfig(self.peer, ROUNDS, 171, 128, LEASE_S, **more)
         self.round = round_machine.begin(config)
-        self.finality = finality.begin(RUN, self.peer, ROUNDS, self.world.owner)
+        chosen = chosen_path(((who, body) for feed in self.feeds.values() for _, who, body in feed), self.peer)
+        self.finality = finality.begin(RUN, self.peer, ROUNDS, self.world.owner, lease_s=LEASE_S, chosen=chosen)
+        self.feed_finality(FinalityTick(self.world.clock.now))
         self.feed_finality(FinalApplied(Round(self.applied)))
         for feed in list(self.feeds.values()):
             for entry in list(feed):
@@ -133,6 +138,7 @@ class Node:
         now = self.world.clock.now
         self.leases = {p: (what, at) for p, (what, at) in self.leases.items() if now - at < LEASE_S}
         self.tell_leases()
+        self.feed_finality(MembersSeen(frozenset(self.leases)))
         self.feed_round(RoundTick(now))
         self.feed_finality(FinalityTick(now))
         self.compare()
@@ -288,6 +294,10 @@ class Node:
                 before = self.finals.setdefault(number, action)
                 assert before == action, "a final set changed"
                 self.apply_finals()
+            case SwitchEpoch():
+                self.crash()
+                self.applied, self.finals, self.finished = -1, {}, False
+                self.world.clock.after(1.0, self.boot)
             case ReportDivergence() | ReportEquivocation():
                 raise AssertionError(f"among honest nodes: {action}")
 

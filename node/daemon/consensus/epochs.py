@@ -1,0 +1,180 @@
+"""Epochs: the chain of voter groups that decides a run's rounds, as the ledger tells it. Pure.
+
+A round is decided by the authors of the final set before it. When too many of these are gone, the others open an
+epoch: they decide alone from the first round that is not final on. Two sides of a partition may both do so; then
+the chain forks, and `rank` tells every node which side to follow. Rules in words: docs/epochs.md.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+from atoll.node.daemon.consensus.ballots import quorum
+from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.records import Body, Epoch, Follow, Leave, Vote, epoch_id
+
+EpochId: TypeAlias = bytes
+ROOT: EpochId = b""
+"""The run's first epoch: its owner decides round 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBook:
+    """What the entries of all authors, each feed in order, tell of epochs."""
+
+    bodies: Mapping[EpochId, Epoch] = field(default_factory=dict)
+    signers: Mapping[EpochId, frozenset[PeerId]] = field(default_factory=dict)
+    """Members of an epoch that have its body in their feed."""
+    chosen: Mapping[PeerId, EpochId] = field(default_factory=dict)
+    """The epoch that an author signed or followed last; ROOT if it is not here."""
+    left: Mapping[PeerId, int] = field(default_factory=dict)
+    """Round of an author's newest Leave: it does not vote in rounds up to the one after."""
+    voted: Mapping[PeerId, int] = field(default_factory=dict)
+    """Newest round in which an author voted since it made its choice."""
+    places: Mapping[tuple[EpochId, int], tuple[EpochId, ...]] = field(default_factory=dict)
+    """Complete epochs by the epoch that they continue and their first round."""
+
+    def choice(self, author: PeerId) -> EpochId:
+        """The epoch that an author signed or followed last."""
+        return self.chosen.get(author, ROOT)
+
+    def has_left(self, author: PeerId, number: int) -> bool:
+        """Whether an author left before round `number` was decided, and so does not vote in it any more."""
+        return number <= self.left.get(author, -2) + 1
+
+    def is_complete(self, name: EpochId) -> bool:
+        """Whether all members of the epoch signed it."""
+        # All, not a quorum of them: a member that did not sign votes in the epoch before, and may decide there.
+        body = self.bodies.get(name)
+        return body is not None and len(self.signers[name]) == len(body.members)
+
+    def children(self, parent: EpochId, number: int) -> tuple[EpochId, ...]:
+        """The complete epochs that leave `parent` at round `number`."""
+        return self.places.get((parent, number), ())
+
+    def path(self, name: EpochId) -> tuple[EpochId, ...]:
+        """The epochs from the first after ROOT to this one; empty if one of them is unknown or incomplete."""
+        names = tuple(self.ancestors(name))[::-1]
+        rounds = [self.bodies[each].round for each in names if each in self.bodies]
+        # An epoch begins no earlier than the one that it continues.
+        return names if all(map(self.is_complete, names)) and rounds == sorted(rounds) else ()
+
+    def branch(self, parent: EpochId, name: EpochId) -> EpochId | None:
+        """The epoch by which the path to `name` leaves `parent`: `parent` if it ends there, None if never."""
+        # An epoch that waits for its members counts too: who signs one goes on from where it was.
+        if name == parent:
+            return parent
+        names = tuple(self.ancestors(name))
+        if any(each not in self.bodies for each in names):
+            return None  # anybody can follow what nobody knows
+        names = (*names, ROOT)
+        return names[names.index(parent) - 1] if parent in names else None
+
+    def ancestors(self, name: EpochId) -> Iterator[EpochId]:
+        """The epoch, the one that it continues and so on, without ROOT; the last one may be unknown."""
+        # Ids are hashes of bodies that name the parent, so there is no circle.
+        while name != ROOT:
+            yield name
+            if name not in self.bodies:
+                return
+            name = self.bodies[name].parent
+
+    def on_side(self, name: EpochId) -> set[PeerId]:
+        """Those whose choice is this epoch, or one that continues it."""
+        return {peer for peer, choice in self.chosen.items() if name in self.ancestors(choice)}
+
+    def length(self, side: Iterable[PeerId], since: int) -> int:
+        """About how many rounds this side of a fork has voted on from round `since` on: 0, or a power of two."""
+        # Coarse, so that two sides that come together do not overtake each other again and again. Only voters of
+        # the fork lengthen a side, so no stranger can. The author of the newest vote knows the true length of its
+        # own side and never leaves it by mistake, so one side keeps a node with its state.
+        many = max((self.voted.get(peer, -1) - since + 1 for peer in side), default=0) // LONG
+        return 1 << many.bit_length() if many > 0 else 0
+
+
+LONG = 16
+"""Rounds that make one side of a fork longer than the other."""
+
+
+def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
+    """The book with one more entry of this author."""
+    match body:
+        case Leave():
+            return replace(book, left={**book.left, author: max(body.round, book.left.get(author, -1))})
+        case Follow(epoch=name):
+            # What it voted before belongs to the chain that it leaves.
+            return replace(book, chosen={**book.chosen, author: name}, voted={**book.voted, author: -1})
+        # An Epoch without its author signs nothing: nobody can put words into others' feeds.
+        case Epoch() if author in body.members:
+            name = epoch_id(body)
+            signers = book.signers.get(name, frozenset()) | {author}
+            chosen = {**book.chosen, author: name}
+            if signers == book.signers.get(name):
+                return replace(book, chosen=chosen)
+            book = replace(
+                book,
+                bodies={**book.bodies, name: body},
+                signers={**book.signers, name: signers},
+                chosen=chosen,
+            )
+            return _begin(book, name) if book.is_complete(name) else book
+        case Vote(round=number) if number > book.voted.get(author, -1):
+            return replace(book, voted={**book.voted, author: number})
+    return book
+
+
+def _begin(book: EpochBook, name: EpochId) -> EpochBook:
+    body = book.bodies[name]
+    place = body.parent, int(body.round)
+    return replace(book, places={**book.places, place: (*book.children(*place), name)})
+
+
+def chosen_path(entries: Iterable[tuple[PeerId, Body]], me: PeerId) -> tuple[Epoch, ...]:
+    """The epochs that `me` entered before a restart, in order, from all entries by author, each feed in order."""
+    book = EpochBook()
+    for author, body in entries:
+        book = add_entry(book, author, body)
+    return tuple(book.bodies[name] for name in book.path(book.choice(me)))
+
+
+class Electorate(NamedTuple):
+    """Who may take part in what happens to a round: the same for all nodes that know the rounds before it."""
+
+    voters: tuple[PeerId, ...]
+    """Voters of the round, in the order of their ballots."""
+    recent: frozenset[PeerId] = frozenset()
+    """Authors of the newest final sets before the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One epoch of the chain that this node follows."""
+
+    epoch: EpochId
+    first: int
+    """First round that it decides."""
+    electorate: Electorate
+    """Of `first` in the epoch before."""
+
+
+Rank: TypeAlias = tuple[int, int, int, tuple[int, ...], bytes]
+
+
+def rank(book: EpochBook, electorate: Electorate, name: EpochId) -> Rank:
+    """The order of epochs that begin in one place: all nodes must find the same one greatest.
+
+    By voters of its first round, then recent members, then rounds decided, then ballot order.
+    """
+    # Voters and recent members only, because anybody can make up other members; and only those that are still on
+    # this side. The order of ballots is a hash of things that were fixed before. The id, which can be made to fit,
+    # decides only between two epochs of the same voters: these signed both.
+    body = book.bodies[name]
+    side = {peer for peer in book.on_side(name) if peer in electorate.recent or peer in electorate.voters}
+    places = sorted(electorate.voters.index(peer) for peer in side if peer in electorate.voters)
+    length = book.length(side, body.round)
+    return len(places), len(side & electorate.recent), length, tuple(-at for at in places), name
+
+
+def is_quorum(electorate: tuple[PeerId, ...], present: Iterable[PeerId]) -> bool:
+    """Whether those present can decide a round of this electorate."""
+    return len(set(electorate).intersection(present)) >= quorum(len(electorate))

@@ -1,0 +1,110 @@
+"""Where two chains of epochs meet: which one every node follows, and how this node changes to it. Pure.
+
+The ledger alone decides, so all nodes that have the same entries choose the same chain. Rules in words:
+docs/epochs.md.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.ballots import Book, decided_proposal
+from atoll.node.daemon.consensus.epochs import Electorate, EpochBook, EpochId, rank
+from atoll.node.daemon.consensus.succession import went_on
+from atoll.node.daemon.consensus.voter import Out, append
+from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ledger.records import Follow
+
+
+class _Fork(NamedTuple):
+    """A round at which our chain and another part."""
+
+    number: int
+    parent: EpochId
+    electorate: Electorate
+    """Who decides the round in the parent."""
+    authors: frozenset[PeerId]
+    """Authors of the set that the parent decided; empty: it decided none."""
+    ours: EpochId
+    """The epoch that decides the round in our chain."""
+
+
+def is_outranked(state: finality_types.FinalityState) -> bool:
+    """Whether this node must leave its chain for another."""
+    return bool(state.epochs.places) and _outranked(state) is not None
+
+
+def change_chain(state: finality_types.FinalityState) -> Out:
+    """Leave a chain that another one outranks: write down the choice first, then begin again with it."""
+    lost = _outranked(state)
+    if lost is None or state.appending is not None:
+        return state, []
+    first, better = lost
+    # The choice is durable before anything else happens: from then on this node votes in the old chain no more.
+    if state.epochs.choice(state.me) != better:
+        return append(state, Follow(Round(first), better))
+    return state, [finality_types.SwitchEpoch(better, Round(first))]
+
+
+def _outranked(state: finality_types.FinalityState) -> tuple[int, EpochId] | None:
+    """The first round at which another chain outranks ours, and its epoch."""
+    # The first: what comes after it belongs to one of the two chains only.
+    for fork in sorted(_forks(state)):
+        winner = _to_return_to(state, fork) or _winner(state.epochs, fork)
+        if winner != fork.ours:
+            return fork.number, winner
+    return None
+
+
+def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
+    # Epochs that this node entered: another may have begun in the same place, or the parent decided after all.
+    for before, segment in zip(state.chain, state.chain[1:], strict=False):
+        book = state.books.get(segment.first, Book()).within(before.epoch)
+        found = decided_proposal(book, segment.electorate.voters)
+        authors = frozenset(book.authors_of(found[1].contributions)) if found else frozenset[PeerId]()
+        yield _Fork(segment.first, before.epoch, segment.electorate, authors, segment.epoch)
+    # Epochs that others entered at a round that our chain decided without them.
+    ends = [segment.first for segment in state.chain[1:]] + [int(state.deciding)]
+    spans = {segment.epoch: (segment.first, end) for segment, end in zip(state.chain, ends, strict=True)}
+    for parent, number in state.epochs.places:
+        first, end = spans.get(parent, (0, 0))
+        if first <= number < end and number in state.decided:
+            yield _Fork(number, parent, state.electorate(number), state.decided[number][1], parent)
+
+
+def _to_return_to(state: finality_types.FinalityState, fork: _Fork) -> EpochId | None:
+    """The epoch in which others went on while this node was away; None if there is none, or it was not away."""
+    # The larger side of a fork may be gone for long. When it comes back it would win, and undo all that was done
+    # since; so those that come back give up their side themselves.
+    names = {*state.epochs.children(fork.parent, fork.number)} - {fork.ours}
+    best = max(names, default=None, key=lambda name: rank(state.epochs, fork.electorate, name))
+    return best if best is not None and went_on(state, best, [frozenset(fork.electorate.voters)]) else None
+
+
+def _winner(book: EpochBook, fork: _Fork) -> EpochId:
+    """The epoch that every node follows from a fork on."""
+    # Strangers can open as many epochs of strangers as they like. These outrank nothing.
+    children = [
+        name
+        for name in book.children(fork.parent, fork.number)
+        if name == fork.ours
+        or not fork.electorate.recent.union(fork.electorate.voters).isdisjoint(book.bodies[name].members)
+    ]
+    best = max(children, default=fork.parent, key=lambda name: rank(book, fork.electorate, name))
+    if best == fork.parent or not fork.authors:
+        return best
+    # The parent decided the round after all. Those of its next voters who go on from there weigh against the
+    # voters who went to the epoch, and win a tie, unless these went on for much longer: at a tie one of them
+    # voted for that set, and the epoch began with it. A decision that nobody goes on from was seen by nobody.
+    stay = {peer for peer in fork.authors if _stays(book, fork, peer)}
+    moved = book.on_side(best).intersection(fork.electorate.voters)
+    longer = book.length(moved, fork.number) > book.length(stay, fork.number)
+    return best if (len(moved), longer) > (len(stay), False) else fork.parent
+
+
+def _stays(book: EpochBook, fork: _Fork, peer: PeerId) -> bool:
+    """Whether a peer went on from there: it voted in the parent after the round, or left it later."""
+    name = book.branch(fork.parent, book.choice(peer))
+    if name is None or name == fork.parent:
+        return name is not None and book.voted.get(peer, -1) > fork.number
+    return book.bodies[name].round > fork.number

@@ -1,0 +1,42 @@
+"""Which voters a node misses, and what happens next, in one line for its user. Pure."""
+
+from atoll.node.daemon.consensus.succession import here_of, wait_s
+from atoll.node.daemon.consensus.types import FinalityState
+from atoll.protocols.ids import PeerId
+
+_SHOWN = 4
+
+
+def missing(state: FinalityState) -> str:
+    """Who is missing so that no round becomes final, since when, and when the others go on; empty: nobody is."""
+    if not state.live or state.short_since is None or state.deciding >= state.rounds:
+        return ""
+    here = here_of(state, state.voters)
+    gone = [peer for peer in state.voters if peer not in here]
+    # A lease outlives its member, so who is missing was heard last a lease before it counted as missing.
+    silent_s = state.now - state.short_since + state.lease_s
+    who = ", ".join(f"…{peer[-6:]} {_why(state, peer, silent_s)}" for peer in gone[:_SHOWN])
+    more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
+    return f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}; {_next(state)}"
+
+
+def _why(state: FinalityState, peer: PeerId, silent_s: float) -> str:
+    if state.epochs.has_left(peer, state.deciding):
+        return "left"
+    if peer in state.members:
+        return "is in another epoch"
+    return f"silent for {silent_s:.0f} s"
+
+
+def _next(state: FinalityState) -> str:
+    """What ends it."""
+    left_s = wait_s(state)
+    body = state.epochs.bodies.get(state.epochs.choice(state.me))
+    if left_s > 0:
+        return f"those that are here go on without them in {left_s:.0f} s"
+    if body is not None and body.round == state.deciding:
+        unsigned = sorted(set(body.members) - state.epochs.signers[state.epochs.choice(state.me)])
+        if unsigned:
+            names = ", ".join(f"…{peer[-6:]}" for peer in unsigned[:_SHOWN])
+            return f"those that are here go on as soon as {names} signed too"
+    return "those that are here go on without them now"

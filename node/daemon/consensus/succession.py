@@ -1,0 +1,210 @@
+"""How the deciding of rounds goes on when voters are gone: when this node signs, enters or leaves an epoch. Pure.
+
+Rules in words: docs/epochs.md. What happens where two chains meet: forks.py.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.ballots import voter_order
+from atoll.node.daemon.consensus.epochs import EpochId, Segment, is_quorum, rank
+from atoll.node.daemon.consensus.voter import Out, append
+from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ledger.records import Epoch, Follow, epoch_id
+
+AWAY_ROUNDS = 8
+"""Who contributed to none of so many newest rounds was away."""
+
+
+def enter_epoch(state: finality_types.FinalityState) -> Out:
+    """Go on with an epoch that begins at the round that is decided now, if this node belongs to one."""
+    name = _planned(state) if state.planned else _to_enter(state)
+    if name is None:
+        return state, []
+    first = state.deciding
+    voters = voter_order(state.run, first, state.epochs.bodies[name].members)
+    state = replace(
+        state,
+        chain=(*state.chain, Segment(name, first, state.electorate(first))),
+        planned=state.planned[1:],
+        voters=voters,
+        attempt=0,
+        since=state.now,
+        short_since=None,
+        reported=frozenset(),
+    )
+    return state, [finality_types.EnterEpoch(name, first, voters)]
+
+
+def waits_for_epoch(state: finality_types.FinalityState) -> bool:
+    """Whether the round is decided by an epoch that this node chose before it restarted, and by nobody else."""
+    return bool(state.planned) and state.planned[0].round == state.deciding
+
+
+def _planned(state: finality_types.FinalityState) -> EpochId | None:
+    name = epoch_id(state.planned[0])
+    return name if waits_for_epoch(state) and state.epochs.is_complete(name) else None
+
+
+def _to_enter(state: finality_types.FinalityState) -> EpochId | None:
+    # The replay is not in the order of what happened, so it enters only what this node chose before.
+    if not state.live:
+        return None
+    found = state.epochs.children(state.epoch, state.deciding)
+    electorate = state.electorate(state.deciding)
+    best = max(found, default=None, key=lambda name: rank(state.epochs, electorate, name))
+    is_ours = best is not None and (state.epochs.choice(state.me) == best or _may_follow(state, best))
+    return best if is_ours else None
+
+
+def open_epoch(state: finality_types.FinalityState) -> Out:
+    """Sign an epoch of those that are here, once they have been no quorum for long enough."""
+    here = here_of(state, state.voters)
+    if is_quorum(state.voters, here):
+        return _withdraw(state if state.short_since is None else replace(state, short_since=None))
+    if state.short_since is None:
+        state = replace(state, short_since=state.now)
+    if state.appending is not None or state.planned or wait_s(state) > 0:
+        return state, []
+    body = _to_sign(state)
+    choice = state.epochs.choice(state.me)
+    if body is None or epoch_id(body) == choice:
+        return state, []
+    # An epoch that this node signed may still begin: another one is signed only after the others had time.
+    if choice != state.epoch and state.now - state.signed_at < state.patience_s:
+        return state, []
+    return append(replace(state, signed_at=state.now), body)
+
+
+def follow(state: finality_types.FinalityState) -> Out:
+    """Write down the epoch that this node entered as somebody that is not one of its first members."""
+    # Who could have decided the round in the epoch before must not do so after a restart: it writes this at once.
+    bound = {*state.voters, *state.chain[-1].electorate.voters}
+    choice = state.epochs.choice(state.me)
+    known = {segment.epoch for segment in state.chain}
+    if state.appending is not None or choice == state.epoch or choice not in known or state.me not in bound:
+        return state, []
+    return append(state, Follow(Round(state.chain[-1].first), state.epoch))
+
+
+def here_of(state: finality_types.FinalityState, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+    """Those with a live lease that did not leave and work in this epoch or in one before it."""
+    known = {segment.epoch for segment in state.chain}
+    book, number = state.epochs, state.deciding
+    return frozenset(
+        peer
+        for peer in peers
+        if (peer in state.members or peer == state.me)
+        and not book.has_left(peer, number)
+        and (book.choice(peer) in known or not book.is_complete(book.choice(peer)))
+    )
+
+
+def wait_s(state: finality_types.FinalityState) -> float:
+    """Seconds until those that are here may sign an epoch without the others; infinite while they are a quorum."""
+    if state.short_since is None:
+        return float("inf")
+    here = here_of(state, state.voters)
+    others = set(state.voters) - here
+    if here and all(state.epochs.has_left(peer, state.deciding) for peer in others):
+        return 0.0  # their feeds are complete: nothing that they voted is unknown
+    # A node that just came up does not know who is there before a lease has passed.
+    until = max(state.live_since + state.lease_s, state.short_since + state.patience_s / 2)
+    return max(0.0, until - state.now)
+
+
+def _withdraw(state: finality_types.FinalityState) -> Out:
+    """Go back to the epoch before when one that this node signed does not begin, and a quorum is here again."""
+    choice = state.epochs.choice(state.me)
+    is_waiting = choice not in {segment.epoch for segment in state.chain} and not state.epochs.is_complete(choice)
+    if not is_waiting or state.appending is not None or state.now - state.signed_at < state.patience_s:
+        return state, []
+    return append(state, Follow(Round(state.chain[-1].first), state.epoch))
+
+
+def _tiers(state: finality_types.FinalityState) -> Iterator[frozenset[PeerId]]:
+    """Who may be members of an epoch: those of the first group of which anybody is here."""
+    # The last final set may have had few authors, and all of these be gone. What strangers can join for nothing,
+    # the open rounds, comes last.
+    electorate = state.electorate(state.deciding)
+    yield frozenset(electorate.voters)
+    yield electorate.recent
+    yield frozenset(_newest_rounds(state))
+
+
+def _newest_rounds(state: finality_types.FinalityState) -> dict[PeerId, int]:
+    """The newest open round that each author contributed to."""
+    found: dict[PeerId, int] = {}
+    for number, book in state.books.items():
+        for author, _ in book.contributions.values():
+            found[author] = max(number, found.get(author, -1))
+    return {author: number for author, number in found.items() if number >= state.deciding}
+
+
+def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
+    """The epoch to sign: one that others signed and that leaves none of us out, else our own."""
+    book, number = state.epochs, state.deciding
+    candidates = next((tier for tier in _tiers(state) if here_of(state, tier)), frozenset[PeerId]())
+    here = here_of(state, candidates)
+    if state.me not in here:
+        return None
+    mine = Epoch(number, state.epoch, tuple(sorted(here)))
+    # Members that are no candidates are refused: one liar among us could bring in any number of its own names,
+    # and these would decide.
+    proposed = {
+        name: body
+        for name, body in book.bodies.items()
+        if body.parent == state.epoch
+        and body.round == number
+        and here <= set(body.members) <= candidates
+        and book.signers[name] & here
+        and name != book.choice(state.me)
+    }
+    electorate = state.electorate(number)
+    others = max(proposed, default=None, key=lambda name: rank(book, electorate, name))
+    return mine if others is None else proposed[others]
+
+
+def _may_follow(state: finality_types.FinalityState, name: EpochId) -> bool:
+    """Whether the others cannot decide the round without the members of an epoch, and are not more than these."""
+    tiers = list(_tiers(state))
+    if _outweighs(state, name, lambda peer: True, tiers):
+        return True
+    # Some of the others may be alive without being known here yet.
+    here = here_of(state, frozenset().union(*tiers))
+    is_known = state.now - state.live_since >= state.patience_s
+    if is_known and _outweighs(state, name, lambda peer: peer in here, tiers):
+        return True
+    return went_on(state, name, tiers)
+
+
+def went_on(state: finality_types.FinalityState, name: EpochId, tiers: Iterable[frozenset[PeerId]]) -> bool:
+    """Whether this node was away, and comes back where an epoch went on with most of those that did not stop."""
+    # Voters that were all away come back, perhaps as a quorum. Those that stayed went on without them, and must
+    # not lose that work to the first round that these decide. Only who just came up believes it: a liar that
+    # writes contributions to far rounds misleads nobody that was here all the time.
+    if not state.live or state.now - state.live_since >= state.lease_s:
+        return False
+    newest = _newest_rounds(state)
+    since = max((newest.get(peer, -1) for peer in state.epochs.on_side(name)), default=-1) - AWAY_ROUNDS
+    if since <= state.deciding or newest.get(state.me, -1) >= since:
+        return False
+    return _outweighs(state, name, lambda peer: newest.get(peer, -1) >= since, tiers)
+
+
+def _outweighs(
+    state: finality_types.FinalityState,
+    name: EpochId,
+    counts: Callable[[PeerId], bool],
+    tiers: Iterable[frozenset[PeerId]],
+) -> bool:
+    """Whether an epoch outweighs the others that count, in the first group that has any of either."""
+    book, number = state.epochs, state.deciding
+    side = book.on_side(name)
+    for tier in tiers:
+        others = {peer for peer in tier - side if counts(peer) and not book.has_left(peer, number)}
+        if tier & side or others:
+            # So the others are no quorum either, which has two thirds.
+            return len(tier & side) >= len(others)
+    return False

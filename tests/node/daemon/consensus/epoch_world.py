@@ -1,0 +1,233 @@
+"""A tiny world on virtual time, one step a second, for the machine of finality and its epochs.
+
+Every node keeps a ledger; it trains a round every few steps and never waits for finality. Entries of one author
+arrive in order, between connected nodes only. A lease lives for LEASE steps after the last contact. A crash
+forgets the machine; the ledger stays, as SQLite does.
+"""
+
+import random
+from dataclasses import replace
+
+from atoll.node.daemon.consensus import epochs
+from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.types import (
+    Append,
+    CheckDone,
+    CheckRound,
+    EnterEpoch,
+    EntryPayloadHeld,
+    EntrySeen,
+    FinalApplied,
+    FinalityTick,
+    FinalizeRound,
+    MembersSeen,
+    ReplayDone,
+    ReportDivergence,
+    RoundClosed,
+    SwitchEpoch,
+)
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import Contribution, Leave
+
+RUN = RunId(digest(b"epochs"))
+PEERS = [Identity(bytes([number + 1]) * 32).peer_id for number in range(8)]
+OWNER = PEERS[0]
+LEASE = 20
+ROUND = 4
+PATIENCE = 2 * ROUND
+ROUNDS = 5000
+ALONE = 10
+"""A node that finds nobody for so long goes on by itself."""
+
+
+def state_of(number, names):
+    return digest(b"state", number.to_bytes(2, "big"), *sorted(names))
+
+
+class Node:
+    def __init__(self, number: int) -> None:
+        self.peer = PEERS[number]
+        self.ledger: list[tuple] = []
+        self.feeds: dict[PeerId, list[tuple]] = {}
+        self.rounds: dict[int, dict[PeerId, bytes]] = {}
+        """Contributions of each round by author."""
+        self.counts: dict[PeerId, int] = {}
+        self.views: dict[int, tuple] = {}
+        self.heard: dict[PeerId, float] = {}
+        self.round = 0
+        self.trained_at = 0.0
+        self.is_up = True
+        self.finals: dict[int, tuple] = {}
+        self.boot(0.0)
+
+    def boot(self, now: float) -> None:
+        self.finals, self.now, self.heard = {}, now, {}
+        self.events: list[object] = []
+        self.segments: list[tuple] = []
+        self.switch: SwitchEpoch | None = None
+        chosen = epochs.chosen_path([(author, body) for _, author, body in self.ledger], self.peer)
+        self.state = finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, chosen=chosen)
+        self.feed(FinalityTick(now))
+        for entry in list(self.ledger):
+            self.replay(entry)
+        self.state = replace(self.state, patience_s=PATIENCE)
+        self.up_since = now
+
+    def go_live(self) -> None:
+        """The replay is over, and ledgers were compared."""
+        self.feed(ReplayDone())
+        for number, names in self.views.items():
+            if number > self.state.last_final:
+                self.feed(RoundClosed(Round(number), names))
+
+    def feed(self, event: object) -> None:
+        """Events that actions bring come after it, as in the driver's queue."""
+        self.events.append(event)
+        if len(self.events) > 1:
+            return
+        while self.events:
+            self.state, actions = finality.step(self.state, self.events[0])
+            for action in actions:
+                self.do(action)
+            self.events.pop(0)
+
+    def do(self, action: object) -> None:
+        match action:
+            case Append(body):
+                self.write(body)
+            case CheckRound(number, names):
+                self.feed(CheckDone(number, names, state_of(number, names)))
+            case FinalizeRound(number, names, state):
+                assert state == state_of(number, names)
+                assert number not in self.finals
+                self.finals[number] = names
+                check_set(self, number, names)
+                self.feed(FinalApplied(number))
+            case EnterEpoch(epoch, first, voters):
+                self.segments.append((epoch, int(first), voters))
+            case SwitchEpoch():
+                self.switch = action
+            case ReportDivergence():
+                raise AssertionError("nobody says a wrong state")
+
+    def write(self, body: object) -> None:
+        seq = self.counts.get(self.peer, 0)
+        name = digest(self.peer.encode(), seq.to_bytes(4, "big"), repr(body).encode())
+        self.hear((name, self.peer, body))
+
+    def hear(self, entry: tuple) -> None:
+        self.ledger.append(entry)
+        self.feeds.setdefault(entry[1], []).append(entry)
+        if isinstance(entry[2], Contribution):
+            self.rounds.setdefault(entry[2].round, {})[entry[1]] = entry[0]
+        self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
+        self.replay(entry)
+
+    def replay(self, entry: tuple) -> None:
+        if isinstance(entry[2], Contribution):
+            self.feed(EntryPayloadHeld(entry[0]))
+        self.feed(EntrySeen(*entry))
+
+    def known(self, number: int) -> tuple:
+        return tuple(sorted(self.rounds.get(number, {}).values()))
+
+    def train(self, now: float) -> None:
+        """One round every ROUND steps; the round before is closed with what is here."""
+        if now - self.trained_at < ROUND:
+            return
+        self.trained_at = now
+        if self.peer in self.rounds.get(self.round, {}):
+            self.round += 1
+        self.round = max(self.round, max(self.rounds, default=0))
+        if self.peer not in self.rounds.get(self.round, {}):
+            payload = digest(self.peer.encode(), self.round.to_bytes(4, "big"))
+            self.write(Contribution(Round(self.round), digest(b"base"), payload, 1, 1, 64, 1.0))
+
+    def close(self) -> None:
+        """Close every round before this one; again where late work came."""
+        for number in range(self.state.last_final + 1, self.round):
+            view = self.known(number)
+            if view and view != self.views.get(number):
+                self.views[number] = view
+                self.feed(RoundClosed(Round(number), view))
+
+    def stop(self) -> None:
+        """Leave in good order."""
+        self.write(Leave(Round(self.round)))
+
+
+DECIDED: dict[tuple, tuple] = {}
+
+
+def check_set(node, number, names):
+    # One final set of a round within one epoch, whoever decides it.
+    key = (node.state.epoch if number >= node.state.chain[-1].first else _epoch_at(node, number), number)
+    assert DECIDED.setdefault(key, names) == names, f"round {number} has two final sets in one epoch"
+
+
+def _epoch_at(node, number):
+    return next(s.epoch for s in reversed(node.state.chain) if s.first <= number)
+
+
+class World:
+    def __init__(self, seed: int, count: int) -> None:
+        DECIDED.clear()
+        self.rng = random.Random(seed)
+        self.nodes = [Node(number) for number in range(count)]
+        self.side = {node.peer: 0 for node in self.nodes}
+        self.now = 0.0
+
+    def up(self) -> list[Node]:
+        return [node for node in self.nodes if node.is_up]
+
+    def linked(self, one: Node, other: Node) -> bool:
+        return one is not other and one.is_up and other.is_up and self.side[one.peer] == self.side[other.peer]
+
+    def spread(self, chance: float = 0.8) -> None:
+        for node in self.nodes:
+            for other in self.nodes:
+                if not self.linked(node, other) or self.rng.random() > chance:
+                    continue
+                for peer in PEERS[: len(self.nodes)]:
+                    have, theirs = node.counts.get(peer, 0), other.counts.get(peer, 0)
+                    # A node that came up takes all before it votes; later entries trickle in.
+                    most = self.rng.randint(1, 30) if node.state.live else theirs
+                    if theirs > have:
+                        for entry in other.feeds[peer][have : have + most]:
+                            node.hear(entry)
+                node.heard[other.peer] = self.now
+
+    def step(self) -> None:
+        self.now += 1.0
+        for node in self.up():
+            live = {peer for peer, at in node.heard.items() if self.now - at < LEASE}
+            node.feed(MembersSeen(frozenset(live)))
+            node.feed(FinalityTick(self.now))
+            is_alone = not any(self.linked(node, other) for other in self.nodes)
+            if not node.state.live and (
+                node.heard.keys() & live or (is_alone and self.now - node.up_since > ALONE)
+            ):
+                node.go_live()
+            if node.switch is not None:
+                node.boot(self.now)
+            node.train(self.now)
+            node.close()
+        self.spread()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def agree(self) -> None:
+        """Everybody that is up decided the same, and not long ago."""
+        up = self.up()
+        first = up[0]
+        for node in up[1:]:
+            assert [s.epoch for s in node.state.chain] == [s.epoch for s in first.state.chain]
+            for number in node.finals.keys() & first.finals.keys():
+                assert node.finals[number] == first.finals[number]
+
+
+def final(node: Node) -> int:
+    return node.state.last_final

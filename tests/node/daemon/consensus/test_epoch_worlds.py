@@ -1,0 +1,163 @@
+"""Members leave, vanish, return and are cut off from each other; the others go on, and meet in one chain."""
+
+import random
+
+import pytest
+
+from tests.node.daemon.consensus.epoch_world import LEASE, ROUND, World, final
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("way", ["stop", "vanish"])
+def test_the_others_go_on_when_any_number_leaves_for_good(count, way):
+    for gone in range(1, count):
+        world = World(count * 10 + gone, count)
+        world.run(60)
+        assert min(map(final, world.nodes)) > 3
+        for node in world.rng.sample(world.nodes, gone):
+            if way == "stop":
+                node.stop()
+                world.spread(1.0)
+            node.is_up = False
+        before = max(map(final, world.up()))
+        bound = 2 * ROUND if way == "stop" else LEASE + 3 * ROUND
+        steps = 0
+        while any(final(node) <= before for node in world.up()):
+            world.step()
+            steps += 1
+            assert steps <= 3 * bound, f"{gone} of {count} gone: stuck"
+        print(way, count, gone, steps, bound)
+        world.run(60)
+        assert min(map(final, world.up())) > before + 8
+        world.agree()
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (3, 3), (2, 1), (3, 2), (7, 1), (5, 3), (4, 4)])
+@pytest.mark.parametrize("length", [30, 100, 400])
+def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
+    world = World(sum(sizes) + length, sum(sizes))
+    world.run(60)
+    for node in world.nodes[: sizes[0]]:
+        world.side[node.peer] = 1
+    before = max(map(final, world.nodes))
+    world.run(length)
+    if length > 2 * LEASE:
+        assert min(map(final, world.nodes)) > before
+    for peer in world.side:
+        world.side[peer] = 0
+    steps = 0
+    while (
+        len({tuple(s.epoch for s in node.state.chain) for node in world.nodes}) > 1
+        or min(map(final, world.nodes)) <= before + length // ROUND // 2
+    ):
+        world.step()
+        steps += 1
+        assert steps < 100
+    print(sizes, length, steps)
+    world.run(60)
+    world.agree()
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_random_faults(block):
+    for seed in range(block * 5, block * 5 + 5):
+        rng = random.Random(seed)
+        count = rng.randint(2, 6)
+        world = World(seed, count)
+        world.run(rng.randint(20, 60))
+        for _ in range(rng.randint(2, 6)):
+            kind, node = rng.choice(("stop", "kill", "cut", "heal", "back", "restart")), rng.choice(world.nodes)
+            if kind == "stop" and node.is_up:
+                node.stop()
+                for _ in range(rng.randint(0, 3)):
+                    world.spread(0.5)
+                node.is_up = False
+            elif kind == "kill":
+                node.is_up = False
+            elif kind == "cut":
+                for peer in world.side:
+                    world.side[peer] = rng.randint(0, 1)
+            elif kind == "heal":
+                for peer in world.side:
+                    world.side[peer] = 0
+            elif kind == "back" and not node.is_up:
+                node.is_up = True
+                node.boot(world.now)
+            elif kind == "restart" and node.is_up:
+                node.boot(world.now)
+            world.run(rng.randint(5, 120))
+        for peer in world.side:
+            world.side[peer] = 0
+        for node in world.nodes:
+            if not node.is_up and rng.random() < 0.7:
+                node.is_up = True
+                node.boot(world.now)
+        if not world.up():
+            world.nodes[0].is_up = True
+            world.nodes[0].boot(world.now)
+        world.run(20)
+        before = max(map(final, world.up()))
+        steps = 0
+        while (
+            len({tuple(s.epoch for s in node.state.chain) for node in world.up()}) > 1
+            or min(map(final, world.up())) <= before + 3
+        ):
+            world.step()
+            steps += 1
+            assert steps < 200, f"seed {seed}: stuck"
+        print(seed, count, len(world.up()), steps)
+        world.agree()
+
+
+def go_down(world, nodes):
+    for node in nodes:
+        node.is_up = False
+
+
+def come_back(world, nodes):
+    for node in nodes:
+        node.is_up = True
+        node.boot(world.now)
+
+
+@pytest.mark.parametrize(("count", "gone"), [(2, 1), (3, 2), (3, 1), (4, 3), (5, 4), (6, 4)])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_those_that_stayed_did_is_not_undone_when_the_others_come_back(count, gone, seed):
+    """Two of three were a quorum, and could decide the round again in which they went down."""
+    world = World(seed, count)
+    world.run(60)
+    away, stayed = world.nodes[:gone], world.nodes[gone:]
+    go_down(world, away)
+    world.run(400)
+    before = [dict(node.finals) for node in stayed]
+    assert min(map(len, before)) > 50
+    come_back(world, away)
+    world.run(60)
+    go_down(world, away[:1])
+    world.run(5)
+    come_back(world, away[:1])
+    world.run(60)
+    world.agree()
+    for node, finals in zip(stayed, before, strict=True):
+        assert node.finals.items() >= finals.items()
+    assert min(map(final, world.nodes)) > max(max(finals) for finals in before) + 10
+
+
+@pytest.mark.parametrize("sleeper", [0, 1])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_member_that_wakes_up_without_a_network_does_not_undo_a_long_chain(sleeper, seed):
+    world = World(seed, 2)
+    world.run(60)
+    node, other = world.nodes[sleeper], world.nodes[1 - sleeper]
+    node.is_up = False  # it sleeps: its memory stays
+    world.run(400)
+    node.is_up = True
+    world.side[node.peer] = 1
+    world.run(30)
+    assert len(node.state.chain) > 1, "it went on alone"
+    before = dict(other.finals)
+    world.side[node.peer] = 0
+    world.run(60)
+    world.agree()
+    assert other.finals.items() >= before.items()
+    assert final(node) > max(before) + 5

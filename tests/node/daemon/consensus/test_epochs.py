@@ -1,0 +1,297 @@
+"""The rules of epochs, one by one: who may open one, who enters it, and which of two chains all nodes follow."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, chosen_path, epoch_id
+from atoll.node.daemon.consensus.forks import is_outranked
+from atoll.node.daemon.consensus.missing import missing
+from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
+from atoll.node.daemon.consensus.types import (
+    Append,
+    EnterEpoch,
+    EntrySeen,
+    FinalityTick,
+    MembersSeen,
+    ReplayDone,
+    SwitchEpoch,
+)
+from atoll.node.daemon.consensus.voter import may_append
+from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import Ballot, Contribution, Epoch, Follow, Leave, Promise, Proposal, Vote
+
+RUN = RunId(digest(b"epochs"))
+A, B, C, D = (PeerId(f"peer-{name}") for name in "abcd")
+STRANGER = PeerId("peer-x")
+LEASE, PATIENCE = 20.0, 8.0
+NAMES = count()
+
+
+def entry_of(author, body):
+    return EntrySeen(digest(next(NAMES).to_bytes(4, "big")), author, body)
+
+
+class Node:
+    """A machine before round 5, whose voters are `voters`; all of them were members before."""
+
+    def __init__(self, me=A, voters=(A, B, C), here=None, now=1000.0):
+        start = finality.begin(RUN, me, 5000, A, lease_s=LEASE)
+        decided = {at: (tuple(voters), frozenset({*voters, D})) for at in range(5)}
+        self.state = replace(
+            start, last_final=4, applied=4, voters=tuple(voters), decided=decided, patience_s=PATIENCE
+        )
+        self.log, self.now = [], now
+        self.feed(FinalityTick(now), MembersSeen(frozenset(voters if here is None else here)), ReplayDone())
+
+    def feed(self, *events):
+        for event in events:
+            self.state, actions = finality.step(self.state, event)
+            self.log += actions
+            for action in actions:
+                if isinstance(action, Append):
+                    self.feed(entry_of(self.state.me, action.body))
+        return self
+
+    def say(self, author, *bodies):
+        return self.feed(*(entry_of(author, body) for body in bodies))
+
+    def wait(self, seconds):
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.feed(FinalityTick(self.now))
+        return self
+
+    def signed(self):
+        return [a.body for a in self.log if isinstance(a, Append) and isinstance(a.body, Epoch)]
+
+    def followed(self):
+        return [a.body.epoch for a in self.log if isinstance(a, Append) and isinstance(a.body, Follow)]
+
+    def entered(self):
+        return [a.epoch for a in self.log if isinstance(a, EnterEpoch)]
+
+
+def epoch(*members, at=5, parent=b""):
+    return Epoch(Round(at), parent, tuple(sorted(members)))
+
+
+def work(author, at):
+    return Contribution(Round(at), digest(b"base"), digest(author.encode()), 1, 1, 64, 1.0)
+
+
+def votes(epoch_name, *rounds):
+    return [Vote(Round(at), Ballot(0, A, epoch_name), digest(b"p")) for at in rounds]
+
+
+# --- opening ------------------------------------------------------------------------------------
+
+
+def test_no_epoch_is_opened_while_a_quorum_is_here():
+    assert not Node(here=(A, B)).wait(200).signed()
+
+
+def test_who_vanished_is_waited_for():
+    node = Node(here=(A,))
+    assert not node.wait(LEASE - 1).signed(), (
+        "a node that came up does not know who is there before a lease is over"
+    )
+    assert node.wait(2).signed() == [epoch(A)]
+    node = Node().wait(100).feed(MembersSeen(frozenset({A})))
+    assert not node.wait(PATIENCE / 2 - 1).signed()
+    assert node.wait(2).signed() == [epoch(A)]
+
+
+def test_who_left_in_good_order_is_not_waited_for():
+    node = Node().wait(100)
+    node.say(B, Leave(Round(5))).say(C, Leave(Round(5)))
+    assert node.wait(1).signed() == [epoch(A)]
+    assert node.entered() == [epoch_id(epoch(A))]
+
+
+def test_who_left_votes_again_only_after_the_rounds_that_it_left_behind():
+    node = (
+        Node()
+        .wait(100)
+        .say(B, Leave(Round(6)), Promise(Round(7), Ballot(1, A), ()), Promise(Round(8), Ballot(1, A), ()))
+    )
+    assert (B, Ballot(1, A)) not in node.state.books[7].promises if 7 in node.state.books else True
+    assert (B, Ballot(1, A)) in node.state.books[8].promises
+
+
+def test_an_epoch_begins_when_all_its_members_signed_it():
+    node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
+    assert node.signed() == [epoch(A, B)]
+    assert not node.entered()
+    node.say(STRANGER, epoch(A, B))
+    assert not node.wait(PATIENCE).entered(), "nobody signs for another"
+    assert node.say(B, epoch(A, B)).entered() == [epoch_id(epoch(A, B))]
+
+
+def test_who_signed_an_epoch_votes_nowhere_else():
+    node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
+    node.feed(MembersSeen(frozenset({A, B, C, D})))
+    assert not may_append(node.state)
+    # It goes back when the epoch does not begin, and a quorum is here again.
+    assert node.wait(PATIENCE + 1).followed() == [b""]
+
+
+def test_members_that_are_no_voters_are_not_signed_for():
+    """One liar among those that are here could bring in any number of its own names."""
+    node = Node(voters=(A, B, C, D), here=(A, B))
+    node.say(B, epoch(A, B, STRANGER)).say(STRANGER, epoch(A, B, STRANGER))
+    assert node.wait(LEASE + 1).signed() == [epoch(A, B)]
+
+
+def test_an_epoch_of_another_that_leaves_none_of_us_out_is_signed():
+    node = Node(voters=(A, B, C, D), here=(A, B)).say(B, epoch(A, B, C))
+    assert node.wait(LEASE + 1).signed() == [epoch(A, B, C)]
+
+
+def test_an_epoch_that_leaves_out_one_of_us_is_not_signed():
+    node = Node(voters=(A, B, C, D, PeerId("peer-e")), here=(A, B, C)).say(B, epoch(B, C))
+    assert node.wait(LEASE + 1).signed() == [epoch(A, B, C)]
+
+
+def test_where_all_voters_are_gone_recent_members_take_their_place():
+    node = Node(me=D, voters=(A,), here=(D, STRANGER)).say(STRANGER, work(STRANGER, 6))
+    assert node.wait(LEASE + PATIENCE).signed() == [epoch(D)]
+
+
+# --- entering -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("voters", [(A, B, C), (A, B, C, D)])
+def test_an_epoch_of_fewer_than_the_others_that_are_here_is_not_entered(voters):
+    node = Node(voters=voters).wait(100).say(voters[-1], epoch(voters[-1]))
+    assert not node.wait(LEASE).entered()
+
+
+def test_an_epoch_of_strangers_is_not_entered():
+    node = Node().wait(100).say(STRANGER, epoch(STRANGER))
+    assert not node.wait(100).entered()
+    assert not is_outranked(node.state)
+
+
+def test_a_voter_that_was_away_enters_the_epoch_of_the_others_and_writes_it_down():
+    name = epoch_id(epoch(B, C))
+    node = Node(voters=(A, B, C), here=(A, B, C), now=5000.0)
+    node.say(B, epoch(B, C)).say(C, epoch(B, C))
+    assert node.entered() == [name]
+    assert node.followed() == [name], "a restart must not bring it back to a round that it could decide"
+
+
+def test_voters_that_were_all_away_go_on_where_the_one_that_stayed_is():
+    name, far = epoch_id(epoch(C)), 5 + 3 * AWAY_ROUNDS
+    node = Node(here=(A, B))
+    node.say(C, epoch(C), *(work(C, at) for at in range(5, far)), *votes(name, *range(5, far)))
+    assert node.entered() == [name]
+    # Who was here all the time knows better: a liar may write far rounds.
+    node = Node(here=(A, B)).wait(100)
+    node.say(C, epoch(C), *(work(C, at) for at in range(5, far)), *votes(name, *range(5, far)))
+    assert not node.wait(100).entered()
+
+
+def test_a_liar_that_writes_far_rounds_misleads_nobody_while_the_others_train():
+    far = 5 + 3 * AWAY_ROUNDS
+    node = Node(voters=(A, B, C, D), here=(A, B, C, D))
+    for peer in (B, C):
+        node.say(peer, *(work(peer, at) for at in range(5, far)))
+    node.say(D, epoch(D), *(work(D, at) for at in range(5, far)))
+    assert not node.wait(PATIENCE).entered()
+
+
+def test_a_follow_of_what_nobody_knows_changes_nothing():
+    node = Node().wait(100).say(B, epoch(B), Follow(Round(5), digest(b"unknown")), work(B, 6))
+    assert node.wait(10).state.deciding == 5
+    assert node.state.epochs.branch(b"", digest(b"unknown")) is None
+
+
+# --- ballots ------------------------------------------------------------------------------------
+
+
+def test_ballots_of_another_epoch_do_not_count():
+    node = Node(voters=(A, B), here=(A, B)).wait(100)
+    made = entry_of(A, work(A, 5))
+    node.feed(made)
+    for name, decided in ((digest(b"another"), 4), (b"", 5)):
+        ballot = Ballot(0, A, name)
+        proposed = entry_of(A, Proposal(Round(5), ballot, (made.entry,), digest(b"s")))
+        vote = Vote(Round(5), ballot, proposed.entry)
+        assert node.feed(proposed).say(A, vote).say(B, vote).state.last_final == decided
+
+
+# --- which chain --------------------------------------------------------------------------------
+
+
+def outranked(*epochs, me=A, voters=(A, B, C, D), lengths=()):
+    """Whether the node in the first of these epochs must leave it."""
+    node = Node(me=me, voters=voters, here=epochs[0].members).wait(LEASE + 1)
+    for body in epochs:
+        for member in body.members:
+            node.say(member, body)
+        for peer, far in lengths:
+            if peer in body.members:
+                node.say(peer, *votes(epoch_id(body), far))
+    assert node.wait(2).entered()[0] == epoch_id(epochs[0])
+    return any(isinstance(action, SwitchEpoch) for action in node.log)
+
+
+def test_the_epoch_with_more_voters_wins():
+    assert outranked(epoch(A), epoch(B, C))
+    assert not outranked(epoch(A, B), epoch(C))
+
+
+def test_at_a_tie_the_one_that_went_on_for_long_wins_then_the_first_in_ballot_order():
+    voters = (A, B)
+    assert not outranked(epoch(A), epoch(B), voters=voters)
+    assert outranked(epoch(B), epoch(A), me=B, voters=voters)
+    assert outranked(epoch(A), epoch(B), voters=voters, lengths=[(B, 60)])
+    assert not outranked(epoch(B), epoch(A), me=B, voters=voters, lengths=[(B, 60)])
+
+
+def test_strangers_outrank_nobody():
+    voters = (A, B)
+    fake = epoch(STRANGER, PeerId("peer-y"), PeerId("peer-z"))
+    assert not outranked(epoch(A), fake, voters=voters, lengths=[(STRANGER, 4000)])
+    crowd = epoch(D, STRANGER, PeerId("peer-y"), PeerId("peer-z"))
+    assert not outranked(epoch(A, B), crowd, lengths=[(STRANGER, 4000)]), "one voter among strangers is one"
+
+
+def test_who_leaves_its_chain_writes_that_down_first_and_votes_no_more():
+    node = Node(voters=(A, B, C, D), here=(A,)).wait(LEASE + 1)
+    node.say(B, epoch(B, C)).say(C, epoch(B, C)).wait(1)
+    kinds = [type(a.body if isinstance(a, Append) else a) for a in node.log]
+    assert kinds.index(Follow) < kinds.index(SwitchEpoch)
+    assert node.followed()[-1] == epoch_id(epoch(B, C))
+
+
+def test_a_restart_goes_back_to_the_chain_that_was_chosen():
+    second = epoch(A, at=9, parent=epoch_id(epoch(A, B)))
+    feed = [(B, epoch(A, B)), (A, epoch(A, B)), (A, second)]
+    assert chosen_path(feed, A) == (epoch(A, B), second)
+    assert chosen_path([*feed, (A, Follow(Round(5), b""))], A) == ()
+    assert chosen_path(feed[1:], A) == (), "what not all members signed did not begin"
+
+
+def test_a_book_of_epochs_ignores_what_others_say_about_a_member():
+    book = add_entry(EpochBook(), STRANGER, epoch(A))
+    assert not book.bodies
+    assert book.choice(A) == b""
+
+
+# --- what the user reads ------------------------------------------------------------------------
+
+
+def test_the_user_reads_who_is_missing_since_when_and_when_the_others_go_on():
+    node = Node(here=(A,)).wait(1)
+    assert missing(node.state) == (
+        "round 5 lacks 2 of 3 voters: …peer-b silent for 21 s, …peer-c silent for 21 s; "
+        "those that are here go on without them in 19 s"
+    )
+    assert "…peer-b left" in missing(node.say(B, Leave(Round(5))).state)
+    node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
+    assert missing(node.state).endswith("those that are here go on as soon as …peer-b signed too")
+    assert missing(Node().wait(5).state) == ""

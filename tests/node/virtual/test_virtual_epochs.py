@@ -1,0 +1,61 @@
+"""Whole nodes: members leave for good, and the others go on; both sides of a cut go on, and meet in one chain."""
+
+import asyncio
+
+import pytest
+
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+
+ROUND_S = 10.0
+
+
+def finals(w, *numbers):
+    return [w.nodes[number].worker.final for number in numbers]
+
+
+@pytest.mark.parametrize(("count", "gone"), [(2, 1), (3, 2), (4, 2), (4, 3)])
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_the_others_go_on_when_members_leave_for_good(world, count, gone, way):
+    async def story() -> None:
+        async with world(60, count) as w:
+            for number in range(count):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(count))) >= 4)
+            leaving, staying = range(count - gone, count), range(count - gone)
+            for number in leaving:
+                await (w.stop(number) if way == "stop" else w.kill(number))
+            before = max(finals(w, *staying))
+            took_s = await w.until(lambda: min(finals(w, *staying)) > before)
+            assert took_s <= (2 * ROUND_S if way == "stop" else w.spec.pace.lease_s + 3 * ROUND_S) + ROUND_S
+            await w.until(lambda: min(finals(w, *staying)) >= before + 15)
+            w.check_agreement()
+            await w.check_feeds()
+            # The first who comes back works with the others again.
+            w.start(leaving[0], ROUND_S)
+            await w.until(lambda: min(finals(w, leaving[0], *staying)) >= before + 20)
+            w.check_agreement()
+            assert not w.changes
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2)])
+def test_both_sides_of_a_cut_go_on_and_meet(world, sizes):
+    async def story() -> None:
+        count = sum(sizes)
+        async with world(200, 1) as w:
+            for number in range(count):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(count))) >= 4)
+            peers = [w.nodes[number].peer for number in range(count)]
+            w.network.cut(peers[: sizes[0]], peers[sizes[0] :])
+            before = max(finals(w, *range(count)))
+            await asyncio.sleep(w.spec.pace.lease_s + 30 * ROUND_S)
+            assert min(finals(w, *range(count))) > before + 10
+            w.network.heal()
+            healed = max(finals(w, *range(count)))
+            await w.until(lambda: min(finals(w, *range(count))) > healed + 5)
+            w.check_agreement()
+            assert len(w.changes) == min(sizes)
+
+    run_virtual(story())
