@@ -9,18 +9,22 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.checkpoint.snapshot import Snapshot, read_snapshot, write_snapshot
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep, Rows, rows_of
+from atoll.node.learning.compress.measuring import Judge
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.merging import merge_after_round
+from atoll.node.learning.outer.aggregation import aggregation_of
 from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, round_set
 from atoll.node.worker.error_feedback import ErrorFeedback, MissedPayload
@@ -52,14 +56,22 @@ class SetUpdate:
         """A new int32 array. Raises DecodeError, Divergence, CorruptFault where a payload is gone."""
         if fresh.slices:
             return plus(theta_N4096, require_slices(self._slices).update(fresh.slices, len(theta_N4096)))
+        # A rule breaks ties by the order: it must be the same on every node.
+        members = sorted(fresh.members, key=attrgetter("entry"))
         return self._codec.apply_update(
             theta_N4096,
-            [member.weight for member in fresh.members],
-            [map_payload(member.path) for member in fresh.members],
+            [member.weight for member in members],
+            [map_payload(member.path) for member in members],
             self._step,
-            rows=[self._rows(fresh.number, member) for member in fresh.members],
+            rows=[self._rows(fresh.number, member) for member in members],
+            judge=self._judge(fresh.number, members),
             threads=self._threads,
         )
+
+    def _judge(self, number: int, members: Iterable[worker_messages.Member]) -> Judge | None:
+        if self._spec.outer.aggregate is UNSET:
+            return None
+        return aggregation_of(self._spec, number, (member.entry for member in members))
 
     def _rows(self, number: int, member: worker_messages.Member) -> Rows | None:
         if not member.experts:

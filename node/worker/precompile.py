@@ -7,11 +7,14 @@ other members would wait for it. Machine code that was made once is only loaded,
 import sys
 import time
 
+import numpy as np
 import torch
 
 from atoll.node.learning.compress.codecs import Codec, codec_of
 from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.outer.aggregation import Aggregation
 from atoll.node.learning.outer.fixed import plus
+from atoll.node.learning.outer.judging import RULES
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS
 
@@ -21,7 +24,9 @@ def warm(codec: Codec) -> None:
     residual, anchor, local = torch.zeros((1, CHUNK)), torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
     payload = codec.encode(residual, anchor, local, 1.0)
     codec.check(payload, 1)
-    theta = codec.apply_update(torch.zeros((1, CHUNK), dtype=torch.int32), [1], [payload], OuterStep(256, 256))
+    judge = Aggregation(RULES["nnm"], 64, np.zeros(1, np.int32), [0], 0)
+    nothing = torch.zeros((1, CHUNK), dtype=torch.int32)
+    theta = codec.apply_update(nothing, [1], [payload], OuterStep(256, 256), judge=judge)
     plus(theta, theta)
     plus(theta, theta, theta)
     codec.give_back(residual, payload)

@@ -21,9 +21,12 @@ from atoll.protocols.run.payload import check_codec
 from atoll.protocols.run.serving import ServingSpec
 from atoll.protocols.run.slices import ReduceSpec
 
-SPEC_VERSION = 4
+SPEC_VERSION = 5
+MEAN_VERSION = 4
+"""Older version that is still read, for runs without `outer.aggregate`, which it did not have."""
 WHOLE_VERSION = 3
 """Older version that is still read for runs with one fragment: it cuts several fragments differently."""
+_VERSIONS = (WHOLE_VERSION, MEAN_VERSION, SPEC_VERSION)
 _DOMAIN = "run/1"
 _UNREDUCED = "set reduce to null: then every node gets every payload"
 TOKENIZER_MAX_BYTES = 32 << 20
@@ -32,6 +35,7 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Share256: TypeAlias = Annotated[int, Meta(ge=0, le=256)]
 Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
 RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
+Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip"]
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
@@ -124,6 +128,13 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     overlap_most: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
     """Most overlap steps of a member with a slow link (node/daemon/rounds/overlap_depth.py); unset:
     `overlap_steps`."""
+    aggregate: Rule | msgspec.UnsetType = msgspec.UNSET
+    """How contributions are judged before their mean is taken (docs/aggregation.md); unset: they are not."""
+    liars_256: Annotated[int, Meta(ge=0, le=120)] | msgspec.UnsetType = msgspec.UNSET
+    """Share of contributions that may be bad, for `aggregate`; unset: 64, a quarter."""
+    most_256: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
+    """Largest norm of a contribution to an atom, in 256ths of what steps at the peak rate can move it by, for
+    `aggregate`; unset: 256."""
 
     @property
     def overlap_bounds(self) -> tuple[int, int]:
@@ -207,7 +218,9 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
-        if self.version != SPEC_VERSION and self.outer.fragments > 1:
+        if self.version != SPEC_VERSION and self.outer.aggregate is not msgspec.UNSET:
+            raise ConfigError(f"version {self.version} has no outer.aggregate", hint="make the run again")
+        if self.version == WHOLE_VERSION and self.outer.fragments > 1:
             raise ConfigError(
                 f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
             )
@@ -265,8 +278,9 @@ def _check_version(spec: bytes) -> None:
         found = msgspec.msgpack.decode(spec, type=_Versioned).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise DecodeError(f"not a legal RunSpec: {error}") from error
-    if found not in (WHOLE_VERSION, SPEC_VERSION):
-        raise DecodeError(f"RunSpec version {found}; this node speaks {WHOLE_VERSION} and {SPEC_VERSION}")
+    if found not in _VERSIONS:
+        spoken = f"{', '.join(map(str, _VERSIONS[:-1]))} and {SPEC_VERSION}"
+        raise DecodeError(f"RunSpec version {found}; this node speaks {spoken}")
 
 
 def _check_names(spec: RunSpec) -> None:
@@ -287,6 +301,11 @@ def _check_reduce(spec: RunSpec) -> None:
     if spec.outer.holders:
         raise ConfigError(
             "reduce and outer.holders cannot go together: slices are of whole payloads", hint=_UNREDUCED
+        )
+    if spec.outer.aggregate is not msgspec.UNSET:
+        raise ConfigError(
+            "reduce and outer.aggregate cannot go together: a rule judges whole payloads, a reducer has slices",
+            hint=_UNREDUCED,
         )
 
 
@@ -309,6 +328,17 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
         raise ConfigError("outer.holders is for runs whose model has experts")
     if outer.merge and model.experts is None:
         raise ConfigError("outer.merge is for runs whose model has experts")
+    _check_aggregate(outer)
     firsts = [stage.first for stage in outer.stages]
     if firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ConfigError("outer.stages must start at round 0 and rise")
+
+
+def _check_aggregate(outer: OuterSpec) -> None:
+    if outer.aggregate is msgspec.UNSET:
+        if outer.liars_256 is not msgspec.UNSET or outer.most_256 is not msgspec.UNSET:
+            raise ConfigError("outer.liars_256 and outer.most_256 are for runs with outer.aggregate")
+    elif not outer.floor_256:
+        raise ConfigError(
+            "outer.aggregate needs outer.floor_256 above 0: without a floor one member moves a value alone"
+        )

@@ -74,7 +74,7 @@ def _model(**changes: Any) -> ModelSpec:
 
 def _run(**changes: Any) -> RunSpec:
     plain = RunSpec(
-        version=4, name="golden", owner=ME.peer_id, seed=7, model=_model(),
+        version=5, name="golden", owner=ME.peer_id, seed=7, model=_model(),
         data=DataSpec(source="builtin:shakespeare", tokenizer="bytes", digest=b""),
         inner=InnerSpec(
             lr=2e-3, lr_min=0.1, warmup_steps=10, total_steps=600, beta1=0.9, beta2=0.95, eps=1e-8,
@@ -113,6 +113,7 @@ MIXTURE = _run(
     outer=OuterSpec(
         rounds=100, stages=(Stage(0, 5),), alpha_256=256, floor_256=64, fragments=2, overlap_steps=2, keep_256=100,
         holders=1, merge=MergeSpec(every=4, until=40, alpha_4096=205), overlap_most=5,
+        aggregate="nnm", liars_256=80, most_256=512,
     ),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atoll.node.learning.compress import encoding, folding
 from atoll.node.learning.compress.folding import OuterStep, Payload, Rows
+from atoll.node.learning.compress.measuring import Judge
 from atoll.node.learning.kernels.compiled import fresh_like
 from atoll.protocols.run.payload import Layout, check_codec
 
@@ -47,12 +48,13 @@ class Codec(NamedTuple):
         step: OuterStep,
         *,
         rows: Sequence[Rows | None] | None = None,
+        judge: Judge | None = None,
         threads: int = 1,
     ) -> Tensor:
         """θ + U, a new int32 array, of one round's set; `rows` where payloads cover some chunks only."""
         out, layout = fresh_like(theta_C4096), self.layout(len(theta_C4096))
         rows = [None] * len(weights) if rows is None else rows
-        folding.fold_into(out, theta_C4096, weights, payloads, rows, layout, step, threads=threads)
+        folding.fold_into(out, theta_C4096, weights, payloads, rows, layout, step, judge=judge, threads=threads)
         return out
 
     def give_back(self, residual_C4096: Tensor, payload: Payload) -> None:

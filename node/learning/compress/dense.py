@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.learning.compress.selecting import half_bits, units_of
-from atoll.node.learning.compress.summing import find_members, least_weight
+from atoll.node.learning.compress.summing import clipped, find_members, least_weight
 from atoll.node.learning.kernels.compiled import Bytes, Floats, Ints, Ints32, compiled, inlined
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import DENSE_BLOCK, MOST_SCALE, TOP_LEVEL, VALUE_BITS, Layout
@@ -185,7 +185,8 @@ def fold_dense(
                 return fault
             for b in range(CHUNK // block if len(out) else 0):
                 spot = offsets[p, 0] + r * shape.scale_bytes + 2 * b
-                unit = units_of(np.int64(rows[p, spot]) | (np.int64(rows[p, spot + 1]) << 8)) * weights[p]
+                whole = units_of(np.int64(rows[p, spot]) | (np.int64(rows[p, spot + 1]) << 8))
+                unit = clipped(whole, payloads, p, c) * weights[p]
                 # A block of scale 0 was not sent: its member's weight does not count in the block's mean.
                 share[b] += weights[p] if unit else 0
                 for i in range(b * block, (b + 1) * block):

@@ -4,9 +4,7 @@ A payload may hold some of the chunks only: "all weight", of which the floor is 
 cover the chunk. The tests hold the bits against the definition, `outer.mean.outer_update` of the decoded tables.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -16,8 +14,9 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.compress import dense, sparse_fold
+from atoll.node.learning.compress.measuring import WHOLE, Judge, judged
 from atoll.node.learning.compress.reading import SPARE, sparse_shape
-from atoll.node.learning.kernels.compiled import ALIGN_BYTES, Bytes, Ints, Ints32
+from atoll.node.learning.kernels.compiled import ALIGN_BYTES, Bytes, Ints, Ints32, each_range
 from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.ledger.coverage import Cover, size_of
 from atoll.protocols.ledger.records import MAX_SET, MAX_WEIGHT
@@ -42,6 +41,10 @@ class PayloadArrays(NamedTuple):
     """Which map of chunks to rows a payload has."""
     rows_UC: Ints32
     """The different maps; −1: the payload has no such chunk."""
+    clip_PA: Ints
+    """What is left of each payload in each atom, in units of 1 / WHOLE; at most WHOLE."""
+    atom_C: Ints32
+    """Which atom each chunk belongs to."""
 
 
 class OuterStep(NamedTuple):
@@ -97,18 +100,22 @@ def fold_into(
     layout: Layout,
     step: OuterStep,
     *,
+    judge: Judge | None = None,
     threads: int = 1,
 ) -> None:
     """θ + U of one round's set into `out_C4096`; both int32. U is never stored; padding is left to the caller.
 
-    `rows`: which row of a payload holds which chunk; None where it has all. Raises DecodeError for an illegal
-    payload or weight and for more than 1024 members; Divergence where a weight leaves ±128. θ is never changed.
-    ValueError for an array that does not begin at a multiple of 64 bytes, as all of torch's own do.
+    `rows`: which row of a payload holds which chunk; None where it has all. `judge` clips and weighs the payloads
+    first; without one each counts as it is. Raises DecodeError for an illegal payload or weight and for more than
+    1024 members; Divergence where a weight leaves ±128. θ is never changed. ValueError for an array that does not
+    begin at a multiple of 64 bytes, as all of torch's own do.
     """
     # A processor refuses a streaming store to an address that is not a multiple of its width.
     if out_C4096.data_ptr() % ALIGN_BYTES or not (theta_C4096.is_contiguous() and out_C4096.is_contiguous()):
         raise ValueError("the sum needs arrays in one piece, and the result's aligned to 64 bytes")
     arrays = _arrays_of(weights, payloads, rows, layout)
+    if judge is not None:
+        arrays = judged(arrays, layout, judge, threads)
     _run(arrays, layout, step, theta_C4096, out_C4096, threads=threads)
 
 
@@ -152,22 +159,7 @@ def _run(
         return sparse_fold.fold_sparse(arrays, span, shape, rule, theta.numpy(), out.numpy(), scratch)
 
     # Chunks are independent, so how they are shared among threads cannot show in the result.
-    _raise(_each_range(_ranges_of(layout.chunks, threads), work))
-
-
-def _ranges_of(chunks: int, threads: int) -> list[tuple[int, int]]:
-    """Start and stop of one range of chunks for each thread."""
-    share = max(1, math.ceil(chunks / max(1, threads)))
-    return [(start, min(start + share, chunks)) for start in range(0, chunks, share)]
-
-
-def _each_range(ranges: list[tuple[int, int]], work: Callable[[int, int], int]) -> list[int]:
-    """`work(start, stop)` of every range, at the same time."""
-    # Compiled code holds no lock on the interpreter, so plain threads run beside each other.
-    if len(ranges) == 1:
-        return [work(*ranges[0])]
-    with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
-        return list(pool.map(lambda span: work(*span), ranges))
+    _raise(each_range(layout.chunks, threads, work))
 
 
 def _arrays_of(
@@ -196,6 +188,8 @@ def _arrays_of(
         offset_PS=np.array([own.offsets for own in layouts], np.int64).reshape(len(rows), len(layout.offsets)),
         map_P=np.array([numbers[id(each)] for each in rows], np.int64),
         rows_UC=np.stack(list(maps.values())) if maps else np.empty((0, layout.chunks), np.int32),
+        clip_PA=np.full((len(rows), 1), WHOLE, np.int64),
+        atom_C=np.zeros(layout.chunks, np.int32),
     )
 
 

@@ -13,6 +13,7 @@ from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.summing import (
     MAX_PACKED_WEIGHT,
     add_row,
+    clipped,
     divide,
     drain,
     drain_wide,
@@ -37,7 +38,8 @@ FAULTS = (
 )
 LEFT_RANGE = len(FAULTS)
 """Not a fault of a payload: θ + U does not fit."""
-_HIGHS = np.array(HIGH_LEVELS, np.int64)
+HIGHS = np.array(HIGH_LEVELS, np.int64)
+"""Large level by shape."""
 _GROUP = 8
 """Payloads that are read before any is added: what one step stores the next one loads much later."""
 
@@ -77,18 +79,20 @@ def fold_sparse(
         members = find_members(c, payloads, there)
         for first in range(0, members, _GROUP):
             group = min(_GROUP, members - first)
-            fault = _read(payloads, first, group, there, shape, word, place, low, code)
+            fault = read_group(payloads, first, group, there, shape, word, place, low, code)
             if fault:
                 return fault
             for g in range(group if len(out) else 0):
-                if word[g] & SCALE_MASK:
-                    own_weight = weights[there[0, first + g]]
+                p = there[0, first + g]
+                unit, own_weight = clipped(units_of(word[g] & SCALE_MASK), payloads, p, c), weights[p]
+                # Nothing sent, or nothing of it left: its weight does not count in the mean of its places.
+                if unit and own_weight:
                     weight += own_weight
                     # One more member would carry into the sum's bits: what is there goes to the wide arrays first.
                     if weight > MAX_PACKED_WEIGHT:
                         spill(sums, wide[0], wide[1])
                         count, weight, spilt = np.uint64(0), own_weight, True
-                    _values(value, word[g], own_weight, shape.code_bits)
+                    _values(value, word[g] >> SHAPE_SHIFT, unit * own_weight, own_weight, shape.code_bits)
                     count = add_row(sums, touched, count, low[g], code[g], value, shape.k)
         if len(out):
             found = int(count)
@@ -113,14 +117,14 @@ def decode_sparse(payloads: Any, shape: Any, index: Ints, q: Ints, scratch: Any)
     there, place, low, code, word, _, _, _, _, _, _ = scratch
     for c in range(len(index)):
         find_members(c, payloads, there)
-        fault = _read(payloads, 0, 1, there, shape, word, place, low, code)
+        fault = read_group(payloads, 0, 1, there, shape, word, place, low, code)
         if fault:
             return fault
         units = units_of(word[0] & SCALE_MASK)
         for i in range(shape.k):
             # `sparse1` writes only the sign bit, which is bit 1 of a code of `sparse2`
             kind = code[0, i] << np.uint32(2 - shape.code_bits)
-            level = _HIGHS[word[0] >> SHAPE_SHIFT] if kind & np.uint32(1) else LOW_LEVEL
+            level = HIGHS[word[0] >> SHAPE_SHIFT] if kind & np.uint32(1) else LOW_LEVEL
             size = np.int64(level * units)
             index[c, i] = low[0, i]
             q[c, i] = -size if kind & np.uint32(2) else size
@@ -128,7 +132,7 @@ def decode_sparse(payloads: Any, shape: Any, index: Ints, q: Ints, scratch: Any)
 
 
 @inlined
-def _read(
+def read_group(
     payloads: Any, first: int, group: int, there: Ints, shape: Any,
     word: Ints, place: Ints32, low: Marks, code: Marks,
 ) -> int:  # fmt: skip
@@ -184,10 +188,9 @@ def _judge(word: int, place: Marks, code: Marks, k: int, width: int) -> int:
 
 
 @inlined
-def _values(value: Ints, word: int, weight: int, width: int) -> None:
-    """What each of the four codes adds to a place, packed with the weight."""
-    unit = units_of(word & SCALE_MASK) * weight
-    small, large = unit * LOW_LEVEL, unit * _HIGHS[word >> SHAPE_SHIFT]
+def _values(value: Ints, shape: int, unit: int, weight: int, width: int) -> None:
+    """What each of the four codes adds to a place, packed with the weight; `unit` is of all the weight."""
+    small, large = unit * LOW_LEVEL, unit * HIGHS[shape]
     # a code of `sparse1` is the sign alone: its code 1 is a small negative value
     value[0] = packed(small, weight)
     value[1] = packed(large if width == 2 else -small, weight)

@@ -18,6 +18,9 @@ from atoll.protocols.run.arena import CHUNK
 
 PACKED_BITS = 17
 _WEIGHT_MASK = np.int64((1 << PACKED_BITS) - 1)
+CLIP_BITS = 16
+"""1 << CLIP_BITS leaves a payload as it is; less clips it."""
+HALF = 1 << (CLIP_BITS - 1)
 MAX_PACKED_WEIGHT = (1 << PACKED_BITS) - 1
 """Most that the weights of one part may sum to."""
 
@@ -42,6 +45,14 @@ def least_weight(weights: Ints, there: Ints, members: int, floor_256: int) -> in
     for i in range(members):
         weight += weights[there[0, i]]
     return max(1, (floor_256 * weight + 255) >> 8)
+
+
+@inlined
+def clipped(unit: int, payloads: Any, p: int, c: int) -> int:
+    """A unit of payload `p` in chunk `c` times what is left of it there, to the nearest whole number."""
+    # At most the unit itself, so that the bounds above hold whatever a rule decided.
+    left: int = payloads.clip_PA[p, payloads.atom_C[c]]
+    return (unit * left + HALF) >> CLIP_BITS
 
 
 @inlined

@@ -24,6 +24,7 @@ asked for. Where the system has huge pages, it is asked for them.
 """
 
 import ctypes
+import math
 import mmap
 import os
 import shutil
@@ -32,6 +33,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +52,7 @@ from atoll.protocols.run import arena, payload
 from atoll.protocols.run.arena import CHUNK
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
@@ -88,6 +91,17 @@ def inlined(function: F) -> F:
     """A part of compiled functions: becomes part of their text, because a call costs as much as a small loop."""
     made: F = numba.njit(nogil=True, error_model="numpy", inline="always")(function)
     return made
+
+
+def each_range(count: int, threads: int, work: Callable[[int, int], T]) -> list[T]:
+    """`work(start, stop)` of one range of `0 … count - 1` for each thread, at the same time."""
+    share = max(1, math.ceil(count / max(1, threads)))
+    ranges = [(start, min(start + share, count)) for start in range(0, count, share)]
+    # Compiled code holds no lock on the interpreter, so plain threads run beside each other.
+    if len(ranges) == 1:
+        return [work(*ranges[0])]
+    with ThreadPoolExecutor(max_workers=max(1, len(ranges))) as pool:
+        return list(pool.map(lambda span: work(*span), ranges))
 
 
 def usable_folder(folder: Path) -> bool:

@@ -112,8 +112,8 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
 
 
 def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 5"):
-        open_run(sign_run(changed("version", 5), owner))
+    with pytest.raises(DecodeError, match="version 6"):
+        open_run(sign_run(changed("version", 6), owner))
 
 
 def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherwise_now(changed, owner):
@@ -126,10 +126,36 @@ def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherw
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_run_of_an_older_version_has_no_rule_of_aggregation(changed, owner, version):
+    judged = changed("outer.aggregate", "nnm")
+    assert open_run(sign_run(msgspec.structs.replace(judged, version=5), owner)).outer.aggregate == "nnm"
+    assert open_run(sign_run(changed("version", version), owner)).outer.aggregate is msgspec.UNSET
+    body = codec.encode(msgspec.structs.replace(judged, version=version))
+    with pytest.raises(DecodeError, match=rf"version {version} has no outer\.aggregate"):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+def test_a_rule_judges_whole_contributions_and_needs_a_floor(changed):
+    judged = msgspec.structs.replace(changed("outer.aggregate", "nnm"), version=SPEC_VERSION)
+    judged.check()
+    with pytest.raises(ConfigError, match="cannot go together") as caught:
+        msgspec.structs.replace(judged, reduce=ReduceSpec()).check()
+    assert "set reduce to null" in caught.value.hint
+    with pytest.raises(ConfigError, match=r"needs outer\.floor_256"):
+        msgspec.structs.replace(judged, outer=msgspec.structs.replace(judged.outer, floor_256=0)).check()
+
+
+@pytest.mark.parametrize("key", ["outer.liars_256", "outer.most_256"])
+def test_what_a_rule_is_told_needs_a_rule(changed, key):
+    with pytest.raises(ConfigError, match=r"for runs with outer\.aggregate"):
+        msgspec.structs.replace(changed(key, 64), version=SPEC_VERSION).check()
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
     body = codec.encode({"version": version, "name": "old"})
-    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3 and 4"):
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3, 4 and 5"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 

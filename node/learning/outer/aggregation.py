@@ -1,0 +1,142 @@
+"""How a round's contributions are judged before their mean is taken: `outer.aggregate` of the RunSpec.
+
+A rule is a pure function of integers: of squared norms and inner products that `compress/measuring.py` takes of
+the payloads. What it decides is linear in the contributions: a weight for each, and how far each is clipped in
+each atom. So equal sets still give equal bits, and the fold is one pass as before.
+
+    clip   in each atom, no contribution is longer than the median one (median over those who sent something there)
+    others clip, then groups of near copies count once, then the weights of `judging.py`
+
+Whatever the rule, no contribution to an atom is longer than `outer.most_256` allows, even alone in its round. With
+a divisor of at least a share φ of all weight the step of an atom is then at most α·√(1/φ) times as long as the
+limit: by Cauchy and Schwarz, for any contributions.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import isqrt
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+
+from atoll.node.learning.kernels.compiled import Ints, Ints32
+from atoll.node.learning.outer.judging import RULES, Weigh, shares_of
+from atoll.protocols.ids import Digest, digest
+from atoll.protocols.ledger.coverage import Cover, cover_of
+from atoll.protocols.ledger.records import MAX_WEIGHT
+from atoll.protocols.run.arena import CHUNK, arena_of
+from atoll.protocols.run.model_spec import ModelSpec, expert_of
+from atoll.protocols.run.payload import VALUE_BITS
+from atoll.protocols.run.run_spec import RunSpec
+
+WHOLE_BITS = 16
+WHOLE = 1 << WHOLE_BITS
+"""What is left of a contribution that is not clipped."""
+_LIARS_256 = 64
+_MOST_256 = 256
+_LEAST_SAMPLE = 64
+_DOMAIN = b"atoll/aggregate/1\0"
+_REST = ""
+
+
+class Atom(NamedTuple):
+    """What is clipped as one: a matrix, all matrices of one expert, or all vectors."""
+
+    values: int
+    is_expert: bool
+    is_rest: bool
+    """Whether these are the vectors."""
+
+
+class Aggregation:
+    """The judge of one round of one set (`compress.measuring.Judge`)."""
+
+    def __init__(
+        self, weigh: Weigh | None, liars_256: int, atom_C: Ints32, limit2_A: Sequence[int], seed: int
+    ) -> None:
+        """`limit2_A`: largest squared norm in each atom, in units of 2⁻⁵²; `seed`: which chunks are compared."""
+        self.atom_C = atom_C
+        self.compares = weigh is not None
+        self._weigh = weigh
+        self._liars_256 = liars_256
+        self._limit2_A = limit2_A
+        self._seed = seed
+
+    def clip(self, atom: int, norm2_P: Sequence[int]) -> list[int]:
+        """WHOLE for those that are short enough, else what makes them as long as the limit."""
+        sent = sorted(norm2 for norm2 in norm2_P if norm2)
+        # The upper one of two: of two members none is clipped, and fewer than half of any number cannot raise it
+        # above the longest of the others.
+        limit2 = min(sent[len(sent) // 2], self._limit2_A[atom]) if sent else 0
+        return [WHOLE if norm2 <= limit2 else isqrt((limit2 << 2 * WHOLE_BITS) // norm2) for norm2 in norm2_P]
+
+    def sample(self, members: int, k: int) -> Ints:
+        return sampled(members, k, len(self.atom_C), self._seed)
+
+    def weights(self, weight_P: Ints, gram_PP: Ints) -> Ints:
+        assert self._weigh is not None
+        share_P = shares_of(self._weigh, gram_PP, self._liars_256)
+        scaled_P = weight_P * share_P
+        most = int(scaled_P.max())
+        # Only their ratios matter, and the sums' bounds have room for MAX_WEIGHT.
+        found: Ints = (2 * MAX_WEIGHT * scaled_P + most) // (2 * most)
+        return found
+
+
+def aggregation_of(spec: RunSpec, number: int, entries: Iterable[Digest]) -> Aggregation:
+    """The judge of a round's set of these contributions, given in any order, in a run that has a rule."""
+    outer = spec.outer
+    assert outer.aggregate is not UNSET
+    atom_C, names = atoms_of(spec.model, cover_of(spec, number))
+    liars_256 = _LIARS_256 if outer.liars_256 is UNSET else outer.liars_256
+    # Nobody knows the set before it is made, so nobody can lie in the chunks that will not be compared.
+    seed = int.from_bytes(digest(_DOMAIN, *sorted(entries))[:8], "little")
+    weigh = None if outer.aggregate == "clip" else RULES[outer.aggregate]
+    return Aggregation(weigh, liars_256, atom_C, limits(spec, number, names), seed)
+
+
+def limits(spec: RunSpec, number: int, atoms: Sequence[Atom]) -> list[int]:
+    """Largest squared norm of a contribution in each atom, in units of 2⁻⁵²."""
+    inner, outer = spec.inner, spec.outer
+    # A fragment is exchanged every so many rounds, with the progress of all of them.
+    steps = spec.steps(number) * outer.fragments * Fraction(spec.pace.most_256, 256)
+    share = Fraction(_MOST_256 if outer.most_256 is UNSET else outer.most_256, 256)
+    found: list[int] = []
+    for atom in atoms:
+        rate = Fraction(inner.lr) * Fraction(inner.expert_lr if atom.is_expert else 1)
+        if atom.is_rest and spec.model.experts is not None:
+            rate = max(rate, Fraction(spec.model.experts.bias_rate))
+        # AdamW moves a value by about its rate a step: m / √v is at most about 1 where gradients last.
+        most = int(rate * steps * share * (1 << VALUE_BITS))
+        found.append(most * most * atom.values)
+    return found
+
+
+def sampled(members: int, k: int, chunks: int, seed: int) -> Ints:
+    """Every n-th chunk from a place that the seed names: so many that comparing costs half of what a fold does."""
+    pairs, fold = members * (members + 1) // 2 * k, CHUNK + 4 * members * k
+    every = max(1, min(-(-2 * pairs // fold), chunks // _LEAST_SAMPLE))
+    return np.arange(seed % every, chunks, every, dtype=np.int64)
+
+
+@lru_cache(maxsize=64)
+def atoms_of(model: ModelSpec, cover: Cover) -> tuple[Ints32, tuple[Atom, ...]]:
+    """Number of the atom of each chunk of a cover, and the atoms; those that are not in the cover, too."""
+    arena = arena_of(model)
+    of_chunk, numbers, values = np.empty(arena.chunks, np.int32), dict[str, int](), list[int]()
+    for place in arena.placements:
+        expert = expert_of(place.name)
+        is_matrix = len(place.shape) == 2
+        # One per expert and not three for each of its layers: there may be thousands of experts.
+        name = _REST if not is_matrix else place.name if expert is None else str(expert)
+        number = numbers.setdefault(name, len(numbers))
+        values += [0] * (number + 1 - len(values))
+        values[number] += math.prod(place.shape)
+        stop = place.first_chunk + math.prod(place.blocks) if is_matrix else arena.chunks
+        of_chunk[place.first_chunk : stop] = number
+    atom_C = np.concatenate([of_chunk[span.start : span.stop] for span in cover])
+    atom_C.setflags(write=False)
+    return atom_C, tuple(Atom(values[at], name.isdecimal(), name == _REST) for name, at in numbers.items())

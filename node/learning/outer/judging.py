@@ -1,0 +1,160 @@
+"""Weights of contributions by how they lie to each other: a function of their inner products in integers.
+
+First, groups of near copies count once: two are near where their cosine is above all but a few of the cosines of
+the round. Then a rule gives each group a share, of the groups' means:
+
+    nnm     each is mixed with its nearest others (Allouah et al., arXiv 2302.01772); then rfa of the mixtures
+    krum    those with the nearest neighbours (multi-Krum; Blanchard et al., 2017)
+    rfa     the smoothed geometric median in eight steps (Pillutla et al., arXiv 1912.13445)
+    cclip   five steps towards the centre, each as long as the median distance at most (Karimireddy et al., 2021)
+
+Sums are of int64 and have no order. Roots and quotients of single numbers are float64, which IEEE rounds the same
+way on every machine, and are rounded down at once. Ties go to the first in the given order, which is the entries'.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from atoll.node.learning.kernels.compiled import Ints
+
+Weigh = Callable[[Ints, int], Ints]
+"""Shares int64 `[n]`, at most 2¹⁶, of inner products `[n, n]` up to 2³⁰ and of how many may be bad."""
+_GRAM_BITS = 30
+_ONE = 1 << 15
+_COSINE = 1 << 12
+_LEAST_COSINE = int(0.35 * _COSINE)
+_FEW, _FEW_COSINE = 6, int(0.9 * _COSINE)
+"""Among fewer members than that no cosine is unusual: only copies are near."""
+
+
+def shares_of(weigh: Weigh, gram_PP: Ints, liars_256: int) -> Ints:
+    """Shares int64 `[P]`, some above 0, of contributions with these inner products."""
+    found = np.zeros(len(gram_PP), np.int64)
+    gram_PP = gram_PP >> max(0, int(gram_PP.diagonal().max()).bit_length() - _GRAM_BITS)
+    # What is empty has no vote: it lies nearer to everybody than they to each other.
+    (sent,) = np.nonzero(gram_PP.diagonal())
+    if not len(sent):  # nothing to compare: no rule may choose by the order alone
+        return found + _ONE
+    gram_PP = gram_PP[np.ix_(sent, sent)]
+    group_P = groups(gram_PP)
+    size_G = np.bincount(group_P)
+    gram_GG = _sums(_sums(gram_PP, group_P).T, group_P) // (size_G[:, None] * size_G)
+    share_G = weigh(gram_GG, len(gram_GG) * liars_256 >> 8)
+    if not share_G.any():
+        share_G = np.ones_like(share_G)
+    found[sent] = (share_G * _ONE // size_G)[group_P]
+    return found
+
+
+def _sums(row_PN: Ints, group_P: Ints) -> Ints:
+    """The sum of each group's rows, int64 `[G, N]`."""
+    found = np.zeros((int(group_P.max()) + 1, row_PN.shape[1]), np.int64)
+    np.add.at(found, group_P, row_PN)
+    return found
+
+
+def groups(gram_PP: Ints) -> Ints:
+    """int64 `[P]`: number of the group of near copies that each belongs to."""
+    cosine_PP = cosines(gram_PP)
+    count = len(cosine_PP)
+    group_P = np.arange(count)
+    near = cosine_PP >= threshold(cosine_PP)
+    # Joined one by one: what is near to one of a group is in the group.
+    for i, j in np.argwhere(np.tril(near, -1)):
+        one, other = sorted((group_P[i], group_P[j]))
+        if one != other:
+            group_P[group_P == other] = one
+    found: Ints = np.unique(group_P, return_inverse=True)[1].astype(np.int64)
+    return found
+
+
+def cosines(gram_PP: Ints) -> Ints:
+    """int64 `[P, P]`, units of 2⁻¹², rounded down; 0 where a contribution is empty."""
+    length_P = np.sqrt(gram_PP.diagonal().astype(np.float64))
+    below_PP = np.maximum(length_P[:, None] * length_P, 1.0)
+    found: Ints = np.floor(gram_PP.astype(np.float64) / below_PP * _COSINE).astype(np.int64)
+    return found
+
+
+def threshold(cosine_PP: Ints) -> int:
+    """Least cosine of near copies: the median plus six times the median distance from it, 0.35 at least."""
+    count = len(cosine_PP)
+    if count < _FEW:
+        return _FEW_COSINE
+    each = np.sort(cosine_PP[np.tril_indices(count, -1)])
+    median = int(each[len(each) // 2])
+    spread = int(np.sort(np.abs(each - median))[len(each) // 2])
+    return min(max(_LEAST_COSINE, median + 6 * spread), _FEW_COSINE)
+
+
+def distances2(gram_NN: Ints) -> Ints:
+    """Squared distances int64 `[n, n]` of n vectors."""
+    length2_N = gram_NN.diagonal()
+    found: Ints = np.maximum(length2_N[:, None] + length2_N - 2 * gram_NN, 0)
+    return found
+
+
+def nearest(gram_NN: Ints, liars: int) -> Ints:
+    """0 or 1, int64 `[n, n]`: row i marks i and the nearest others, n − liars together."""
+    distance2_NN = distances2(gram_NN)
+    np.fill_diagonal(distance2_NN, -1)
+    order_NN = np.argsort(distance2_NN, axis=1, kind="stable")[:, : len(gram_NN) - liars]
+    found = np.zeros_like(gram_NN)
+    np.put_along_axis(found, order_NN, 1, axis=1)
+    return found
+
+
+def nnm(gram_NN: Ints, liars: int) -> Ints:
+    near_NN = nearest(gram_NN, liars)
+    mixed_NN = near_NN @ gram_NN @ near_NN.T // (len(gram_NN) - liars) ** 2
+    found: Ints = near_NN.T @ rfa(mixed_NN, liars) // (len(gram_NN) - liars)
+    return found
+
+
+def krum(gram_NN: Ints, liars: int) -> Ints:
+    count = len(gram_NN)
+    rising_NN = np.sort(distances2(gram_NN), axis=1)
+    # Its own distance, 0, is the first; a group of two has one neighbour.
+    score_N = rising_NN[:, : max(2, count - liars - 1)].sum(axis=1)
+    found = np.zeros(count, np.int64)
+    found[np.argsort(score_N, kind="stable")[: count - liars]] = 1
+    return found
+
+
+def rfa(gram_NN: Ints, liars: int, steps: int = 8) -> Ints:
+    share_N = np.full(len(gram_NN), _ONE // len(gram_NN), np.int64)
+    for _ in range(steps):
+        inverse_N = (1 << 40) // np.maximum(_lengths(gram_NN, share_N), 1)
+        share_N = _to_one(inverse_N)
+    return share_N
+
+
+def cclip(gram_NN: Ints, liars: int, steps: int = 5) -> Ints:
+    count = len(gram_NN)
+    share_N = np.full(count, _ONE // count, np.int64)
+    for _ in range(steps):
+        length_N = _lengths(gram_NN, share_N)
+        limit = np.sort(length_N)[count // 2]
+        move_N = np.minimum(_ONE, limit * _ONE // np.maximum(length_N, 1))
+        share_N = share_N - share_N * int(move_N.sum()) // (count * _ONE) + move_N // count
+    return share_N
+
+
+def _lengths(gram_NN: Ints, share_N: Ints) -> Ints:
+    """Distance of each vector from the sum of all, each times its share in units of 1 / _ONE; rounded down."""
+    total = max(1, int(share_N.sum()))
+    toward_N = gram_NN @ share_N
+    centre = int(share_N @ toward_N) // total // total
+    length2_N = gram_NN.diagonal() - 2 * (toward_N // total) + centre
+    found: Ints = np.floor(np.sqrt(np.maximum(length2_N, 0).astype(np.float64))).astype(np.int64)
+    return found
+
+
+def _to_one(share_N: Ints) -> Ints:
+    """Shares whose sum is about _ONE."""
+    found: Ints = share_N * _ONE // int(share_N.sum())
+    return found
+
+
+RULES: dict[str, Weigh] = {"nnm": nnm, "krum": krum, "rfa": rfa, "cclip": cclip}

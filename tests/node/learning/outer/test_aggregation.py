@@ -1,0 +1,283 @@
+"""Rules of aggregation as functions of integers: what they clip and weigh, and what they never exceed."""
+
+from fractions import Fraction
+from math import isqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from atoll.node.learning.compress.codecs import codec_of
+from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.outer.aggregation import WHOLE, Aggregation, atoms_of, limits, sampled
+from atoll.node.learning.outer.judging import RULES, cosines, groups, krum, nearest, nnm, rfa, shares_of, threshold
+from atoll.node.runs.presets import preset
+from atoll.protocols.identity import Identity
+from atoll.protocols.ledger.coverage import cover_of, size_of
+from atoll.protocols.run.arena import Span
+from tests.plain.sparse2 import decode, encode
+
+torch.set_num_threads(1)
+FAR = 1 << 200
+ONE = np.zeros(1, np.int32)
+NAMES = ["clip", *RULES]
+
+
+def spec_of(rule="clip", name="tiny", **outer):
+    spec = preset(name, Identity(bytes(32)).peer_id, 1)
+    return replace(spec, outer=replace(spec.outer, aggregate=rule, **outer), reduce=None)
+
+
+def judge_of(rule, atom_C, limits=None, seed=0):
+    weigh = None if rule == "clip" else RULES[rule]
+    return Aggregation(weigh, 64, atom_C, limits or [FAR] * (int(atom_C.max()) + 1), seed)
+
+
+def gram_of(vectors):
+    rows = np.asarray(vectors, np.int64)
+    return rows @ rows.T
+
+
+# --- clipping ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 1 << 90), min_size=1, max_size=12), st.integers(0, 1 << 80))
+def test_nothing_is_longer_than_the_median_of_those_who_sent_nor_than_the_limit(norms, limit):
+    left = judge_of("clip", ONE, [limit]).clip(0, norms)
+    sent = sorted(norm for norm in norms if norm)
+    bound = min(limit, sent[len(sent) // 2]) if sent else 0
+    for norm, clip in zip(norms, left, strict=True):
+        assert 0 <= clip <= WHOLE
+        assert norm * clip**2 <= bound * WHOLE**2 or (clip == WHOLE and norm <= bound)
+        assert clip == WHOLE or (clip + 1) ** 2 * norm > bound * WHOLE**2
+
+
+@pytest.mark.parametrize(("count", "liars"), [(3, 1), (4, 1), (5, 2), (10, 4), (20, 9)])
+def test_fewer_than_half_neither_raise_the_median_above_the_honest_nor_push_it_below_them(count, liars):
+    honest = [100 + at for at in range(count - liars)]
+    judge = judge_of("clip", ONE)
+    for lie in (1, 1 << 80):
+        left = judge.clip(0, [*honest, *[lie] * liars])
+        lengths = [isqrt(norm * clip**2 // WHOLE**2) for norm, clip in zip(honest, left, strict=False)]
+        assert min(lengths) >= 9
+        assert (lie * left[-1] ** 2) // WHOLE**2 <= max(honest)
+
+
+def test_two_members_of_different_length_do_not_clip_each_other():
+    assert judge_of("clip", ONE).clip(0, [1, 400]) == [WHOLE, WHOLE]
+
+
+def test_the_limit_is_what_the_peak_rate_can_move():
+    spec = spec_of(most_256=512)
+    atom_C, atoms = atoms_of(spec.model, cover_of(spec, 0))
+    steps = Fraction(spec.steps(9) * spec.pace.most_256, 256)
+    most = int(2 * steps * Fraction(spec.inner.lr) * (1 << 26))
+    assert limits(spec, 9, [atoms[atom_C[0]]]) == [most * most * 256 * 128]  # the embeddings
+    early, late = (limits(spec, number, atoms) for number in (0, 9))
+    assert all(a < b for a, b in zip(early, late, strict=True))
+
+
+def test_each_chunk_has_an_atom_and_each_value_is_in_one():
+    spec = spec_of()
+    atom_C, atoms = atoms_of(spec.model, cover_of(spec, 0))
+    assert len(atom_C) == size_of(cover_of(spec, 0))
+    assert atoms[atom_C[-1]].is_rest
+    assert sum(atom.values for atom in atoms) == spec.model.parameters
+
+
+def test_all_matrices_of_an_expert_are_one_atom():
+    spec = spec_of("nnm", "moe-smoke")
+    _, atoms = atoms_of(spec.model, cover_of(spec, 0))
+    experts = [atom for atom in atoms if atom.is_expert]
+    assert len(experts) == spec.model.experts.count
+    assert {atom.values for atom in experts} == {3 * 128 * 128 * spec.model.layers}
+
+
+def test_a_fragment_has_the_atoms_of_its_chunks():
+    spec = spec_of(fragments=2)
+    parts = [atoms_of(spec.model, cover_of(spec, number))[0] for number in (0, 1)]
+    whole = atoms_of(spec.model, (Span(0, sum(map(len, parts))),))[0]
+    assert not set(parts[0]) & set(parts[1])
+    assert sorted([*parts[0], *parts[1]]) == sorted(whole)
+
+
+# --- whole folds ---------------------------------------------------------------------------------
+
+
+def payload_of(seed, scale=1e-3, chunks=3):
+    return encode(torch.randn((chunks, 4096), generator=torch.Generator().manual_seed(seed)) * scale, 64)
+
+
+def update_of(rule, payloads, weights=None, floor_256=64, threads=1, limits=None):
+    judge = judge_of(rule, np.array([0, 1, 1], np.int32), limits)
+    nothing = torch.zeros((3, 4096), dtype=torch.int32)
+    given = weights or [64] * len(payloads)
+    step = OuterStep(256, floor_256)
+    return codec_of("sparse2", 64).apply_update(nothing, given, payloads, step, judge=judge, threads=threads)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1e-6, 1e-3, 1.0, 1e3])), min_size=1, max_size=9),
+    st.integers(1, 256),
+    st.integers(1, 3),
+)
+def test_no_set_moves_an_atom_further_than_the_floor_and_the_median_allow(rule, drawn, floor_256, threads):
+    payloads = [payload_of(seed, scale) for seed, scale in drawn]
+    update = update_of(rule, payloads, floor_256=floor_256, threads=threads)
+    assert torch.equal(update, update_of(rule, payloads, floor_256=floor_256))
+    for rows in ([0], [1, 2]):
+        lengths = sorted(float((decode(each, 3, 64).q_Ck[rows].double() ** 2).sum()) ** 0.5 for each in payloads)
+        moved = float((update[rows].double() ** 2).sum()) ** 0.5 * 4
+        allowed = lengths[len(lengths) // 2] * (256 / floor_256) ** 0.5
+        assert moved <= allowed * (1 + 1e-4) + 4 * 2 * 64 * len(payloads)  # each value is rounded once
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_contributions_that_agree_are_averaged_as_without_a_rule(rule):
+    """Shares are equal then, and nothing is clipped: the mean is the mean but for the last unit."""
+    common = torch.randn((3, 4096), generator=torch.Generator().manual_seed(99)) * 1e-3
+    made = [
+        encode(common + torch.randn((3, 4096), generator=torch.Generator().manual_seed(at)) * 5e-4, 64)
+        for at in range(3)
+    ]
+    found, mean = update_of(rule, made).double(), update_of("clip", made).double()
+    plain = codec_of("sparse2", 64).apply_update(
+        torch.zeros((3, 4096), dtype=torch.int32), [64] * 3, made, OuterStep(256, 64)
+    )
+    for each in (found, mean):
+        assert float((each - plain).norm() / plain.double().norm()) < 0.1
+
+
+@pytest.mark.parametrize("rule", NAMES)
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_liars_do_not_turn_the_step(rule, liars):
+    """Ten members who share a direction, and up to three of them that send it the wrong way, a hundred times."""
+    common = torch.randn((3, 4096), generator=torch.Generator().manual_seed(99)) * 1e-3
+    noise = [torch.randn((3, 4096), generator=torch.Generator().manual_seed(at)) * 1e-3 for at in range(10)]
+    honest = [encode(common + each, 64) for each in noise]
+    lies = [encode(-100 * (common + each), 64) for each in noise[:liars]]
+    good = update_of("clip", honest).double().flatten()
+    found = update_of(rule, [*lies, *honest[liars:]]).double().flatten()
+    assert float(good @ found / good.norm() / found.norm()) > 0.5
+    plain = codec_of("sparse2", 64).apply_update(
+        torch.zeros((3, 4096), dtype=torch.int32), [64] * 10, [*lies, *honest[liars:]], OuterStep(256, 64)
+    )
+    assert float(good @ plain.double().flatten()) < 0
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_a_member_alone_cannot_exceed_the_limit(rule):
+    update = update_of(rule, [payload_of(1, 1e3)], limits=[1 << 40, 1 << 42])
+    assert float((update[0].double() ** 2).sum()) ** 0.5 * 4 == pytest.approx(2**20, rel=1e-2)
+    assert float((update[1:].double() ** 2).sum()) ** 0.5 * 4 == pytest.approx(2**21, rel=1e-2)
+
+
+def test_the_seed_chooses_the_chunks_and_all_chunks_can_be_chosen():
+    assert [sampled(8, 64, 1000, seed).tolist() for seed in (0, 7)] == [list(range(1000))] * 2
+    found = [sampled(64, 64, 6400, seed) for seed in range(100)]
+    assert {len(each) for each in found} <= {len(found[0]), len(found[0]) + 1, len(found[0]) - 1}
+    assert len(found[0]) < 1000
+    assert sorted(set(np.concatenate(found).tolist())) == list(range(6400))
+    assert len(sampled(1024, 64, 40, 5)) == 40
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_shares_follow_the_contributions_and_are_bounded(rule, data):
+    count = data.draw(st.integers(1, 12))
+    scale = 1 << data.draw(st.integers(0, 26))
+    drawn = data.draw(
+        st.lists(st.lists(st.integers(-9, 9), min_size=5, max_size=5), min_size=count, max_size=count)
+    )
+    gram = gram_of(drawn) * scale
+    shares = shares_of(RULES[rule], gram, 64)
+    assert shares.shape == (count,)
+    assert (shares >= 0).all()
+    assert shares.any()
+    assert int(shares.max()) < 1 << 32
+    assert (judge_of(rule, ONE).weights(np.full(count, 255), gram) <= 255).all()
+    # Without ties the order cannot matter.
+    if (
+        len({tuple(row) for row in drawn}) == count
+        and len(set(gram.flatten().tolist())) == count * (count + 1) // 2
+    ):
+        order = data.draw(st.permutations(range(count)))
+        assert (shares_of(RULES[rule], gram[np.ix_(order, order)], 64) == shares[order]).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_largest_set_does_not_overflow(rule):
+    """1,024 members: each product and sum stays as it is in Python's own integers."""
+    rng = np.random.default_rng(1)
+    rows = rng.integers(-30, 30, (1024, 40)).astype(object)
+    gram = (rows @ rows.T * (1 << 44)).astype(np.int64)
+    assert int(gram.max()) > 1 << 58
+    shares = shares_of(RULES[rule], gram, 64)
+    assert (shares >= 0).all()
+    assert 0 < int(shares.sum()) < 1 << 42
+
+
+def test_copies_count_once():
+    honest = np.random.default_rng(2).integers(-50, 50, (7, 30))
+    rows = np.concatenate([honest, honest[:1], honest[:1], honest[:1]])
+    shares = shares_of(nnm, gram_of(rows), 0)
+    assert groups(gram_of(rows)).tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 0, 0]
+    assert shares[[0, 7, 8, 9]].sum() == pytest.approx(shares[1], abs=4)
+
+
+def test_what_is_near_follows_from_the_round():
+    assert threshold(np.full((3, 3), 4096)) == int(0.9 * 4096)
+    assert threshold(np.zeros((6, 6), np.int64)) == int(0.35 * 4096)
+    alike = np.full((8, 8), 2000)
+    assert threshold(alike) == 2000
+    alike[1, 0], alike[2, 0] = 4000, 4000
+    assert threshold(alike) == 2000
+    spread = np.tril(np.arange(64).reshape(8, 8) * 10)
+    assert threshold(spread) > 1000
+
+
+def test_cosines_are_rounded_down_and_of_nothing_are_0():
+    assert cosines(gram_of([[3, 4], [6, 8], [-4, 3], [0, 0]])).tolist() == [
+        [4096, 4096, 0, 0],
+        [4096, 4096, 0, 0],
+        [0, 0, 4096, 0],
+        [0, 0, 0, 0],
+    ]
+
+
+def test_the_nearest_are_mixed_and_the_far_one_is_in_no_other_mixture():
+    gram = gram_of([[10, 0], [11, 1], [9, 1], [-50, 0]])
+    assert nearest(gram, 1).tolist() == [[1, 1, 1, 0]] * 3 + [[1, 0, 1, 1]]
+    shares = nnm(gram, 1)
+    assert shares[3] < shares[:3].min() / 50
+
+
+def test_what_is_empty_has_no_vote():
+    rows = [[10, 0], [11, 1], [9, 1], [0, 0], [0, 0], [0, 0], [0, 0]]
+    for rule in RULES.values():
+        shares = shares_of(rule, gram_of(rows), 64)
+        assert not shares[3:].any()
+        assert shares[:3].all()
+
+
+def test_krum_leaves_out_the_far_ones():
+    assert krum(gram_of([[10, 0], [11, 1], [9, 1], [-50, 0]]), 1).tolist() == [1, 1, 1, 0]
+
+
+def test_the_geometric_median_is_near_the_many():
+    shares = rfa(gram_of([[1000, 0], [1010, 10], [990, 10], [-5000, 0]]), 1)
+    assert shares[3] < shares[:3].min() / 50
+
+
+def test_nothing_to_compare_means_equal_shares():
+    for rule in RULES.values():
+        assert len(set(shares_of(rule, np.zeros((5, 5), np.int64), 64).tolist())) == 1
