@@ -20,6 +20,7 @@ BENCHES = {
     "blobs": "Blobs from one holder and from four, against a raw stream; one holder lies.",
     "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
     "idle": "CPU of daemons that have nothing to do, after a short run of real nodes.",
+    "leave": "Every k of n real nodes leave for good, by `stop` and by SIGKILL; presets' pace.",
     "cli": "Start of `--help` and `status`, in turns with `python -c pass`.",
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
@@ -32,6 +33,7 @@ OPTIONS = {
     "blobs": ("mib",),
     "connections": ("count", "own_limits"),
     "idle": ("nodes",),
+    "leave": ("nodes",),
     "cli": (),
     "compress": ("millions", "device"),
     "topology": ("millions",),
@@ -39,8 +41,8 @@ OPTIONS = {
     "wan": ("nodes", "preset", "rounds", "overlap"),
 }
 DEADLINE_S = 900.0
-DEADLINES_S = {"wan": 3600.0, "experts": 1800.0}
-"""Of benches that take longer with a larger preset."""
+DEADLINES_S = {"wan": 3600.0, "experts": 1800.0, "leave": 3 * 3600.0}
+"""Of benches that take longer with a larger preset, or with more nodes."""
 LOSS_DEADLINE_S = 6 * 3600.0
 """Of a bench that trains whole runs (`--loss`)."""
 
@@ -58,7 +60,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="compress, experts: `cuda` for the rows of a GPU (cpu)."
 )
-@click.option("--nodes", type=click.IntRange(2, 16), help="wan, idle: how many (4).")
+@click.option("--nodes", type=click.IntRange(2, 16), help="wan, idle, leave: how many (4).")
 @click.option("--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny).")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="wan: how many are measured.")
 @click.option(
@@ -66,8 +68,8 @@ LOSS_DEADLINE_S = 6 * 3600.0
 )
 @click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
-    """Measure NAME and compare with the bars: calls, blobs, connections, idle, cli, compress, topology, experts,
-    wan (docs/bench.md).
+    """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, cli, compress, topology,
+    experts, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

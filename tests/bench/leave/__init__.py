@@ -1,0 +1,1 @@
+"""Members of a run leave for good: what it costs the others."""

@@ -1,0 +1,189 @@
+"""`bench leave`: real nodes leave for good, by `stop` and by SIGKILL, and the others go on; the presets' pace."""
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from atoll.cli.sim.nodes import SimNode
+from atoll.cli.sim.progress import Progress
+from atoll.cli.sim.swarm import Swarm, prepare, set_up, stop_all
+from atoll.node.daemon.consensus.ballots import quorum
+from atoll.protocols.errors import LocalFault
+from atoll_bench.report import Bar, Row, row
+
+NODES, QUICK_NODES = 4, 2
+ROUNDS = 100_000
+"""No story ends before its run does."""
+PATIENCE_S = 600.0
+WARM_ROUNDS, USUAL_ROUNDS = 3, 5
+LOOK_S = 0.05
+STOP_LIMIT, KILL_LIMIT = Bar("<=", 2.0), Bar("<=", 3.0)
+"""The next final round, in own round times: after the last leaver ended, or its lease where no quorum is left."""
+FORKS = Bar("<=", 0)
+
+Way = Literal["stop", "kill"]
+
+
+class Departure(NamedTuple):
+    """`gone` of `members` leave at once."""
+
+    members: int
+    gone: int
+
+
+class Cost(NamedTuple):
+    """What one departure cost."""
+
+    departure: Departure
+    way: Way
+    round_s: float
+    """A usual round before it."""
+    took_s: float
+    """From the end of the last leaver until a round is final that was not when it ended."""
+    trained: int
+    """Rounds that the others began meanwhile."""
+    forks: int
+    """Rounds that two of the others have final with two digests."""
+
+
+def chains(members: int) -> Iterator[list[Departure]]:
+    """Every k of n = 2 … `members`, in few swarms: who leaves in one departure is gone in the next."""
+    left = {(n, gone) for n in range(2, members + 1) for gone in range(1, n)}
+    while left:
+        number, chain = max(n for n, _ in left), []
+        while gone := min((gone for n, gone in left if n == number), default=0):
+            left.remove((number, gone))
+            chain.append(Departure(number, gone))
+            number -= gone
+        yield chain
+
+
+async def measure(quick: bool, say: Callable[[str], None], *, nodes: int | None = None) -> list[Row]:
+    """A row for each way and departure, and forks of all. Raises LocalFault."""
+    most = nodes or (QUICK_NODES if quick else NODES)
+    costs: list[Cost] = []
+    for way in ("stop", "kill"):
+        for chain in chains(most):
+            costs += await _play(chain, way, say)
+    return [*map(_row, costs), row("rounds final with two digests", sum(cost.forks for cost in costs), "", FORKS)]
+
+
+async def _play(chain: Sequence[Departure], way: Way, say: Callable[[str], None]) -> list[Cost]:
+    with tempfile.TemporaryDirectory(prefix="atoll-leave-") as folder:
+        swarm = prepare(
+            Path(folder),
+            nodes=chain[0].members,
+            rounds=ROUNDS,
+            steps=None,
+            seed=1,
+            preset_name="tiny",
+            data="synthetic:markov",
+        )
+        try:
+            return await asyncio.to_thread(_depart, swarm, chain, way, say)
+        finally:  # also when the bench is given up: the thread ends when it finds its nodes ended
+            stop_all(swarm.nodes.values())
+
+
+def _depart(swarm: Swarm, chain: Sequence[Departure], way: Way, say: Callable[[str], None]) -> list[Cost]:
+    progress = Progress(sys.stderr)
+    with progress.phase("set-up"):
+        set_up(swarm, PATIENCE_S, progress)
+    found = []
+    for departure in chain:
+        cost = _leave(swarm, departure, way)
+        say(
+            f"{way}: {departure.gone} of {departure.members}: round {cost.round_s:.2f} s, took {cost.took_s:.2f} s"
+        )
+        found.append(cost)
+    return found
+
+
+def _leave(swarm: Swarm, departure: Departure, way: Way) -> Cost:
+    members = [node for node in swarm.nodes.values() if node.running]
+    assert len(members) == departure.members
+    # Node 0, which was everybody's first seed and owns the run, leaves first.
+    leaving, staying = members[: departure.gone], members[departure.gone :]
+    watch = staying[0]
+    round_s = _usual_round_s(watch, members)
+    for node in leaving:
+        _end(node, way)
+    for node in leaving:
+        node.stop()
+    before, ended = _status(watch), time.monotonic()
+    # The round that was open when they ended: the others must decide it without them.
+    _until_final(watch, before["round"])
+    took_s, after = time.monotonic() - ended, _status(watch)
+    lease_s = swarm.spec.pace.lease_s if way == "kill" and len(staying) < quorum(departure.members) else 0.0
+    return Cost(departure, way, round_s, took_s - lease_s, after["round"] - before["round"], _forks(staying))
+
+
+def _end(node: SimNode, way: Way) -> None:
+    if way == "stop":
+        node.terminate()
+    else:
+        node.kill()
+
+
+def _usual_round_s(watch: SimNode, members: Sequence[SimNode]) -> float:
+    """Median seconds of a round in which all members are."""
+    peers = {node.peer for node in members}
+    _until(watch, lambda now: _contributors(watch) >= peers)
+    first = _status(watch)["final"] + WARM_ROUNDS
+    times = []
+    for number in range(first, first + USUAL_ROUNDS + 1):
+        _until_final(watch, number)
+        times.append(time.monotonic())
+    return statistics.median(after - before for before, after in pairwise(times))
+
+
+def _contributors(watch: SimNode) -> set[str]:
+    final = [row for row in watch.rounds(8) if row["final"]]
+    return set(final[-1]["contributors"]) if final else set()
+
+
+def _status(node: SimNode) -> dict[str, int]:
+    status = node.status()
+    if status is None:
+        raise LocalFault(f"node {node.number} does not answer: {node.last_words()}")
+    return status
+
+
+def _until_final(node: SimNode, number: int) -> None:
+    _until(node, lambda now: now["final"] >= number)
+
+
+def _until(node: SimNode, is_so: Callable[[dict[str, int]], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so(_status(node)):
+        if time.monotonic() > deadline:
+            raise LocalFault(f"node {node.number} got no further in {PATIENCE_S:.0f} s", hint="see its log")
+        time.sleep(LOOK_S)
+
+
+def _forks(nodes: Sequence[SimNode]) -> int:
+    """Rounds for which the workers of two nodes computed different digests."""
+    digests: dict[int, set[str]] = {}
+    for node in nodes:
+        for one in node.rounds():
+            if one["final"] and one["own_digest"]:
+                digests.setdefault(one["round"], set()).add(one["own_digest"])
+    return sum(len(found) > 1 for found in digests.values())
+
+
+def _row(cost: Cost) -> Row:
+    departure = cost.departure
+    note = f"round {cost.round_s:.2f} s, {cost.trained} rounds begun meanwhile"
+    return row(
+        f"{departure.gone} of {departure.members} {'stop' if cost.way == 'stop' else 'killed'}",
+        cost.took_s / cost.round_s,
+        "round times",
+        STOP_LIMIT if cost.way == "stop" else KILL_LIMIT,
+        note=note,
+    )
