@@ -220,6 +220,7 @@ class Driver:
         if is_lawful(self.context.spec, entry):
             self._feed_entry_to_finality(entry)
             self._feed_entry_to_round(entry)
+            self.leases.on_entry(entry)
 
     def _feed_entry_to_finality(self, entry: Entry) -> None:
         body, name = entry.body, entry.id

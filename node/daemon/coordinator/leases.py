@@ -9,6 +9,7 @@ from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ledger.records import Entry, Leave
 from atoll.protocols.ledger.registers import Activity, Lease
 
 NEWER_S = 1.0
@@ -34,6 +35,8 @@ class MemberLeases:
     _connected: set[PeerId] = field(default_factory=set)
     """Neighbours at the last `refresh`."""
     _lost_at: dict[PeerId, float] = field(default_factory=dict)
+    _left_at: dict[PeerId, float] = field(default_factory=dict)
+    """Whose newest entry is a Leave, and whose lease is older: when it was read here."""
     _shortage: str = ""
     _activity: Activity = "syncing"
     _round: Round = _FIRST_ROUND
@@ -47,12 +50,25 @@ class MemberLeases:
             peer: MemberView(lease.activity, lease.round, _rounded_s(began_s + left_s), lease.tokens_per_s)
             for peer, (lease, left_s) in self.net.leases().items()
         }
-        members = self._with_losses(members)
+        members = self._with_losses(self._without_leavers(members))
         shortage = self.assignment.shortage(members)
         if members != self.members or shortage != self._shortage:
             self.members = members
             self._shortage = shortage
             self.feed_round(LeasesChanged(members, self.context.now(), shortage))
+
+    def on_entry(self, entry: Entry) -> None:
+        """No round waits for the lease of an author whose newest entry is a Leave."""
+        if isinstance(entry.body, Leave):
+            self._left_at[entry.author] = self.context.now()
+            self.refresh()
+        else:
+            self._left_at.pop(entry.author, None)
+
+    def _without_leavers(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
+        begun = {peer: view.heard - NEWER_S for peer, view in members.items()}
+        self._left_at = {peer: at for peer, at in self._left_at.items() if peer in begun and begun[peer] <= at}
+        return {peer: view for peer, view in members.items() if peer not in self._left_at}
 
     def _with_losses(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
         """The members, each with the time at which its connection was lost."""
