@@ -114,6 +114,8 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     yield f"goodput   {goodput_line(now.goodput)}"
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
+    if now.ledger is not None:
+        yield f"ledger    {ledger(now.ledger)}"
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
     yield f"sent      {sent_line(now.sent)}"
     if now.limits is not None:
@@ -144,6 +146,12 @@ def limits(use: control_messages.LimitUse) -> str:
     month = f"{used} of {size(use.month_quota_bytes)}" if use.month_quota_bytes else used
     text = f"{', '.join(rates) or 'none'}; this month {month}, the next begins {use.month_ends}"
     return f"{text}; {use.stopped}" if use.stopped else text
+
+
+def ledger(use: control_messages.LedgerUse) -> str:
+    """Who is in the ledger, and how many without work had to go."""
+    new = f"{use.new} new of {use.places} places" + (f", {use.pruned} gave theirs up" if use.pruned else "")
+    return f"{use.accepted} authors, {use.worked} that worked, {new}; {size(use.disk_bytes)}"
 
 
 def relaying(use: control_messages.RelayUse) -> str:

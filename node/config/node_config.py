@@ -20,7 +20,7 @@ from atoll.p2p.discovery.dht_role import Setting
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
-from atoll.protocols.errors import ConfigError
+from atoll.protocols.errors import ConfigError, check_range
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 
 MAX_DEVICES = 64
@@ -80,6 +80,14 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Be reached through relays only: dial seeds only, and publish no address of this node."""
     seeds: tuple[str, ...] = ()
     """`…/p2p/PEERID` multiaddrs of nodes to dial first."""
+    ledger_bytes: int = 8 << 30
+    """Most disk that the ledger of a run may use."""
+    ledger_author_bytes: int = 256 << 20
+    """Most bytes of one author in it."""
+    ledger_newcomers: int = 256
+    """Authors in it that have not shown any work yet; the idlest one of those who bring most goes first."""
+    ledger_newcomers_per_minute: int = 60
+    """New authors that one neighbour may bring in a minute while half of these places are taken."""
     limits: LimitsConfig = LimitsConfig()
     """How much of the line this node may use, when, and how much a month."""
     data: str = ""
@@ -129,11 +137,18 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if not 0 <= self.eval_every <= 1 << 20:
             raise ConfigError(f"eval_every = {self.eval_every} is outside 0 … {1 << 20}")
         self._check_places()
+        self._check_ledger()
         parse_listen_address(self.web)
         read_limits(self.limits)
         _check_seeds("seeds", self.seeds)
         if any(map(is_dns_seed, _check_seeds("dht_bootstrap", self.dht_bootstrap))):
             raise ConfigError("dht_bootstrap: /dnsaddr is for seeds", hint="for example /dns4/NAME/tcp/4710/p2p/…")
+
+    def _check_ledger(self) -> None:
+        check_range("ledger_bytes", self.ledger_bytes, 1 << 24, 1 << 50)
+        check_range("ledger_author_bytes", self.ledger_author_bytes, 1 << 20, self.ledger_bytes)
+        check_range("ledger_newcomers", self.ledger_newcomers, 8, 1024)
+        check_range("ledger_newcomers_per_minute", self.ledger_newcomers_per_minute, 1, 1 << 16)
 
     def _check_places(self) -> None:
         for key, maddrs in (("listen", self.listen), ("announce", self.announce)):

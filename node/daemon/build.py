@@ -24,6 +24,8 @@ from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import choose_part
 from atoll.p2p.ledger.admission_gate import AdmissionGate
+from atoll.p2p.ledger.newcomers import NewcomerQuota
+from atoll.p2p.ledger.store import Quota
 from atoll.p2p.limits.config import read_limits
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.membership.address_book import parse_seed
@@ -112,6 +114,8 @@ def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost
         seeds=seeds,
         dht=_dht_use(plan, routed),
         gate=AdmissionGate(spec, identity.peer_id, time.time),
+        quota=Quota(author_bytes=config.ledger_author_bytes, disk_bytes=config.ledger_bytes),
+        newcomers=NewcomerQuota(config.ledger_newcomers, config.ledger_newcomers_per_minute),
     )
     return limited, routed, swarm
 

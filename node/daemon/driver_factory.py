@@ -14,6 +14,7 @@ from atoll.node.daemon.coordinator.interfaces import Network, NoReduction, RunCo
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
+from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
 from atoll.node.daemon.coordinator.payload_fetcher import (
     PayloadFetcher,
     PayloadRecord,
@@ -21,6 +22,7 @@ from atoll.node.daemon.coordinator.payload_fetcher import (
     verification_of,
 )
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.coordinator.trials import Trials
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import config_of
@@ -63,11 +65,10 @@ def build_driver(
     `rng` chooses which Reductions are audited; by default nobody can foresee it.
     """
     common = _build_common(context, net, worker_process, spool)
-    payloads = _build_payloads(common)
-    contributions = ContributionIndex(context.me, payloads)
+    contributions = ContributionIndex(context.me, payloads := _build_payloads(common))
 
     def applied() -> Round:
-        return finalizer.applied  # built last, because it applies sets; the others only ask how far it is
+        return finalizer.applied  # built last: it applies sets, the others only ask how far it is
 
     reducer: ReductionCoordinator | NoReduction = NoReduction()
     if context.spec.reduce:
@@ -102,6 +103,7 @@ def build_driver(
         reducer=reducer,
         finalizer=finalizer,
         **_build_training(common, contributions, finalizer, room)._asdict(),
+        newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
         evaluator=Evaluator(context, common.worker, common.queue.start_task, eval_every),
     )
     payloads.subscribe(driver.on_payload_resolved)
@@ -139,6 +141,7 @@ def _build_payloads(common: _Common) -> PayloadFetcher:
         post=common.queue.post,
         on_fault=common.guard.blame,
         on_disk_fault=common.guard.on_disk_fault,
+        bringer_of=common.net.bringer,
     )
 
 
@@ -164,6 +167,7 @@ def _build_training(
         offer=lambda: finalizer.offer,
         applied=lambda: finalizer.applied,
         tokens_per_s=lambda: training.tokens_per_s,
+        trials=Trials(net.block_of),
     )
     training = LocalTraining(
         context=context,

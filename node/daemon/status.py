@@ -109,7 +109,20 @@ class DaemonOperator:
             blob_bytes_down=blobs.bytes_down,
             web=self.web.url,
             web_trouble=self.web.trouble,
+            ledger=self._ledger(),
             **self._network(),
+        )
+
+    def _ledger(self) -> control_messages.LedgerUse:
+        newcomers = self.swarm.newcomers
+        accepted, worked, new = newcomers.counts
+        return control_messages.LedgerUse(
+            accepted=accepted,
+            worked=worked,
+            new=new,
+            places=newcomers.quota.authors,
+            pruned=newcomers.pruned,
+            disk_bytes=self.swarm.ledger.disk_bytes,
         )
 
     def _network(self) -> dict[str, Any]:

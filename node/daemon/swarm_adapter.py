@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from atoll.node.daemon.coordinator.interfaces import SwarmListener
@@ -135,6 +135,39 @@ class SwarmNetwork:
         """Ask the neighbours for missing entries now."""
         self._swarm.sync_soon()
 
+    def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
+        """See NewcomerBudget."""
+        self._swarm.newcomers.accept(authors, by_work=by_work)
+
+    def keep(self, authors: Iterable[PeerId]) -> None:
+        """See NewcomerBudget."""
+        self._swarm.newcomers.keep(authors)
+
+    def vouch(self, author: PeerId) -> None:
+        """See Swarm.vouch."""
+        self._swarm.vouch(author)
+
+    def require(self, entries: Iterable[Digest]) -> None:
+        """See Swarm.require."""
+        self._swarm.require(entries)
+
+    def end_replay(self) -> None:
+        """See Swarm.end_replay."""
+        self._swarm.end_replay()
+
+    def bringer(self, author: PeerId) -> PeerId | None:
+        """See NewcomerBudget."""
+        newcomers = self._swarm.newcomers
+        return newcomers.bringer(author) if newcomers.is_pressed else None
+
+    def is_tried(self, peer: PeerId) -> bool:
+        """See NewcomerBudget."""
+        return self._swarm.newcomers.is_tried(peer)
+
+    def block_of(self, peer: PeerId) -> str:
+        """See NewcomerBudget."""
+        return self._swarm.newcomers.block_of(peer)
+
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """Count a fault of a peer whose payload or snapshot broke the protocol."""
         if isinstance(error, PeerFault):
@@ -157,6 +190,7 @@ class SwarmNetwork:
 
         `lease_s`: how long the run's leases last, in seconds.
         """
+        self._swarm.on_pruned = listener.on_pruned
         async with asyncio.TaskGroup() as group:
             group.create_task(self._carry_entries(listener))
             group.create_task(self._carry_changes(listener))

@@ -56,6 +56,12 @@ class Database:
         with self.errors():
             self._connection.close()
 
+    @property
+    def disk_bytes(self) -> int:
+        """Size of the file and of its log."""
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of a query. Raises DiskFault or CorruptFault."""
         with self.errors():
@@ -135,7 +141,9 @@ def _fault(error: sqlite3.Error, path: Path) -> AtollError:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
         return CorruptFault(text, hint=_REFETCH)
     if code == sqlite3.SQLITE_FULL:
-        return DiskFault(text, hint="free some space or raise the ledger's cap; the node goes on by itself")
+        return DiskFault(
+            text, hint="free some space or raise ledger_bytes (config.toml); the node goes on by itself"
+        )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return DiskFault(text, hint="the ledger cannot be written; check the file system and who owns the file")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -4,7 +4,8 @@ When a method returns, its changes are on the disk. Readers use `since(cursor)`:
 arrival that never changes, so a reader that only learns of a change misses nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import msgspec
 
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.database import Database, damaged
+from atoll.p2p.ledger.newcomers import Newcomers
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
@@ -37,7 +39,7 @@ class Equivocation(SignatureFault):
 class Quota(msgspec.Struct, frozen=True):
     """Limits of a ledger's size."""
 
-    authors: int = 1000
+    authors: int = 4000
     author_entries: int = 1 << 20
     author_bytes: int = 256 << 20
     disk_bytes: int = 8 << 30
@@ -54,6 +56,8 @@ class InsertResult(NamedTuple):
     """Authors that this batch proves to have signed two histories."""
     refused: tuple[tuple[PeerId, str], ...] = ()
     """Authors that the run does not admit, each with a reason that is new. No peer is at fault."""
+    pruned: tuple[PeerId, ...] = ()
+    """Authors whose feeds had to go: newcomers that gave their places to others."""
 
 
 class _Feed(NamedTuple):
@@ -73,27 +77,48 @@ class _Verdict(Enum):
 _NOTHING = _Feed(0, b"", 0)
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What a transaction has changed so far. The ledger's own state follows once it is committed."""
+
+    sender: PeerId | None
+    feeds: dict[PeerId, _Feed] = field(default_factory=dict)
+    fresh: list[Entry] = field(default_factory=list)
+    forks: dict[PeerId, Equivocation] = field(default_factory=dict)
+    refused: list[tuple[PeerId, str]] = field(default_factory=list)
+    pruned: list[PeerId] = field(default_factory=list)
+    gap: bool = False
+
+
 class Ledger:
     """All entries of one run. Synchronous, for one thread."""
 
     def __init__(
-        self, path: Path, run: RunId, quota: Quota | None = None, gate: AdmissionGate | None = None
+        self,
+        path: Path,
+        run: RunId,
+        quota: Quota | None = None,
+        gate: AdmissionGate | None = None,
+        newcomers: Newcomers | None = None,
     ) -> None:
         """Open or create. Raises DiskFault, CorruptFault, LocalFault (another process holds it), ConfigError.
 
-        `gate` decides which feeds may begin here; None admits all.
+        `gate` decides which feeds may begin here; None admits all. `newcomers`: the budget of authors that are not
+        accepted; None: they are not budgeted.
         """
         self.run = run
         self.stored = 0
         """Number of entries that were stored since the file was opened."""
         self.quota = quota or Quota()
         self._gate = gate
+        self.newcomers = newcomers
         self._db = Database(path, run, self.quota.disk_bytes)
         try:
             self._feeds = self._read_feeds()
             self._forked = {PeerId(author) for (author,) in self._db.rows("SELECT author FROM proofs")}
             if gate is not None:
                 gate.restore(self._feeds, [e.body for e in self.entries(kind=Admit) if isinstance(e.body, Admit)])
+            self._reset_newcomers()
         except BaseException:
             self._db.close()
             raise
@@ -101,6 +126,11 @@ class Ledger:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._db.close()
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of the ledger's files."""
+        return self._db.disk_bytes
 
     def append(self, identity: Identity, body: Body) -> Entry:
         """Sign, link and store our next entry; it is durable when this returns.
@@ -118,8 +148,11 @@ class Ledger:
         if self._gate is not None and not feed.next and (reason := self._gate.own_refusal(body)):
             raise ConfigError(reason, hint="ask the run's owner for an invite")
         entry = sign_entry(self.run, identity, feed.next, feed.head, body)
-        if self._is_full(feed):
-            raise LocalFault("our own feed is full in this ledger", hint="raise the ledger's quota")
+        if self._is_full(author, feed):
+            raise LocalFault(
+                "our own feed is full in this ledger",
+                hint="raise ledger_author_bytes, here and on the other nodes",
+            )
         with self._db.transaction():
             after = self._write(entry, feed)
         self._feeds[author] = after
@@ -132,33 +165,34 @@ class Ledger:
         Entries that are known, out of order, over quota or of refused authors are skipped. `sender`: the peer that
         sent them; an admitted one vouches for new authors (see `AdmissionGate`).
         """
-        feeds: dict[PeerId, _Feed] = {}
-        forked: set[PeerId] = set()
-        fresh: list[Entry] = []
-        forks: list[Equivocation] = []
-        refused: list[tuple[PeerId, str]] = []
-        gap = False
-        with self._db.transaction():
-            for entry in entries:
-                feed = feeds.get(entry.author) or self._feeds.get(entry.author, _NOTHING)
-                verdict = _Verdict.REFUSED if entry.author in forked else self._judge(entry, feed)
-                if not feed.next and self._is_refused(entry, sender, refused):
-                    verdict = _Verdict.REFUSED
-                if verdict is _Verdict.FRESH and self._has_room(feed, len(feeds.keys() | self._feeds.keys())):
-                    feeds[entry.author] = self._write(entry, feed)
-                    fresh.append(entry)
-                elif verdict is _Verdict.FORK:
-                    self._keep_proof(entry)
-                    forked.add(entry.author)
-                    forks.append(Equivocation(entry.author, entry.seq))
-                gap = gap or verdict is _Verdict.GAP
-        self._feeds.update(feeds)
-        self._forked |= forked
-        self.stored += len(fresh)
+        batch = _Batch(sender)
+        try:
+            with self._db.transaction():
+                for entry in entries:
+                    self._insert(entry, batch)
+        except BaseException:
+            self._reset_newcomers()
+            raise
+        self._forked |= batch.forks.keys()
+        self._apply(batch)
+        fresh = tuple(entry for entry in batch.fresh if entry.author in self._feeds)
         for entry in fresh:
             if self._gate is not None and not entry.seq:
                 self._gate.record_first_entry(entry)
-        return InsertResult(tuple(fresh), gap, tuple(forks), tuple(refused))
+        return InsertResult(
+            fresh, batch.gap, tuple(batch.forks.values()), tuple(batch.refused), tuple(batch.pruned)
+        )
+
+    def end_replay(self) -> tuple[PeerId, ...]:
+        """The replay told the budget who is accepted. Returns the newcomers whose feeds had to go."""
+        if self.newcomers is None or not self.newcomers.is_replaying:
+            return ()
+        batch = _Batch(None)
+        with self._db.transaction():
+            for author in self.newcomers.end_replay():
+                self._prune(author, batch)
+        self._apply(batch)
+        return tuple(batch.pruned)
 
     def admits(self, peer: PeerId) -> bool:
         """Whether `peer` may take part: its feed has begun here, or the run admits it without a permit."""
@@ -166,7 +200,10 @@ class Ledger:
 
     def refusal(self, peer: PeerId) -> str:
         """Reason why entries of `peer` are refused; empty if they are not, or it never tried."""
-        return "" if self._gate is None or self.admits(peer) else self._gate.refusal_reason(peer)
+        if peer in self._feeds:
+            return ""
+        reason = "" if self._gate is None or self.admits(peer) else self._gate.refusal_reason(peer)
+        return reason or ("" if self.newcomers is None else self.newcomers.reason(peer))
 
     def end_bootstrap(self, peer: PeerId) -> None:
         """After a whole exchange with a member `peer`, accept only permits that are valid now from strangers."""
@@ -180,26 +217,26 @@ class Ledger:
     def wanted(self) -> dict[PeerId, int]:
         """`vector`, with CLOSED for authors of which no more entries are accepted."""
         return {
-            author: CLOSED if author in self._forked or self._is_full(feed) else feed.next
+            author: CLOSED if author in self._forked or self._is_full(author, feed) else feed.next
             for author, feed in self._feeds.items()
         }
 
     @property
     def is_closed(self) -> bool:
-        """Whether the quota of authors is used up."""
-        return len(self._feeds) >= self.quota.authors
+        """Whether no author that is not here can begin a feed any more."""
+        is_over = self.newcomers is not None and self.newcomers.is_closed
+        return is_over or len(self._feeds) >= self.quota.authors
 
     def missing(self, vector: Mapping[PeerId, int], limit_bytes: int, *, only_known: bool = False) -> list[bytes]:
         """Bytes of entries that a peer with `vector` lacks, each feed in order, up to `limit_bytes` but at least
         one.
 
-        `only_known`: leave out authors that the vector does not name.
+        `only_known`: leave out authors that the vector does not name. While many newcomers wait here, those that
+        showed no work are only brought to who has their feeds already.
         """
         found: list[bytes] = []
         size = 0
-        for author, feed in self._feeds.items():
-            if only_known and author not in vector:
-                continue
+        for author, feed in self._offered(vector, only_known=only_known):
             at = max(0, vector.get(author, 0))
             while at < feed.next:
                 rows = self._select("author = ? AND seq >= ? ORDER BY seq LIMIT 64", author, at)
@@ -210,6 +247,12 @@ class Ledger:
                     found.append(entry_bytes)
                 at += len(rows)
         return found
+
+    def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[tuple[PeerId, _Feed]]:
+        held_back = self.newcomers if self.newcomers is not None and self.newcomers.is_pressed else None
+        for author, feed in self._feeds.items():
+            if author in vector or not (only_known or (held_back is not None and held_back.is_new(author))):
+                yield author, feed
 
     def entries(
         self, *, kind: type[Any] | None = None, number: int | None = None, author: PeerId | None = None
@@ -246,8 +289,11 @@ class Ledger:
 
     def add_proof(self, first: Entry, second: Entry) -> bool:
         """Store a proof of two verified entries that a peer found. False if it proves nothing new."""
-        if first.author in self._forked or not self.admits(first.author) or not contradicts(first, second):
+        author = first.author
+        if author in self._forked or not self.admits(author) or not contradicts(first, second):
             return False
+        if self.newcomers is not None and author not in self._feeds:
+            return False  # of those that showed no work nobody could store the proofs of a flood
         with self._db.transaction():
             self._write_proof(first, second)
         self._forked.add(first.author)
@@ -274,20 +320,62 @@ class Ledger:
         known = self._db.rows("SELECT id FROM entries WHERE author = ? AND seq = ?", entry.author, entry.seq)
         return _Verdict.KNOWN if known and known[0][0] == entry.id else _Verdict.FORK
 
-    def _is_refused(self, entry: Entry, sender: PeerId | None, news: list[tuple[PeerId, str]]) -> bool:
-        if self._gate is None:
-            return False
-        vouched = sender is not None and sender != entry.author and self.admits(sender)
-        reason = self._gate.refusal(entry, vouched=vouched)
-        if reason and self._gate.record_refusal(entry.author, reason):
-            news.append((entry.author, reason))
-        return bool(reason)
+    def _insert(self, entry: Entry, batch: _Batch) -> None:
+        author = entry.author
+        feed = batch.feeds.get(author) or self._feeds.get(author, _NOTHING)
+        if self.newcomers is not None and self.newcomers.awaits_entries:
+            self.newcomers.note_named(entry.id, author)
+        verdict = _Verdict.REFUSED if author in batch.forks else self._judge(entry, feed)
+        if not feed.next and self._is_refused(entry, batch):
+            verdict = _Verdict.REFUSED
+        authors = len(batch.feeds.keys() | self._feeds.keys())
+        if verdict is _Verdict.FRESH and self._has_room(author, feed, authors):
+            if self.newcomers is not None and not feed.next:
+                for gone in self.newcomers.take_place(author, batch.sender):
+                    self._prune(gone, batch)
+            batch.feeds[author] = self._write(entry, feed)
+            batch.fresh.append(entry)
+        elif verdict is _Verdict.FORK:
+            self._keep_proof(entry)
+            batch.forks[author] = Equivocation(author, entry.seq)
+        batch.gap = batch.gap or (verdict is _Verdict.GAP and not self._is_full(author, feed))
 
-    def _is_full(self, feed: _Feed) -> bool:
-        return feed.next >= self.quota.author_entries or feed.size_bytes >= self.quota.author_bytes
+    def _prune(self, author: PeerId, batch: _Batch) -> None:
+        self._db.write("DELETE FROM entries WHERE author = ?", author)
+        self._db.write("DELETE FROM proofs WHERE author = ?", author)
+        batch.feeds[author] = _NOTHING
+        batch.forks.pop(author, None)
+        batch.pruned.append(author)
 
-    def _has_room(self, feed: _Feed, authors: int) -> bool:
-        return not self._is_full(feed) and (feed.next > 0 or authors < self.quota.authors)
+    def _apply(self, batch: _Batch) -> None:
+        self._feeds.update(batch.feeds)
+        for author in batch.pruned:
+            if not self._feeds[author].next:
+                del self._feeds[author]
+            self._forked.discard(author)
+        self.stored += len(batch.fresh)
+
+    def _reset_newcomers(self) -> None:
+        if self.newcomers is not None:
+            self.newcomers.reset({author: feed.size_bytes for author, feed in self._feeds.items()})
+
+    def _is_refused(self, entry: Entry, batch: _Batch) -> bool:
+        if self._gate is not None:
+            sender = batch.sender
+            vouched = sender is not None and sender != entry.author and self.admits(sender)
+            reason = self._gate.refusal(entry, vouched=vouched)
+            if reason and self._gate.record_refusal(entry.author, reason):
+                batch.refused.append((entry.author, reason))
+            if reason:
+                return True
+        return self.newcomers is not None and self.newcomers.is_refused(entry, batch.sender)
+
+    def _is_full(self, author: PeerId, feed: _Feed) -> bool:
+        is_over = feed.next >= self.quota.author_entries or feed.size_bytes >= self.quota.author_bytes
+        return is_over or (self.newcomers is not None and self.newcomers.is_full(author))
+
+    def _has_room(self, author: PeerId, feed: _Feed, authors: int) -> bool:
+        return not self._is_full(author, feed) and (feed.next > 0 or authors < self.quota.authors)
 
     def _write(self, entry: Entry, feed: _Feed) -> _Feed:
         data = encode_entry(entry)
@@ -301,6 +389,8 @@ class Ledger:
             data,
             _seal(data),
         )
+        if self.newcomers is not None:
+            self.newcomers.grow(entry.author, len(data))
         return _Feed(entry.seq + 1, entry.id, feed.size_bytes + len(data))
 
     def _keep_proof(self, entry: Entry) -> None:

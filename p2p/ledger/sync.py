@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from atoll.p2p.ledger.store import Equivocation, Ledger
+from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import DecodeError, PeerFault
 from atoll.protocols.ids import PeerId, short
@@ -34,7 +34,7 @@ _MAX_ENTRIES = 2048
 _VERIFIED_PER_TURN = 32
 """Number of signatures verified before other tasks run: about 3 ms."""
 
-OnFresh = Callable[[PeerId, tuple[Entry, ...]], None]
+OnExchanged = Callable[[PeerId, InsertResult], None]
 Vector: TypeAlias = Annotated[dict[PeerId, Annotated[int, Meta(ge=0, le=1 << 40)]], Meta(max_length=_MAX_AUTHORS)]
 
 
@@ -59,11 +59,11 @@ class LedgerSync:
 
     ledger: Ledger
     calls: Calls
-    on_fresh: OnFresh
-    """Receives the sender and its entries that were stored."""
+    on_exchanged: OnExchanged
+    """Receives the sender and what its entries changed, if they did."""
     on_fault: Callable[[PeerId, PeerFault], None]
     on_refused: Callable[[PeerId, str], None] = lambda peer, reason: None
-    """Runs when the peer does not admit us to the run."""
+    """Receives why the peer stores nothing of ours, with every message of an exchange; empty: it does."""
 
     def __post_init__(self) -> None:
         self.calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
@@ -92,14 +92,13 @@ class LedgerSync:
     async def _insert(self, peer: PeerId, message: Exchange) -> int:
         if not message.refusal.isprintable():
             raise DecodeError("a refusal that is not printable")
-        if message.refusal:
-            self.on_refused(peer, message.refusal)
+        self.on_refused(peer, message.refusal)
         entries = [await self._verified(data, at) for at, data in enumerate(message.entries)]
         done = self.ledger.insert_all(entries, peer)
         for author, reason in done.refused:
             log.info("not stored: %s (from %s)", reason, short(peer) if peer != author else "itself")
-        if done.fresh:
-            self.on_fresh(peer, done.fresh)
+        if done.fresh or done.pruned:
+            self.on_exchanged(peer, done)
         for fork in done.forks:
             self._blame(fork)
         for first, second in message.proofs:

@@ -34,6 +34,9 @@ from atoll.protocols.ledger.registers import (
 )
 
 MAX_AUTHORS = 1000
+MAX_STRANGERS = 256
+"""Most authors with a live register that are neither connected nor known by their work. More are not stored: a
+newcomer is known to its neighbours, and to the others as soon as it worked."""
 _FLOORS_PER_AUTHOR = 8
 V = TypeVar("V", bound=Value)
 Key = tuple[PeerId, str]
@@ -64,10 +67,12 @@ class RegisterStore:
         *,
         max_authors: int = MAX_AUTHORS,
         admits: Callable[[PeerId], bool] = lambda peer: True,
+        is_known: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
         """`epoch`: number of this start of the node, see `next_epoch`.
 
         `admits(peer)`: whether registers of `peer` are stored; others are ignored, without blame.
+        `is_known(peer)`: whether `peer` is connected or known by its work; the others are strangers, and give way.
         """
         self._run = run
         self._identity = identity
@@ -75,6 +80,9 @@ class RegisterStore:
         self._seq = 0
         self._max_authors = max_authors
         self._admits = admits
+        self._is_known = is_known
+        self._strangers: dict[PeerId, None] = {}
+        """Authors that were strangers when their first register came, in that order."""
         self._held: dict[Key, StoredRegister] = {}
         self._newest: OrderedDict[Key, Order] = OrderedDict()
         self._elsewhere: dict[Key, Order] = {}
@@ -108,6 +116,8 @@ class RegisterStore:
         if key not in self._held and not self._has_room(draft.author, now):
             return None
         register = decode_register(data, self._run)
+        if not self._is_known(draft.author):
+            self._strangers.setdefault(draft.author)
         self._store(register, data, now + register.ttl_s - age_s)
         return register
 
@@ -134,7 +144,10 @@ class RegisterStore:
         """Live registers newer than the versions in `known`, each as (age_s, data), up to `limit_bytes`."""
         found: list[tuple[float, bytes]] = []
         size = 0
+        is_pressed = self.is_pressed
         for key, held in self._held.items():
+            if is_pressed and self.is_stranger(key[0]):
+                continue
             if held.expires <= now or known.get(key, (-1, -1)) >= self._newest[key][:2]:
                 continue
             size += len(held.data)
@@ -149,6 +162,11 @@ class RegisterStore:
         dead = [key for key, held in self._held.items() if held.expires <= now]
         for key in dead:
             del self._held[key]
+            if key[0] in self._strangers and not self._is_known(key[0]):
+                del self._newest[key]
+        if dead:
+            held = {author for author, _ in self._held}
+            self._strangers = {author: None for author in self._strangers if author in held}
         while len(self._newest) > _FLOORS_PER_AUTHOR * self._max_authors:
             oldest = next((key for key in self._newest if key not in self._held), None)
             if oldest is None:
@@ -170,11 +188,36 @@ class RegisterStore:
         if (register.epoch, register.seq) > (self._epoch, self._seq):
             self._epoch = register.epoch + 1
 
+    @property
+    def is_pressed(self) -> bool:
+        """Whether half of the places of strangers are taken: then their registers are not passed on."""
+        return 2 * len(self._strangers) >= MAX_STRANGERS
+
+    def is_stranger(self, author: PeerId) -> bool:
+        """Whether an author has live registers and is neither connected nor known by its work."""
+        return author in self._strangers and not self._is_known(author)
+
     def _has_room(self, author: PeerId, now: float) -> bool:
         authors = {key[0] for key in self._held}
-        if author in authors or len(authors) < self._max_authors:
+        if author in authors:
+            return True
+        if not self._is_known(author) and len(self._strangers) >= MAX_STRANGERS:
+            return False  # a place is free again when a register of a stranger expires
+        if len(authors) < self._max_authors or (self._is_known(author) and self._drop_stranger()):
             return True
         return self.drop_expired(now) > 0 and self._has_room(author, now)
+
+    def _drop_stranger(self) -> bool:
+        """Drop the oldest stranger, with the numbers of its registers: old copies harm nobody. False: none."""
+        self._strangers = {author: None for author in self._strangers if not self._is_known(author)}
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        del self._strangers[oldest]
+        for key in [key for key in self._newest if key[0] == oldest]:
+            self._held.pop(key, None)
+            del self._newest[key]
+        return True
 
 
 def next_epoch(path: Path) -> int:

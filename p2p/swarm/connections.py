@@ -104,6 +104,11 @@ class PeerConnections:
         """Whether a connection to `peer` is known."""
         return peer in self._live
 
+    def maddr_of(self, peer: PeerId) -> str:
+        """Multiaddr of the connection to `peer`; empty while it is not known."""
+        connection = self._live.get(peer)
+        return connection.maddr if connection else ""
+
     async def dial(self, peer: PeerId) -> None:
         """Dial a known peer within CONNECT_S. A failed dial raises nothing: the next request to the peer fails."""
         known = self.discovery.book.get(peer)

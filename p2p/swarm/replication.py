@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from atoll.p2p.gossip.gossip import Gossip
-from atoll.p2p.ledger.store import Equivocation, Ledger
+from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.membership.register_store import RegisterStore, RegisterSync
 from atoll.p2p.rpc.calls import Calls
@@ -40,6 +40,8 @@ class Replication:
     on_addresses: Callable[[PeerId, Addresses], None]
     on_change: Callable[[], None]
     """Runs after every change of ledger, registers, `refusals` and `local_fault`."""
+    on_pruned: Callable[[PeerId], None] = lambda author: None
+    """Receives each author whose feed had to go."""
 
     def __post_init__(self) -> None:
         self.local_fault: LocalFault | None = None
@@ -50,7 +52,7 @@ class Replication:
         self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
         self.anti_entropy = AntiEntropy(
-            ledger=LedgerSync(self.ledger, self.calls, self._on_fresh, self.on_fault, self._on_refused),
+            ledger=LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_refused),
             registers=RegisterSync(self.registers, self.calls, self.now, self._on_pulled),
             neighbours=self.neighbours,
             rng=self.rng,
@@ -74,6 +76,11 @@ class Replication:
         self.on_change()
         return entry
 
+    def pass_on(self, author: PeerId) -> None:
+        """Send what this author wrote to everyone: while it had shown no work it may not have been passed on."""
+        for entry in self.ledger.entries(author=author):
+            self._gossip.publish("entry", encode_entry(entry), author)
+
     def publish_register(self, value: Value, ttl_s: float) -> None:
         """Publish our register of this type; it expires after `ttl_s` seconds unless it is published again."""
         register = self.registers.publish(value, ttl_s, self.now())
@@ -94,23 +101,35 @@ class Replication:
             return None
         for fork in done.forks:
             self._on_fork(sender, fork)
+        for author in done.pruned:
+            self.on_pruned(author)
         if done.gap:
             self.anti_entropy.ask(sender)
         if done.fresh:
             self.local_fault = None
             self.on_change()
-        return entry.author if done.fresh or done.forks else None
+        return entry.author if (done.fresh or done.forks) and not self._is_held_back(entry.author) else None
+
+    def _is_held_back(self, author: PeerId) -> bool:
+        """Whether the entries of this author are not passed on: it showed no work, and many like it wait."""
+        newcomers = self.ledger.newcomers
+        return newcomers is not None and newcomers.is_pressed and newcomers.is_new(author)
 
     def _on_fork(self, sender: PeerId, fork: Equivocation) -> None:
         self.on_fault(fork.author, fork)
         # The proof travels by exchange; the sender may not have it yet.
         self.anti_entropy.ask(sender)
 
-    def _on_fresh(self, sender: PeerId, entries: tuple[Entry, ...]) -> None:
+    def _on_exchanged(self, sender: PeerId, done: InsertResult) -> None:
+        for author in done.pruned:
+            self.on_pruned(author)
+        if not done.fresh:
+            return
         self.local_fault = None
-        if len(entries) <= _FORWARDED_MAX:
-            for entry in entries:
-                self._gossip.publish("entry", encode_entry(entry), entry.author)
+        if len(done.fresh) <= _FORWARDED_MAX:
+            for entry in done.fresh:
+                if not self._is_held_back(entry.author):
+                    self._gossip.publish("entry", encode_entry(entry), entry.author)
         self.on_change()
 
     def _on_register(self, sender: PeerId, data: bytes) -> PeerId | None:
@@ -118,12 +137,16 @@ class Replication:
         if register is None:
             return None
         self._on_register_news([register])
-        return register.author
+        return None if self._is_of_the_crowd(register.author) else register.author
+
+    def _is_of_the_crowd(self, author: PeerId) -> bool:
+        return self.registers.is_pressed and self.registers.is_stranger(author)
 
     def _on_pulled(self, registers: list[tuple[Register, bytes]]) -> None:
         if len(registers) <= _FORWARDED_MAX:
             for register, data in registers:
-                self._gossip.publish("register", data, register.author)
+                if not self._is_of_the_crowd(register.author):
+                    self._gossip.publish("register", data, register.author)
         self._on_register_news([register for register, _ in registers])
 
     def _on_register_news(self, registers: list[Register]) -> None:
@@ -133,6 +156,10 @@ class Replication:
         self.on_change()
 
     def _on_refused(self, peer: PeerId, reason: str) -> None:
+        if not reason:
+            if self.refusals.pop(peer, None) is not None:
+                self.on_change()
+            return
         if reason not in self.refusals.values():
             log.warning("peer %s stores nothing of ours: %s", short(peer), reason)
         self.refusals[peer] = reason

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 
 from atoll.p2p.blobs.fetch import Blobs
@@ -16,6 +16,7 @@ from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.discovery.discovery import TARGET, Discovery
 from atoll.p2p.host.interface import Host, PeerAddress, Route
 from atoll.p2p.ledger.admission_gate import AdmissionGate
+from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger, Quota
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.p2p.membership.reputation import ReputationTable
@@ -50,11 +51,13 @@ class Swarm:
         rng: random.Random | None = None,
         dht: DhtUse | None = None,
         gate: AdmissionGate | None = None,
+        newcomers: NewcomerQuota | None = None,
     ) -> None:
         """Open what the folder `home` holds. Raises DiskFault, CorruptFault, ConfigError, LocalFault.
 
         `gate` decides which peers the run admits; None admits everybody. `target`: connections that we open by
-        ourselves. `now` is a monotonic clock, under virtual time the running loop's `time`.
+        ourselves. `now` is a monotonic clock, under virtual time the running loop's `time`. `newcomers`: places of
+        authors that are not accepted yet.
         """
         rng = rng or random.Random()
         self.run = run
@@ -64,22 +67,19 @@ class Swarm:
         self._dht = dht
         self._notifiers: list[Notifier] = []
         self.reputations = ReputationTable(now)
-        self.ledger = Ledger(home / LEDGER_FILE, run, quota or Quota(), gate)
-        self.registers = RegisterStore(run, identity, next_epoch(home / "epoch"), admits=self.ledger.admits)
+        self.newcomers = Newcomers(
+            newcomers or NewcomerQuota(), now, lambda peer: self._connections.maddr_of(peer)
+        )
+        self.newcomers.accept([identity.peer_id], by_work=False)
+        self.on_pruned: Callable[[PeerId], None] = lambda author: None
+        """Receives authors whose feeds had to go from the ledger (p2p/ledger/newcomers.py)."""
+        self.ledger = Ledger(home / LEDGER_FILE, run, quota or Quota(), gate, self.newcomers)
+        epoch = next_epoch(home / "epoch")
+        self.registers = RegisterStore(run, identity, epoch, admits=self.ledger.admits, is_known=self._is_known)
         self.calls = Calls(host, run, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / "blobs"), self.blame)
         self.discovery = Discovery(host, seeds, home / "peers.json", now=now, rng=rng, target=target)
-        self._connections = PeerConnections(
-            host=host,
-            discovery=self.discovery,
-            reputations=self.reputations,
-            calls=self.calls,
-            now=now,
-            on_fault=self.blame,
-            on_connected=self._on_connected,
-            on_lost=self._on_lost,
-            shares_connections=lambda: self._dht is not None and self._dht.dht.is_on,
-        )
+        self._connections = self._make_connections()
         self.replication = Replication(
             identity=identity,
             ledger=self.ledger,
@@ -91,6 +91,7 @@ class Swarm:
             on_fault=self.blame,
             on_addresses=lambda peer, addresses: self.discovery.learn(peer, addresses.maddrs, "exchange"),
             on_change=self._notify,
+            on_pruned=lambda author: self.on_pruned(author),
         )
         self._announcements = self._make_announcements(rng)
 
@@ -141,6 +142,25 @@ class Swarm:
         """Dial a known peer that is not connected. A failed dial raises nothing: the next request to it fails."""
         if not self._connections.is_connected(peer):
             await self._connections.dial(peer)
+
+    # --- newcomers -------------------------------------------------------------------------------
+
+    def vouch(self, author: PeerId) -> None:
+        """A payload of this author was verified here: others hear of it, even while many newcomers wait."""
+        if self.newcomers.vouch(author):
+            self.replication.pass_on(author)
+
+    def require(self, entries: Iterable[Digest]) -> None:
+        """A ballot or a final set names these entries, which are not here: ask for them, whoever wrote them."""
+        entries = list(entries)
+        if entries:
+            self.newcomers.require(entries)
+            self.sync_soon()
+
+    def end_replay(self) -> None:
+        """All of the ledger was replayed, so `accept` knows who counts. Raises DiskFault."""
+        for author in self.ledger.end_replay():
+            self.on_pruned(author)
 
     # --- read ------------------------------------------------------------------------------------
 
@@ -217,6 +237,22 @@ class Swarm:
         log.log(level, "peer %s: %s", short(peer), fault.line())
         if self.reputations.blame(peer, fault):
             self._notify()
+
+    def _is_known(self, peer: PeerId) -> bool:
+        return self.newcomers.is_held_by_work(peer) or self._connections.is_connected(peer)
+
+    def _make_connections(self) -> PeerConnections:
+        return PeerConnections(
+            host=self._host,
+            discovery=self.discovery,
+            reputations=self.reputations,
+            calls=self.calls,
+            now=self._now,
+            on_fault=self.blame,
+            on_connected=self._on_connected,
+            on_lost=self._on_lost,
+            shares_connections=lambda: self._dht is not None and self._dht.dht.is_on,
+        )
 
     def _make_announcements(self, rng: random.Random) -> Announcements:
         return Announcements(

@@ -131,6 +131,23 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why large transfers are suspended; empty while they are not."""
 
 
+class LedgerUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Authors in the ledger, and its size."""
+
+    accepted: int
+    """Authors whose work is in a final set, and this node."""
+    worked: int
+    """Authors of which this node verified a payload, with none in a final set yet."""
+    new: int
+    """Authors that have shown no work, of `places`."""
+    places: int
+    """Places of new authors, `ledger_newcomers` in config.toml."""
+    pruned: int
+    """Authors without work that gave their places to others since the daemon started."""
+    disk_bytes: int
+    """Size of the ledger's files."""
+
+
 class TimeShares(msgspec.Struct, kw_only=True):
     """Seconds of the worker by activity. They add up to the time that they cover; mutable, for the account."""
 
@@ -295,6 +312,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Address of the node's web page; empty while there is none."""
     web_trouble: str = ""
     """Why the configured web page is not served; empty otherwise."""
+    ledger: LedgerUse | None = None
+    """Who is in the ledger; null from an older daemon."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ A Book is the same in whatever order the entries of different authors arrive.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
@@ -130,6 +130,15 @@ def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> 
         case records.Prepare() | records.Proposal():
             return book, "a ballot belongs to the peer that it names"
     return book, ""
+
+
+def without(book: Book, author: PeerId, held: Collection[Digest]) -> Book:
+    """The book without an author's contributions that are not held and that no proposal names."""
+    gone = {entry for entry, (who, _) in book.contributions.items() if who == author} - {*held}
+    gone -= {name for proposal in book.proposals.values() for name in proposal.contributions}
+    if not gone:
+        return book
+    return replace(book, contributions={e: found for e, found in book.contributions.items() if e not in gone})
 
 
 def _propose(book: Book, entry: Digest, body: records.Proposal) -> tuple[Book, str]:

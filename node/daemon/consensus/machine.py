@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
+from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order, without
 from atoll.node.daemon.consensus.forks import change_chain, is_outranked
 from atoll.node.daemon.consensus.proposer import prepare, propose, waits
 from atoll.node.daemon.consensus.succession import enter_epoch, follow, open_epoch, waits_for_epoch
@@ -76,6 +76,9 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return _entry_seen(state, event)
         case finality_types.EntryPayloadHeld(entry):
             return replace(state, held=state.held | {entry}), []
+        case finality_types.AuthorPruned(author):
+            books = {at: without(book, author, state.held) for at, book in state.books.items()}
+            return replace(state, books=books), []
         case finality_types.RoundClosed(number, members):
             views = {**state.views, number: members}
             return _note_stable(replace(state, views=views, closed=max(state.closed, number))), []

@@ -47,6 +47,13 @@ class EntryPayloadHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthorPruned:
+    """The ledger let go of an author that showed no work: its contributions without a payload are forgotten."""
+
+    author: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class RoundClosed:
     """Our round machine closed `round`, or folded it again: our own set of the round (PublishAck)."""
 
@@ -116,6 +123,7 @@ class FinalityTick:
 Event: TypeAlias = (
     EntrySeen
     | EntryPayloadHeld
+    | AuthorPruned
     | RoundClosed
     | CheckDone
     | FinalApplied

@@ -37,6 +37,16 @@ class ContributionIndex:
             self._own_rounds[record.round] = entry
             self.fetcher.trust(record)
 
+    def __contains__(self, entry: Digest) -> bool:
+        return entry in self._found
+
+    def forget_author(self, author: PeerId) -> None:
+        """Forget the contributions of an author whose payloads are not held: its feed is gone."""
+        for entry, (who, record) in list(self._found.items()):
+            if who == author and not self.fetcher.is_held(record):
+                del self._found[entry]
+                self.fetcher.stop(record)
+
     def is_held(self, entry: Digest) -> bool:
         """Return whether the contribution is known and its payload can be folded now."""
         return entry in self._found and self.fetcher.is_held(self._found[entry][1])

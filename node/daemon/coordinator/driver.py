@@ -21,10 +21,11 @@ from atoll.node.daemon.coordinator.interfaces import Network, NodeView, RoundRed
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
+from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
-from atoll.protocols.ids import Digest, Round
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
 from atoll.protocols.ledger.records import Ack, Contribution, Entry, Follow, Leave
@@ -57,6 +58,7 @@ class Driver:
     leases: MemberLeases
     training: LocalTraining
     evaluator: Evaluator
+    newcomers: NewcomerWatch
     on_other_chain: Callable[[Round], None] = lambda first: None
     """Another chain outranks this node's from a round on: the node must begin again without its local state."""
     is_leaving_chain: bool = False
@@ -72,6 +74,7 @@ class Driver:
 
         def begin() -> None:
             self._drop_old_snapshots()
+            self.newcomers.begin()
             self._replay()
             self.moments.drop_old(self.contributions.payloads())
             self.queue.start_task(self._ticks(), "ticks")
@@ -174,6 +177,9 @@ class Driver:
     def on_entry(self, entry: Entry) -> None:
         self.queue.post(lambda: self._feed_entry(entry))
 
+    def on_pruned(self, author: PeerId) -> None:
+        self.queue.post(lambda: self.newcomers.on_pruned(author))
+
     def on_leases(self) -> None:
         """A register changed, perhaps a lease. Changes shortly after another one wait for the tick."""
         if self.context.now() - self.leases.read_at >= TICK_S:
@@ -183,6 +189,7 @@ class Driver:
         self.queue.post(self._begin_voting)
 
     def _begin_voting(self) -> None:
+        self.guard.end_replay()
         self.finalizer.is_synced = True
         self.machines.feed_finality(finality_types.ReplayDone())
         self.finalizer.step()
@@ -212,7 +219,9 @@ class Driver:
 
     def on_payload_resolved(self, payload: Digest) -> None:
         """Feed every contribution that names this payload and can be folded with it."""
-        for number, entry in self.contributions.held_with(payload):
+        held = self.contributions.held_with(payload)
+        self.newcomers.on_held(entry for _, entry in held)
+        for number, entry in held:
             self.machines.feed_round(round_types.PayloadHeld(entry, number, self.context.now()))
             self.machines.feed_finality(finality_types.EntryPayloadHeld(entry))
 
@@ -227,6 +236,7 @@ class Driver:
         if isinstance(body, Contribution):
             self.contributions.add(name, entry.author, body)
         self.reducer.add_entry(entry)
+        self.newcomers.on_entry(entry)
         self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and (
             self.contributions.is_held(name) or self.reducer.is_reduced(body.round)
@@ -279,12 +289,14 @@ class Driver:
                 self.queue.start_task(self._check(action), f"check {action.round}")
             case finality_types.FetchMissing(number, entries, payloads):
                 if entries:
-                    self.net.sync_soon()
+                    self.newcomers.require(entries)
                 self._fetch_for_check(number, payloads)
             case finality_types.FinalizeRound():
+                self.newcomers.on_final(action.contributions)
                 self.reducer.set_final(action.round, action.contributions)
                 self.finalizer.add(action)
             case finality_types.EnterEpoch(_, first, voters):
+                self.newcomers.on_epoch(voters)
                 log.event("epoch", round=first, members=list(voters))
             case finality_types.SwitchEpoch(_, first):
                 self._leave_chain(first)

@@ -1,7 +1,7 @@
 """What the coordinator needs of the swarm, of the worker and of reduced rounds, as small interfaces."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -123,6 +123,12 @@ class LeaseRegisters(Protocol):
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
         """Return the live leases of others with their remaining life in seconds."""
 
+    def is_tried(self, peer: PeerId) -> bool:
+        """Return whether the peer has shown work; true of all before the first round is final."""
+
+    def block_of(self, peer: PeerId) -> str:
+        """Return the address block of a connected peer."""
+
     def neighbours(self) -> Collection[PeerId]:
         """Return the peers to which this node is connected."""
 
@@ -140,7 +146,29 @@ class Feed(Protocol):
         """Ask a peer for missing entries now."""
 
 
-class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, Protocol):
+class NewcomerBudget(Protocol):
+    """Authors that the ledger may let go, and those that it may not (p2p/ledger/newcomers.py)."""
+
+    def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
+        """Keep these authors for ever: a final set names them, or (not `by_work`) the RunSpec."""
+
+    def keep(self, authors: Iterable[PeerId]) -> None:
+        """Keep these authors until the next round is final: a proposal names them."""
+
+    def vouch(self, author: PeerId) -> None:
+        """A payload of this author was verified."""
+
+    def require(self, entries: Iterable[Digest]) -> None:
+        """Ask for entries that are not here, whoever wrote them."""
+
+    def end_replay(self) -> None:
+        """All entries on disk were replayed, and those that the first exchange brought. Raises DiskFault."""
+
+    def bringer(self, author: PeerId) -> PeerId | None:
+        """Return the neighbour that brought an author without work while many do so; else None."""
+
+
+class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, NewcomerBudget, Protocol):
     """The whole swarm as the coordinator sees it; `SwarmNetwork` implements it."""
 
     def blame(self, peer: PeerId, error: AtollError) -> None:
@@ -161,6 +189,9 @@ class SwarmListener(Protocol):
 
     def on_entry(self, entry: Entry) -> None:
         """An entry, ours included, is in the ledger."""
+
+    def on_pruned(self, author: PeerId) -> None:
+        """The feed of an author that showed no work had to go."""
 
     def on_leases(self) -> None:
         """A register changed, perhaps a lease."""

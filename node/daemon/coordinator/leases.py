@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
+from atoll.node.daemon.coordinator.trials import Trials
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
@@ -29,6 +30,8 @@ class MemberLeases:
     """This, `applied` and `tokens_per_s` return what the own lease holds besides the activity."""
     applied: Callable[[], Round]
     tokens_per_s: Callable[[], float]
+    trials: Trials
+    """Chooses whom this node waits for of those that have shown no work."""
     members: dict[PeerId, MemberView] = field(default_factory=dict)
     read_at: float = -1e9
     """Monotonic seconds of the last `refresh`."""
@@ -46,9 +49,20 @@ class MemberLeases:
         """Read all leases; tell the round machine if they changed."""
         self.read_at = self.context.now()
         began_s = self.read_at - self.context.spec.pace.lease_s
+        leases = self.net.leases()
+        untried = {peer for peer in leases if not self.net.is_tried(peer)}
+        near = self.net.neighbours() if untried else ()
+        awaited = self.trials.choose(untried, len(leases) - len(untried), near, self._round)
         members = {
-            peer: MemberView(lease.activity, lease.round, _rounded_s(began_s + left_s), lease.tokens_per_s)
-            for peer, (lease, left_s) in self.net.leases().items()
+            peer: MemberView(
+                lease.activity,
+                lease.round,
+                _rounded_s(began_s + left_s),
+                lease.tokens_per_s,
+                untried=peer in untried,
+            )
+            for peer, (lease, left_s) in leases.items()
+            if peer not in untried or peer in awaited
         }
         members = self._with_losses(self._without_leavers(members))
         shortage = self.assignment.shortage(members)

@@ -31,6 +31,7 @@ FIRST_RETRY_S = 0.3
 LAST_RETRY_S = 10.0
 ATTEMPT_S = 120.0
 PARALLEL = 8
+MAX_LANES = 256
 SMALL_BYTES = 1 << 20
 """Up to this size few peers are asked, the author first: many holders cost more than they save."""
 FEW = 3
@@ -70,6 +71,10 @@ class PayloadFetcher:
     post: Callable[[Callable[[], None]], None]
     on_fault: Callable[[PeerId, AtollError], None]
     on_disk_fault: Callable[[DiskFault], None]
+    bringer_of: Callable[[PeerId], PeerId | None] = lambda author: None
+    """Returns the neighbour that brought an author, while many bring authors that showed no work; else None."""
+    _lanes: dict[PeerId, asyncio.Semaphore] = field(default_factory=dict)
+    """One download at a time of the new authors that a neighbour brings: none of them keeps others waiting."""
     _listeners: list[Callable[[Digest], None]] = field(default_factory=list)
     _wanted: dict[Key, Round] = field(default_factory=dict)
     _void: dict[Key, Round] = field(default_factory=dict)
@@ -102,6 +107,10 @@ class PayloadFetcher:
         self._wanted[key] = max(record.round, self._wanted.get(key, record.round))
         if is_new:
             self.start_task(self._fetch_until_held(record, author), f"payload {record.payload.hex()[:8]}")
+
+    def stop(self, record: PayloadRecord) -> None:
+        """Stop getting one payload."""
+        self._wanted.pop(self._key(record), None)
 
     def forget(self, final: Round) -> None:
         """Stop getting the payloads of rounds up to `final`."""
@@ -136,7 +145,7 @@ class PayloadFetcher:
         """Try once. Returns True when there is nothing left to do."""
         key = self._key(record)
         try:
-            async with self._slots:
+            async with self._slots_of(author):
                 await self._load(record, author, attempt)
         except DecodeError as error:
             self._refuse(record, author, error)
@@ -175,6 +184,14 @@ class PayloadFetcher:
                 self._fetched.add(payload)
             await self.verify(self.blobs.blob_path(payload), record)
 
+    def _slots_of(self, author: PeerId) -> asyncio.Semaphore:
+        bringer = self.bringer_of(author)
+        if bringer is None:
+            return self._slots
+        if len(self._lanes) > MAX_LANES:
+            self._lanes = {peer: lane for peer, lane in self._lanes.items() if lane.locked()}
+        return self._lanes.setdefault(bringer, asyncio.Semaphore(1))
+
     def _key(self, record: PayloadRecord) -> Key:
         return record.payload, self.size_of(record), _rows_of(record), _slice_of(record)
 
@@ -190,6 +207,9 @@ class PayloadFetcher:
         An author that is not connected is dialled at every other try.
         """
         near = self.blobs.neighbours()
+        if (bringer := self.bringer_of(author)) is not None:
+            # Who lets others bring it has what it contributed; made-up authors are not dialled.
+            return [peer for peer in dict.fromkeys((author, bringer)) if peer in near]
         others = [peer for peer in near if peer != author]
         if size_bytes <= SMALL_BYTES:
             others = few_in_turn(others, attempt)

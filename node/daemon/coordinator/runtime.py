@@ -117,6 +117,13 @@ class FaultGuard:
         except DiskFault as error:
             self.on_disk_fault(error)
 
+    def end_replay(self) -> None:
+        """Let go of the newcomers that have no place; a disk that refuses keeps them until the next start."""
+        try:
+            self._net.end_replay()
+        except DiskFault as error:
+            self.on_disk_fault(error)
+
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """Record that a peer broke the protocol."""
         self._net.blame(peer, error)

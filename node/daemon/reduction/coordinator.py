@@ -217,6 +217,7 @@ class ReductionCoordinator:
 
     def _report_held(self, offer: Offer) -> None:
         """Tell the round machine that all this node needs of a contribution before its round closes is here."""
+        self.net.vouch(offer.author)
         held = PayloadHeld(offer.entry, self.ledger.contribution(offer.entry).round, self.context.now())
         self.queue.post(lambda: self.machines.feed_round(held))
 

@@ -28,6 +28,8 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             return _contribution_seen(state, event)
         case round_types.PayloadHeld(entry, number):
             return _payload_held(state, entry, number), []
+        case round_types.AuthorPruned(author):
+            return replace(state, books={at: book.without(author) for at, book in state.books.items()}), []
         case round_types.ReductionPlanned(number):
             # A closed round is folded from whole payloads: a plan for it would only make the node wait for slices.
             fresh = max(state.closed, state.final) < number and number not in state.reduced

@@ -22,6 +22,8 @@ class MemberView:
     lost_at: float | None = None
     """Monotonic second at which this node lost its connection to the member. None: there is one, there never was,
     or the member was heard of since."""
+    untried: bool = False
+    """No work of this member was seen yet, though rounds of the run are final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class RoundBook:
     def missing(self) -> list[Digest]:
         """Those whose payload cannot be folded yet, in the order of arrival."""
         return [entry for entry in self.authors if entry not in self.held]
+
+    def without(self, author: PeerId) -> "RoundBook":
+        """The book without the contribution of an author, unless it is held."""
+        kept = {entry: who for entry, who in self.authors.items() if who != author or entry in self.held}
+        return self if len(kept) == len(self.authors) else RoundBook(kept, self.held)
 
     @property
     def there(self) -> set[PeerId]:

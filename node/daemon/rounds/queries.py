@@ -46,7 +46,7 @@ def _given_up_at(state: RoundState) -> float | None:
         view = state.members.get(peer)
         if view is not None and view.lost_at is not None:
             given_up.append(view.lost_at)
-        elif peer in state.absent:
+        elif peer in state.absent or (view is not None and view.untried):
             given_up.append(idle_at(state))
         else:
             return None

@@ -55,6 +55,14 @@ class PayloadHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthorPruned:
+    """The ledger let go of an author that showed no work: its contributions without a payload are forgotten."""
+
+    author: PeerId
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReductionPlanned:
     """The round is reduced: no node needs its payloads as a whole. Ignored where the round is closed already.
 
@@ -164,6 +172,7 @@ Event: TypeAlias = (
     WorkerReady
     | ContributionSeen
     | PayloadHeld
+    | AuthorPruned
     | ReductionPlanned
     | SetResolved
     | LeasesChanged

@@ -56,8 +56,8 @@ class Side:
         self.fresh: list[Entry] = []
         self.calls = Calls(self.host, run, on_fault=self.blame)
         self.sync = LedgerSync(
-            *(self.ledger, self.calls, lambda _, new: self.fresh.extend(new), self.blame),
-            lambda _, reason: self.refusals.append(reason),
+            *(self.ledger, self.calls, lambda _, done: self.fresh.extend(done.fresh), self.blame),
+            lambda _, reason: self.refusals.extend([reason] if reason else []),
         )
 
     def blame(self, peer: PeerId, fault: PeerFault) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.p2p.membership import register_store
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError, SignatureFault
@@ -200,3 +201,26 @@ def test_registers_of_those_who_are_not_admitted_are_kept_once_they_are() -> Non
     assert mine.live(Lease, 0.0).keys() == {ME.peer_id}, "our own are ours to keep"
     admitted.add(OTHERS[0].peer_id)
     assert mine.merge(data, 1.0)
+
+
+def test_strangers_give_way_and_leave_no_trace(monkeypatch) -> None:
+    """Two places of strangers, three of all: a third stranger waits, who is known does not."""
+    monkeypatch.setattr(register_store, "MAX_STRANGERS", 2)
+    known = {OTHERS[3].peer_id}
+    mine = RegisterStore(RUN, ME, 1, max_authors=3, is_known=lambda peer: peer in known)
+    assert not mine.is_pressed
+    assert mine.merge(signed(OTHERS[0], 1, 1, ttl_s=5.0), 0.0)
+    assert mine.is_pressed
+    assert mine.is_stranger(OTHERS[0].peer_id)
+    assert mine.merge(signed(OTHERS[1], 1, 1), 0.0)
+    assert mine.merge(signed(OTHERS[1], 1, 2, 1), 0.0), "one that is here is renewed"
+    assert not mine.merge(signed(OTHERS[2], 1, 1), 0.0)
+    mine.publish(lease(0), 10.0, 0.0)
+    assert mine.merge(signed(OTHERS[3], 1, 1), 0.0), "the oldest stranger goes"
+    assert set(mine.live(Lease, 0.0)) == {ME.peer_id, OTHERS[1].peer_id, OTHERS[3].peer_id}
+    assert {author for author, _ in mine.versions()} == set(mine.live(Lease, 0.0)), "with its numbers"
+    known.add(OTHERS[1].peer_id)
+    assert not mine.is_stranger(OTHERS[1].peer_id)
+    assert mine.drop_expired(20.0) == 3
+    assert not mine.is_pressed
+    assert {author for author, _ in mine.versions()} == set(known) | {ME.peer_id}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.node.daemon.coordinator.leases import MemberLeases
+from atoll.node.daemon.coordinator.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.records import Ack, Leave
@@ -20,6 +21,7 @@ class Net:
     def __init__(self) -> None:
         self.now = 1000.0
         self.connected = [A, B]
+        self.untried: set[PeerId] = set()
         self.began = {A: self.now, B: self.now}
 
     def leases(self):
@@ -28,6 +30,9 @@ class Net:
 
     def neighbours(self):
         return self.connected
+
+    def is_tried(self, peer):
+        return peer not in self.untried
 
 
 class World:
@@ -42,6 +47,7 @@ class World:
         self.leases = MemberLeases(
             context=context, net=self.net, assignment=SimpleNamespace(shortage=lambda members: ""),
             feed_round=self.told.append, offer=lambda: None, applied=lambda: Round(2), tokens_per_s=lambda: 1.0,
+            trials=Trials(lambda peer: peer),
         )  # fmt: skip
         self.leases.refresh()
 
@@ -129,3 +135,13 @@ def test_a_leave_that_is_read_after_the_return_is_over_with_the_next_entry(world
     world.leases.on_entry(entry(A, Leave(Round(3))))
     world.leases.on_entry(entry(A, Ack(Round(4), bytes(32), bytes(32))))
     assert world.later(0.5) == {A: None, B: None}
+
+
+def test_of_a_crowd_without_work_a_few_connected_ones_are_waited_for(world):
+    crowd = [PeerId(f"eve-{number}") for number in range(50)]
+    world.net.untried = {*crowd}
+    world.net.began |= dict.fromkeys(crowd, world.net.now)
+    world.net.connected = [A, B, crowd[7]]
+    members = world.later(1.0)
+    assert set(members) == {A, B, crowd[7]}
+    assert [world.leases.members[peer].untried for peer in (A, crowd[7])] == [False, True]

@@ -328,3 +328,28 @@ def test_a_payload_with_these_rows_is_not_one_with_others(play):
     rig = play(story)
     assert [peer for peer, _ in rig.faults] == [OTHERS[0]]
     assert (rig.held, rig.void) == ([ONE], [ONE])
+
+
+def test_made_up_payloads_of_one_neighbour_keep_nobody_waiting(play):
+    """Forty authors that one neighbour brought, whose payloads nobody has; others' come as if these were not."""
+    bringer, newcomer, member = OTHERS[0], OTHERS[1], OTHERS[2]
+    own, theirs = digest(b"own"), digest(b"theirs")
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.takes_s = 30.0
+        rig.shelf.holding = {newcomer: {own}, member: {theirs}}
+        rig.payloads.bringer_of = lambda author: {newcomer: newcomer, member: None}.get(author, bringer)
+        for number in range(40):
+            rig.payloads.fetch(record(digest(bytes([number])), 0), PeerId(f"eve{number}"))
+        await asyncio.sleep(1.0)
+        assert rig.shelf.at_work == 1
+        assert rig.shelf.asked[0][1] == [bringer], "a made-up author is not dialled"
+        rig.payloads.fetch(record(own, 0), newcomer)
+        rig.payloads.fetch(record(theirs, 0), member)
+        await asyncio.sleep(31.0)
+        assert {*rig.held} == {own, theirs}
+        stopped = record(digest(bytes([0])), 0)
+        rig.payloads.stop(stopped)
+        assert rig.payloads._key(stopped) not in rig.payloads._wanted
+
+    play(story)

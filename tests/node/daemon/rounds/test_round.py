@@ -264,6 +264,15 @@ def test_a_member_that_announces_and_never_delivers_costs_a_stall_once():
     assert node.state.phase is Phase.COLLECT, "late, but it delivers: it is waited for again"
 
 
+def test_a_member_without_any_work_is_waited_for_one_round_time():
+    node = Node().ready().leases(a=0)
+    views = {peer: replace(view, untried=True) for peer, view in node.state.members.items()}
+    node.feed(LeasesChanged(views, node.now)).train(0).tick(TRAIN_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+
+
 def test_a_member_that_is_back_is_waited_for_again():
     node = Node().ready().leases(a=0).train(0).lost(A).tick(TRAIN_S / 2).leases(a=0).tick(TRAIN_S)
     assert node.state.phase is Phase.COLLECT

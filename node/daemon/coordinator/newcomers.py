@@ -1,0 +1,60 @@
+"""Tells the ledger's budget of newcomers what this node learns of authors, and forgets those that had to go.
+
+Rules of the budget: p2p/ledger/newcomers.py. What a final set, a ballot or an epoch names is never pruned.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
+from atoll.node.daemon.coordinator.interfaces import Network, RunContext
+from atoll.node.daemon.coordinator.runtime import Machines
+from atoll.node.daemon.rounds import types as round_types
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.records import Entry, Proposal
+
+
+@dataclass(slots=True, kw_only=True)
+class NewcomerWatch:
+    """The coordinator's side of the budget."""
+
+    context: RunContext
+    net: Network
+    machines: Machines
+    contributions: ContributionIndex
+
+    def begin(self) -> None:
+        """Before the replay: whom the RunSpec names is no newcomer."""
+        spec = self.context.spec
+        self.net.accept((spec.owner, *spec.admission.members), by_work=False)
+
+    def on_entry(self, entry: Entry) -> None:
+        """A voter's proposal keeps what it names; what is not here comes past the budget."""
+        body, finality = entry.body, self.machines.finality
+        if isinstance(body, Proposal) and body.round == finality.deciding and entry.author in finality.voters:
+            self.net.keep(self.contributions.authors(body.contributions))
+            self.require(entry for entry in body.contributions if entry not in self.contributions)
+
+    def on_final(self, names: Iterable[Digest]) -> None:
+        """A round is final with this set."""
+        self.net.accept(self.contributions.authors(names))
+
+    def on_epoch(self, voters: Iterable[PeerId]) -> None:
+        """An epoch of these members decides from now on."""
+        self.net.accept(voters)
+
+    def require(self, entries: Iterable[Digest]) -> None:
+        """Entries that a ballot or a final set names are not here."""
+        self.net.require(entries)
+
+    def on_held(self, entries: Iterable[Digest]) -> None:
+        """The payloads of these contributions were verified."""
+        for author in self.contributions.authors(entries):
+            self.net.vouch(author)
+
+    def on_pruned(self, author: PeerId) -> None:
+        """The feed of an author that showed no work is gone; if it comes back, all of it comes again."""
+        self.contributions.forget_author(author)
+        self.machines.feed_round(round_types.AuthorPruned(author, self.context.now()))
+        self.machines.feed_finality(finality_types.AuthorPruned(author))

@@ -1,0 +1,53 @@
+"""Which members without any work are waited for when there are many: a few connected ones, each for a while.
+
+A lease costs nothing, so waiting for each would stop the rounds. Waiting for none would shut out newcomers: one
+that begins in the middle of a round is late in that round and in each one after it.
+"""
+
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from atoll.protocols.ids import PeerId
+
+FEW = 4
+"""So many members without work are waited for at a time; all, if they are no more than those with work."""
+TRIAL_ROUNDS = 3
+"""Rounds for which one is waited for. A verified payload, late or not, ends the trial: then it is a member."""
+_REMEMBERED = 4096
+
+
+@dataclass(slots=True)
+class Trials:
+    """The members on trial, and those that had theirs."""
+
+    block_of: Callable[[PeerId], str]
+    """Address block of a connected peer."""
+    rng: random.Random = field(default_factory=random.Random)
+    _since: OrderedDict[PeerId, int] = field(default_factory=OrderedDict)
+    """Round in which a trial began, by peer."""
+
+    def choose(
+        self, untried: Collection[PeerId], tried: int, near: Collection[PeerId], number: int
+    ) -> set[PeerId]:
+        """Those of `untried` that round `number` waits for; `near`: neighbours.
+
+        `tried`: number of members that have shown work.
+        """
+        if len(untried) <= max(FEW, tried):
+            return {*untried}
+        able = [peer for peer in untried if peer in near]
+        chosen = {peer for peer in able if number < self._since.get(peer, -TRIAL_ROUNDS) + TRIAL_ROUNDS}
+        waiting = [peer for peer in able if peer not in self._since]
+        while waiting and len(chosen) < FEW:
+            # A block after the other: many identities of one block do not keep those of another waiting.
+            taken = Counter(self.block_of(peer) for peer in chosen)
+            fewest = min(taken[self.block_of(peer)] for peer in waiting)
+            peer = self.rng.choice([peer for peer in waiting if taken[self.block_of(peer)] == fewest])
+            waiting.remove(peer)
+            chosen.add(peer)
+            self._since[peer] = number
+            if len(self._since) > _REMEMBERED:
+                self._since.popitem(last=False)
+        return chosen

@@ -1,0 +1,300 @@
+"""Newcomers of a ledger: authors without an accepted contribution. They share a budget that no flood uses up.
+
+A made-up identity costs nothing, a contribution costs work. So an author is *new* until this node verified a
+payload of its, then it *worked*, and with a contribution in a final set it is *accepted*, and kept for ever. New
+authors have a number of places, and those that worked have another. Where all are taken, the idlest author goes of
+the neighbour that brought most, in the address block that brought most: a flood takes its own places only, and a
+newcomer of another neighbour gets in. While half of the places of new authors are taken the budget is *pressed*:
+then neighbours and blocks bring new authors at a bounded rate, and nobody passes them on
+(p2p/swarm/replication.py).
+
+Nothing here is agreed on between nodes: what a set or a ballot names is required, and comes back.
+"""
+
+import ipaddress
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from atoll.p2p.limits.token_bucket import PeerRateLimit
+from atoll.protocols.ids import Digest, PeerId, short
+from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry
+
+SHARE_BYTES = 64 * 1024 + ENTRY_MAX_BYTES
+"""Bytes that a newcomer may always hold: a contribution and its ack in each of 64 open rounds, and one Epoch."""
+SPARE_BYTES = 32 << 20
+"""A newcomer may hold more while all newcomers together hold less than this."""
+WORKED = 1024
+"""Most authors that worked and are not accepted: as many as a round's set may hold."""
+COOL_S = 60.0
+"""A pruned author comes back only by itself for so many seconds; so two full ledgers do not swap authors."""
+_GONE = 1024
+_REFUSED = 256
+_REQUIRED = 4096
+_BLOCK_BITS = {4: 24, 6: 64}
+
+
+class NewcomerQuota(msgspec.Struct, frozen=True):
+    """Limits of one node's ledger, from its NodeConfig."""
+
+    authors: int = 256
+    """Places for authors that are new; `ledger_newcomers`."""
+    per_minute: int = 60
+    """Most new authors that one neighbour brings in a minute while the budget is pressed; an address block brings
+    twice as many; `ledger_newcomers_per_minute`."""
+
+
+@dataclass(slots=True)
+class _Newcomer:
+    bringer: PeerId
+    block: str
+    active: int
+    """Number of the newest event of this author; the lowest one is the idlest."""
+    size_bytes: int = 0
+    worked: bool = False
+
+
+class Newcomers:
+    """The budget of one ledger. It stores no entries: the ledger deletes those of the authors that must go."""
+
+    def __init__(
+        self,
+        quota: NewcomerQuota,
+        now: Callable[[], float],
+        maddr_of: Callable[[PeerId], str] = lambda peer: "",
+        max_accepted: int = 2816,
+    ) -> None:
+        """`now`: monotonic seconds. `maddr_of`: the multiaddr of a connected peer, empty if it is not known."""
+        self.quota, self.max_accepted = quota, max_accepted
+        self.pruned = 0
+        """Number of authors that were pruned since the start."""
+        self.is_replaying = True
+        """Until the ledger was replayed nobody knows who is accepted, and all places are open to all."""
+        self._now, self._maddr_of = now, maddr_of
+        self._accepted: set[PeerId] = set()
+        self._has_history = False
+        self._held: dict[PeerId, _Newcomer] = {}
+        self._new = 0
+        self._bytes = 0
+        self._events = 0
+        self._gone: OrderedDict[PeerId, float] = OrderedDict()
+        self._required: OrderedDict[Digest, None] = OrderedDict()
+        self._pinned: set[PeerId] = set()
+        self._refused: OrderedDict[PeerId, str] = OrderedDict()
+        """Reasons that are told to neighbours whose own feeds were refused."""
+        self._by_neighbour = PeerRateLimit(quota.per_minute, now, quota.per_minute)
+        self._by_block = PeerRateLimit(2 * quota.per_minute, now, 2 * quota.per_minute)
+
+    # --- who is who ------------------------------------------------------------------------------
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether new authors come faster than they work: half of their places are taken."""
+        return not self.is_replaying and 2 * self._new >= self.quota.authors
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run has as many accepted authors as one exchange can name."""
+        return len(self._accepted) >= self.max_accepted
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Accepted authors, those that worked, and new ones."""
+        return len(self._accepted), len(self._held) - self._new, self._new
+
+    def is_tried(self, author: PeerId) -> bool:
+        """Whether the author worked; true of everybody before the first round is final."""
+        return not self._has_history or self.is_held_by_work(author)
+
+    def is_held_by_work(self, author: PeerId) -> bool:
+        """Whether the author worked, or is accepted."""
+        held = self._held.get(author)
+        return author in self._accepted or (held is not None and held.worked)
+
+    def is_new(self, author: PeerId) -> bool:
+        """Whether the author is in the ledger and has not shown any work."""
+        held = self._held.get(author)
+        return held is not None and not held.worked
+
+    def bringer(self, author: PeerId) -> PeerId | None:
+        """The neighbour that brought a new author; None if it is not new."""
+        return self._held[author].bringer if self.is_new(author) else None
+
+    def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
+        """These authors are never pruned from now on: a final set names them, or the run's owner does."""
+        if by_work:
+            self._has_history = True
+            self._pinned.clear()
+        for author in authors:
+            self._accepted.add(author)
+            self._drop(author)
+
+    def keep(self, authors: Iterable[PeerId]) -> None:
+        """Keep these authors until more are accepted: a proposal names them."""
+        self._pinned.update(authors)
+
+    def vouch(self, author: PeerId) -> bool:
+        """A payload of this author was verified here. Whether that is news."""
+        held = self._held.get(author)
+        if held is None or held.worked:
+            return False
+        held.worked, held.active = True, self._tick()
+        self._new -= 1
+        return True
+
+    def require(self, entries: Iterable[Digest]) -> None:
+        """A set or a ballot names these entries: their authors are taken whatever the budget says."""
+        for entry in entries:
+            self._required[entry] = None
+            if len(self._required) > _REQUIRED:
+                self._required.popitem(last=False)
+
+    # --- places ----------------------------------------------------------------------------------
+
+    def reset(self, sizes: Mapping[PeerId, int]) -> None:
+        """Know exactly these authors, with the bytes that each holds: after the ledger was opened, or failed."""
+        for author in self._held.keys() - sizes.keys():
+            self._drop(author)
+        for author in sizes.keys() - self._held.keys() - self._accepted:
+            self._add(author, author, author, sizes[author])
+
+    def end_replay(self) -> list[PeerId]:
+        """The replay told who is accepted. Returns the authors that must go, because there are too many."""
+        self.is_replaying = False
+        return [*self._surplus(worked=False), *self._surplus(worked=True)]
+
+    def note_named(self, entry: Digest, author: PeerId) -> None:
+        """An entry came. If it is required, its author is pinned."""
+        if entry in self._required:
+            del self._required[entry]
+            self._pinned.add(author)
+
+    @property
+    def awaits_entries(self) -> bool:
+        """Whether `note_named` is worth a call."""
+        return bool(self._required)
+
+    def reason(self, author: PeerId) -> str:
+        """Why an author that is not in the ledger has no place; empty if it is not remembered to have tried."""
+        if author in self._gone:
+            return f"{short(author)} {_LOST}"
+        return self._refused.get(author, "")
+
+    def is_refused(self, entry: Entry, sender: PeerId | None) -> bool:
+        """Whether this entry, of an author without a feed here, is refused. Counts against the sender's rate."""
+        author = entry.author
+        if author in self._accepted or author in self._held or author in self._pinned or sender is None:
+            return False
+        if entry.seq:  # an exchange would bring the feed from its start: not while many wait
+            return self.is_pressed
+        reason = self._refusal(author, sender)
+        if reason and sender == author:
+            self._refused[author] = reason
+            self._refused.move_to_end(author)
+            if len(self._refused) > _REFUSED:
+                self._refused.popitem(last=False)
+        return bool(reason)
+
+    def _refusal(self, author: PeerId, sender: PeerId) -> str:
+        if self.is_closed:
+            return f"this run has its {self.max_accepted} authors and takes no more; go on in a new run"
+        if not self.is_pressed:
+            return ""
+        gone_s = self._now() - self._gone.get(author, -COOL_S)
+        if gone_s < COOL_S and sender != author:
+            return f"{short(author)} {_LOST}"
+        # Who brings only itself does not stand in line with those whom a neighbour of its block brings.
+        block = self.block_of(sender)
+        by_block = self._by_block.take(PeerId(f"{block} alone" if sender == author else block))
+        if not by_block or (sender != author and not self._by_neighbour.take(sender)):
+            where = "its addresses" if not by_block else "one neighbour"
+            return f"too many new authors from {where} (ledger_newcomers_per_minute); {_ADVICE}"
+        return ""
+
+    def take_place(self, author: PeerId, sender: PeerId | None) -> list[PeerId]:
+        """Give a new author its place; return the authors that must go for it."""
+        if author in self._accepted or author in self._held:
+            return []
+        bringer = sender or author
+        self._add(author, bringer, self.block_of(bringer), 0)
+        return self._surplus(worked=False)
+
+    def is_full(self, author: PeerId) -> bool:
+        """Whether a newcomer holds as many bytes as it may."""
+        held = self._held.get(author)
+        return held is not None and held.size_bytes >= SHARE_BYTES and self._bytes >= SPARE_BYTES
+
+    def grow(self, author: PeerId, size_bytes: int) -> None:
+        """An entry of so many bytes was stored."""
+        held = self._held.get(author)
+        if held is not None:
+            held.size_bytes += size_bytes
+            self._bytes += size_bytes
+            held.active = self._tick()
+
+    def _surplus(self, *, worked: bool) -> list[PeerId]:
+        places = WORKED if worked else self.quota.authors
+        if self.is_replaying and not worked:
+            places = max(places, self.max_accepted - len(self._accepted))
+        group = {a: held for a, held in self._held.items() if held.worked == worked and a not in self._pinned}
+        gone: list[PeerId] = []
+        while len(group) > places:
+            victim = _victim(group)
+            del group[victim]
+            self._drop(victim)
+            self._gone[victim] = self._now()
+            self._gone.move_to_end(victim)
+            if len(self._gone) > _GONE:
+                self._gone.popitem(last=False)
+            self.pruned += 1
+            gone.append(victim)
+        return gone
+
+    def _add(self, author: PeerId, bringer: PeerId, block: str, size_bytes: int) -> None:
+        self._refused.pop(author, None)
+        self._gone.pop(author, None)
+        self._held[author] = _Newcomer(bringer, block, self._tick(), size_bytes)
+        self._new += 1
+        self._bytes += size_bytes
+
+    def _drop(self, author: PeerId) -> None:
+        held = self._held.pop(author, None)
+        if held is not None:
+            self._bytes -= held.size_bytes
+            self._new -= not held.worked
+
+    def _tick(self) -> int:
+        self._events += 1
+        return self._events
+
+    def block_of(self, peer: PeerId) -> str:
+        """Address block of a connected peer; the peer itself if no IP address of its is known."""
+        return address_block(self._maddr_of(peer)) or peer
+
+
+_ADVICE = "stay connected: it is tried again, and who contributes is kept"
+_LOST = f"has shown no work yet and lost its place to others (ledger_newcomers); {_ADVICE}"
+
+
+def address_block(maddr: str) -> str:
+    """The /24 (IPv4) or /64 (IPv6) of a multiaddr, that of the relay for a relayed one; empty: it names no IP."""
+    parts = maddr.split("/")
+    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+        return ""
+    try:
+        address = ipaddress.ip_address(parts[2])
+        return str(ipaddress.ip_network((address, _BLOCK_BITS[address.version]), strict=False))
+    except ValueError:
+        return ""
+
+
+def _victim(group: Mapping[PeerId, _Newcomer]) -> PeerId:
+    """The idlest author of the neighbours that brought most, in the blocks that brought most."""
+    blocks = Counter(held.block for held in group.values())
+    share = max(blocks.values())
+    heavy = [(author, held) for author, held in group.items() if blocks[held.block] == share]
+    bringers = Counter(held.bringer for _, held in heavy)
+    most = max(bringers.values())
+    return min((held.active, author) for author, held in heavy if bringers[held.bringer] == most)[1]

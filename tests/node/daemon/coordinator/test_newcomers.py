@@ -1,0 +1,115 @@
+"""Members and authors without work: who is waited for, and what is forgotten when the ledger lets one go."""
+
+import random
+from types import SimpleNamespace
+
+from atoll.node.daemon.consensus import machine as finality_machine
+from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
+from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
+from atoll.node.daemon.coordinator.trials import FEW, TRIAL_ROUNDS, Trials
+from atoll.node.daemon.rounds import types as round_types
+from atoll.node.daemon.rounds.machine import begin, step
+from atoll.node.daemon.rounds.state import RoundConfig
+from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import Ballot, Contribution, Proposal
+
+OWNER, ANN, EVE = (PeerId(name) for name in ("owner", "ann", "eve"))
+CROWD = [PeerId(f"eve{number}") for number in range(40)]
+
+
+def work(number: int, what: bytes) -> Contribution:
+    return Contribution(Round(number), digest(b"base"), digest(what), 1, 1, 64, 1.0)
+
+
+class Net:
+    """Remembers what the budget was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object]] = []
+
+    def __getattr__(self, name: str):
+        return lambda what, **more: self.told.append((name, [*what] if not isinstance(what, str) else what))
+
+
+def test_few_are_all_waited_for() -> None:
+    trials = Trials(lambda peer: peer)
+    assert trials.choose(CROWD[:FEW], 0, [], 3) == {*CROWD[:FEW]}
+    assert trials.choose(CROWD, len(CROWD), [], 3) == {*CROWD}
+
+
+def test_of_many_a_few_connected_ones_have_their_turns() -> None:
+    trials = Trials(lambda peer: peer, random.Random(1))
+    near = CROWD[:10]
+    first = trials.choose(CROWD, 3, near, 5)
+    assert len(first) == FEW
+    assert first <= {*near}
+    assert trials.choose(CROWD, 3, near, 5 + TRIAL_ROUNDS - 1) == first
+    second = trials.choose(CROWD, 3, near, 5 + TRIAL_ROUNDS)
+    assert len(second) == FEW
+    assert not second & first, "each has one trial"
+    third = trials.choose(CROWD, 3, near, 5 + 2 * TRIAL_ROUNDS)
+    assert first | second | third == {*near}
+    assert trials.choose(CROWD, 3, near, 5 + 3 * TRIAL_ROUNDS) == set()
+
+
+def test_a_block_does_not_keep_another_waiting() -> None:
+    near = [*CROWD, ANN]
+    for seed in range(20):
+        trials = Trials(lambda peer: "here" if peer == ANN else "there", random.Random(seed))
+        assert ANN in trials.choose(near, 3, near, 0)
+
+
+def test_what_is_pruned_is_forgotten_unless_it_is_held_or_named() -> None:
+    held, named, lost = work(0, b"held"), work(0, b"named"), work(0, b"lost")
+    stopped = []
+    fetcher = SimpleNamespace(is_held=lambda record: record == held, stop=stopped.append)
+    machines = SimpleNamespace(
+        round=begin(RoundConfig(OWNER, rounds=9, quorum_256=128, grace_256=256, lease_s=60.0)),
+        finality=finality_machine.begin(RunId(digest(b"run")), OWNER, 9, OWNER),
+    )
+
+    def feed_round(event: round_types.Event) -> None:
+        machines.round, _ = step(machines.round, event)
+
+    def feed_finality(event: finality_types.Event) -> None:
+        machines.finality, _ = finality_machine.step(machines.finality, event)
+
+    machines.feed_round, machines.feed_finality = feed_round, feed_finality
+    index = ContributionIndex(OWNER, fetcher)
+    watch = NewcomerWatch(
+        context=SimpleNamespace(now=lambda: 1.0), net=Net(), machines=machines, contributions=index
+    )
+    authors = {}
+    for who, record in ((ANN, held), (EVE, named), (CROWD[0], lost)):
+        name = authors[who] = digest(who.encode())
+        index.add(name, who, record)
+        feed_round(round_types.ContributionSeen(name, who, record, record == held, 0.0))
+        feed_finality(finality_types.EntrySeen(name, who, record))
+    feed_finality(finality_types.EntryPayloadHeld(authors[ANN]))
+    proposal = Proposal(Round(0), Ballot(0, OWNER), (authors[EVE],), digest(b"state"))
+    feed_finality(finality_types.EntrySeen(digest(b"proposal"), OWNER, proposal))
+    for who in authors:
+        watch.on_pruned(who)
+    assert set(machines.round.books[0].authors.values()) == {ANN}
+    assert set(machines.finality.books[0].contributions) == {authors[ANN], authors[EVE]}
+    assert (authors[ANN] in index, authors[CROWD[0]] in index) == (True, False)
+    assert stopped == [named, lost]
+
+
+def test_what_a_voter_names_is_kept_and_required() -> None:
+    net, known, unknown = Net(), digest(b"known"), digest(b"unknown")
+    index = ContributionIndex(OWNER, SimpleNamespace(is_held=lambda record: False))
+    index.add(known, ANN, work(0, b"known"))
+    finality = finality_machine.begin(RunId(digest(b"run")), OWNER, 9, OWNER)
+    watch = NewcomerWatch(
+        context=SimpleNamespace(), net=net, machines=SimpleNamespace(finality=finality), contributions=index
+    )
+    proposal = Proposal(Round(0), Ballot(0, OWNER), tuple(sorted((known, unknown))), digest(b"state"))
+    watch.on_entry(SimpleNamespace(author=EVE, body=proposal))
+    assert net.told == [], "who is no voter names what it likes"
+    watch.on_entry(SimpleNamespace(author=OWNER, body=proposal))
+    assert net.told == [("keep", [ANN]), ("require", [unknown])]
+    watch.on_final([known])
+    watch.on_held([known])
+    assert net.told[2:] == [("accept", [ANN]), ("vouch", ANN)]

@@ -1,0 +1,311 @@
+"""The budget of newcomers: floods take their own places, work is kept, and what is named comes past it."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.p2p.ledger import newcomers as module
+from atoll.p2p.ledger.newcomers import COOL_S, SHARE_BYTES, NewcomerQuota, Newcomers, address_block
+from atoll.p2p.ledger.store import CLOSED, Ledger
+from atoll.protocols.errors import DiskFault
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import Ack, Entry, sign_entry
+
+RUN = RunId(digest(b"run"))
+FAKES = [Identity(random.Random(number).randbytes(32)) for number in range(120)]
+ANN, BEN, EVE, EVA = (Identity(bytes([number]) * 32).peer_id for number in range(1, 5))
+HONEST = Identity(bytes([9]) * 32)
+PLACES = 16
+
+
+def feed(author: Identity, size: int = 1, what: bytes = b"") -> list[Entry]:
+    entries: list[Entry] = []
+    for seq in range(size):
+        previous = entries[-1].id if entries else b""
+        body = Ack(Round(seq), digest(b"set"), digest(b"state", what))
+        entries.append(sign_entry(RUN, author, seq, previous, body))
+    return entries
+
+
+class World:
+    """A ledger with a budget, a clock, and an address for each neighbour."""
+
+    def __init__(self, path: Path, per_minute: int = 1000) -> None:
+        self.now = 0.0
+        self.maddrs = {ANN: "/ip4/10.0.0.1/tcp/1", BEN: "/ip4/10.0.1.1/tcp/1", EVE: "/ip4/10.9.9.1/tcp/1"}
+        self.maddrs[EVA] = "/ip4/10.9.9.77/udp/1/quic-v1"
+        quota = NewcomerQuota(PLACES, per_minute)
+        self.newcomers = Newcomers(quota, lambda: self.now, lambda peer: self.maddrs.get(peer, ""))
+        self.ledger = Ledger(path / "ledger.sqlite", RUN, newcomers=self.newcomers)
+        self.newcomers.is_replaying = False
+
+    def bring(self, author: Identity, sender: PeerId, size: int = 1) -> bool:
+        return bool(self.ledger.insert_all(feed(author, size), sender).fresh)
+
+    def here(self) -> set[PeerId]:
+        return set(self.ledger.vector())
+
+
+@pytest.fixture
+def world(tmp_path: Path):
+    made = World(tmp_path)
+    yield made
+    made.ledger.close()
+
+
+def test_a_flood_takes_its_own_places(world):
+    assert world.bring(HONEST, BEN)
+    for fake in FAKES:
+        world.bring(fake, EVE)
+    assert HONEST.peer_id in world.here()
+    assert world.newcomers.counts == (0, 0, PLACES)
+    assert world.newcomers.pruned == len(FAKES) + 1 - PLACES
+    assert {e.author for _, e in world.ledger.since(0, 1000)} == world.here(), "their entries are off the disk"
+
+
+def test_a_block_is_one_however_many_neighbours_it_has(world):
+    """Two neighbours of one /24 bring as many as two of two blocks; the block is heavier."""
+    world.bring(HONEST, ANN)
+    for number, fake in enumerate(FAKES[:PLACES]):
+        world.bring(fake, (ANN, EVE, EVA)[number % 3])
+    first = {fake.peer_id for number, fake in enumerate(FAKES[:PLACES]) if number % 3 == 0}
+    assert first | {HONEST.peer_id} <= world.here()
+
+
+def test_the_idlest_of_them_goes(world):
+    for fake in FAKES[:PLACES]:
+        world.bring(fake, EVE)
+    world.ledger.insert_all(feed(FAKES[0], 2)[1:], EVE)
+    world.bring(FAKES[PLACES], EVE)
+    assert {FAKES[0].peer_id, FAKES[PLACES].peer_id} <= world.here()
+    assert FAKES[1].peer_id not in world.here()
+
+
+def test_work_is_kept(world):
+    accepted, worked = FAKES[0].peer_id, FAKES[1].peer_id
+    for fake in FAKES[:2]:
+        world.bring(fake, EVE)
+    world.newcomers.accept([accepted])
+    assert world.newcomers.vouch(worked)
+    assert not world.newcomers.vouch(worked)
+    for fake in FAKES[2:]:
+        world.bring(fake, EVE)
+    assert {accepted, worked} <= world.here()
+    assert world.newcomers.counts == (1, 1, PLACES)
+    assert [world.newcomers.is_tried(peer) for peer in (accepted, worked, FAKES[-1].peer_id)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_everybody_is_tried_before_the_first_round_is_final(world):
+    world.newcomers.accept([ANN], by_work=False)
+    assert world.newcomers.is_tried(EVE)
+
+
+def test_who_brings_itself_does_not_stand_in_line_with_a_flood(tmp_path: Path):
+    world = World(tmp_path, per_minute=5)
+    taken = sum(world.bring(fake, EVE) for fake in FAKES)
+    assert taken == PLACES // 2 + 5, "free places, then the burst"
+    world.maddrs[HONEST.peer_id] = "/ip4/10.9.9.5/tcp/1"  # of the flood's own block
+    assert world.bring(HONEST, HONEST.peer_id)
+    assert not world.bring(FAKES[-1], EVE)
+    world.now += 60.0
+    assert world.bring(FAKES[-1], EVE)
+    world.ledger.close()
+
+
+def test_a_block_has_twice_the_rate_of_a_neighbour(tmp_path: Path):
+    world = World(tmp_path, per_minute=5)
+    senders = [PeerId(f"eve{number}") for number in range(6)]
+    world.maddrs |= {sender: f"/ip4/10.9.9.{number}/tcp/1" for number, sender in enumerate(senders)}
+    taken = sum(world.bring(fake, senders[number % 6]) for number, fake in enumerate(FAKES))
+    assert taken == PLACES // 2 + 10
+    world.ledger.close()
+
+
+def test_the_refused_hear_why(tmp_path: Path):
+    world = World(tmp_path, per_minute=1)
+    for fake in FAKES[:PLACES]:
+        world.bring(fake, BEN if fake in FAKES[: PLACES // 2] else fake.peer_id)
+    for fake in FAKES[PLACES:]:
+        world.bring(fake, fake.peer_id)
+    lost = next(fake.peer_id for fake in FAKES if fake.peer_id not in world.here())
+    assert "ledger_newcomers" in world.ledger.refusal(lost)
+    assert "stay connected" in world.ledger.refusal(lost)
+    assert len(world.ledger.refusal(lost)) <= 200
+    assert world.ledger.refusal(next(iter(world.here()))) == ""
+    assert world.ledger.refusal(ANN) == "", "it never tried"
+    world.ledger.close()
+
+
+def test_the_pruned_come_back_by_themselves_only(world):
+    for fake in FAKES[: PLACES + 1]:
+        world.bring(fake, EVE)
+    gone = FAKES[0]
+    assert gone.peer_id not in world.here()
+    assert not world.bring(gone, BEN)
+    assert not world.ledger.insert_all(feed(gone, 2)[1:], BEN).gap, "and nobody asks for the rest"
+    assert world.bring(gone, gone.peer_id)
+    assert FAKES[1].peer_id not in world.here()
+    world.now += COOL_S
+    assert world.bring(FAKES[1], BEN)
+
+
+def test_what_is_named_comes_past_the_budget(world):
+    for fake in FAKES[:PLACES]:
+        world.bring(fake, EVE)
+    entries = feed(HONEST, 3)
+    world.newcomers.require([entries[2].id])
+    assert world.ledger.insert_all(entries[1:], EVE).gap, "its feed is asked for from the start"
+    assert len(world.ledger.insert_all(entries, EVE).fresh) == 3
+    for fake in FAKES[PLACES:]:
+        world.bring(fake, EVE)
+    assert HONEST.peer_id in world.here(), "and stays"
+    world.newcomers.accept([ANN])
+    for number in range(2 * PLACES):
+        world.bring(Identity(random.Random(f"more {number}").randbytes(32)), EVE)
+    assert HONEST.peer_id not in world.here(), "until the round is final with others"
+
+
+def test_a_proposal_keeps_what_it_names(world):
+    world.bring(HONEST, EVE)
+    world.newcomers.keep([HONEST.peer_id])
+    for fake in FAKES:
+        world.bring(fake, EVE)
+    assert HONEST.peer_id in world.here()
+
+
+def test_pressed_ledgers_offer_no_new_authors(world):
+    world.bring(HONEST, BEN)
+    world.newcomers.vouch(HONEST.peer_id)
+    for fake in FAKES[: PLACES // 2]:
+        world.bring(fake, EVE)
+    assert len(world.ledger.missing({}, 1 << 20)) == 1
+    assert len(world.ledger.missing({FAKES[0].peer_id: 0}, 1 << 20)) == 2, "but to whom has the feed"
+
+
+def test_a_newcomer_has_few_bytes_when_all_together_have_many(world, monkeypatch):
+    world.bring(HONEST, BEN)
+    peer = HONEST.peer_id
+    world.newcomers.grow(peer, SHARE_BYTES)
+    assert world.ledger.wanted()[peer] == 1
+    monkeypatch.setattr(module, "SPARE_BYTES", SHARE_BYTES)
+    assert world.ledger.wanted()[peer] == CLOSED
+    done = world.ledger.insert_all(feed(HONEST, 3)[1:], BEN)
+    assert (done.fresh, done.gap) == ((), False)
+    world.newcomers.accept([peer])
+    assert len(world.ledger.insert_all(feed(HONEST, 3)[1:], BEN).fresh) == 2
+
+
+def test_proofs_of_the_pruned_go_too(world):
+    world.bring(FAKES[0], EVE)
+    assert world.ledger.insert_all(feed(FAKES[0], 1, b"other"), EVE).forks
+    assert world.ledger.equivocators() == {FAKES[0].peer_id}
+    for fake in FAKES[1:]:
+        world.bring(fake, EVE)
+    assert world.ledger.equivocators() == frozenset()
+    assert world.ledger.proof(FAKES[0].peer_id) is None
+    assert not world.ledger.add_proof(feed(FAKES[0])[0], feed(FAKES[0], 1, b"other")[0])
+
+
+def test_places_are_open_until_the_ledger_is_replayed(tmp_path: Path):
+    world = World(tmp_path)
+    world.newcomers.is_replaying = True
+    for fake in FAKES:
+        assert world.bring(fake, EVE)
+    world.newcomers.accept(fake.peer_id for fake in FAKES[:50])
+    gone = world.ledger.end_replay()
+    assert len(gone) == len(FAKES) - 50 - PLACES
+    assert world.here() == {fake.peer_id for fake in FAKES} - set(gone)
+    assert {fake.peer_id for fake in FAKES[:50]} <= world.here()
+    assert world.ledger.end_replay() == ()
+    world.ledger.close()
+    again = World(tmp_path)
+    assert again.here() == world.here()
+    assert sum(again.newcomers.counts) == len(again.here())
+    again.ledger.close()
+
+
+def test_a_disk_that_fails_leaves_the_budget_as_it_was(world, monkeypatch):
+    for fake in FAKES[:PLACES]:
+        world.bring(fake, EVE)
+    before = world.here()
+
+    def fail(*values: object) -> None:
+        raise DiskFault("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_write", fail)
+        with pytest.raises(DiskFault):
+            world.bring(FAKES[PLACES], EVE)
+    assert world.here() == before
+    assert {fake.peer_id for fake in FAKES if world.newcomers.is_new(fake.peer_id)} == before
+    assert world.bring(FAKES[PLACES], EVE)
+
+
+def test_a_run_with_all_its_authors_says_so(world):
+    world.newcomers.max_accepted = 2
+    world.newcomers.accept([ANN, BEN])
+    assert world.ledger.is_closed
+    assert not world.bring(HONEST, HONEST.peer_id)
+    assert "takes no more" in world.ledger.refusal(HONEST.peer_id)
+
+
+@pytest.mark.parametrize(
+    ("maddr", "block"),
+    [
+        ("/ip4/203.0.113.77/tcp/4710", "203.0.113.0/24"),
+        ("/ip4/203.0.113.1/udp/1/quic-v1/p2p/QmRelay/p2p-circuit", "203.0.113.0/24"),
+        ("/ip6/2001:db8:1:2:3::4/tcp/1", "2001:db8:1:2::/64"),
+        ("/ip4/203.0.113.300/tcp/1", ""),
+        ("/memory/4", ""),
+        ("", ""),
+    ],
+)
+def test_address_blocks(maddr: str, block: str) -> None:
+    assert address_block(maddr) == block
+
+
+Event = st.tuples(
+    st.sampled_from(["bring", "own", "vouch", "accept", "more"]), st.integers(0, 39), st.integers(0, 3)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(Event, max_size=120))
+def test_laws(tmp_path_factory, events) -> None:
+    """Places are bounded, who is accepted or worked stays, and the counts are those of the ledger."""
+    world = World(tmp_path_factory.mktemp("law"))
+    world.newcomers.quota = NewcomerQuota(6)
+    kept: set[PeerId] = set()
+    try:
+        for what, number, sender in events:
+            fake = FAKES[number]
+            match what:
+                case "bring":
+                    world.bring(fake, (ANN, BEN, EVE, EVA)[sender])
+                case "own":
+                    world.bring(fake, fake.peer_id)
+                case "more":
+                    world.ledger.insert_all(feed(fake, 4), fake.peer_id)
+                case "vouch" if fake.peer_id in world.here():
+                    world.newcomers.vouch(fake.peer_id)
+                    kept.add(fake.peer_id)
+                case "accept" if fake.peer_id in world.here():
+                    world.newcomers.accept([fake.peer_id])
+                    kept.add(fake.peer_id)
+            assert kept <= world.here()
+            assert sum(world.newcomers.counts) == len(world.here())
+            assert world.newcomers.counts[2] <= 6
+        sizes = {author: feed.size_bytes for author, feed in world.ledger._feeds.items()}
+        held = {author: each.size_bytes for author, each in world.newcomers._held.items()}
+        assert held == {author: sizes[author] for author in held}
+        assert world.newcomers._bytes == sum(held.values())
+    finally:
+        world.ledger.close()
