@@ -25,6 +25,7 @@ BENCHES = {
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
     "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
+    "byzantine": "Loss of runs with liars under rules of aggregation, by attack and share; cost of the fold.",
     "wan": "Nodes that train behind slow links, beside hivemind's averager on the same links (root, Linux).",
 }
 """Name -> its one line. A bench is the module `atoll_bench.NAME`, imported when it is asked for."""
@@ -38,11 +39,12 @@ OPTIONS = {
     "compress": ("millions", "device"),
     "topology": ("millions",),
     "experts": ("loss", "device"),
+    "byzantine": ("rules", "seeds"),
     "wan": ("nodes", "preset", "rounds", "overlap"),
 }
 DEADLINE_S = 900.0
-DEADLINES_S = {"wan": 3600.0, "experts": 1800.0, "leave": 3 * 3600.0}
-"""Of benches that take longer with a larger preset, or with more nodes."""
+DEADLINES_S = {"wan": 3600.0, "experts": 1800.0, "leave": 3 * 3600.0, "byzantine": 4 * 3600.0}
+"""Of benches that take longer with a larger preset or with more nodes, or train many runs."""
 LOSS_DEADLINE_S = 6 * 3600.0
 """Of a bench that trains whole runs (`--loss`)."""
 
@@ -66,10 +68,12 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option(
     "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
 )
+@click.option("--rules", help="byzantine: which, with commas between (mean,nnm).")
+@click.option("--seeds", type=click.IntRange(1, 100), help="byzantine: how many (3).")
 @click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
     """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, cli, compress, topology,
-    experts, wan (docs/bench.md).
+    experts, byzantine, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

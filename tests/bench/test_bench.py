@@ -267,6 +267,14 @@ def test_quick_topology(atoll, tmp_path):
     assert rows["R = 8, a reducer lies: digests, any round"]["value"] == 1
 
 
+def test_quick_byzantine(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "byzantine", "--rules", "mean,nnm")
+    assert rows["mean: no attack"]["value"] == 1
+    assert {"nnm: worst at 20 %", "nnm: worst at 30 %", "nnm: fold of 8 / mean"} <= set(rows)
+    assert rows["nnm: worst at 20 %"]["bar"] == "<= 1.03"
+    assert rows["nnm: fold of 8 / mean"]["value"] > 0.5
+
+
 def test_quick_experts(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "experts")
     held = {m: r["value"] for m, r in rows.items() if m.endswith("distance from 16·T + b·F")}

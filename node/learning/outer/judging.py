@@ -40,7 +40,8 @@ def shares_of(weigh: Weigh, gram_PP: Ints, liars_256: int) -> Ints:
     group_P = groups(gram_PP)
     size_G = np.bincount(group_P)
     gram_GG = _sums(_sums(gram_PP, group_P).T, group_P) // (size_G[:, None] * size_G)
-    share_G = weigh(gram_GG, len(gram_GG) * liars_256 >> 8)
+    # By direction alone: with honest contributions far apart, what is short and points backwards is near to all.
+    share_G = weigh(cosines(gram_GG, 1 << _GRAM_BITS), len(gram_GG) * liars_256 >> 8)
     if not share_G.any():
         share_G = np.ones_like(share_G)
     found[sent] = (share_G * _ONE // size_G)[group_P]
@@ -69,11 +70,11 @@ def groups(gram_PP: Ints) -> Ints:
     return found
 
 
-def cosines(gram_PP: Ints) -> Ints:
-    """int64 `[P, P]`, units of 2⁻¹², rounded down; 0 where a contribution is empty."""
+def cosines(gram_PP: Ints, one: int = _COSINE) -> Ints:
+    """int64 `[P, P]`, units of 1 / `one`, rounded down; 0 where a contribution is empty."""
     length_P = np.sqrt(gram_PP.diagonal().astype(np.float64))
     below_PP = np.maximum(length_P[:, None] * length_P, 1.0)
-    found: Ints = np.floor(gram_PP.astype(np.float64) / below_PP * _COSINE).astype(np.int64)
+    found: Ints = np.floor(gram_PP.astype(np.float64) / below_PP * one).astype(np.int64)
     return found
 
 

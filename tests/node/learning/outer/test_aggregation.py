@@ -269,6 +269,20 @@ def test_what_is_empty_has_no_vote():
         assert shares[:3].all()
 
 
+@pytest.mark.parametrize("rule", ["nnm", "krum"])
+def test_what_is_short_and_points_backwards_is_not_near_to_all(rule):
+    """Honest contributions are far apart: against their mean, and shorter than they, is within their diameter."""
+    rng = np.random.default_rng(5)
+    common = rng.integers(-40, 40, 4000)
+    honest = rng.integers(-100, 100, (8, 4000)) + common
+    lie = -honest.sum(axis=0) // 8
+    rows = np.concatenate([honest, [lie]])
+    distances = np.linalg.norm(rows[:, None] - rows, axis=2)
+    assert distances[8, :8].max() < np.max(distances[:8, :8])
+    shares = shares_of(RULES[rule], gram_of(rows), 64)
+    assert shares[8] < shares[:8].min() / 3 or not shares[8]
+
+
 def test_krum_leaves_out_the_far_ones():
     assert krum(gram_of([[10, 0], [11, 1], [9, 1], [-50, 0]]), 1).tolist() == [1, 1, 1, 0]
 

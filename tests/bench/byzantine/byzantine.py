@@ -1,0 +1,154 @@
+"""`atoll bench byzantine`: loss of runs with liars under each rule, and a rule's cost (docs/bench-byzantine.md).
+
+Every arm is a run in one process: the same Θ₀, text and order for all arms of a seed. Each rule's outer rate is
+chosen without liars, and stays. The figures are losses over that of the plain mean without liars: so a rule also
+pays for members that it does not have, because they lie.
+"""
+
+import asyncio
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from atoll.node.learning.compress.codecs import codec_of
+from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.compress.measuring import Judge
+from atoll.node.learning.outer.aggregation import Aggregation
+from atoll.node.learning.outer.judging import RULES
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.arena import CHUNK
+from atoll_bench.byzantine import trial
+from atoll_bench.byzantine.attacks import NAMES
+from atoll_bench.byzantine.trial import MEMBERS, Case
+from atoll_bench.child import Child, enter_all, started
+from atoll_bench.report import Bar, Row, paired_ratio, row
+
+SHARES = {20: Bar("<=", 1.03), 30: Bar("<=", 1.10)}
+"""Percent of liars, and the loss that the worst attack may leave, over that of the mean without liars."""
+COST, FOLD = Bar("<=", 1.01), Bar("<=", 2.0)
+RATES_256 = (256, 384, 512, 768)
+SHIPPED = "nnm"
+"""The rule whose figures are judged."""
+SEEDS = 3
+ARM = "atoll_bench.byzantine.byzantine_arm"
+TRIAL_S = 900.0
+
+
+async def measure(
+    quick: bool, say: Callable[[str], None], rules: str = f"mean,{SHIPPED}", seeds: int = SEEDS
+) -> list[Row]:
+    """All rows: each rule without liars, each attack at each share, the worst, and the cost of the fold."""
+    names, drawn = rules.split(","), range(1, 2 if quick else seeds + 1)
+    for rule in names:
+        if rule != "mean" and rule != "clip" and rule not in RULES:
+            raise ConfigError(f"no rule {rule!r}", hint=f"use some of mean, clip, {', '.join(RULES)}")
+    attacks, rounds = (("sign flip",), 2) if quick else (NAMES, trial.ROUNDS)
+    async with contextlib.AsyncExitStack() as stack:
+        arms = await enter_all(stack, [started(ARM) for _ in range(os.cpu_count() or 1)])
+        losses = Losses(arms, rounds, say)
+        rates = await _rates(losses, names)
+        say(", ".join(f"{rule}: rate {rate / 256:g}" for rule, rate in rates.items()))
+        await losses.find(
+            Case(rule, attack, MEMBERS * share // 100 if attack else 0, seed, rates[rule])
+            for seed in drawn
+            for rule in dict.fromkeys(("mean", *names))
+            for attack, share in [(None, 0), *((attack, share) for share in SHARES for attack in attacks)]
+            if rule in names or attack is None
+        )
+    rows = [each for rule in names for each in rows_of(rule, losses.found, rates, drawn, attacks)]
+    sizes = (8,) if quick else (8, 16, 64)
+    return rows + [
+        fold_row(rule, members, 64 if quick else 2048, 2 if quick else 5)
+        for rule in names
+        if rule != "mean"
+        for members in sizes
+    ]
+
+
+class Losses:
+    """Losses of cases, by as many children as there are cores."""
+
+    def __init__(self, arms: Sequence[Child], rounds: int, say: Callable[[str], None]) -> None:
+        self._arms, self._rounds, self._say = arms, rounds, say
+        self.found: dict[Case, float] = {}
+
+    async def find(self, cases: Iterable[Case]) -> None:
+        """Train those that are not known; each arm takes the next. Raises LocalFault."""
+        waiting = iter([case for case in dict.fromkeys(cases) if case not in self.found])
+        async with asyncio.TaskGroup() as group:
+            for arm in self._arms:
+                group.create_task(self._work(arm, waiting))
+
+    async def _work(self, arm: Child, waiting: Iterator[Case]) -> None:
+        for case in waiting:
+            self.found[case] = await arm.ask("loss", TRIAL_S, case=case, rounds=self._rounds)
+            words = f"{case.rule}, rate {case.alpha_256 / 256:g}, {case.attack or 'no attack'}"
+            self._say(f"{words}, {case.liars} liars, seed {case.seed}: {self.found[case]:.4f}")
+
+
+async def _rates(losses: Losses, rules: Sequence[str]) -> dict[str, int]:
+    """The best outer rate of each rule without liars, on the first seed."""
+    cases = {rule: [Case(rule, None, 0, 1, rate) for rate in RATES_256] for rule in ("mean", *rules)}
+    await losses.find(case for each in cases.values() for case in each)
+    return {rule: min(each, key=lambda case: losses.found[case]).alpha_256 for rule, each in cases.items()}
+
+
+def rows_of(
+    rule: str, losses: Mapping[Case, float], rates: Mapping[str, int], seeds: Iterable[int], attacks: Sequence[str]
+) -> list[Row]:
+    """A rule's rows: without liars, each attack, and the worst of each share."""
+
+    def over(attack: str | None, liars: int) -> list[float]:
+        return [
+            losses[Case(rule, attack, liars, seed, rates[rule])]
+            / losses[Case("mean", None, 0, seed, rates["mean"])]
+            for seed in seeds
+        ]
+
+    judged = rule == SHIPPED
+    rows = [_row(f"{rule}: no attack", over(None, 0), COST if judged else None, f"rate {rates[rule] / 256:g}; ")]
+    for share, bar in SHARES.items():
+        found = {attack: over(attack, MEMBERS * share // 100) for attack in attacks}
+        rows += [_row(f"{rule}: {attack}, {share} %", each, None) for attack, each in found.items()]
+        worst = max(found, key=lambda attack: statistics.mean(found[attack]))
+        rows.append(_row(f"{rule}: worst at {share} %", found[worst], bar if judged else None, f"{worst}; "))
+    return rows
+
+
+def _row(metric: str, ratios: Sequence[float], bar: Bar | None, note: str = "") -> Row:
+    seeds = "seeds " + ", ".join(f"{ratio:.3f}" for ratio in ratios)
+    return row(metric, statistics.mean(ratios), "x", bar, note=note + seeds)
+
+
+def fold_row(rule: str, members: int, chunks: int, turns: int) -> Row:
+    """Time of a fold with the rule over one without, in turns, one thread."""
+    torch.set_num_threads(1)
+    codec, step = codec_of("sparse2", 64), OuterStep(256, 64)
+    theta = torch.zeros((chunks, CHUNK), dtype=torch.int32)
+    noise, nothing = torch.Generator().manual_seed(1), torch.zeros((chunks, CHUNK))
+    common = torch.randn((chunks, CHUNK), generator=noise) * 1e-3
+    payloads = [
+        codec.encode(common + torch.randn((chunks, CHUNK), generator=noise) * 1e-3, nothing, nothing, 1.0)
+        for _ in range(members)
+    ]
+    weigh = None if rule == "clip" else RULES[rule]
+    atom_C = (np.arange(chunks) // 16).astype(np.int32)
+    seconds: dict[str, list[float]] = {rule: [], "mean": []}
+
+    def take(name: str, judge: Judge | None) -> None:
+        began = time.perf_counter()
+        codec.apply_update(theta, [64] * members, payloads, step, judge=judge)
+        seconds[name].append(time.perf_counter() - began)
+
+    for _ in range(turns + 1):
+        take("mean", None)
+        take(rule, Aggregation(weigh, 64, atom_C, [1 << 100] * (chunks // 16 + 1), 5))
+    ratio = paired_ratio(seconds[rule][1:], seconds["mean"][1:])
+    mean_ms = 1e3 * statistics.median(seconds["mean"][1:])
+    note = f"mean {mean_ms:.0f} ms, {chunks * CHUNK >> 20} Mi parameters, one thread"
+    return row(f"{rule}: fold of {members} / mean", ratio, "x", FOLD if rule == SHIPPED else None, note=note)

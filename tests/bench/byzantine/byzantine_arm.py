@@ -1,0 +1,32 @@
+"""Child of `bench byzantine`: one run after the other."""
+
+import asyncio
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from atoll.node.learning.data.dataset import Dataset, open_dataset
+from atoll.node.learning.data.shakespeare import default_cache
+from atoll_bench.byzantine.trial import Case, Trial, spec_of
+from atoll_bench.child import obey
+
+
+@cache
+def _data() -> Dataset:
+    spec = spec_of(Case("mean", None, 0))
+    return open_dataset(spec.data, spec.model.context, "", default_cache())
+
+
+async def loss(case: Any, rounds: int) -> float:
+    """Validation loss of a case. Raises ConfigError, NetworkFault."""
+    return Trial(msgspec.convert(case, Case), _data()).loss(rounds)
+
+
+async def main() -> None:
+    """Until standard input ends."""
+    await obey({"loss": loss})
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
