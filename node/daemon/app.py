@@ -161,8 +161,9 @@ class Daemon:
         async with _deadline("the worker", WORKER_S):
             await self._parts.trainer.stop()
         await self._end("worker", "goodput", "carry", "driver")
-        # The last entry of this node, so it comes after everything that writes has ended.
-        if not self.is_outranked and self._parts.driver.leave():
+        # The last entry of this node, so it comes after everything that writes has ended. After a fault there is
+        # none: a node that finds its identity in use elsewhere must not write into that one's feed.
+        if self._fault is None and not self.is_outranked and self._parts.driver.leave():
             async with _deadline("telling the others", LEAVE_S):
                 await self._parts.swarm.hand_over()
         await self._end("network", "addresses")

@@ -25,6 +25,7 @@ from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
+from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
@@ -164,9 +165,13 @@ class Driver:
     def leave(self) -> bool:
         """Write into the feed that this node leaves; it does not where nobody is there to read it."""
         newest = self.contributions.newest_own()
-        if newest is None or not self.leases.members:
+        # Before the feed was compared with what the others have, an entry could be its second one of that number.
+        if newest is None or not self.leases.members or not self.finalizer.is_synced:
             return False
-        return self.guard.publish(Leave(newest)) is not None
+        try:
+            return self.guard.publish(Leave(newest)) is not None
+        except LocalFault:
+            return False  # a feed with two histories takes no entry: the node ends because of it, and has said so
 
     def on_behind(self, reason: str) -> None:
         self.queue.post(lambda: self.machines.feed_round(round_types.Behind(reason, self.context.now())))
@@ -229,7 +234,7 @@ class Driver:
         if is_lawful(self.context.spec, entry):
             self._feed_entry_to_finality(entry)
             self._feed_entry_to_round(entry)
-            self.leases.on_entry(entry)
+            self.leases.on_entry(entry.author, is_leave=isinstance(entry.body, Leave))
 
     def _feed_entry_to_finality(self, entry: Entry) -> None:
         body, name = entry.body, entry.id

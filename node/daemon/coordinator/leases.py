@@ -10,7 +10,6 @@ from atoll.node.daemon.coordinator.trials import Trials
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.records import Entry, Leave
 from atoll.protocols.ledger.registers import Activity, Lease
 
 NEWER_S = 1.0
@@ -71,13 +70,13 @@ class MemberLeases:
             self._shortage = shortage
             self.feed_round(LeasesChanged(members, self.context.now(), shortage))
 
-    def on_entry(self, entry: Entry) -> None:
+    def on_entry(self, author: PeerId, *, is_leave: bool) -> None:
         """No round waits for the lease of an author whose newest entry is a Leave."""
-        if isinstance(entry.body, Leave):
-            self._left_at[entry.author] = self.context.now()
+        if is_leave:
+            self._left_at[author] = self.context.now()
             self.refresh()
         else:
-            self._left_at.pop(entry.author, None)
+            self._left_at.pop(author, None)
 
     def _without_leavers(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
         begun = {peer: view.heard - NEWER_S for peer, view in members.items()}

@@ -170,6 +170,7 @@ async def test_a_fault_of_a_part_ends_the_node_in_the_same_order(name):
     with pytest.raises(LocalFault, match="the disk is gone"):
         await node.daemon.run()
     assert "failed" in node.story
+    assert "left" not in node.story, "its feed may be another node's"
     order = [line for line in ended(node.story) if line != name]
     assert order[0] == "worker saved"
     assert order[-1] == "host"

@@ -8,7 +8,6 @@ from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.records import Ack, Leave
 from atoll.protocols.ledger.registers import Lease
 
 A, B = PeerId("peer-a"), PeerId("peer-b")
@@ -113,18 +112,14 @@ def test_who_has_no_lease_any_more_is_forgotten(world):
     assert world.leases._lost_at == {}
 
 
-def entry(author, body):
-    return SimpleNamespace(author=author, body=body)
-
-
 def test_nobody_waits_for_the_lease_of_a_member_that_left(world):
-    world.leases.on_entry(entry(A, Leave(Round(3))))
+    world.leases.on_entry(A, is_leave=True)
     assert world.later(0.5) == {B: None}
     assert set(world.told[-1].members) == {B}
 
 
 def test_a_member_that_left_and_is_back_counts_again(world):
-    world.leases.on_entry(entry(A, Leave(Round(3))))
+    world.leases.on_entry(A, is_leave=True)
     assert world.later(5.0) == {B: None}
     world.net.began[A] = world.net.now
     assert world.later(0.5) == {A: None, B: None}
@@ -132,8 +127,8 @@ def test_a_member_that_left_and_is_back_counts_again(world):
 
 
 def test_a_leave_that_is_read_after_the_return_is_over_with_the_next_entry(world):
-    world.leases.on_entry(entry(A, Leave(Round(3))))
-    world.leases.on_entry(entry(A, Ack(Round(4), bytes(32), bytes(32))))
+    world.leases.on_entry(A, is_leave=True)
+    world.leases.on_entry(A, is_leave=False)
     assert world.later(0.5) == {A: None, B: None}
 
 
