@@ -116,9 +116,9 @@ def limits(spec: RunSpec, number: int, atoms: Sequence[Atom]) -> list[int]:
 
 
 def sampled(members: int, k: int, chunks: int, seed: int) -> Ints:
-    """Every n-th chunk from a place that the seed names: so many that comparing costs half of what a fold does."""
+    """Every n-th chunk from a place that the seed names: so many that comparing costs a part of a fold."""
     pairs, fold = members * (members + 1) // 2 * k, CHUNK + 4 * members * k
-    every = max(1, min(-(-2 * pairs // fold), chunks // _LEAST_SAMPLE))
+    every = max(1, min(-(-4 * pairs // fold), chunks // _LEAST_SAMPLE))
     return np.arange(seed % every, chunks, every, dtype=np.int64)
 
 
