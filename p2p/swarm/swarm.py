@@ -147,7 +147,8 @@ class Swarm:
 
     def vouch(self, author: PeerId) -> None:
         """A payload of this author was verified here: others hear of it, even while many newcomers wait."""
-        if self.newcomers.vouch(author):
+        was_pressed = self.newcomers.is_pressed
+        if self.newcomers.vouch(author) and was_pressed:  # else it was passed on when it came
             self.replication.pass_on(author)
 
     def require(self, entries: Iterable[Digest]) -> None:

@@ -165,3 +165,23 @@ def test_who_lost_its_place_hears_it_and_comes_back_with_work(tmp_path: Path) ->
         assert lost[0].newcomers.counts[0] == 1
 
     play(tmp_path, scenario)
+
+
+def test_only_who_was_held_back_is_passed_on_when_it_worked(tmp_path: Path) -> None:
+    passed: list[PeerId] = []
+
+    async def scenario(world: World) -> None:
+        member = await world.start(1)
+        member.replication.pass_on = passed.append
+        made = Flooder(RUN, QUOTA.authors // 2 + 1, [fake_work(0)])
+        entries, authors = made.decoded(), [author.peer_id for author in made.authors]
+        member.ledger.insert_all(entries[:2], authors[0])
+        member.vouch(authors[0])
+        assert passed == []
+        member.ledger.insert_all(entries[2:], authors[0])
+        assert member.newcomers.is_pressed
+        member.vouch(authors[1])
+        member.vouch(authors[1])
+        assert passed == [authors[1]]
+
+    play(tmp_path, scenario)

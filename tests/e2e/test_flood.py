@@ -1,0 +1,71 @@
+"""10,000 made-up identities against real nodes of an open run, then an honest newcomer."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from atoll.p2p.membership.address_book import parse_seed
+from atoll.protocols.ids import RunId
+from atoll_bench.host import fresh_p2pd
+from tests.p2p.swarm.flooder import Flooder, fake_work
+
+pytestmark = pytest.mark.swarm
+MADE_UP = 10_000
+IN_S = 60.0
+
+
+@contextmanager
+def flooding(flood: Flooder, seeds: list[str]) -> Iterator[None]:
+    """The flood comes from another identity of this machine while the block lasts."""
+    loop = asyncio.new_event_loop()
+    work = loop.create_task(flood.serve(fresh_p2pd(), [parse_seed(seed) for seed in seeds]))
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(asyncio.wait([work]))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(work.cancel)
+        thread.join()
+        loop.close()
+
+
+def test_a_newcomer_gets_into_a_flooded_run(nodes, until, capsys):
+    owner, second, newcomer = (nodes(name) for name in ("owner", "second", "newcomer"))
+    run = owner.new_run("--data", "synthetic:markov", "--set", "pace.min_members=2")
+    owner.start("--run", "tiny").up()
+    second.start("--run", str(run), "--seed", owner.seed()).up()
+    until("rounds are final", lambda: min(owner.final(), second.final()) >= 4)
+    flood = Flooder(RunId(bytes.fromhex(owner.status()["run"])), MADE_UP, [fake_work(owner.final() + 20)])
+    with flooding(flood, [owner.seed(), second.seed()]):
+        until("half of the flood is out", lambda: flood.sent >= MADE_UP // 2, 300.0)
+        first = owner.status()
+        began = time.monotonic()
+        newcomer.start("--run", str(run), "--seed", owner.seed()).up()
+        up_s = time.monotonic() - began
+        peer = newcomer.status()["peer"]
+        until("it is in a final set", lambda: any(peer in r["contributors"] for r in owner.rows() if r["final"]))
+        in_s = time.monotonic() - began
+        until("the flood is out", lambda: flood.sent >= MADE_UP, 300.0)
+        last = owner.status()
+    with capsys.disabled():
+        print(
+            f"\nup after {up_s:.1f} s, in a final set after {in_s:.1f} s; {last['final'] - first['final']} rounds"
+        )
+        print(first["ledger"], last["ledger"], sum(map(len, flood.entries)))
+    assert in_s <= IN_S
+    fakes = {author.peer_id for author in flood.authors}
+    assert not any(fakes & {*row["contributors"]} for row in owner.rows())
+    assert last["ledger"]["new"] <= last["ledger"]["places"]
+    assert last["ledger"]["disk_bytes"] < 8 << 20, "most of it is SQLite's log, at most 4 MiB"
+    assert "authors," in owner.atoll("status").out
+    for node in (owner, second, newcomer):
+        node.stop()
