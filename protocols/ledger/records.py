@@ -202,7 +202,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_un
     """Signature of the permit's key over (run, author)."""
 
 
-FinalityBody: TypeAlias = Ack | Proposal | Vote | Prepare | Promise
+BallotBody: TypeAlias = Proposal | Vote | Prepare | Promise
+FinalityBody: TypeAlias = Ack | BallotBody
 EpochBody: TypeAlias = Leave | Epoch | Follow
 Body: TypeAlias = (
     Contribution
@@ -292,7 +293,7 @@ def _check(entry: Entry) -> Entry:
                 public_key_of(member)
         case Follow():
             _check_link(body.epoch)
-    if isinstance(body, Proposal | Vote | Prepare | Promise):
+    if isinstance(body, BallotBody):
         public_key_of(body.ballot.proposer)
         _check_link(body.ballot.epoch)
     return entry

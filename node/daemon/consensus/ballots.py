@@ -5,36 +5,39 @@ A Book is the same in whatever order the entries of different authors arrive.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
 from atoll.protocols.ledger import records
 
 
-@dataclass(frozen=True, slots=True)
-class Book:
+class Book(msgspec.Struct, frozen=True):
     """All entries about one round, of all epochs. Prepares and Proposals in another peer's ballot never get in."""
 
-    contributions: Mapping[Digest, tuple[PeerId, records.Contribution]] = field(default_factory=dict)
+    contributions: Mapping[Digest, tuple[PeerId, records.Contribution]] = msgspec.field(default_factory=dict)
     """Author and body by entry id."""
-    reductions: Mapping[Digest, PeerId] = field(default_factory=dict)
+    reductions: Mapping[Digest, PeerId] = msgspec.field(default_factory=dict)
     """Author by entry id. A set names contributions and Reductions."""
-    acks: Mapping[PeerId, Digest] = field(default_factory=dict)
+    acks: Mapping[PeerId, Digest] = msgspec.field(default_factory=dict)
     """Newest set digest that an author acknowledged."""
-    prepares: Mapping[records.Ballot, Digest] = field(default_factory=dict)
+    prepares: Mapping[records.Ballot, Digest] = msgspec.field(default_factory=dict)
     """Entry id of the Prepare that opened a ballot."""
-    promises: Mapping[tuple[PeerId, records.Ballot], records.Promise] = field(default_factory=dict)
+    promises: Mapping[tuple[PeerId, records.Ballot], records.Promise] = msgspec.field(default_factory=dict)
     """Promises by author and ballot."""
-    proposals: Mapping[Digest, records.Proposal] = field(default_factory=dict)
+    proposals: Mapping[Digest, records.Proposal] = msgspec.field(default_factory=dict)
     """Proposals by entry id."""
-    votes: Mapping[tuple[PeerId, records.Ballot], tuple[Digest, records.Vote]] = field(default_factory=dict)
+    votes: Mapping[tuple[PeerId, records.Ballot], tuple[Digest, records.Vote]] = msgspec.field(
+        default_factory=dict
+    )
     """First vote of an author in a ballot: a second one is equivocation and does not count."""
+    epochs: frozenset[bytes] = frozenset()
+    """The epochs of all ballots that were seen."""
 
     def within(self, epoch: bytes) -> "Book":
         """The book with the ballots of one epoch only: its voters' ballots elsewhere do not bind them in it."""
-        ballots = {*self.prepares, *(at for _, at in self.promises), *(at for _, at in self.votes)}
-        ballots.update(proposal.ballot for proposal in self.proposals.values())
-        if all(ballot.epoch == epoch for ballot in ballots):
+        if self.epochs <= {epoch}:
             return self
         return replace(
             self,
@@ -108,6 +111,13 @@ def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:
 
 def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     """The book with one more entry, and the reason why the entry does not count; empty where it does."""
+    after, fault = _with_entry(book, entry, author, body)
+    if after is not book and isinstance(body, records.BallotBody):
+        after = replace(after, epochs=after.epochs | {body.ballot.epoch})
+    return after, fault
+
+
+def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     match body:
         case records.Contribution() if any(who == author for who, _ in book.contributions.values()):
             return book, ""  # the first in the feed counts, and all nodes see one feed in one order

@@ -6,8 +6,11 @@ the chain forks, and `rank` tells every node which side to follow. Rules in word
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import quorum
 from atoll.protocols.ids import PeerId
@@ -18,35 +21,41 @@ ROOT: EpochId = b""
 """The run's first epoch: its owner decides round 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpochBook:
+class EpochBook(msgspec.Struct, frozen=True):
     """What the entries of all authors, each feed in order, tell of epochs."""
 
-    bodies: Mapping[EpochId, Epoch] = field(default_factory=dict)
-    signers: Mapping[EpochId, frozenset[PeerId]] = field(default_factory=dict)
+    bodies: Mapping[EpochId, Epoch] = msgspec.field(default_factory=dict)
+    signers: Mapping[EpochId, frozenset[PeerId]] = msgspec.field(default_factory=dict)
     """Members of an epoch that have its body in their feed."""
-    chosen: Mapping[PeerId, EpochId] = field(default_factory=dict)
+    chosen: Mapping[PeerId, EpochId] = msgspec.field(default_factory=dict)
     """The epoch that an author signed or followed last; ROOT if it is not here."""
-    left: Mapping[PeerId, int] = field(default_factory=dict)
+    left: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """Round of an author's newest Leave: it does not vote in rounds up to the one after."""
-    voted: Mapping[PeerId, int] = field(default_factory=dict)
+    back: Mapping[PeerId, frozenset[EpochId]] = msgspec.field(default_factory=dict)
+    """The epochs that an author signed since it left: it came back, and votes there again."""
+    voted: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """Newest round in which an author voted since it made its choice."""
-    places: Mapping[tuple[EpochId, int], tuple[EpochId, ...]] = field(default_factory=dict)
+    places: Mapping[tuple[EpochId, int], tuple[EpochId, ...]] = msgspec.field(default_factory=dict)
     """Complete epochs by the epoch that they continue and their first round."""
 
     def choice(self, author: PeerId) -> EpochId:
         """The epoch that an author signed or followed last."""
         return self.chosen.get(author, ROOT)
 
-    def has_left(self, author: PeerId, number: int) -> bool:
-        """Whether an author left before round `number` was decided, and so does not vote in it any more."""
-        return number <= self.left.get(author, -2) + 1
+    def has_left(self, author: PeerId, number: int, epoch: EpochId) -> bool:
+        """Whether an author left before round `number` was decided, and so does not vote in it in this epoch."""
+        return number <= self.left.get(author, -2) + 1 and epoch not in self.back.get(author, ())
 
     def is_complete(self, name: EpochId) -> bool:
         """Whether all members of the epoch signed it."""
         # All, not a quorum of them: a member that did not sign votes in the epoch before, and may decide there.
         body = self.bodies.get(name)
         return body is not None and len(self.signers[name]) == len(body.members)
+
+    def begun(self, name: EpochId) -> EpochId:
+        """The epoch, or the newest one before it that began; ROOT where one of them is unknown."""
+        # Who signed an epoch that waits for others is where it was before. Anybody can follow what nobody knows.
+        return next((each for each in self.ancestors(name) if self.is_complete(each)), ROOT)
 
     def children(self, parent: EpochId, number: int) -> tuple[EpochId, ...]:
         """The complete epochs that leave `parent` at round `number`."""
@@ -100,13 +109,16 @@ def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     """The book with one more entry of this author."""
     match body:
         case Leave():
-            return replace(book, left={**book.left, author: max(body.round, book.left.get(author, -1))})
+            left = {**book.left, author: max(body.round, book.left.get(author, -1))}
+            return replace(book, left=left, back={**book.back, author: frozenset[EpochId]()})
         case Follow(epoch=name):
             # What it voted before belongs to the chain that it leaves.
             return replace(book, chosen={**book.chosen, author: name}, voted={**book.voted, author: -1})
         # An Epoch without its author signs nothing: nobody can put words into others' feeds.
         case Epoch() if author in body.members:
             name = epoch_id(body)
+            if author in book.left:
+                book = replace(book, back={**book.back, author: book.back[author] | {name}})
             signers = book.signers.get(name, frozenset()) | {author}
             chosen = {**book.chosen, author: name}
             if signers == book.signers.get(name):
@@ -134,7 +146,9 @@ def chosen_path(entries: Iterable[tuple[PeerId, Body]], me: PeerId) -> tuple[Epo
     book = EpochBook()
     for author, body in entries:
         book = add_entry(book, author, body)
-    return tuple(book.bodies[name] for name in book.path(book.choice(me)))
+    # What it signed last may wait for others still: then it was where that begins.
+    paths = (book.path(name) for name in book.ancestors(book.choice(me)))
+    return tuple(book.bodies[name] for name in next(filter(None, paths), ()))
 
 
 class Electorate(NamedTuple):

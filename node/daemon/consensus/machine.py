@@ -13,7 +13,7 @@ A proposer with the promises of a quorum proposes what a quorum may have voted f
 voters count the promises themselves: two different sets can never both become final.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
@@ -23,7 +23,7 @@ from atoll.node.daemon.consensus.proposer import prepare, propose, waits
 from atoll.node.daemon.consensus.succession import enter_epoch, follow, open_epoch, waits_for_epoch
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
-from atoll.protocols.ledger.records import Ballot, Epoch, EpochBody, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody, Proposal, Vote
 
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
@@ -47,11 +47,14 @@ def begin(
     )
 
 
-def step(state: finality_types.FinalityState, event: finality_types.Event) -> Out:
-    """The next state, and the actions that the node must perform."""
-    state, actions = _apply_event(state, event)
+def step(state: finality_types.FinalityState, *events: finality_types.Event) -> Out:
+    """The next state after these events, which happened together, and the actions that the node must perform."""
+    actions: list[finality_types.Action] = []
+    for event in events:
+        state, more = _apply_event(state, event)
+        actions += more
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
-    if isinstance(event, finality_types.AppendRefused):
+    if any(isinstance(event, finality_types.AppendRefused) for event in events):
         return state, actions
     state, finals = _decide(state)
     state, actions = _admit(state), actions + finals
@@ -112,8 +115,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
     if isinstance(body, EpochBody):
         return state, []
-    is_ballot = isinstance(body, Proposal | Vote | Prepare | Promise)
-    if is_ballot and state.epochs.has_left(event.author, body.round):
+    if isinstance(body, BallotBody) and state.epochs.has_left(event.author, body.round, body.ballot.epoch):
         return state, []
     # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
     is_fork = any(segment.first == body.round for segment in state.chain[1:])

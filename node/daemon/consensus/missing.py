@@ -21,7 +21,7 @@ def missing(state: FinalityState) -> str:
 
 
 def _why(state: FinalityState, peer: PeerId, silent_s: float) -> str:
-    if state.epochs.has_left(peer, state.deciding):
+    if state.epochs.has_left(peer, state.deciding, state.epoch):
         return "left"
     if peer in state.members:
         return "is in another epoch"

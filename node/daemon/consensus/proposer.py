@@ -27,6 +27,10 @@ def prepare(state: FinalityState) -> Out:
     """Open the next ballot of ours when nothing became final for too long."""
     if state.stable_since is None or not may_append(state) or not state.views.get(state.deciding):
         return state, []
+    # Without a quorum no ballot gets anywhere. Those that pile up meanwhile would cost time afterwards, because
+    # the waits between them grow.
+    if state.short_since is not None:
+        return state, []
     count = len(state.voters)
     attempts = range(state.attempt + 1, state.attempt + 1 + count)
     attempt = next(at for at in attempts if owner_of(state.voters, at) == state.me)
@@ -44,7 +48,7 @@ def prepare(state: FinalityState) -> Out:
 def waits(state: FinalityState, attempt: int) -> int:
     """How many owners have their turn before this attempt, from the newest that counts on; who left has none."""
     owners = [owner_of(state.voters, at) for at in range(state.attempt, attempt)]
-    return sum(not state.epochs.has_left(owner, state.deciding) for owner in owners)
+    return sum(not state.epochs.has_left(owner, state.deciding, state.epoch) for owner in owners)
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:

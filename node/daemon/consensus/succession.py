@@ -4,7 +4,8 @@ Rules in words: docs/epochs.md. What happens where two chains meet: forks.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.ballots import voter_order
@@ -48,13 +49,16 @@ def _planned(state: finality_types.FinalityState) -> EpochId | None:
 
 
 def _to_enter(state: finality_types.FinalityState) -> EpochId | None:
-    # The replay is not in the order of what happened, so it enters only what this node chose before.
-    if not state.live:
+    # The replay is not in the order of what happened, so it enters only what this node chose before. And it enters
+    # only when it can write that down at once.
+    if not state.live or state.appending is not None:
         return None
     found = state.epochs.children(state.epoch, state.deciding)
+    if not found:
+        return None
     electorate = state.electorate(state.deciding)
-    best = max(found, default=None, key=lambda name: rank(state.epochs, electorate, name))
-    is_ours = best is not None and (state.epochs.choice(state.me) == best or _may_follow(state, best))
+    best = max(found, key=lambda name: rank(state.epochs, electorate, name))
+    is_ours = state.epochs.choice(state.me) == best or _may_follow(state, best)
     return best if is_ours else None
 
 
@@ -79,26 +83,30 @@ def open_epoch(state: finality_types.FinalityState) -> Out:
 
 def follow(state: finality_types.FinalityState) -> Out:
     """Write down the epoch that this node entered as somebody that is not one of its first members."""
-    # Who could have decided the round in the epoch before must not do so after a restart: it writes this at once.
-    bound = {*state.voters, *state.chain[-1].electorate.voters}
+    # At once: after a restart it must neither decide the round in the epoch before, nor enter another epoch with
+    # weights of this one.
     choice = state.epochs.choice(state.me)
-    known = {segment.epoch for segment in state.chain}
-    if state.appending is not None or choice == state.epoch or choice not in known or state.me not in bound:
+    body = state.epochs.bodies.get(choice)
+    # What it signed may still begin here. It has given up what did not, or what another epoch outranked.
+    waits = body is not None and (body.parent, body.round) == (state.epoch, state.deciding)
+    if state.appending is not None or choice == state.epoch or waits:
         return state, []
     return append(state, Follow(Round(state.chain[-1].first), state.epoch))
 
 
-def here_of(state: finality_types.FinalityState, peers: Iterable[PeerId]) -> frozenset[PeerId]:
-    """Those with a live lease that did not leave and work in this epoch or in one before it."""
+def here_of(
+    state: finality_types.FinalityState, peers: Iterable[PeerId], *, back: bool = False
+) -> frozenset[PeerId]:
+    """Those with a live lease that did not leave and work in this epoch or in one before it.
+
+    `back`: also those that left and came back.
+    """
     known = {segment.epoch for segment in state.chain}
     book, number = state.epochs, state.deciding
-    return frozenset(
-        peer
-        for peer in peers
-        if (peer in state.members or peer == state.me)
-        and not book.has_left(peer, number)
-        and (book.choice(peer) in known or not book.is_complete(book.choice(peer)))
-    )
+    live = (state.members | {state.me}).intersection(peers)
+    gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
+    elsewhere = {peer for peer in live & book.chosen.keys() if book.begun(book.chosen[peer]) not in known}
+    return live - gone - elsewhere
 
 
 def wait_s(state: finality_types.FinalityState) -> float:
@@ -107,7 +115,7 @@ def wait_s(state: finality_types.FinalityState) -> float:
         return float("inf")
     here = here_of(state, state.voters)
     others = set(state.voters) - here
-    if here and all(state.epochs.has_left(peer, state.deciding) for peer in others):
+    if here and all(state.epochs.has_left(peer, state.deciding, state.epoch) for peer in others):
         return 0.0  # their feeds are complete: nothing that they voted is unknown
     # A node that just came up does not know who is there before a lease has passed.
     until = max(state.live_since + state.lease_s, state.short_since + state.patience_s / 2)
@@ -145,13 +153,15 @@ def _newest_rounds(state: finality_types.FinalityState) -> dict[PeerId, int]:
 def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     """The epoch to sign: one that others signed and that leaves none of us out, else our own."""
     book, number = state.epochs, state.deciding
-    candidates = next((tier for tier in _tiers(state) if here_of(state, tier)), frozenset[PeerId]())
-    here = here_of(state, candidates)
+    # Who left comes last: if all left in good order and came back, nobody else could decide the rounds between.
+    tiers = [(tier, back) for back in (False, True) for tier in _tiers(state)]
+    found = ((tier, here_of(state, tier, back=back)) for tier, back in tiers)
+    candidates, here = next(((tier, here) for tier, here in found if here), (frozenset(), frozenset()))
     if state.me not in here:
         return None
     mine = Epoch(number, state.epoch, tuple(sorted(here)))
     # Members that are no candidates are refused: one liar among us could bring in any number of its own names,
-    # and these would decide.
+    # and these would decide. What this node signed before and gave up still has its signature.
     proposed = {
         name: body
         for name, body in book.bodies.items()
@@ -159,7 +169,7 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
         and body.round == number
         and here <= set(body.members) <= candidates
         and book.signers[name] & here
-        and name != book.choice(state.me)
+        and state.me not in book.signers[name]
     }
     electorate = state.electorate(number)
     others = max(proposed, default=None, key=lambda name: rank(book, electorate, name))
@@ -203,7 +213,7 @@ def _outweighs(
     book, number = state.epochs, state.deciding
     side = book.on_side(name)
     for tier in tiers:
-        others = {peer for peer in tier - side if counts(peer) and not book.has_left(peer, number)}
+        others = {peer for peer in tier - side if counts(peer) and not book.has_left(peer, number, state.epoch)}
         if tier & side or others:
             # So the others are no quorum either, which has two thirds.
             return len(tier & side) >= len(others)

@@ -4,8 +4,10 @@ Times `now` are seconds of one monotonic clock, as floats.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from atoll.node.daemon.consensus.ballots import Book
 from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
@@ -250,8 +252,7 @@ Action: TypeAlias = (
 # --- state ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FinalityState:
+class FinalityState(msgspec.Struct, frozen=True):
     """Everything the finality machine knows. Make the first one with `begin`."""
 
     run: RunId
@@ -269,8 +270,8 @@ class FinalityState:
     """The epochs that decided so far; the last one decides now."""
     planned: tuple[Epoch, ...] = ()
     """Epochs that this node chose before it restarted, to be entered in order."""
-    epochs: EpochBook = field(default_factory=EpochBook)
-    decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = field(default_factory=dict)
+    epochs: EpochBook = msgspec.field(default_factory=EpochBook)
+    decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = msgspec.field(default_factory=dict)
     """Voters of the newest rounds that are final, and authors of their sets, by round."""
     members: frozenset[PeerId] = frozenset()
     """Peers with a live lease (`MembersSeen`)."""
@@ -298,13 +299,13 @@ class FinalityState:
     """When the newest ballot of the round, or its proposal, began to count, or the round came up."""
     attempt: int = 0
     """Highest attempt of this round that was due."""
-    books: Mapping[int, Book] = field(default_factory=dict)
+    books: Mapping[int, Book] = msgspec.field(default_factory=dict)
     """The ledger's entries about each round that is not final."""
-    views: Mapping[int, tuple[Digest, ...]] = field(default_factory=dict)
+    views: Mapping[int, tuple[Digest, ...]] = msgspec.field(default_factory=dict)
     """Our own set of each closed round."""
     held: frozenset[Digest] = frozenset()
     """Contributions whose payload is held."""
-    checked: Mapping[tuple[Digest, ...], Digest] = field(default_factory=dict)
+    checked: Mapping[tuple[Digest, ...], Digest] = msgspec.field(default_factory=dict)
     """State digest of each set that the worker checked, for this round."""
     checking: frozenset[tuple[Digest, ...]] = frozenset()
     """Sets that the worker was asked for and has not answered."""

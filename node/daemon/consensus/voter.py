@@ -6,7 +6,8 @@ docs/finality.md.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of
 from atoll.node.daemon.consensus.types import (
@@ -117,7 +118,7 @@ def may_append(state: FinalityState) -> bool:
     if state.appending is not None or state.me not in state.voters:
         return False
     # Who signed another epoch votes in it only, also while it waits for others; who left does not vote.
-    has_left = state.epochs.has_left(state.me, state.deciding)
+    has_left = state.epochs.has_left(state.me, state.deciding, state.epoch)
     return not has_left and state.epochs.choice(state.me) == state.epoch
 
 

@@ -7,8 +7,10 @@ events. All state that matters is in the machines, the ledger and the worker's f
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.epochs import chosen_path
@@ -38,6 +40,13 @@ REST_TICK_S = 1.0
 PATIENCE_ROUNDS = 2.0
 MIN_PATIENCE_S = 3.0
 """Patience with a proposer: this many round times, and at least so many seconds."""
+
+
+def patience_of(train_s: float, lease_s: float) -> float:
+    """The patience with a proposer, in seconds, from the own round time; 0 before the first round is trained."""
+    # Who just came up knows no round time. If it were hasty, it would open ballots far ahead of all others, and
+    # its promises would keep it from voting in theirs.
+    return max(MIN_PATIENCE_S, PATIENCE_ROUNDS * train_s if train_s else lease_s)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,8 +101,8 @@ class Driver:
         now = self.context.now()
         self.leases.refresh()
         self.machines.feed_round(round_types.RoundTick(now))
-        patience_s = max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.round.train_s)
-        self.machines.finality = replace(self.finality, patience_s=patience_s)
+        lease_s = self.context.spec.pace.lease_s
+        self.machines.finality = replace(self.finality, patience_s=patience_of(self.round.train_s, lease_s))
         self.machines.feed_finality(finality_types.MembersSeen(frozenset(self.leases.members)))
         self.machines.feed_finality(finality_types.FinalityTick(now))
         self.reducer.step()

@@ -1,7 +1,9 @@
 """Reads the members' leases for the round machine, and publishes this node's own."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import SnapshotOffer

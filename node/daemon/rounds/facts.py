@@ -1,8 +1,9 @@
 """Events become facts of the RoundState: what was seen, done or ordered, before any phase moves by it. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types

@@ -8,7 +8,8 @@ one is trained. TRAIN and COLLECT name the newest round in `round` and the one t
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
@@ -51,13 +52,20 @@ def begin(config: RoundConfig) -> RoundState:
     return RoundState(config, overlap_depth.begin(config.overlap_steps, most))
 
 
-def step(state: RoundState, event: round_types.Event) -> Out:
-    """The next state, and the actions that the node must perform."""
-    # An event that was queued behind a later one must not turn time back: graces and leases only ever run out.
-    state, actions = apply_event(replace(state, now=max(state.now, event.now)), event)
-    for move in _MOVES:
-        state, more = move(state)
+def step(state: RoundState, *events: round_types.Event) -> Out:
+    """The next state after these events, which happened together, and the actions that the node must perform."""
+    actions: list[round_types.Action] = []
+    for event in events:
+        # One that was queued behind a later one must not turn time back: graces and leases only ever run out.
+        state, more = apply_event(replace(state, now=max(state.now, event.now)), event)
         actions += more
+    for moves in _PASSES:
+        before = state
+        for move in moves:
+            state, more = move(state)
+            actions += more
+        if state is before:
+            break  # a pass that moves nothing moves nothing again
     return _publish_lease(state, actions)
 
 
@@ -126,7 +134,7 @@ def _fold_changed_sets(state: RoundState) -> Out:
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
             actions.append(round_types.FoldRound(Round(number), names))
-    return replace(state, folding=folding), actions
+    return (replace(state, folding=folding) if actions else state), actions
 
 
 def _go_on_when_folded(state: RoundState) -> Out:
@@ -163,7 +171,7 @@ def _acknowledge(state: RoundState) -> Out:
         if number <= state.closed and names and acked.get(number) != names:
             acked[number] = names
             actions.append(round_types.PublishAck(Round(number), names, set_digest(list(names)), state.view))
-    return replace(state, acked=acked), actions
+    return (replace(state, acked=acked) if actions else state), actions
 
 
 def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
@@ -211,7 +219,7 @@ _PASS = (_fold_changed_sets, _overlap_next, _close, _fold_changed_sets, _go_on_w
 # and a round of which all is here already is collected, closed and folded within the event. Folds stand on both
 # sides of the close, so that late contributions to closed rounds are folded before a new round trains on. A third
 # pass moves nothing: measured over the 480,000 steps of tests/node/daemon/rounds.
-_MOVES = (_end_catch_up, *_PASS, _end_rest, *_PASS)
+_PASSES = ((_end_catch_up, *_PASS, _end_rest), _PASS)
 
 
 def _publish_lease(state: RoundState, actions: list[round_types.Action]) -> Out:

@@ -4,14 +4,14 @@ All functions are pure. `members` are the live leases of others; this node is ne
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Activity
 
 
-@dataclass(frozen=True, slots=True)
-class MemberView:
+class MemberView(msgspec.Struct, frozen=True):
     """A member's live lease, and the monotonic second at which it was last received."""
 
     activity: Activity
@@ -26,11 +26,10 @@ class MemberView:
     """No work of this member was seen yet, though rounds of the run are final."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundBook:
+class RoundBook(msgspec.Struct, frozen=True):
     """The contributions to one round that the ledger knows, one of each author."""
 
-    authors: Mapping[Digest, PeerId] = field(default_factory=dict)
+    authors: Mapping[Digest, PeerId] = msgspec.field(default_factory=dict)
     """By entry id, in the order of arrival."""
     held: frozenset[Digest] = frozenset()
     """Those whose payload can be folded now."""

@@ -4,9 +4,11 @@ Times are seconds of one monotonic clock, as floats.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+import msgspec
 
 from atoll.node.daemon.rounds.overlap_depth import Ahead
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook
@@ -89,8 +91,7 @@ FoldSet: TypeAlias = tuple[Digest, ...]
 """Entry ids of the contributions (and of the Reductions, in a reduced round) that are folded together, sorted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundState:
+class RoundState(msgspec.Struct, frozen=True):
     """Everything the round machine knows. `machine.begin` makes the first one."""
 
     config: RoundConfig
@@ -122,25 +123,25 @@ class RoundState:
     """When the collected round reached its quorum; None: it has not."""
     resting: str = ""
     """Reason of a pause; empty when there is none."""
-    books: Mapping[int, RoundBook] = field(default_factory=dict)
+    books: Mapping[int, RoundBook] = msgspec.field(default_factory=dict)
     """Contributions to each round that is not final, by round."""
-    members: Mapping[PeerId, MemberView] = field(default_factory=dict)
+    members: Mapping[PeerId, MemberView] = msgspec.field(default_factory=dict)
     """Live leases of other members."""
     absent: frozenset[PeerId] = frozenset()
     """Members that a round closed without, and of whose contributions none was seen since."""
     shortage: str = ""
     """Why the members cannot train the whole model; round 0 waits for more of them."""
-    just_left: Mapping[PeerId, int] = field(default_factory=dict)
+    just_left: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """Round that a member was seen to leave for the very next one (`rounds_just_left`); only with overlap."""
-    folding: Mapping[int, FoldSet] = field(default_factory=dict)
+    folding: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """Folds that the worker was asked for and has not answered."""
-    folded: Mapping[int, FoldSet] = field(default_factory=dict)
+    folded: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """The set of each open round that the worker's view holds."""
-    acked: Mapping[int, FoldSet] = field(default_factory=dict)
+    acked: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """The set of each open round that our feed acknowledged last."""
-    reduced: Mapping[int, FoldSet | None] = field(default_factory=dict)
+    reduced: Mapping[int, FoldSet | None] = msgspec.field(default_factory=dict)
     """Rounds that are reduced, with the set that can be folded; None: it is not known yet."""
-    resolving: Mapping[int, bool] = field(default_factory=dict)
+    resolving: Mapping[int, bool] = msgspec.field(default_factory=dict)
     """Reduced rounds whose set was asked for."""
     view: Digest = NO_DIGEST
     """State digest of the view after the newest fold."""

@@ -6,7 +6,8 @@ forgets the machine; the ledger stays, as SQLite does.
 """
 
 import random
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import machine as finality

@@ -1,27 +1,40 @@
 """The rules of epochs, one by one: who may open one, who enters it, and which of two chains all nodes follow."""
 
-from dataclasses import replace
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, chosen_path, epoch_id
 from atoll.node.daemon.consensus.forks import is_outranked
 from atoll.node.daemon.consensus.missing import missing
-from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
+from atoll.node.daemon.consensus.succession import AWAY_ROUNDS, here_of
 from atoll.node.daemon.consensus.types import (
     Append,
     EnterEpoch,
     EntrySeen,
     FinalityTick,
+    Idle,
     MembersSeen,
     ReplayDone,
+    RoundClosed,
     SwitchEpoch,
 )
 from atoll.node.daemon.consensus.voter import may_append
+from atoll.node.daemon.coordinator.driver import patience_of
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import Ballot, Contribution, Epoch, Follow, Leave, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import (
+    Ballot,
+    Contribution,
+    Epoch,
+    Follow,
+    Leave,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+)
 
 RUN = RunId(digest(b"epochs"))
 A, B, C, D = (PeerId(f"peer-{name}") for name in "abcd")
@@ -295,3 +308,69 @@ def test_the_user_reads_who_is_missing_since_when_and_when_the_others_go_on():
     node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
     assert missing(node.state).endswith("those that are here go on as soon as …peer-b signed too")
     assert missing(Node().wait(5).state) == ""
+
+
+# --- what the simulator found -------------------------------------------------------------------
+
+
+def test_where_all_left_and_came_back_they_go_on():
+    node = Node(here=(A,))
+    node.say(A, Leave(Round(5))).say(B, Leave(Round(5))).say(C, Leave(Round(5)))
+    assert not node.wait(LEASE - 1).signed(), "the others may be on their way back"
+    assert node.wait(2).signed() == [epoch(A)]
+    name = epoch_id(epoch(A))
+    assert node.entered() == [name]
+    assert may_append(node.state), "it votes in the epoch that it signed since"
+    assert node.state.epochs.has_left(A, 6, b""), "and nowhere else"
+    vote = Vote(Round(6), Ballot(0, A, name), digest(b"proposal"))
+    assert (A, vote.ballot) in node.say(A, vote).state.books[6].votes
+    assert node.say(A, Leave(Round(6))).state.epochs.has_left(A, 6, name), "it left again"
+
+
+def test_who_left_and_came_back_decides_nothing_while_others_are_here():
+    node = Node(here=(A, B), voters=(A, B, C, D)).say(A, Leave(Round(5)))
+    assert not node.wait(3 * LEASE).signed()
+
+
+def test_who_enters_another_epoch_than_it_signed_writes_that_down():
+    node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
+    assert node.signed() == [epoch(A, B)]
+    node.say(B, epoch(B, C)).say(C, epoch(B, C))
+    assert node.entered() == [epoch_id(epoch(B, C))]
+    assert node.followed() == [epoch_id(epoch(B, C))]
+
+
+def test_a_restart_finds_its_chain_also_while_its_newest_epoch_waits():
+    waiting = epoch(A, B, at=9, parent=epoch_id(epoch(A)))
+    assert chosen_path([(A, epoch(A)), (A, waiting)], A) == (epoch(A),)
+
+
+def test_who_waits_for_an_epoch_in_another_chain_is_not_here():
+    there = epoch_id(epoch(C))
+    node = Node(voters=(A, B, C), here=(A, B, C)).say(C, epoch(C), epoch(A, C, at=6, parent=there))
+    assert here_of(node.state, (A, B, C)) == {A, B}
+    waits_here = Node(voters=(A, B, C), here=(A, B, C)).say(C, epoch(B, C))
+    assert here_of(waits_here.state, (A, B, C)) == {A, B, C}
+
+
+def test_an_epoch_that_did_not_begin_is_not_signed_again():
+    """Signing two epochs of others that are gone, in turns, went on for ever."""
+    node = Node(voters=(A, B, C, D), here=(A, B)).say(B, epoch(A, B, C)).wait(LEASE + 1)
+    node.feed(MembersSeen(frozenset({A, D}))).say(D, epoch(A, C, D)).wait(PATIENCE + 1)
+    assert node.signed() == [epoch(A, B, C), epoch(A, C, D)]
+    node.feed(MembersSeen(frozenset({A}))).wait(4 * PATIENCE)
+    assert node.signed() == [epoch(A, B, C), epoch(A, C, D), epoch(A)]
+    assert node.entered() == [epoch_id(epoch(A))]
+
+
+def test_no_ballot_is_opened_while_no_quorum_is_here():
+    node = Node(here=(A,), voters=(B, A, C))
+    node.feed(Idle(idle=True, now=node.now), RoundClosed(Round(5), (digest(b"mine"),)))
+    node.say(A, work(A, 5)).wait(LEASE - 1)
+    assert not [a for a in node.log if isinstance(a, Append) and isinstance(a.body, Prepare)]
+
+
+def test_who_just_came_up_is_patient_for_a_lease():
+    assert patience_of(0.0, 60.0) == 60.0
+    assert patience_of(5.0, 60.0) == 10.0
+    assert patience_of(0.1, 60.0) == 3.0

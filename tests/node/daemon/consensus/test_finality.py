@@ -3,11 +3,11 @@
 Round 1 of a run whose round 0 had four authors: four voters, three votes make it final.
 """
 
-from dataclasses import replace
 from itertools import permutations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order

@@ -3,10 +3,9 @@
 Node and helpers are those of test_finality.py: round 1, four deciders, three votes make it final.
 """
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.ballots import Book, add_entry, bound_proposals, owner_of, quorum, voter_order

@@ -1,9 +1,9 @@
 """The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
 
-from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
