@@ -20,13 +20,15 @@ from atoll.cli.sim.report import as_json, print_report
 from atoll.cli.sim.swarm import all_rows, play, prepare, set_up, stop_all
 from atoll.node.runs.presets import NAMES
 from atoll.p2p.system.atomic_files import write_whole
+from atoll.protocols.errors import ConfigError
 
+REAL_NODES_MOST = 16
 _PATH = click.Path(path_type=Path)
 
 
 @click.command("sim")
 @click.option(
-    "-n", "--nodes", default=4, show_default=True, type=click.IntRange(1, 16), help="Nodes at the start."
+    "-n", "--nodes", default=4, show_default=True, type=click.IntRange(1), help="Nodes at the start; 16 real ones."
 )
 @click.option("--rounds", type=click.IntRange(2, 10_000), help="Outer rounds; default: the preset's.")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Inner steps of every round; default: the preset's.")
@@ -42,6 +44,10 @@ _PATH = click.Path(path_type=Path)
 @click.option("--late-join", is_flag=True, help="One more node joins half way.")
 @click.option("--reduce-above", type=click.IntRange(1, 16), help="Contributors above which rounds are reduced.")
 @click.option("--baselines", is_flag=True, help="Also train the reference arms at equal tokens.")
+@click.option("--virtual", is_flag=True, help="On virtual time, without processes: faults and liars.")
+@click.option("--minutes", default=20.0, show_default=True, type=click.FloatRange(1), help="Virtual minutes.")
+@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Virtual runs from --seed.")
+@click.option("--liars", type=click.IntRange(0), help="Virtual members that lie; default: drawn from the seed.")
 @click.option("--dir", "folder", type=_PATH, help="Keep homes and logs here.")
 @click.option("--json", "json_file", type=_PATH, help="Write the report here.")
 @click.option(
@@ -50,8 +56,16 @@ _PATH = click.Path(path_type=Path)
 def sim(folder: Path | None, json_file: Path | None, patience_s: float, **options: Any) -> None:
     """Start a swarm of real nodes on loopback, watch it train, and check its promises.
 
-    Exit status 1 when a promise is broken.
+    With --virtual: the machines of rounds and of finality on virtual time, through random faults and liars
+    (docs/simulation.md). Exit status 1 when a promise is broken.
     """
+    play = {name: options.pop(name) for name in ("minutes", "seeds", "liars")}
+    if options.pop("virtual"):
+        module, _, name = extension("atoll.simulator", "seeds", "the simulator").partition(":")
+        simulate_seeds = getattr(importlib.import_module(module), name)
+        sys.exit(not simulate_seeds(seed=options["seed"], nodes=options["nodes"], json_file=json_file, **play))
+    if options["nodes"] > REAL_NODES_MOST:
+        raise ConfigError(f"at most {REAL_NODES_MOST} real nodes", hint="`--virtual` takes more")
     with tempfile.TemporaryDirectory(prefix="atoll-sim-") as temporary:
         report = simulate(folder or Path(temporary), patience_s, **options)
         if json_file is not None:

@@ -20,6 +20,8 @@ from tests.golden.reading import ROOT, nodes, parts, path_of, structs
 
 NOT_SENT = {
     "node/config": "the user's own files, TOML and JSON",
+    "node/daemon/consensus": "states in memory",
+    "node/daemon/rounds": "states in memory",
     "node/daemon/web": "an answer to this machine's browser",
     "node/doctor": "printed",
     "node/learning": "values in memory; text files of the user",

@@ -1,0 +1,77 @@
+"""`atoll sim --virtual`: plays seeds, prints what the oracle found, and the line that replays each failure."""
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+
+from atoll.p2p.system.atomic_files import write_whole
+from atoll_bench.simulator.play import Result, draw, play
+
+
+def simulate_seeds(
+    *, seed: int, seeds: int, nodes: int, minutes: float, liars: int | None, json_file: Path | None
+) -> bool:
+    """Play `seeds` seeds from `seed` on; whether no promise was broken."""
+    results: list[Result] = []
+    for result in _played(seed, seeds, nodes, minutes, liars):
+        results.append(result)
+        if seeds == 1:
+            for fault in result.faults:
+                click.echo(fault)
+        for violation in result.verdict.violations:
+            click.echo(f"seed {result.setting.seed}: {violation}")
+        if result.verdict.violations:
+            click.echo(f"replay: {replay_line(result.setting.seed, nodes, minutes, liars)}")
+    report = _report(results)
+    if json_file is not None:
+        write_whole(json_file, json.dumps(report, indent=1).encode())
+    click.echo(_line(report))
+    return not report["failed_seeds"]
+
+
+def replay_line(seed: int, nodes: int, minutes: float, liars: int | None) -> str:
+    """The command that plays one seed again."""
+    more = "" if liars is None else f" --liars {liars}"
+    return f"atoll sim --virtual -n {nodes} --minutes {minutes:g} --seed {seed}{more}"
+
+
+def _played(seed: int, seeds: int, nodes: int, minutes: float, liars: int | None) -> Iterator[Result]:
+    settings = [draw(number, nodes, minutes, liars) for number in range(seed, seed + seeds)]
+    if seeds == 1:
+        yield play(settings[0])
+        return
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(play, settings)
+
+
+def _report(results: list[Result]) -> dict[str, Any]:
+    verdicts = [result.verdict for result in results]
+    return {
+        "seeds": len(results),
+        "failed_seeds": [result.setting.seed for result in results if result.verdict.violations],
+        "digest": results[0].digest if len(results) == 1 else "",
+        "rounds": sum(result.rounds for result in results),
+        "finals": sum(verdict.finals for verdict in verdicts),
+        "epochs": sum(result.epochs for result in results),
+        "undone": sum(verdict.undone for verdict in verdicts),
+        "seeds_with_stranded": sum(verdict.stranded > 0 for verdict in verdicts),
+        "seeds_owned_by_liars": sum(verdict.owned is not None or verdict.outvoted for verdict in verdicts),
+        "seconds": round(sum(result.cpu_s for result in results), 1),
+    }
+
+
+def _line(report: dict[str, Any]) -> str:
+    failed = report["failed_seeds"]
+    trace = f", trace {report['digest']}" if report["digest"] else ""
+    return (
+        f"{report['seeds']} seeds, {len(failed)} with a violation; {report['rounds']} rounds begun, "
+        f"{report['finals']} final, {report['epochs']} epochs, {report['undone']} final rounds of nodes undone by "
+        f"forks; not judged to the end: {report['seeds_with_stranded']} seeds where payloads died, "
+        f"{report['seeds_owned_by_liars']} where a third of those left lie; "
+        f"{report['seconds']} CPU s{trace}"
+    )

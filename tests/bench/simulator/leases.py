@@ -1,0 +1,108 @@
+"""The leases that one virtual node knows: who is there, what it does, and to whom the connection is lost."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.types import LeasesChanged
+from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ledger.registers import Activity
+
+if TYPE_CHECKING:
+    from atoll_bench.simulator.member import Member
+
+
+class _Lease(NamedTuple):
+    began: float
+    """Virtual second at which it was published."""
+    activity: Activity
+    round: Round
+
+
+class Leases:
+    """Leases by peer, as registers bring them: the newest one counts, also through others."""
+
+    def __init__(self, member: "Member") -> None:
+        self._member = member
+        self._world = member.world
+        self._lease_s = member.world.setting.lease_s
+
+    def begin(self) -> None:
+        """Forget everything: a node starts without leases."""
+        self._known: dict[PeerId, _Lease] = {}
+        self._lost: dict[PeerId, float] = {}
+        """Since when no connection to a peer carries anything, in virtual seconds."""
+        self._views: dict[PeerId, MemberView] = {}
+        self._own = _Lease(-1e9, "syncing", Round(0))
+        self._changed = set[PeerId]()
+        """Whose lease is newer than its view."""
+        self._ends = 0.0
+        """When the first lease ends, in virtual seconds."""
+        self._topology = -1
+        self.live: frozenset[PeerId] = frozenset()
+        """Peers with a live lease."""
+
+    def announce(self, activity: Activity, number: Round) -> None:
+        """Publish the own lease with this activity."""
+        self._own = _Lease(self._world.clock.now, activity, number)
+        self._publish()
+
+    def _publish(self) -> None:
+        member = self._member
+        for other in self._world.heard_by(member):
+            other.leases.hear(member.peer, self._own)
+
+    def hear(self, peer: PeerId, lease: _Lease) -> None:
+        """A lease came."""
+        known = self._known.get(peer)
+        if known is None or known.began < lease.began:
+            self._known[peer] = lease
+            self._changed.add(peer)
+
+    def merge(self, other: "Leases") -> None:
+        """Take the newer leases of another node, and its own."""
+        for peer, lease in other._known.items():
+            if peer != self._member.peer:
+                self.hear(peer, lease)
+        self.hear(other._member.peer, other._own)
+
+    def refresh(self) -> None:
+        """Tell the round machine if the live leases changed; publish the own one again before it ends."""
+        world, member = self._world, self._member
+        now, local = world.clock.now, member.now()
+        if now - self._own.began > self._lease_s / 3 and self._own.began > 0:
+            self._own = self._own._replace(began=now)
+            self._publish()
+        changed = self._changed
+        if world.topology != self._topology or now >= self._ends:
+            self._topology = world.topology
+            self._known = {peer: lease for peer, lease in self._known.items() if now - lease.began < self._lease_s}
+            self._lost = {peer: at for peer, at in self._lost.items() if peer in self._known}
+            changed = set(self._known)
+        if not changed and len(self._views) == len(self._known):
+            return
+        self._changed = set()
+        self._ends = min((lease.began for lease in self._known.values()), default=now) + self._lease_s
+        new = {peer: self._view(peer, self._known[peer], now, local) for peer in sorted(changed)}
+        views = {peer: view for peer, view in (self._views | new).items() if peer in self._known}
+        if views != self._views:
+            self._views = views
+            self.live = frozenset(views)
+            member.post_round(LeasesChanged(views, local))
+
+    def _view(self, peer: PeerId, lease: _Lease, now: float, local: float) -> MemberView:
+        if self._world.is_connected(self._member, peer):
+            self._lost.pop(peer, None)
+        else:
+            self._lost.setdefault(peer, now)
+        lost = self._lost.get(peer)
+        if lost is not None and lease.began > lost + 1.0:
+            lost = None
+        before = self._views.get(peer)
+        heard = local - (now - lease.began)
+        if before is not None and abs(before.heard - heard) < 1.0:
+            heard = before.heard  # clocks of other pace must not make it look new
+        lost_at = None if lost is None else local - (now - lost)
+        if before is not None and lost_at is not None and before.lost_at is not None:
+            lost_at = before.lost_at
+        view = MemberView(lease.activity, lease.round, heard, 0.0, lost_at)
+        return before if before == view else view

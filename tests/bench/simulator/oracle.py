@@ -1,0 +1,142 @@
+"""The oracle: reads what every node left behind, and says which promise was broken. Offline, from rows alone.
+
+What a partition's losing side decided since the fork may be undone (docs/epochs.md): it is counted, and is no
+violation. Where liars are a third of a round's voters, no rule holds from that round on: that is counted too.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from atoll.protocols.ids import Digest, PeerId
+from atoll_bench.simulator.history import History, Row
+
+BEHIND_MOST = 4
+"""Rounds that final rounds may be behind the newest one in a quiet swarm."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the oracle found."""
+
+    violations: list[str] = field(default_factory=list)
+    finals: int = 0
+    """Rounds that are final in the common chain."""
+    undone: int = 0
+    """Final rounds of nodes that left their chain, since the fork."""
+    stranded: int = 0
+    """Nodes at the end that lack what died with others (docs/epochs.md): they need a checkpoint to go on."""
+    outvoted: bool = False
+    """A third or more of those that run at the end, or of the voters that did not leave, lie: they can stop
+    finality."""
+    owned: int | None = None
+    """First round of whose voters a third or more lie: nothing is judged from there on."""
+
+
+def judge(histories: Sequence[History], newest: int, goes_on: bool) -> Verdict:
+    """The verdict. `newest`: the newest round that any node began; `goes_on`: rounds began until the end."""
+    verdict = Verdict()
+    honest = [history for history in histories if not history.is_liar]
+    liars = {history.peer for history in histories if history.is_liar}
+    verdict.owned = min(_owned(honest, liars), default=None)
+    limit = newest + 1 if verdict.owned is None else verdict.owned
+    verdict.violations += _forks(honest, limit)
+    verdict.violations += [line for history in honest for line in _own_log(history, limit)]
+    verdict.violations += _false_blame(honest, liars)
+    verdict.undone = sum(_undone(history.rows) for history in honest)
+    verdict.stranded = sum(history.is_stranded for history in honest)
+    running = [history for history in histories if history.is_up]
+    electorates = [history.voting for history in running if not history.is_liar]
+    electorates.append(tuple(history.peer for history in running))
+    verdict.outvoted = any(3 * len(liars.intersection(peers)) >= max(1, len(peers)) for peers in electorates)
+    if verdict.owned is None and not verdict.stranded and not verdict.outvoted:
+        verdict.violations += _end(honest, newest, goes_on)
+    verdict.finals = 1 + max((history.applied for history in honest if history.is_up), default=-1)
+    return verdict
+
+
+def _short(peer: PeerId) -> str:
+    return f"…{peer[-6:]}"
+
+
+def _owned(honest: Iterable[History], liars: set[PeerId]) -> Iterable[int]:
+    rows = (row for history in honest for row in history.rows if row.kind == "final")
+    return (row.round for row in rows if 3 * len(liars.intersection(row.voters)) >= len(row.voters))
+
+
+def _forks(honest: Iterable[History], limit: int) -> list[str]:
+    """One set and one state of each round in one epoch, whoever decided it."""
+    found: list[str] = []
+    seen: dict[tuple[bytes, int], tuple[PeerId, Row]] = {}
+    for history in honest:
+        for row in history.rows:
+            if row.kind == "final" and row.round < limit:
+                peer, first = seen.setdefault((row.epoch, row.round), (history.peer, row))
+                if (first.names, first.state) != (row.names, row.state):
+                    what = "two final sets" if first.names != row.names else "two states of one set"
+                    found.append(f"round {row.round}: {what}, at {_short(peer)} and {_short(history.peer)}")
+    return found
+
+
+def _own_log(history: History, limit: int) -> list[str]:
+    """Rounds become final one after the other; what was final stays so until the node leaves its chain."""
+    found: list[str] = []
+    who, last = _short(history.peer), -1
+    finals: dict[int, tuple[Digest, ...]] = {}
+    for row in history.rows:
+        if row.round >= limit and row.kind != "other_chain":
+            continue
+        if row.kind == "diverged":
+            found.append(f"{who} has another state of round {row.round} than its certificate")
+        elif row.kind == "other_chain":
+            finals = {at: names for at, names in finals.items() if at < row.round}
+            last = -1
+        elif row.kind == "final":
+            if row.round != last + 1:
+                found.append(f"{who} went from final round {last} to {row.round}")
+            if finals.setdefault(row.round, row.names) != row.names:
+                found.append(f"{who} has another final set of round {row.round}, which its chain keeps")
+            last = row.round
+    if len(history.announced) != len(set(history.announced)):
+        found.append(f"{who} contributed twice to a round")
+    return found
+
+
+def _false_blame(honest: Iterable[History], liars: set[PeerId]) -> list[str]:
+    peers = {history.peer for history in honest}
+    accused = [
+        f"{_short(history.peer)} accuses {_short(row.peer)}, which is honest, in round {row.round}"
+        for history in honest
+        for row in history.rows
+        if row.kind == "accused" and row.peer in peers
+    ]
+    forked = {peer for history in honest for peer in history.forked if peer not in liars}
+    return accused + [f"{_short(peer)} is honest and forked its feed" for peer in sorted(forked)]
+
+
+def _undone(rows: Iterable[Row]) -> int:
+    many, finals = 0, set[int]()
+    for row in rows:
+        if row.kind == "final":
+            finals.add(row.round)
+        elif row.kind == "other_chain":
+            many += sum(at >= row.round for at in finals)
+            finals = {at for at in finals if at < row.round}
+    return many
+
+
+def _end(honest: Iterable[History], newest: int, goes_on: bool) -> list[str]:
+    """After the quiet end all that run are in one chain, and rounds become final as they are trained."""
+    here = [history for history in honest if history.is_up]
+    found = [] if goes_on else ["training stopped"]
+    if len({history.chain for history in here}) > 1:
+        sides: dict[tuple[bytes, ...], list[str]] = {}
+        for history in here:
+            sides.setdefault(history.chain, []).append(f"{_short(history.peer)}@{history.applied}")
+        found.append("not one chain in the end: " + " | ".join(" ".join(side) for side in sides.values()))
+    if here:
+        common = sorted(history.round for history in here)[(len(here) - 1) // 2]
+        behind = [history for history in here if history.applied < common - BEHIND_MOST]
+        if behind:
+            names = " ".join(f"{_short(history.peer)}@{history.applied}" for history in behind)
+            found.append(f"{len(behind)} of {len(here)} have no final round near round {common}: {names}")
+    return found

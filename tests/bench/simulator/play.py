@@ -1,0 +1,70 @@
+"""One virtual run from its setting to the oracle's verdict."""
+
+import random
+import time
+from typing import NamedTuple
+
+from atoll_bench.simulator.nemesis import Nemesis
+from atoll_bench.simulator.oracle import Verdict, judge
+from atoll_bench.simulator.world import Setting, World
+
+QUIET_SHARE = 0.35
+QUIET_LEAST_S = 420.0
+"""A lease, the patience of an epoch and a few rounds, with time to spare."""
+
+
+class Result(NamedTuple):
+    """How a virtual run went."""
+
+    setting: Setting
+    verdict: Verdict
+    digest: str
+    """Of the trace: equal for equal settings."""
+    rounds: int
+    """Rounds that were begun."""
+    epochs: int
+    """Epochs of the common chain, without the first."""
+    faults: list[str]
+    """What the nemesis did."""
+    cpu_s: float
+    """CPU seconds that it took."""
+
+
+def draw(seed: int, nodes: int, minutes: float, liars: int | None = None) -> Setting:
+    """The setting of a seed; what the caller leaves open is drawn from it."""
+    rng = random.Random(seed * 2 + 1)
+    drawn = rng.choice((0, 0, 1, nodes // 10, nodes // 5))
+    return Setting(
+        seed=seed,
+        nodes=nodes,
+        minutes=minutes,
+        liars=drawn if liars is None else liars,
+        train_s=rng.choice((40.0, 60.0)),
+        ahead=rng.choice((0.0, 0.25)),
+    )
+
+
+def play(setting: Setting) -> Result:
+    """Run it, and judge it."""
+    began = time.process_time()
+    world = World(setting)
+    end_s = 60.0 * setting.minutes
+    quiet_s = min(max(QUIET_LEAST_S, QUIET_SHARE * end_s), end_s)
+    nemesis = Nemesis(world, end_s - quiet_s)
+    world.begin(late=world.rng.randint(0, setting.nodes // 4))
+    nemesis.begin()
+    world.clock.run(end_s)
+    histories = [member.history() for member in world.members if member.life]
+    newest = max(world.started, default=-1)
+    goes_on = end_s - world.started.get(newest, 0.0) < 4 * setting.train_s + setting.lease_s
+    verdict = judge(histories, newest, goes_on)
+    chains = [len(history.chain) for history in histories if history.is_up and not history.is_liar]
+    return Result(
+        setting=setting,
+        verdict=verdict,
+        digest=world.digest(),
+        rounds=newest + 1,
+        epochs=max(chains, default=1) - 1,
+        faults=nemesis.done,
+        cpu_s=time.process_time() - began,
+    )

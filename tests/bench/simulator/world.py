@@ -1,0 +1,175 @@
+"""A virtual world: nodes, links, payloads and time, all drawn from one seed."""
+
+import hashlib
+import random
+from dataclasses import dataclass
+from functools import cache, partial
+
+from atoll.node.daemon.rounds.state import RoundConfig
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, PeerId, RunId, digest
+from atoll_bench.simulator.clock import Clock
+from atoll_bench.simulator.feeds import FeedEntry
+from atoll_bench.simulator.liars import Liar
+from atoll_bench.simulator.links import Links
+from atoll_bench.simulator.member import Member
+
+STEPS = 12
+"""Inner steps of a round, as the round machine sees them."""
+START_S = 60.0
+"""Within so long the first nodes start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a world is made of. The same setting gives the same trace."""
+
+    seed: int
+    nodes: int = 30
+    minutes: float = 20.0
+    liars: int = 0
+    lease_s: float = 60.0
+    """As of the presets, like the quorum and the grace of `round_config`."""
+    train_s: float = 60.0
+    """A round's steps on the slowest node; the fastest needs half of it."""
+    ahead: float = 0.0
+    """Share of a round that may be trained before the round before is folded; 0: rounds do not overlap."""
+    rounds: int = 10_000
+    forks: bool = False
+    """Some liars fork their feeds. One of them can stop the finality of a whole run: docs/simulation.md."""
+
+    @property
+    def run(self) -> RunId:
+        return RunId(digest(b"virtual run", self.seed.to_bytes(8, "big", signed=True)))
+
+    def round_config(self, me: PeerId) -> RoundConfig:
+        """The round machine's constants, with the presets' pace."""
+        return RoundConfig(me, self.rounds, 192, 128, self.lease_s, overlap_steps=round(STEPS * self.ahead))
+
+
+@cache
+def peer_of(number: int) -> PeerId:
+    """The identity of a node."""
+    return Identity(digest(b"virtual node", number.to_bytes(4, "big"))).peer_id
+
+
+class World:
+    """All nodes of one simulation, and who reaches whom."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.rng = random.Random(setting.seed)
+        self.clock = Clock()
+        self.links = Links(self.rng, setting.nodes)
+        liars = set(self.rng.sample(range(1, setting.nodes), setting.liars))
+        self.members: list[Member] = [
+            (Liar if number in liars else Member)(
+                self, number, peer_of(number), setting.train_s * self.rng.uniform(0.5, 1.0)
+            )
+            for number in range(setting.nodes)
+        ]
+        self.by_peer = {member.peer: member for member in self.members}
+        self.owner = self.members[0].peer
+        self.holders: dict[Digest, set[int]] = {}
+        """Nodes that have a payload and serve it."""
+        self.started: dict[int, float] = {}
+        """When the first node began each round."""
+        self._names: dict[Digest, list[Digest]] = {}
+        self._trace = hashlib.blake2b(digest_size=16)
+        self.topology = 0
+        """Changes whenever connections may have come or gone."""
+
+    def begin(self, late: int = 0) -> None:
+        """Start all nodes but the last `late` ones, the owner first."""
+        self.members[0].boot()
+        for member in self.members[1 : self.setting.nodes - late]:
+            self.clock.after(self.rng.uniform(2.0, START_S), member.boot)
+
+    def trace(self, what: str, number: int, *facts: object) -> None:
+        """Add something that happened to the trace."""
+        self._trace.update(f"{self.clock.now:.4f} {what} {number} {facts}\n".encode())
+
+    def change_topology(self) -> None:
+        """Connections come or go now, and once more when a cut is noticed."""
+        self.topology += 1
+        self.clock.after(self.links.LOST_AFTER_S + 0.001, self._on_cut_noticed)
+
+    def _on_cut_noticed(self) -> None:
+        self.topology += 1
+
+    def digest(self) -> str:
+        """Digest of all that happened so far: equal for equal settings."""
+        return self._trace.hexdigest()
+
+    # --- who reaches whom -------------------------------------------------------------------------
+
+    def is_reachable(self, member: Member, other: Member) -> bool:
+        """Whether the other one answers now."""
+        return other.is_up and other.frozen is None and self.links.joins(member.number, other.number)
+
+    def reachable(self, member: Member) -> list[Member]:
+        """The nodes that answer this one now."""
+        return [other for other in self.members if other is not member and self.is_reachable(member, other)]
+
+    def is_connected(self, member: Member, peer: PeerId) -> bool:
+        """Whether this node believes that its connection to a peer stands: a cut shows only after a while."""
+        other, links = self.by_peer[peer], self.links
+        if not other.is_up:
+            return False
+        fresh = self.clock.now - links.blocked_since < links.LOST_AFTER_S
+        return fresh or links.joins(member.number, other.number)
+
+    def heard_by(self, member: Member) -> list[Member]:
+        """The nodes that a message of this one gets to."""
+        links, number = self.links, member.number
+        return [
+            other
+            for other in self.members
+            if other.is_up and other is not member and links.passes(number, other.number) and not links.is_lost()
+        ]
+
+    def expects_nobody(self, member: Member) -> bool:
+        """Whether a node is the first one of the run."""
+        return member.number == 0 and not member.feeds.arrivals
+
+    # --- entries and payloads ---------------------------------------------------------------------
+
+    def push(self, member: Member, entry: FeedEntry) -> None:
+        """Send an entry to everybody that is reached."""
+        now, number, links = self.clock.now, member.number, self.links
+        for other in self.heard_by(member):
+            other.arrive(now + links.delay_s(number, other.number), entry)
+
+    def transfer_s(self, member: Member, other: Member) -> float:
+        """Seconds until a payload from this node is there."""
+        slowness = self.links.slowness
+        return self.rng.uniform(0.3, 3.0) * max(slowness[member.number], slowness[other.number])
+
+    def can_serve(self, member: Member, payload: Digest) -> bool:
+        """Whether somebody that holds a payload answers this node."""
+        holders = self.holders.get(payload, ())
+        return any(self.is_reachable(member, self.members[number]) for number in holders)
+
+    def name_payload(self, payload: Digest, entry: FeedEntry) -> None:
+        """A contribution names this payload."""
+        self._names.setdefault(payload, []).append(entry.name)
+
+    def names_of(self, payload: Digest) -> list[Digest]:
+        """Entry ids of the contributions that name a payload."""
+        return self._names.get(payload, [])
+
+    def drop_payloads(self, member: Member, before: int) -> None:
+        """A node deletes the payloads of all rounds before this one."""
+        old = [name for name, (_, body) in member.known.items() if body.round < before]
+        for name in old:
+            payload = member.known[name][1].payload
+            member.payloads.discard(payload)
+            self.holders.get(payload, set()).discard(member.number)
+
+    def on_round_started(self, number: int) -> None:
+        """A node begins to train a round."""
+        self.started.setdefault(number, self.clock.now)
+
+    def return_later(self, member: Member, seconds: float) -> None:
+        """Start a node again after a while."""
+        self.clock.after(seconds, partial(Member.boot, member))

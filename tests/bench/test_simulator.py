@@ -1,0 +1,181 @@
+"""The simulator: equal seeds have equal traces, some seeds keep all promises, the oracle sees what is broken."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from atoll.cli.sim.command import sim
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import PeerId, digest
+from atoll_bench.simulator import command
+from atoll_bench.simulator.history import History, Row
+from atoll_bench.simulator.oracle import Verdict, judge
+from atoll_bench.simulator.play import draw, play
+from atoll_bench.simulator.world import Setting, World
+
+SCRIPT = "from atoll_bench.simulator.play import *; print(play(draw(3, 8, 12.0)).digest)"
+A, B, LIAR = PeerId("peer-a"), PeerId("peer-b"), PeerId("peer-l")
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_a_slice_of_seeds_breaks_no_promise(block):
+    for seed in range(6 * block, 6 * block + 6):
+        result = play(draw(seed, 8, 20.0))
+        assert not result.verdict.violations, command.replay_line(seed, 8, 20.0, None)
+        assert result.rounds > 5
+
+
+def test_the_same_seed_gives_the_same_trace_in_every_process():
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert traces[0] == traces[1]
+    assert traces[0].strip() != play(draw(4, 8, 12.0)).digest
+
+
+def everybody(count, seed=1):
+    world = World(Setting(seed=seed, nodes=count, train_s=40.0))
+    world.begin()
+    world.clock.run(400.0)
+    return world
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_all_stop_in_good_order_and_come_back_and_the_run_goes_on(count):
+    """All of them left, so nobody was there who could decide the rounds up to the one after."""
+    world = everybody(count)
+    before = [member.worker.applied for member in world.members]
+    assert min(before) > 3
+    for number, member in enumerate(world.members):
+        world.clock.after(1.0 + 3.0 * number, member.leave)
+    world.clock.run(500.0)
+    for number, member in enumerate(world.members):
+        world.clock.after(1.0 + 3.0 * number, member.boot)
+    world.clock.run(1200.0)
+    assert min(member.worker.applied for member in world.members) > max(before) + 5
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_all_are_killed_and_come_back_and_the_run_goes_on(count):
+    world = everybody(count)
+    before = [member.worker.applied for member in world.members]
+    for member in world.members:
+        member.crash()
+        world.return_later(member, world.rng.uniform(10.0, 60.0))
+    world.clock.run(1000.0)
+    assert min(member.worker.applied for member in world.members) > max(before) + 4
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_a_failure_prints_the_line_that_replays_it(monkeypatch, capsys):
+    result = play(draw(5, 3, 8.0, 0))
+    broken = result._replace(verdict=Verdict(violations=["two final sets"]))
+    monkeypatch.setattr(command, "play", lambda setting: broken)
+    assert not command.simulate_seeds(seed=5, seeds=1, nodes=3, minutes=8.0, liars=0, json_file=None)
+    lines = capsys.readouterr().out.splitlines()
+    assert "seed 5: two final sets" in lines
+    assert "replay: atoll sim --virtual -n 3 --minutes 8 --seed 5 --liars 0" in lines
+
+
+def test_several_seeds_are_counted(tmp_path):
+    file = tmp_path / "report.json"
+    assert command.simulate_seeds(seed=1, seeds=2, nodes=3, minutes=8.0, liars=None, json_file=file)
+    assert '"seeds": 2' in file.read_text()
+
+
+def test_real_nodes_are_few():
+    outcome = CliRunner().invoke(sim, ["-n", "17"])
+    assert isinstance(outcome.exception, ConfigError)
+
+
+# --- the oracle ---------------------------------------------------------------------------------
+
+
+def final(number, name=b"set", epoch=b"", voters=(A, B), at=None):
+    names = (digest(name),)
+    return Row(at or float(number), "final", number, epoch, names, digest(b"state", *names), voters=voters)
+
+
+def history(*rows, peer=A, **changes):
+    applied = max((row.round for row in rows if row.kind == "final"), default=-1)
+    whole = History(
+        peer=peer, is_liar=False, is_up=True, chain=(b"",), applied=applied, round=applied + 1,
+        is_stranded=False, voting=(A, B), forked=frozenset(), announced=(), rows=list(rows),
+    )  # fmt: skip
+    return replace(whole, **changes)
+
+
+def found(*histories, newest=2, goes_on=True):
+    return judge(histories, newest, goes_on).violations
+
+
+def test_a_good_run_has_no_violation():
+    rows = [final(number) for number in range(3)]
+    assert not found(history(*rows), history(*rows, peer=B))
+
+
+def test_two_sets_of_one_round_in_one_epoch_are_a_fork():
+    one, other = history(final(0)), history(final(0, b"other"), peer=B)
+    assert found(one, other, newest=1) == ["round 0: two final sets, at …peer-a and …peer-b"]
+    assert not found(one, history(final(0, b"other", epoch=b"e"), peer=B), newest=1), "two chains of a partition"
+
+
+def test_equal_sets_have_equal_states():
+    wrong = final(0)._replace(state=digest(b"bad"))
+    assert "two states of one set" in found(history(final(0)), history(wrong, peer=B), newest=1)[0]
+
+
+def test_what_was_final_stays_so_in_its_chain():
+    back = history(final(0), Row(1.0, "other_chain", 1), final(0, b"other", epoch=b"e"))
+    assert "which its chain keeps" in found(back, newest=1)[0]
+    moved = history(final(0), final(1), Row(2.0, "other_chain", 1), final(0), final(1, b"other", epoch=b"e"))
+    verdict = judge([moved], 2, True)
+    assert (verdict.violations, verdict.undone) == ([], 1)
+
+
+def test_final_rounds_come_one_after_the_other():
+    assert "from final round 0 to 2" in found(history(final(0), final(2)))[0]
+
+
+def test_a_round_has_one_contribution_of_a_node():
+    assert "contributed twice" in found(history(final(0), announced=(0, 0)), newest=1)[0]
+
+
+def test_nobody_honest_is_blamed():
+    blamed = history(final(0), Row(1.0, "accused", 0, peer=B))
+    assert "accuses …peer-b" in found(blamed, history(final(0), peer=B), newest=1)[0]
+    assert (
+        "forked its feed"
+        in found(history(final(0), forked=frozenset({B})), history(final(0), peer=B), newest=1)[0]
+    )
+    liar = history(peer=LIAR, is_liar=True, is_up=False)
+    assert not found(history(final(0), Row(1.0, "accused", 0, peer=LIAR)), liar, newest=1)
+
+
+def test_in_the_end_all_are_in_one_chain_and_rounds_become_final():
+    rows = [final(number) for number in range(3)]
+    assert "not one chain" in found(history(*rows), history(*rows, peer=B, chain=(b"", b"e")))[0]
+    assert "no final round near round 9" in found(history(*rows, round=9), newest=9)[0]
+    assert found(history(*rows), goes_on=False) == ["training stopped"]
+    assert not found(history(*rows, round=9, is_stranded=True), newest=9), "what it needs died with others"
+
+
+def test_where_liars_are_a_third_nothing_is_judged():
+    one = history(final(0, voters=(A, B, LIAR)), voting=(A, B, LIAR))
+    other = history(final(0, b"other", voters=(A, B, LIAR)), peer=B)
+    liar = history(peer=LIAR, is_liar=True)
+    assert judge([one, other, liar], 1, True).owned == 0
+    assert not found(one, other, liar)
