@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView

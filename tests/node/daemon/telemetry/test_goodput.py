@@ -1,11 +1,10 @@
 """The node's books of time: readings of many workers, split waits, lost steps, and the window."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook
