@@ -81,8 +81,7 @@ class MemberLeases:
             self._left_at.pop(author, None)
 
     def _without_leavers(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
-        begun = {peer: view.heard - NEWER_S for peer, view in members.items()}
-        self._left_at = {peer: at for peer, at in self._left_at.items() if peer in begun and begun[peer] <= at}
+        self._left_at = _without_newer_leases(self._left_at, members)
         return {peer: view for peer, view in members.items() if peer not in self._left_at}
 
     def _with_losses(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
@@ -91,12 +90,9 @@ class MemberLeases:
         for peer in members.keys() & self._connected - connected:
             self._lost_at[peer] = self.read_at
         self._connected = connected
-        self._lost_at = {
-            peer: at
-            for peer, at in self._lost_at.items()
-            # A lease that began since came through others: the member lives, and only this connection is lost.
-            if peer not in connected and peer in members and members[peer].heard <= at + NEWER_S
-        }
+        # A lease that began since came through others: the member lives, and only this connection is lost.
+        lost_at = _without_newer_leases(self._lost_at, members)
+        self._lost_at = {peer: at for peer, at in lost_at.items() if peer not in connected}
         return {peer: replace(view, lost_at=self._lost_at.get(peer)) for peer, view in members.items()}
 
     def announce(self, activity: Activity, number: Round) -> None:
@@ -124,6 +120,13 @@ class MemberLeases:
         )
         self.net.put_lease(lease, self.context.spec.pace.lease_s)
         self.assignment.publish()
+
+
+def _without_newer_leases(
+    times: Mapping[PeerId, float], members: Mapping[PeerId, MemberView]
+) -> dict[PeerId, float]:
+    """The times, in monotonic seconds, of those members of which no lease began since."""
+    return {peer: at for peer, at in times.items() if peer in members and members[peer].heard <= at + NEWER_S}
 
 
 def _rounded_s(seconds: float) -> float:
