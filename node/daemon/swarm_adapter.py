@@ -161,11 +161,11 @@ class SwarmNetwork:
         return newcomers.bringer(author) if newcomers.is_pressed else None
 
     def is_tried(self, peer: PeerId) -> bool:
-        """See NewcomerBudget."""
+        """See LeaseRegisters."""
         return self._swarm.newcomers.is_tried(peer)
 
     def block_of(self, peer: PeerId) -> str:
-        """See NewcomerBudget."""
+        """See LeaseRegisters."""
         return self._swarm.newcomers.block_of(peer)
 
     def blame(self, peer: PeerId, error: AtollError) -> None:

@@ -13,11 +13,12 @@ import random
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from atoll.p2p.limits.bounded_table import put_newest
 from atoll.protocols.ids import PeerId
 
 ID_BYTES = 8
@@ -48,8 +49,6 @@ WANTED_OF_ONE = 256
 """Most ids that one neighbour was the first to announce and that are waited for."""
 ANNOUNCERS = 8
 """Most announcers of one id that are remembered."""
-K = TypeVar("K")
-V = TypeVar("V")
 IdList = Annotated[bytes, Meta(max_length=IDS_MAX * ID_BYTES)]
 
 
@@ -131,7 +130,7 @@ class PushTrees:
     ) -> Actions:
         """A message that was unknown: pushed by `sender`, or (None) published here. `near`: the neighbours."""
         wanted = self._forget_wanted(name)
-        _put(self.known, name, _Known(author, () if sender is None else (sender,)), KNOWN)
+        put_newest(self.known, name, _Known(author, () if sender is None else (sender,)), KNOWN)
         if author is None:
             return []
         for gone in self.neighbours.keys() - {*near}:
@@ -144,7 +143,7 @@ class PushTrees:
         if lazy is None:
             pushes = OWN_PUSHES if author == self.me else FIRST_PUSHES
             lazy = set(self.rng.sample(others, max(0, len(others) - pushes)))
-        _put(self.lazy, author, lazy, AUTHORS)
+        put_newest(self.lazy, author, lazy, AUTHORS)
         for peer in others:
             if peer in lazy:
                 self._queue(self.neighbours[peer].have, name, now)
@@ -242,14 +241,14 @@ class PushTrees:
             if each.have or each.prune:
                 actions.append((peer, Ids(have=b"".join(each.have), prune=b"".join(each.prune))))
                 for name in each.have:
-                    _put(each.offered, name, None, IDS_MAX)
+                    put_newest(each.offered, name, None, IDS_MAX)
                 each.have.clear()
                 each.prune.clear()
         return actions
 
     def _queue(self, ids: OrderedDict[bytes, None], name: bytes, now: float) -> None:
         """Let an id wait for the next notice; of more than IDS_MAX the oldest is dropped."""
-        _put(ids, name, None, IDS_MAX)
+        put_newest(ids, name, None, IDS_MAX)
         self.announce_at = min(self.announce_at, now + ANNOUNCE_S)
 
     def _forget_wanted(self, name: bytes) -> _Wanted | None:
@@ -257,14 +256,6 @@ class PushTrees:
         if wanted is not None and (first := self.neighbours.get(wanted.first)) is not None:
             first.wanted = max(0, first.wanted - 1)  # a neighbour that came back counts from 0
         return wanted
-
-
-def _put(table: OrderedDict[K, V], key: K, value: V, most: int) -> None:
-    """Store `key` as the newest; the oldest of more than `most` is dropped."""
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > most:
-        table.popitem(last=False)
 
 
 def _split(ids: bytes) -> list[bytes]:

@@ -12,6 +12,7 @@ There are two rules:
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable
 
+from atoll.p2p.limits.bounded_table import put_newest
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.records import Admit, Entry
 from atoll.protocols.run.admission import Permit, Rule, refusal, refusal_now
@@ -71,10 +72,7 @@ class AdmissionGate:
     def record_refusal(self, author: PeerId, reason: str) -> bool:
         """Remember the reason of a refusal; True if it is new."""
         is_news = self._refused.get(author) != reason
-        self._refused[author] = reason
-        self._refused.move_to_end(author)
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.popitem(last=False)
+        put_newest(self._refused, author, reason, MAX_REFUSED)
         return is_news
 
     def refusal_reason(self, peer: PeerId) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from atoll.p2p.limits.bounded_table import put_newest
 from atoll.p2p.limits.token_bucket import PeerRateLimit
 from atoll.protocols.ids import Digest, PeerId, short
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry
@@ -191,10 +192,7 @@ class Newcomers:
             return self.is_pressed
         reason = self._refusal(author, sender)
         if reason and sender == author:
-            self._refused[author] = reason
-            self._refused.move_to_end(author)
-            if len(self._refused) > _REFUSED:
-                self._refused.popitem(last=False)
+            put_newest(self._refused, author, reason, _REFUSED)
         return bool(reason)
 
     def _refusal(self, author: PeerId, sender: PeerId) -> str:
@@ -244,10 +242,7 @@ class Newcomers:
             victim = _victim(group)
             del group[victim]
             self._drop(victim)
-            self._gone[victim] = self._now()
-            self._gone.move_to_end(victim)
-            if len(self._gone) > _GONE:
-                self._gone.popitem(last=False)
+            put_newest(self._gone, victim, self._now(), _GONE)
             self.pruned += 1
             gone.append(victim)
         return gone

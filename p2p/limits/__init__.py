@@ -1,1 +1,1 @@
-"""A host under the user's limits: rates, schedules and the monthly quota of all protocols."""
+"""A host under the user's limits: rates, schedules and the monthly quota of all protocols; and bounded tables."""

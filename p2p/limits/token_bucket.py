@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from atoll.p2p.limits.bounded_table import put_newest
+
 BURST_S = 0.25
 BULK_SHARE = 0.85
 """Bulk leaves room, so that control finds tokens and short queues on the path. Source: DESIGN §5."""
@@ -64,10 +66,8 @@ class PeerRateLimit:
     def take(self, peer: Hashable, count: float = 1) -> bool:
         """Whether one more request of `peer` is answered; an answered one is counted, as `count`."""
         now = self._now()
-        bucket = self._buckets.pop(peer, None) or Bucket(self._per_minute / 60.0, self._burst, now)
-        self._buckets[peer] = bucket
-        if len(self._buckets) > _PEERS_REMEMBERED:
-            self._buckets.popitem(last=False)
+        bucket = self._buckets.get(peer) or Bucket(self._per_minute / 60.0, self._burst, now)
+        put_newest(self._buckets, peer, bucket, _PEERS_REMEMBERED)
         return bucket.take(count, now)
 
 

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.host.maddrs import endpoint_of, legal_maddrs
+from atoll.p2p.limits.bounded_table import put_newest
 from atoll.p2p.limits.token_bucket import PeerRateLimit
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
@@ -226,9 +227,7 @@ class NatServer:
     def _is_new(self, nonce: bytes) -> bool:
         if nonce in self._nonces:
             return False
-        self._nonces[nonce] = None
-        if len(self._nonces) > _NONCES:
-            self._nonces.popitem(last=False)
+        put_newest(self._nonces, nonce, None, _NONCES)
         return True
 
 

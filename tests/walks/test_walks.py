@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
-MOST = {"a": 67, "b": 101}
-"""The goals are 55 and 70 (docs/log/2026-11.md). Members that leave for good added two and three, floods one and
-three."""
+MOST = {"a": 68, "b": 101}
+"""The goals are 55 and 70 (docs/log/2026-11.md). Members that leave for good added two and three, floods two
+and three."""
 SEEN_LEAST = 0.9
 """Part of the page's list that every trace finds: what runs at the side depends on timing."""
 

@@ -282,7 +282,7 @@ class FinalityState(msgspec.Struct, frozen=True):
     signed_at: float = 0.0
     """When this node signed its newest epoch."""
     patience_s: float = PATIENCE_S
-    """Seconds before another owner opens a ballot. May be replaced at any time (dataclasses.replace)."""
+    """Seconds before another owner opens a ballot. May be replaced at any time (msgspec.structs.replace)."""
     applied: int = -1
     """Newest round that the worker folded into Θ_final."""
     closed: int = -1

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from atoll.p2p.limits.bounded_table import put_newest
 from atoll.protocols.ids import PeerId
 
 FEW = 4
@@ -47,7 +48,5 @@ class Trials:
             peer = self.rng.choice([peer for peer in waiting if taken[self.block_of(peer)] == fewest])
             waiting.remove(peer)
             chosen.add(peer)
-            self._since[peer] = number
-            if len(self._since) > _REMEMBERED:
-                self._since.popitem(last=False)
+            put_newest(self._since, peer, number, _REMEMBERED)
         return chosen
