@@ -81,7 +81,7 @@ ROOM_FILES, ROOM_LINES = 14, 2500
 BUDGET_LINES = 45_540
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
 records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
-against floods. A later raise names its reason here too."""
+against floods, members that the owner removes. A later raise names its reason here too."""
 SAME_NAMES = 10
 """Public class names that may be used more than once in all that is shipped."""
 COMMENTED = (

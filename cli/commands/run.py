@@ -25,7 +25,7 @@ from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import AtollError, ConfigError, counted
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
-from atoll.protocols.local.control_messages import GetStatus, Status
+from atoll.protocols.local.control_messages import CommandDone, ExcludePeer, GetStatus, Status
 from atoll.protocols.run.admission import MODES, AdmissionSpec, Mode
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
@@ -141,6 +141,21 @@ def list_runs(home: Home, as_json: bool) -> None:
 def show(wanted: str | None, home: Home, as_json: bool) -> None:
     """What a run trains, who signed it, and what it costs here."""
     _print_run(find_run(home, wanted), home, load_config(home.config_toml), as_json)
+
+
+@run.command()
+@click.argument("peer", metavar="PEER")
+@home_option
+@json_option
+@click.option("--from-round", "first", type=click.IntRange(0), help="Default: the oldest that is not final.")
+@click.option("--reason", default="", help="What it and all members read, at most 100 characters.")
+def exclude(peer: str, home: Home, as_json: bool, first: int | None, reason: str) -> None:
+    """Exclude a member from the run that the node here trains; only its owner can."""
+    answer = call(home, ExcludePeer(peer, first, reason), CommandDone)
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(answer.message)
 
 
 def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:

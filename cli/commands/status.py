@@ -116,6 +116,8 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
     if now.ledger is not None:
         yield f"ledger    {ledger(now.ledger)}"
+    for one in now.excluded:
+        yield f"excluded  {one.peer} from round {one.round} on" + (f": {one.reason}" if one.reason else "")
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
     yield f"sent      {sent_line(now.sent)}"
     if now.limits is not None:
@@ -165,7 +167,7 @@ def _peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
         short(row.peer),
         row.path or "–",
         span(row.rtt_s),
-        row.activity or "–",
+        row.activity or "–" if row.excluded_from is None else f"excluded from {row.excluded_from}",
         "–" if row.round is None else str(row.round),
         "–" if row.final is None else str(row.final),
         number(row.tokens_per_s, 0),

@@ -53,6 +53,9 @@ class Operator(Protocol):
     async def resume(self) -> str:
         """Go on after a pause; return a line for the user."""
 
+    async def exclude(self, peer: str, first: int | None, reason: str) -> str:
+        """Exclude a member from the run; return a line for the user."""
+
     async def evaluate(self) -> control_messages.EvaluationResult:
         """Validation loss of the current weights."""
 
@@ -141,6 +144,8 @@ class ControlServer:
                 return control_messages.CommandDone(await self._operator.pause(ask.reason))
             case control_messages.ResumeNode():
                 return control_messages.CommandDone(await self._operator.resume())
+            case control_messages.ExcludePeer():
+                return control_messages.CommandDone(await self._operator.exclude(ask.peer, ask.first, ask.reason))
             case control_messages.EvaluateModel():
                 return await self._operator.evaluate()
         raise DecodeError(f"{type(ask).__name__} is not served")

@@ -10,7 +10,7 @@ from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import Finalizer
-from atoll.node.daemon.coordinator.interfaces import Network, NoReduction, RunContext, WorkerProcess
+from atoll.node.daemon.coordinator.interfaces import Network, NoReduction, RoundReducer, RunContext, WorkerProcess
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
@@ -21,11 +21,12 @@ from atoll.node.daemon.coordinator.payload_fetcher import (
     legal_size,
     verification_of,
 )
+from atoll.node.daemon.coordinator.removals import Removals
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
-from atoll.node.daemon.coordinator.trials import Trials
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import config_of
+from atoll.node.daemon.rounds.trials import Trials
 from atoll.protocols.ids import Round
 from atoll.protocols.local.worker_messages import VerifyReply
 
@@ -47,6 +48,7 @@ class _Training(NamedTuple):
     moments: MomentTransfer
     leases: MemberLeases
     training: LocalTraining
+    removals: Removals
 
 
 def build_driver(
@@ -102,7 +104,7 @@ def build_driver(
         sets=sets,
         reducer=reducer,
         finalizer=finalizer,
-        **_build_training(common, contributions, finalizer, room)._asdict(),
+        **_build_training(common, contributions, finalizer, reducer, room)._asdict(),
         newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
         evaluator=Evaluator(context, common.worker, common.queue.start_task, eval_every),
     )
@@ -146,7 +148,11 @@ def _build_payloads(common: _Common) -> PayloadFetcher:
 
 
 def _build_training(
-    common: _Common, contributions: ContributionIndex, finalizer: Finalizer, room: int | None
+    common: _Common,
+    contributions: ContributionIndex,
+    finalizer: Finalizer,
+    reducer: RoundReducer,
+    room: int | None,
 ) -> _Training:
     context, net = common.context, common.net
     assignment = ExpertAssignment(context.spec, context.me, net, room)
@@ -159,6 +165,14 @@ def _build_training(
         round_now=lambda: common.machines.round.round,
         start_task=common.queue.start_task,
     )
+    removals = Removals(
+        context=context,
+        net=net,
+        machines=common.machines,
+        guard=common.guard,
+        reducer=reducer,
+        is_synced=lambda: finalizer.is_synced,
+    )
     leases = MemberLeases(
         context=context,
         net=net,
@@ -168,6 +182,7 @@ def _build_training(
         applied=lambda: finalizer.applied,
         tokens_per_s=lambda: training.tokens_per_s,
         trials=Trials(net.block_of),
+        is_excluded=removals.is_excluded,
     )
     training = LocalTraining(
         context=context,
@@ -181,4 +196,4 @@ def _build_training(
         leases=leases,
         applied=lambda: finalizer.applied,
     )
-    return _Training(assignment, moments, leases, training)
+    return _Training(assignment, moments, leases, training, removals)

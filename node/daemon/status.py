@@ -9,6 +9,8 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from atoll.node.daemon.coordinator.interfaces import NodeControl
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.rounds.queries import reason, untrained
@@ -22,10 +24,14 @@ from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.nat.route_host import RouteHost
 from atoll.p2p.swarm.connections import PeerView
 from atoll.p2p.swarm.swarm import Swarm
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local import control_messages
 from atoll.protocols.local.worker_messages import TrainProgress
 
+SHORTEST = 6
+"""Fewest characters by which a user may name a peer: what the tables show of its PeerID."""
 SENT_ROUNDS = 100
 """What is sent in a round is an average over so many of the newest ones."""
 
@@ -111,7 +117,16 @@ class DaemonOperator:
             web_trouble=self.web.trouble,
             ledger=self._ledger(),
             **self._network(),
+            **self._excluded(),
         )
+
+    def _excluded(self) -> dict[str, Any]:
+        """Whom the run's owner excluded."""
+        rows = (
+            control_messages.Exclusion(peer=one.peer, round=one.round, reason=one.reason)
+            for one in self.control.view().excluded
+        )
+        return {"excluded": tuple(rows)}
 
     def _ledger(self) -> control_messages.LedgerUse:
         newcomers = self.swarm.newcomers
@@ -148,7 +163,9 @@ class DaemonOperator:
     async def peers(self) -> Sequence[control_messages.PeerStatus]:
         """All known peers."""
         leases = self.net.leases()
-        return [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self.swarm.peers()]
+        excluded = {one.peer: one.round for one in self.control.view().excluded}
+        rows = [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self.swarm.peers()]
+        return [replace(row, excluded_from=excluded.get(PeerId(row.peer))) for row in rows]
 
     def rounds(self, last: int) -> Sequence[control_messages.RoundStatus]:
         """The newest `last` rows, oldest first."""
@@ -173,6 +190,15 @@ class DaemonOperator:
         """Continue training after a pause."""
         self.control.resume()
         return "going on at the round where the others are"
+
+    async def exclude(self, peer: str, first: int | None, reason: str) -> str:
+        """Exclude a member from the run. Raises ConfigError, LocalFault."""
+        known = {*self.swarm.ledger.vector(), *(row.peer for row in self.swarm.peers())}
+        found = [one for one in known if one == peer or (len(peer) >= SHORTEST and one.endswith(peer))]
+        if len(found) != 1:
+            many = "nobody" if not found else f"{len(found)} peers"
+            raise ConfigError(f"{many} known here: {peer!r}", hint="`atoll peers --json` has whole PeerIDs")
+        return self.control.exclude(found[0], None if first is None else Round(first), reason)
 
     async def evaluate(self) -> control_messages.EvaluationResult:
         """Validation loss of the view."""

@@ -47,6 +47,7 @@ class SwarmNetwork:
         self._now = now
         self._replayed = 0
         self._carried = 0
+        self._excluded: set[PeerId] = set()
         self._has_carried = asyncio.Event()
         self._questions = SingleRequests(host, REDUCTION.protocol(), ASK_MAX_BYTES)
 
@@ -129,7 +130,11 @@ class SwarmNetwork:
 
     def answer_by(self, answer: RequestHandler) -> None:
         """See SingleRequests.set_handler."""
-        self._questions.set_handler(answer)
+
+        async def unless_excluded(peer: PeerId, question: bytes) -> bytes:
+            return b"" if peer in self._excluded else await answer(peer, question)
+
+        self._questions.set_handler(unless_excluded)
 
     def sync_soon(self) -> None:
         """Ask the neighbours for missing entries now."""
@@ -146,6 +151,11 @@ class SwarmNetwork:
     def vouch(self, author: PeerId) -> None:
         """See Swarm.vouch."""
         self._swarm.vouch(author)
+
+    def exclude(self, peer: PeerId, reason: str) -> None:
+        """See Swarm.exclude."""
+        self._excluded.add(peer)
+        self._swarm.exclude(peer, reason)
 
     def require(self, entries: Iterable[Digest]) -> None:
         """See Swarm.require."""

@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 
 from atoll.node.config.node_config import devices_of
-from atoll.node.daemon.coordinator.interfaces import snapshot_max_bytes
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
 from atoll.node.doctor.experts import config_or_cpu, trained_experts
 from atoll.node.runs.capacity.memory_model import needs_of
@@ -25,6 +24,7 @@ from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system.atomic_files import disk
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import LocalFault
+from atoll.protocols.run.bounds import snapshot_max_bytes
 
 GB = 1e9
 DISK_FAIL_BYTES = 200e6

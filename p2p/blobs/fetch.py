@@ -161,6 +161,10 @@ class Blobs:
         """See BlobFetcher.fetch."""
         return await self._fetcher.fetch(blob, holders, max_bytes)
 
+    def refuse(self, peer: PeerId) -> None:
+        """Serve no blob to `peer` any more."""
+        self._server.refused.add(peer)
+
     def bytes_of(self, peer: PeerId) -> tuple[int, int]:
         """Chunk bytes sent to and received from `peer`."""
         return self._server.bytes_up[peer], self._fetcher.bytes_down[peer]

@@ -40,6 +40,8 @@ class BlobServer:
     def __init__(self, host: Host, store: BlobStore, *, idle_s: float = IDLE_S) -> None:
         self.store = store
         self._idle_s = idle_s
+        self.refused: set[PeerId] = set()
+        """Peers that get no blob: they were excluded from the run."""
         self._serving: Counter[PeerId] = Counter()
         self._turns: dict[PeerId, asyncio.Lock] = {}
         self.bytes_up: Counter[PeerId] = Counter()
@@ -71,7 +73,7 @@ class BlobServer:
         turn = self._turns.setdefault(peer, asyncio.Lock())
         try:
             ask = await self._next_ask(stream)
-            share = self.store.share(ask.blob)
+            share = None if peer in self.refused else self.store.share(ask.blob)
             if is_busy or share is None:
                 await self.send(
                     stream, framed(codec.encode(frames.BlobRefusal("busy" if is_busy else "not here")))

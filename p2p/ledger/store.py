@@ -112,6 +112,7 @@ class Ledger:
         self.quota = quota or Quota()
         self._gate = gate
         self.newcomers = newcomers
+        self._excluded: dict[PeerId, str] = {}
         self._db = Database(path, run, self.quota.disk_bytes)
         try:
             self._feeds = self._read_feeds()
@@ -194,14 +195,20 @@ class Ledger:
         self._apply(batch)
         return tuple(batch.pruned)
 
+    def exclude(self, peer: PeerId, reason: str) -> None:
+        """From now on `peer` does not take part. What it wrote stays, and more is stored: a set may name it."""
+        self._excluded[peer] = reason
+
     def admits(self, peer: PeerId) -> bool:
         """Whether `peer` may take part: its feed has begun here, or the run admits it without a permit."""
+        if peer in self._excluded:
+            return False
         return self._gate is None or peer in self._feeds or self._gate.admits_by_name(peer)
 
     def refusal(self, peer: PeerId) -> str:
         """Reason why entries of `peer` are refused; empty if they are not, or it never tried."""
-        if peer in self._feeds:
-            return ""
+        if peer in self._feeds or peer in self._excluded:
+            return self._excluded.get(peer, "")
         reason = "" if self._gate is None or self.admits(peer) else self._gate.refusal_reason(peer)
         return reason or ("" if self.newcomers is None else self.newcomers.reason(peer))
 

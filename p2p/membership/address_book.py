@@ -102,15 +102,15 @@ class AddressBook:
     """A bounded table of peers and their addresses; seeds are never evicted."""
 
     def __init__(self, own: PeerId, *, max_peers: int = MAX_PEERS) -> None:
-        self._own = own
         self._max_peers = max_peers
         self._known: dict[PeerId, KnownPeer] = {}
+        self._excluded: set[PeerId] = {own}
         self._connections = 0
 
     def add(self, peer: PeerId, maddrs: Iterable[str], source: str) -> None:
         """Add addresses of a peer; illegal ones, and our own, are ignored."""
         legal = legal_maddrs(maddrs)
-        if peer == self._own or not legal:
+        if peer in self._excluded or not legal:
             return
         known = self._known.get(peer) or self._admit(peer)
         if known is None:
@@ -147,6 +147,11 @@ class AddressBook:
         if lasted_s >= LASTING_S:
             known.failures, known.last_error = 0, ""
         return lasted_s >= LASTING_S
+
+    def exclude(self, peer: PeerId) -> None:
+        """Forget `peer` and learn of it no more: it was excluded from the run."""
+        self._excluded.add(peer)
+        self._known.pop(peer, None)
 
     def ban(self, peer: PeerId, reason: str, until: float) -> None:
         """Do not dial `peer` before the time `until`."""

@@ -121,6 +121,10 @@ class RegisterStore:
         self._store(register, data, now + register.ttl_s - age_s)
         return register
 
+    def drop(self, author: PeerId) -> None:
+        """Forget the values of an author that takes part no more. Their (epoch, seq) stay."""
+        self._held = {key: held for key, held in self._held.items() if key[0] != author}
+
     def live(self, kind: type[V], now: float) -> dict[PeerId, V]:
         """Live values of one type by author."""
         return {

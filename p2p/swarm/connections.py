@@ -73,6 +73,7 @@ class PeerConnections:
     def __post_init__(self) -> None:
         self._live: dict[PeerId, Connection | None] = {}
         """Connected peers; None until the first poll has seen the connection's path."""
+        self._excluded: set[PeerId] = set()
         self._group: asyncio.TaskGroup | None = None
         self._liveness = LivenessMonitor(self.calls, self.neighbours, self.now, self.on_fault, self._on_silent)
 
@@ -81,9 +82,14 @@ class PeerConnections:
         """Whether no peer is connected."""
         return not self._live
 
+    def exclude(self, peer: PeerId) -> None:
+        """Never dial `peer` again, nor use its connection; it may ask why as long as it is connected."""
+        self._excluded.add(peer)
+        self.discovery.book.exclude(peer)
+
     def neighbours(self) -> list[PeerId]:
-        """Connected peers that are not banned."""
-        return [peer for peer in self._live if not self.reputations.is_banned(peer)]
+        """Connected peers that are neither banned nor excluded from the run."""
+        return [p for p in self._live if p not in self._excluded and not self.reputations.is_banned(p)]
 
     async def serve(self, events: AsyncIterator[HostEvent]) -> None:
         """Follow the host's events and poll its connections until cancelled."""

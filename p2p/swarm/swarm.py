@@ -138,6 +138,13 @@ class Swarm:
         others.sort(key=lambda peer: (peer not in live, live.get(peer) is Route.RELAYED))
         return await self.blobs.fetch(blob, others, max_bytes)
 
+    def exclude(self, peer: PeerId, reason: str) -> None:
+        """From now on nothing of `peer` is fetched, and nothing served to it but the ledger, which says why."""
+        self.ledger.exclude(peer, reason)
+        self.registers.drop(peer)
+        self.blobs.refuse(peer)
+        self._connections.exclude(peer)
+
     async def connect(self, peer: PeerId) -> None:
         """Dial a known peer that is not connected. A failed dial raises nothing: the next request to it fails."""
         if not self._connections.is_connected(peer):

@@ -12,6 +12,7 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
 
     A run that may reduce rounds needs the root of each payload's rows, so only sliced contributions count there.
     Other runs cannot fold a set that holds a Reduction. A bitmap of experts must name experts of the run.
+    Only the run's owner excludes members, and never itself.
     """
     match entry.body:
         case records.PartContribution(experts=experts):
@@ -20,6 +21,8 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
             return isinstance(entry.body, records.SlicedContribution) == (spec.reduce is not None)
         case records.Reduction() | records.ReductionFault():
             return spec.reduce is not None
+        case records.Exclude(peer=peer):
+            return entry.author == spec.owner != peer
     return True
 
 

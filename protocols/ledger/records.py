@@ -32,10 +32,12 @@ from atoll.protocols.wires import FEED
 FEED_VERSION = FEED.newest
 MAX_SET = 1024
 """Most contributions that one round's set may hold."""
+MAX_REASON = 100
+"""Longest reason of an exclusion, in characters."""
 MAX_WEIGHT = 255
 """Largest weight of a contribution, in 64ths of the round's nominal tokens."""
 ENTRY_MAX_BYTES = codec.MESSAGE_MAX_BYTES
-_DOMAIN = "feed/2"
+_DOMAIN = "feed/3"
 
 
 class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contribution", forbid_unknown_fields=True):
@@ -192,6 +194,19 @@ class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow", forbid_
     """Id of the epoch; empty: the run's first."""
 
 
+class Exclude(msgspec.Struct, frozen=True, array_like=True, tag="exclude", forbid_unknown_fields=True):
+    """The run's owner excludes `peer`: its work counts in no set of `round` or a later one, unless that is final.
+
+    Nobody else can write it (entry_rules.py). Of several about one peer the lowest round counts.
+    """
+
+    round: RecordRound
+    """First round without the peer."""
+    peer: PeerId
+    reason: Annotated[str, Meta(max_length=MAX_REASON)]
+    """What the peer and all members read; printable, may be empty."""
+
+
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_unknown_fields=True):
     """`author` joins with a permit. Legal only as the first entry of a feed (seq 0)."""
 
@@ -204,7 +219,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_un
 
 BallotBody: TypeAlias = Proposal | Vote | Prepare | Promise
 FinalityBody: TypeAlias = Ack | BallotBody
-EpochBody: TypeAlias = Leave | Epoch | Follow
+EpochBody: TypeAlias = Leave | Epoch | Follow | Exclude
+"""What changes who decides, besides the sets themselves."""
 Body: TypeAlias = (
     Contribution
     | PartContribution
@@ -293,6 +309,10 @@ def _check(entry: Entry) -> Entry:
                 public_key_of(member)
         case Follow():
             _check_link(body.epoch)
+        case Exclude():
+            public_key_of(body.peer)
+            if not body.reason.isprintable():
+                raise DecodeError("exclude: a reason is printable")
     if isinstance(body, BallotBody):
         public_key_of(body.ballot.proposer)
         _check_link(body.ballot.epoch)

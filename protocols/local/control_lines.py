@@ -47,6 +47,10 @@ def decode_ask(line: bytes) -> control_messages.Ask:
             _within("tail", ask.tail, 0, control_messages.MAX_LINES)
         case control_messages.PauseNode() if not (len(ask.reason) <= 200 and ask.reason.isprintable()):
             raise DecodeError("reason must have at most 200 printable characters")
+        case control_messages.ExcludePeer():
+            if not (len(ask.reason) <= control_messages.MAX_REASON and ask.reason.isprintable()):
+                raise DecodeError(f"reason must have at most {control_messages.MAX_REASON} printable characters")
+            _within("first", ask.first or 0, 0, (1 << 24) - 1)
     return ask
 
 

@@ -18,6 +18,9 @@ MAX_LINES = 10_000
 MAX_ROUNDS = 10_000
 """Most rounds that one request may ask for."""
 
+MAX_REASON = 100
+"""Longest reason of an exclusion, in characters: as long as its record holds."""
+
 
 # --- asks -----------------------------------------------------------------------------------------
 
@@ -70,12 +73,31 @@ class ResumeNode(msgspec.Struct, frozen=True, tag="resume"):
     """End a pause."""
 
 
+class ExcludePeer(msgspec.Struct, frozen=True, tag="exclude"):
+    """Exclude a member from the run. Only the owner's node can."""
+
+    peer: str
+    """PeerID, or the end of that of a known peer."""
+    first: int | None = None
+    """First round without the member; null: the oldest one that is not final."""
+    reason: str = ""
+
+
 class EvaluateModel(msgspec.Struct, frozen=True, tag="eval"):
     """Compute the validation loss of the current weights."""
 
 
 Ask: TypeAlias = (
-    GetStatus | Watch | GetPeers | GetRounds | GetLogs | StopNode | PauseNode | ResumeNode | EvaluateModel
+    GetStatus
+    | Watch
+    | GetPeers
+    | GetRounds
+    | GetLogs
+    | StopNode
+    | PauseNode
+    | ResumeNode
+    | ExcludePeer
+    | EvaluateModel
 )
 
 
@@ -146,6 +168,17 @@ class LedgerUse(msgspec.Struct, frozen=True, kw_only=True):
     """Authors without work that gave their places to others since the daemon started."""
     disk_bytes: int
     """Size of the ledger's files."""
+
+
+class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
+    """A member that the run's owner excluded."""
+
+    peer: str
+    """PeerID of the member."""
+    round: int
+    """First round without it."""
+    reason: str
+    """What the owner wrote; may be empty."""
 
 
 class TimeShares(msgspec.Struct, kw_only=True):
@@ -314,6 +347,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Why the configured web page is not served; empty otherwise."""
     ledger: LedgerUse | None = None
     """Who is in the ledger; null from an older daemon."""
+    excluded: tuple[Exclusion, ...] = ()
+    """Members that the run's owner excluded."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,6 +376,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since its lease was last received."""
     faults: int
     """Number of protocol violations that this node has seen."""
+    excluded_from: int | None = None
+    """First round without it, if the run's owner excluded it."""
 
 
 class PeerList(msgspec.Struct, frozen=True, tag="peers"):

@@ -64,6 +64,7 @@ class FakeOperator:
     def __init__(self) -> None:
         self.orders: list[str] = []
         self.state = STATUS
+        self.peer_row = PEER_ROW
         self.rows: Sequence[RoundStatus] = [ROUND_ROW, msgspec.structs.replace(ROUND_ROW, round=7)]
         self.fault: AtollError | None = None
 
@@ -71,7 +72,7 @@ class FakeOperator:
         return self.state
 
     async def peers(self) -> Sequence[PeerStatus]:
-        return [PEER_ROW]
+        return [self.peer_row]
 
     def rounds(self, last: int) -> Sequence[RoundStatus]:
         return self.rows[-last:]
@@ -84,6 +85,9 @@ class FakeOperator:
 
     async def resume(self) -> str:
         return self._order("resume")
+
+    async def exclude(self, peer: str, first: int | None, reason: str) -> str:
+        return self._order(f"exclude {peer} from={first} reason={reason}")
 
     async def evaluate(self) -> EvaluationResult:
         self._order("eval")

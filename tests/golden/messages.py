@@ -135,6 +135,7 @@ BODIES: tuple[records.Body, ...] = (
     records.Leave(ROUND),
     records.Epoch(ROUND, A, tuple(sorted((ME.peer_id, OTHER.peer_id)))),
     records.Follow(ROUND, A),
+    records.Exclude(ROUND, OTHER.peer_id, "noise"),
 )
 VALUES = (
     registers.Lease("training", ROUND, 6, A, 6, 1234.5),

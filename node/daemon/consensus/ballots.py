@@ -35,6 +35,10 @@ class Book(msgspec.Struct, frozen=True):
     epochs: frozenset[bytes] = frozenset()
     """The epochs of all ballots that were seen."""
 
+    def author_of(self, name: Digest) -> PeerId | None:
+        """The author of a contribution or Reduction; None where it is unknown."""
+        return self.contributions[name][0] if name in self.contributions else self.reductions.get(name)
+
     def within(self, epoch: bytes) -> "Book":
         """The book with the ballots of one epoch only: its voters' ballots elsewhere do not bind them in it."""
         if self.epochs <= {epoch}:

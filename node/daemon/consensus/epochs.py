@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import quorum
 from atoll.protocols.ids import PeerId
-from atoll.protocols.ledger.records import Body, Epoch, Follow, Leave, Vote, epoch_id
+from atoll.protocols.ledger.records import Body, Epoch, Exclude, Follow, Leave, Vote, epoch_id
 
 EpochId: TypeAlias = bytes
 ROOT: EpochId = b""
@@ -37,6 +37,8 @@ class EpochBook(msgspec.Struct, frozen=True):
     """Newest round in which an author voted since it made its choice."""
     places: Mapping[tuple[EpochId, int], tuple[EpochId, ...]] = msgspec.field(default_factory=dict)
     """Complete epochs by the epoch that they continue and their first round."""
+    excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+    """The first round without an author that the run's owner excluded. Only lawful entries must come here."""
 
     def choice(self, author: PeerId) -> EpochId:
         """The epoch that an author signed or followed last."""
@@ -45,6 +47,10 @@ class EpochBook(msgspec.Struct, frozen=True):
     def has_left(self, author: PeerId, number: int, epoch: EpochId) -> bool:
         """Whether an author left before round `number` was decided, and so does not vote in it in this epoch."""
         return number <= self.left.get(author, -2) + 1 and epoch not in self.back.get(author, ())
+
+    def excluded_from(self, number: int) -> frozenset[PeerId]:
+        """The authors that the run's owner excluded from round `number`, or from one before it."""
+        return frozenset(peer for peer, first in self.excluded.items() if first <= number)
 
     def is_complete(self, name: EpochId) -> bool:
         """Whether all members of the epoch signed it."""
@@ -108,6 +114,10 @@ LONG = 16
 def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     """The book with one more entry of this author."""
     match body:
+        case Exclude(round=number, peer=peer):
+            # The lowest, so that the order of arrival leaves no trace.
+            first = min(number, book.excluded.get(peer, number))
+            return replace(book, excluded={**book.excluded, peer: first})
         case Leave():
             left = {**book.left, author: max(body.round, book.left.get(author, -1))}
             return replace(book, left=left, back={**book.back, author: frozenset[EpochId]()})
@@ -183,7 +193,8 @@ def rank(book: EpochBook, electorate: Electorate, name: EpochId) -> Rank:
     # this side. The order of ballots is a hash of things that were fixed before. The id, which can be made to fit,
     # decides only between two epochs of the same voters: these signed both.
     body = book.bodies[name]
-    side = {peer for peer in book.on_side(name) if peer in electorate.recent or peer in electorate.voters}
+    known = electorate.recent.union(electorate.voters) - book.excluded_from(body.round)
+    side = book.on_side(name) & known
     places = sorted(electorate.voters.index(peer) for peer in side if peer in electorate.voters)
     length = book.length(side, body.round)
     return len(places), len(side & electorate.recent), length, tuple(-at for at in places), name

@@ -84,11 +84,12 @@ def _to_return_to(state: finality_types.FinalityState, fork: _Fork) -> EpochId |
 def _winner(book: EpochBook, fork: _Fork) -> EpochId:
     """The epoch that every node follows from a fork on."""
     # Strangers can open as many epochs of strangers as they like. These outrank nothing.
+    excluded = book.excluded_from(fork.number)
+    known = fork.electorate.recent.union(fork.electorate.voters) - excluded
     children = [
         name
         for name in book.children(fork.parent, fork.number)
-        if name == fork.ours
-        or not fork.electorate.recent.union(fork.electorate.voters).isdisjoint(book.bodies[name].members)
+        if name == fork.ours or not known.isdisjoint(book.bodies[name].members)
     ]
     best = max(children, default=fork.parent, key=lambda name: rank(book, fork.electorate, name))
     if best == fork.parent or not fork.authors:
@@ -96,8 +97,8 @@ def _winner(book: EpochBook, fork: _Fork) -> EpochId:
     # The parent decided the round after all. Those of its next voters who go on from there weigh against the
     # voters who went to the epoch, and win a tie, unless these went on for much longer: at a tie one of them
     # voted for that set, and the epoch began with it. A decision that nobody goes on from was seen by nobody.
-    stay = {peer for peer in fork.authors if _stays(book, fork, peer)}
-    moved = book.on_side(best).intersection(fork.electorate.voters)
+    stay = {peer for peer in fork.authors - excluded if _stays(book, fork, peer)}
+    moved = book.on_side(best).intersection(fork.electorate.voters, known)
     longer = book.length(moved, fork.number) > book.length(stay, fork.number)
     return best if (len(moved), longer) > (len(stay), False) else fork.parent
 

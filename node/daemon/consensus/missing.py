@@ -23,6 +23,8 @@ def missing(state: FinalityState) -> str:
 def _why(state: FinalityState, peer: PeerId, silent_s: float) -> str:
     if state.epochs.has_left(peer, state.deciding, state.epoch):
         return "left"
+    if peer in state.epochs.excluded_from(state.deciding):
+        return "is excluded"
     if peer in state.members:
         return "is in another epoch"
     return f"silent for {silent_s:.0f} s"

@@ -2,9 +2,17 @@
 
 from collections import Counter
 
-from atoll.node.daemon.consensus.ballots import Book, bound_proposals, owner_of, quorum
+from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of, quorum
 from atoll.node.daemon.consensus.types import Action, FinalityState
-from atoll.node.daemon.consensus.voter import Out, append, is_folded_here, may_append, may_get_votes
+from atoll.node.daemon.consensus.voter import (
+    Out,
+    append,
+    inherited,
+    is_folded_here,
+    may_append,
+    may_get_votes,
+    names_excluded,
+)
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Proposal, set_digest
 
@@ -70,10 +78,10 @@ def _own_ballot(state: FinalityState) -> Ballot | None:
 def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
     """The set to propose in a ballot of ours; None while it is too early."""
     book, view = state.book, state.views.get(state.deciding)
-    if view and not state.refuted.isdisjoint(view):
+    if view and (not state.refuted.isdisjoint(view) or names_excluded(state, view)):
         view = None  # it is being folded again
     if ballot.attempt == 0:
-        before = _inherited(state)
+        before = inherited(state)
         if before and may_get_votes(state, ballot, before):
             return before
         return view if view and _is_time(state, view) else None
@@ -87,17 +95,6 @@ def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] 
         return None  # it has not arrived yet
     names = book.proposals[bound[0]].contributions
     return names if may_get_votes(state, ballot, names) else None
-
-
-def _inherited(state: FinalityState) -> tuple[Digest, ...]:
-    """The set that the epoch before may have decided in the first round of ours; empty: none that is known."""
-    # Somebody that is gone may have seen a quorum for it, and gave it out as final. Most such sets have a vote
-    # here, and what was final stays so.
-    if len(state.chain) == 1 or state.chain[-1].first != state.deciding:
-        return ()
-    book = state.books.get(state.deciding, Book()).within(state.chain[-2].epoch)
-    votes = [(vote.ballot, vote.proposal) for _, vote in book.votes.values() if vote.proposal in book.proposals]
-    return book.proposals[max(votes)[1]].contributions if votes else ()
 
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:

@@ -99,14 +99,14 @@ def here_of(
 ) -> frozenset[PeerId]:
     """Those with a live lease that did not leave and work in this epoch or in one before it.
 
-    `back`: also those that left and came back.
+    `back`: also those that left and came back. Whom the run's owner excluded is gone.
     """
     known = {segment.epoch for segment in state.chain}
     book, number = state.epochs, state.deciding
     live = (state.members | {state.me}).intersection(peers)
     gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
     elsewhere = {peer for peer in live & book.chosen.keys() if book.begun(book.chosen[peer]) not in known}
-    return live - gone - elsewhere
+    return live - gone - elsewhere - book.excluded_from(number)
 
 
 def wait_s(state: finality_types.FinalityState) -> float:
@@ -213,6 +213,7 @@ def _outweighs(
     book, number = state.epochs, state.deciding
     side = book.on_side(name)
     for tier in tiers:
+        tier = tier - book.excluded_from(number)
         others = {peer for peer in tier - side if counts(peer) and not book.has_left(peer, number, state.epoch)}
         if tier & side or others:
             # So the others are no quorum either, which has two thirds.

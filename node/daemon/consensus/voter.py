@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of
+from atoll.node.daemon.consensus.ballots import Book, bound_proposals, owner_of
 from atoll.node.daemon.consensus.types import (
     Action,
     Append,
@@ -150,17 +150,44 @@ def _is_refuted(state: FinalityState, proposal: Proposal) -> bool:
 def may_get_votes(state: FinalityState, ballot: Ballot, names: tuple[Digest, ...]) -> bool:
     """Whether this node would vote for the set in this ballot, if it gives the same state here."""
     if ballot.attempt == 0:
-        return is_broad(state, names)
+        return is_broad(state, names) and (not names_excluded(state, names) or names == inherited(state))
     # Voters count the promises in their own ledger. If they took the proposer's word for what a quorum may have
     # voted for, one liar could hide those votes and have a second set made final.
     bound = bound_proposals(state.book, state.voters, ballot)
     if not bound:
-        return bound is not None and is_broad(state, names)
+        return bound is not None and is_broad(state, names) and not names_excluded(state, names)
     # A set that all are bound to may be narrow, and is voted for all the same: another one could contradict it.
     # While more than one set may have had a quorum, none is safe: more promises will rule all but one out.
     proposal = state.book.proposals.get(bound[0]) if len(bound) == 1 else None
     repeats = proposal is not None and proposal.contributions == names
     return repeats and (_all_answered(state, ballot) or is_broad(state, names))
+
+
+def names_excluded(state: FinalityState, names: Collection[Digest]) -> bool:
+    """Whether the set has work of an author that the run's owner excluded. A set of such work alone has none."""
+    # Such a set has been voted for, or nobody else worked in the round: it could never become final without.
+    return len(_counted(state, names)) < len(names)
+
+
+def _counted(state: FinalityState, names: Collection[Digest]) -> set[Digest]:
+    """The part of a set that counts: without the work of excluded authors, unless there is no other."""
+    barred = state.epochs.excluded_from(state.deciding)
+    if not barred:
+        return {*names}
+    book = state.book
+    left = {name for name in names if book.author_of(name) not in barred}
+    return left if book.authors_of(left) else {*names}
+
+
+def inherited(state: FinalityState) -> tuple[Digest, ...]:
+    """The set that the epoch before may have decided in the first round of ours; empty: none that is known."""
+    # Somebody that is gone may have seen a quorum for it, and gave it out as final. Most such sets have a vote
+    # here, and what was final stays so.
+    if len(state.chain) == 1 or state.chain[-1].first != state.deciding:
+        return ()
+    book = state.books.get(state.deciding, Book()).within(state.chain[-2].epoch)
+    votes = [(vote.ballot, vote.proposal) for _, vote in book.votes.values() if vote.proposal in book.proposals]
+    return book.proposals[max(votes)[1]].contributions if votes else ()
 
 
 def _all_answered(state: FinalityState, ballot: Ballot) -> bool:
@@ -192,5 +219,5 @@ def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int,
     # may never close the round, and counts what it holds after its patience.
     view, known = state.views.get(state.deciding), state.book.contributions
     rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
-    ours = {entry for entry in view or (state.held if rested else ()) if entry in known}
+    ours = _counted(state, [entry for entry in view or (state.held if rested else ()) if entry in known])
     return len(ours.intersection(names)), len(ours)

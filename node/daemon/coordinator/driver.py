@@ -24,6 +24,7 @@ from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
+from atoll.node.daemon.coordinator.removals import Removals
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
@@ -69,6 +70,7 @@ class Driver:
     training: LocalTraining
     evaluator: Evaluator
     newcomers: NewcomerWatch
+    removals: Removals
     on_other_chain: Callable[[Round], None] = lambda first: None
     """Another chain outranks this node's from a round on: the node must begin again without its local state."""
     is_leaving_chain: bool = False
@@ -108,6 +110,7 @@ class Driver:
         self.reducer.step()
         self.finalizer.step()
         self.moments.step()
+        self.removals.step()
         self.leases.publish_if_due()
 
     def _replay(self) -> None:
@@ -155,7 +158,8 @@ class Driver:
             experts=self.assignment.trained,
             progress=self.training.progress,
             waiting=self.training.waiting,
-            trouble=self.guard.trouble,
+            trouble=self.removals.trouble or self.guard.trouble,
+            excluded=tuple(self.removals.found.values()),
             missing=missing(self.finality),
             is_worker_ready=self.worker.is_ready,
         )
@@ -169,7 +173,11 @@ class Driver:
         self.queue.post(lambda: self.machines.feed_round(round_types.Pause(reason, self.context.now())))
 
     def resume(self) -> None:
+        self.removals.check_resume()
         self.queue.post(lambda: self.machines.feed_round(round_types.Resume(self.context.now())))
+
+    def exclude(self, peer: PeerId, first: Round | None, reason: str) -> str:
+        return self.removals.exclude(peer, first, reason)
 
     def leave(self) -> bool:
         """Write into the feed that this node leaves; it does not where nobody is there to read it."""
@@ -251,6 +259,7 @@ class Driver:
             self.contributions.add(name, entry.author, body)
         self.reducer.add_entry(entry)
         self.newcomers.on_entry(entry)
+        self.removals.on_entry(entry)
         self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and (
             self.contributions.is_held(name) or self.reducer.is_reduced(body.round)

@@ -20,7 +20,7 @@ from typing import Any
 
 from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator.contribution_sets import ContributionSets
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext, peers_to_ask, snapshot_max_bytes
+from atoll.node.daemon.coordinator.interfaces import Network, RunContext, peers_to_ask
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Behind, RoundFinal, WorkerReady
 from atoll.p2p.system.atomic_files import disk
@@ -28,6 +28,7 @@ from atoll.protocols.errors import ConfigError, DiskFault, Divergence, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import set_digest
 from atoll.protocols.local import worker_messages
+from atoll.protocols.run.bounds import snapshot_max_bytes
 
 SNAPSHOT_EVERY = 5
 """Final rounds between two snapshots of this node."""

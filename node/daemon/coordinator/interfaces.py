@@ -1,6 +1,5 @@
 """What the coordinator needs of the swarm, of the worker and of reduced rounds, as small interfaces."""
 
-import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,9 @@ from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals
 from atoll.p2p.rpc.single_request import RequestHandler
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.records import Body, Entry
+from atoll.protocols.ledger.records import Body, Entry, Exclude
 from atoll.protocols.ledger.registers import Holding, Lease
 from atoll.protocols.local.worker_messages import Ask, Counted, EvaluateReply, Member, Slice, TrainProgress
-from atoll.protocols.run.model_spec import atoms
-from atoll.protocols.run.moments import file_of
 from atoll.protocols.run.run_spec import RunSpec
 
 A = TypeVar("A")
@@ -47,7 +44,9 @@ class NodeView:
     waiting: str
     """What a round that has begun waits for before its first step."""
     trouble: str
-    """What the disk refused."""
+    """Why this node is excluded from the run, or what the disk refused."""
+    excluded: tuple[Exclude, ...]
+    """Whom the run's owner excluded."""
     missing: str
     """Whose votes are missing, and what happens next; empty: nobody's."""
     is_worker_ready: bool
@@ -63,7 +62,10 @@ class NodeControl(Protocol):
         """Finish the round at hand and rest."""
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Go on after a pause. Raises ConfigError if this node is excluded from the run."""
+
+    def exclude(self, peer: PeerId, first: Round | None, reason: str) -> str:
+        """Exclude a member from a round on; None: the oldest that is not final. Raises ConfigError, LocalFault."""
 
     async def evaluate(self) -> EvaluateReply:
         """Return the validation loss of the view. Raises WorkerDied."""
@@ -177,6 +179,9 @@ class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, NewcomerBudget,
     async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
         """Return an answer on wire `reduction`; empty if the peer has none. Raises Unreachable, DecodeError."""
 
+    def exclude(self, peer: PeerId, reason: str) -> None:
+        """Fetch nothing of a peer and serve it nothing from now on; it is told the reason."""
+
     def answer_by(self, answer: RequestHandler) -> None:
         """Register the function that answers questions on wire `reduction`."""
 
@@ -274,6 +279,10 @@ class RoundReducer(Protocol):
         """The final set of a round is known; it decides the reducers of a later round."""
         return
 
+    def exclude(self, author: PeerId, first: Round) -> None:
+        """The run's owner excluded another author from a round on."""
+        return
+
     def step(self) -> None:
         """Perform what is due at this time."""
         return
@@ -289,14 +298,3 @@ class NoReduction(SlicedSets, RoundReducer):
 def peers_to_ask(first: PeerId, net: BlobSource) -> list[PeerId]:
     """Return the peer that should have a blob, then all connected peers."""
     return list(dict.fromkeys((first, *net.neighbours())))
-
-
-def moments_max_bytes(spec: RunSpec, number: int) -> int:
-    """Return an upper bound of a moments file of the run: 12 bytes a value and four header entries per atom."""
-    mine = [atom for atom in atoms(spec.model) if file_of(spec.model, atom.name) == number]
-    return 12 * sum(math.prod(atom.shape) for atom in mine) + 4 * 512 * len(mine) + 4096
-
-
-def snapshot_max_bytes(spec: RunSpec) -> int:
-    """Return an upper bound of a snapshot of the run: 4 bytes a value and a header entry per atom."""
-    return 4 * spec.model.parameters + 512 * len(atoms(spec.model)) + 4096

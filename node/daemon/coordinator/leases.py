@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
-from atoll.node.daemon.coordinator.trials import Trials
 from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Activity, Lease
@@ -31,6 +31,8 @@ class MemberLeases:
     """This, `applied` and `tokens_per_s` return what the own lease holds besides the activity."""
     applied: Callable[[], Round]
     tokens_per_s: Callable[[], float]
+    is_excluded: Callable[[PeerId, int], bool]
+    """Returns whether a peer is excluded from a round."""
     trials: Trials
     """Chooses whom this node waits for of those that have shown no work."""
     members: dict[PeerId, MemberView] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class MemberLeases:
         """Read all leases; tell the round machine if they changed."""
         self.read_at = self.context.now()
         began_s = self.read_at - self.context.spec.pace.lease_s
-        leases = self.net.leases()
+        leases = {p: at for p, at in self.net.leases().items() if not self.is_excluded(p, self._round)}
         untried = {peer for peer in leases if not self.net.is_tried(peer)}
         near = self.net.neighbours() if untried else ()
         awaited = self.trials.choose(untried, len(leases) - len(untried), near, self._round)

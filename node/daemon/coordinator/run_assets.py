@@ -7,9 +7,10 @@ before the worker begins; those of shared experts come when round 0 begins and t
 import asyncio
 from collections.abc import Callable, Iterable
 
-from atoll.node.daemon.coordinator.interfaces import Network, moments_max_bytes, peers_to_ask
+from atoll.node.daemon.coordinator.interfaces import Network, peers_to_ask
 from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest
+from atoll.protocols.run.bounds import moments_max_bytes
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, RunSpec
 
 ATTEMPT_S = 120.0

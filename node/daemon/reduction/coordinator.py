@@ -73,6 +73,8 @@ class ReductionCoordinator:
     """Chooses the chunks to audit: reducers must not be able to foresee it."""
     _rounds: dict[int, OpenRound] = field(default_factory=dict)
     _reducing: set[int] = field(default_factory=set)
+    _excluded: dict[PeerId, Round] = field(default_factory=dict)
+    """The first round without an author that the run's owner excluded."""
     _reported_faults: list[tuple[PeerId, ReductionFault]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -124,6 +126,11 @@ class ReductionCoordinator:
         if number in self._rounds:
             self._rounds[number].closed_at = self.context.now()
             self._feed(number, reduction_machine.Collected())
+
+    def exclude(self, author: PeerId, first: Round) -> None:
+        self._excluded[author] = min(first, self._excluded.get(author, first))
+        for number in [at for at in self._rounds if at >= first]:
+            self._feed(number, reduction_machine.Excluded(author))
 
     def step(self) -> None:
         """Open rounds whose plan is known by now, lose patience with reducers, check reported faults."""
@@ -198,6 +205,8 @@ class ReductionCoordinator:
         plan = self.ledger.plan(number)
         self._rounds[number] = OpenRound(reduction_machine.State(self.ledger.me, Round(number), plan))
         self.machines.feed_round(ReductionPlanned(Round(number), self.context.now()))
+        for author in [author for author, first in self._excluded.items() if number >= first]:
+            self._feed(number, reduction_machine.Excluded(author))
         # Faults before Reductions, so that a wrong one is never asked for.
         for entry in self._auditor.wrong:
             self._feed(number, reduction_machine.Wrong(entry))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice, effective_slices, entries_of, one_per_author
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.reduction import Claim, Offer
+from atoll.protocols.ledger.reduction import Claim, Offer, covered_by
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import SlicePlan
 
@@ -73,7 +73,14 @@ class Gone:
     entry: Digest
 
 
-Event = OfferSeen | ClaimSeen | RowsHeld | ReductionHeld | Collected | PatienceOver | Wrong | Gone
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """The run's owner excluded this author: neither its contribution counts, nor what covers it."""
+
+    author: PeerId
+
+
+Event = OfferSeen | ClaimSeen | RowsHeld | ReductionHeld | Collected | PatienceOver | Wrong | Gone | Excluded
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,8 @@ class State:
     wrong: frozenset[Digest] = frozenset()
     gone: frozenset[Digest] = frozenset()
     """Contributions and Reductions that nobody gives."""
+    excluded: frozenset[PeerId] = frozenset()
+    """Authors that the run's owner excluded from this round, or from one before it."""
     rows: frozenset[tuple[Digest, Span]] = frozenset()
     """Rows on disk, by contribution and slice."""
     payloads: frozenset[Digest] = frozenset()
@@ -154,7 +163,7 @@ def _parts(state: State, event: Event) -> tuple[EffectiveSlice, ...]:
     """Return what counts after an event."""
     # A payload that was given up counts again when it comes; rows on disk never change what counts.
     changes = isinstance(event, Gone | ReductionHeld) and event.entry in state.claims and event.entry in state.gone
-    if not changes and not isinstance(event, OfferSeen | ClaimSeen | Wrong):
+    if not changes and not isinstance(event, OfferSeen | ClaimSeen | Wrong | Excluded):
         return state.parts
     spans = state.plan.spans
     # A Reduction of this round changes its own slice only. One of an earlier round may taint those of any slice.
@@ -192,6 +201,8 @@ def _apply(state: State, event: Event) -> State:
             return replace(state, wrong=state.wrong | {entry})
         case Gone(entry):
             return replace(state, gone=state.gone | {entry})
+        case Excluded(author):
+            return replace(state, excluded=state.excluded | {author})
         case Collected():
             return replace(state, collected=True)
         case PatienceOver():
@@ -203,7 +214,7 @@ def _needed(state: State) -> Iterator[Action]:
     mine = state.plan.span_of(state.me)
     # A reducer needs the rows of its slice from everybody, before the round closes.
     if mine is not None and not state.reduced:
-        yield from _rows(state, one_per_author(state.offers), mine)
+        yield from _rows(state, _counted(state), mine)
     for part in state.parts:
         if part.reduced is not None and part.reduced.entry not in state.payloads:
             yield FetchReduction(part.reduced)
@@ -228,8 +239,8 @@ def _is_decided(state: State, part: EffectiveSlice) -> bool:
 
 
 def _is_caught(state: State, span: Span) -> bool:
-    """Return whether the slice's reducer was proven wrong in this round: nothing better will come."""
-    claims = (state.claims[entry] for entry in state.wrong if entry in state.claims)
+    """Return whether the slice's Reduction is proven wrong, or has excluded work: nothing better will come."""
+    claims = (state.claims[entry] for entry in state.wrong | _barred(state) if entry in state.claims)
     return any(claim.body.round == state.number and claim.body.span == span for claim in claims)
 
 
@@ -239,9 +250,7 @@ def _reduction(state: State) -> tuple[State, list[Action]]:
     if mine is None or state.reduced or not state.collected:
         return state, []
     # A contribution without rows here is left out of the Reduction. It still counts raw where it is held.
-    offers = tuple(
-        o for o in one_per_author(state.offers) if o.author == state.me or (o.entry, mine) in state.rows
-    )
+    offers = tuple(o for o in _counted(state) if o.author == state.me or (o.entry, mine) in state.rows)
     return replace(state, reduced=True), [ReduceSlice(mine, offers)] if offers else []
 
 
@@ -249,8 +258,9 @@ def _fold(state: State) -> tuple[State, list[Action]]:
     """Fold when all that counts is here, and again when something else counts."""
     if not state.collected or not all(_is_decided(state, part) for part in state.parts):
         return state, []
-    absent, parts = _absent(state), state.parts
-    if absent:
+    gone, parts = _absent(state), state.parts
+    absent = gone | _barred(state)
+    if gone:
         # Rows that nobody gives: the set is made without their contributions, in all slices alike.
         lost = absent | _lost(state)
         parts = effective_slices(state.number, state.plan, state.offers, state.claims, state.wrong, lost)
@@ -266,8 +276,26 @@ def _absent(state: State) -> frozenset[Digest]:
 
 
 def _lost(state: State) -> frozenset[Digest]:
-    """Return the Reductions whose payload nobody gives."""
-    return state.gone.intersection(state.claims) - state.payloads
+    """Return the Reductions whose payload nobody gives, and what is of an excluded author or covers such work."""
+    return (state.gone.intersection(state.claims) - state.payloads) | _barred(state)
+
+
+def _counted(state: State) -> tuple[Offer, ...]:
+    """Return the contributions of authors that are not excluded; all, if there is no other."""
+    offers = one_per_author(state.offers)
+    return tuple(o for o in offers if o.author not in state.excluded) or offers
+
+
+def _barred(state: State) -> frozenset[Digest]:
+    """Return what does not count: contributions and Reductions of excluded authors, and what covers these."""
+    if not state.excluded:
+        return frozenset()
+    work = {offer.entry for offer in state.offers} - {offer.entry for offer in _counted(state)}
+    claims = [claim for claim in state.claims.values() if claim.body.round == state.number]
+    known = one_per_author(state.offers)
+    # A covered contribution counts in the slice of its reducer though it is not in the set.
+    covering = {c.entry for c in claims if work & {o.entry for o in covered_by(c.body, state.plan, known) or ()}}
+    return frozenset(work | covering | {c.entry for c in claims if c.author in state.excluded})
 
 
 def _is_here(state: State, part: EffectiveSlice) -> bool:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import RoundBook, rounds_just_left
-from atoll.node.daemon.rounds.queries import book_of, came_late, contributed, in_flight
+from atoll.node.daemon.rounds.queries import book_of, came_late, contributed, in_flight, is_excluded
 from atoll.node.daemon.rounds.state import Phase, RoundState
-from atoll.protocols.ids import Digest, Round
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.local.worker_messages import Pending
 
 ANNOUNCE_AGAIN_S = 5.0
@@ -31,6 +31,8 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             return _payload_held(state, entry, number), []
         case round_types.AuthorPruned(author):
             return replace(state, books={at: book.without(author) for at, book in state.books.items()}), []
+        case round_types.AuthorExcluded(author, number):
+            return _author_excluded(state, author, number), []
         case round_types.ReductionPlanned(number):
             # A closed round is folded from whole payloads: a plan for it would only make the node wait for slices.
             fresh = max(state.closed, state.final) < number and number not in state.reduced
@@ -104,6 +106,8 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     body = event.contribution
     if body.round <= state.final or body.round >= state.config.rounds:
         return state, []
+    if not event.held and is_excluded(state, event.author, body.round):
+        return state, []  # nobody needs it, unless a final set names it
     book = book_of(state, body.round)
     # The first contribution in an author's feed counts. All nodes see one feed in one order, so all choose the
     # same, and an author cannot make the others fetch and fold its round again and again.
@@ -118,6 +122,13 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     if event.held or not state.ready or not near or body.round in state.reduced:
         return state, []
     return state, [round_types.FetchPayload(event.entry)]
+
+
+def _author_excluded(state: RoundState, author: PeerId, number: int) -> RoundState:
+    """Forget what cannot be folded of the author's work. Folds without the rest follow."""
+    state = replace(state, excluded={**state.excluded, author: min(number, state.excluded.get(author, number))})
+    books = {at: book.without(author) if at >= number else book for at, book in state.books.items()}
+    return replace(state, books=books)
 
 
 def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:

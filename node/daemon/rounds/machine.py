@@ -18,6 +18,7 @@ from atoll.node.daemon.rounds.participants import quorum_of, slot_of
 from atoll.node.daemon.rounds.queries import (
     attendance,
     closes_at,
+    counted_book,
     few_members,
     in_flight,
     is_resolving,
@@ -130,7 +131,7 @@ def _fold_changed_sets(state: RoundState) -> Out:
             state = replace(state, resolving={**state.resolving, number: True})
             actions.append(round_types.ResolveSet(Round(number)))
         # Sorted, because the digest of a set must not depend on the order of arrival.
-        names = state.reduced.get(number, tuple(sorted(state.books[number].held)))
+        names = state.reduced.get(number, tuple(sorted(counted_book(state, number).held)))
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
             actions.append(round_types.FoldRound(Round(number), names))

@@ -16,9 +16,23 @@ def book_of(state: RoundState, number: int) -> RoundBook:
     return state.books.get(number, RoundBook())
 
 
+def is_excluded(state: RoundState, author: PeerId, number: int) -> bool:
+    """Whether the run's owner excluded an author from round `number`, or from one before it."""
+    return number >= state.excluded.get(author, number + 1)
+
+
+def counted_book(state: RoundState, number: int) -> RoundBook:
+    """The contributions that count in this node's own set of a round: those of excluded authors only alone."""
+    book = book_of(state, number)
+    left = {entry: who for entry, who in book.authors.items() if not is_excluded(state, who, number)}
+    # A round in which nobody else worked could never become final without them.
+    has_other = not book.held.isdisjoint(left)
+    return RoundBook(left, book.held & left.keys()) if has_other and len(left) < len(book.authors) else book
+
+
 def attendance(state: RoundState) -> tuple[set[PeerId], set[PeerId]]:
     """The authors that the collected round expects, and those of them whose contribution is held."""
-    book = book_of(state, state.collecting)
+    book = counted_book(state, state.collecting)
     awaited = expected(state.config.me, state.collecting, book, state.members, state.just_left)
     return awaited, book.there & awaited
 

@@ -63,6 +63,15 @@ class AuthorPruned:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthorExcluded:
+    """The run's owner excluded another author from `round` on: no own set of these rounds has its work."""
+
+    author: PeerId
+    round: Round
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReductionPlanned:
     """The round is reduced: no node needs its payloads as a whole. Ignored where the round is closed already.
 
@@ -173,6 +182,7 @@ Event: TypeAlias = (
     | ContributionSeen
     | PayloadHeld
     | AuthorPruned
+    | AuthorExcluded
     | ReductionPlanned
     | SetResolved
     | LeasesChanged

@@ -7,6 +7,7 @@ import threading
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from atoll.cli.client import ask, call, stream
@@ -15,6 +16,7 @@ from atoll.cli.live_panel import is_news, new_addresses, render
 from atoll.node.config.home import Home
 from atoll.protocols.errors import ConfigError, NotRunning
 from atoll.protocols.local.control_messages import (
+    Exclusion,
     GetLogs,
     GetStatus,
     Goodput,
@@ -121,6 +123,11 @@ def test_rounds(atoll, daemon):
         (["pause"], "pause paused by the operator"),
         (["pause", "--reason", "games"], "pause games"),
         (["resume"], "resume"),
+        (["run", "exclude", "abcdef"], "exclude abcdef from=None reason="),
+        (
+            ["run", "exclude", "abcdef", "--from-round", "7", "--reason", "noise"],
+            "exclude abcdef from=7 reason=noise",
+        ),
         (["stop"], "stop finish=False"),
         (["stop", "--finish"], "stop finish=True"),
     ],
@@ -271,3 +278,18 @@ def test_plain_lines_come_when_something_changed_or_time_passed(daemon):
     assert not is_news(msgspec.structs.replace(now, step=3, uptime_s=70), now, 1)
     assert is_news(msgspec.structs.replace(now, round=8), now, 1)
     assert is_news(now, now, 31)
+
+
+def test_who_is_excluded_is_shown(atoll, daemon):
+    gone = Exclusion(peer="12D3KooWgone", round=9, reason="noise")
+    daemon.operator.state = replace(daemon.operator.state, excluded=(gone,))
+    assert "excluded  12D3KooWgone from round 9 on: noise" in atoll("status").out
+    assert json.loads(atoll("status", "--json").out)["excluded"][0]["round"] == 9
+    daemon.operator.peer_row = replace(daemon.operator.peer_row, excluded_from=9)
+    assert "excluded from 9" in atoll("peers").out
+
+
+def test_an_excluded_node_is_unhealthy(atoll, daemon):
+    daemon.operator.state = replace(daemon.operator.state, trouble="the run's owner excluded this node")
+    ran = atoll("status", "--exit-code")
+    assert (ran.code, ran.out.splitlines()[0]) == (4, "trouble   the run's owner excluded this node")

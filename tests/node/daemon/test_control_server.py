@@ -141,6 +141,8 @@ async def test_a_connection_carries_many_requests(tmp_path):
         b'{"v":1,"ask":{"type":"watch","interval_s":0}}\n',
         b'{"v":1,"ask":{"type":"logs","tail":-1}}\n',
         b'{"v":1,"ask":{"type":"pause","reason":"\\u001b[2J"}}\n',
+        b'{"v":1,"ask":{"type":"exclude","peer":"abcdef","reason":"\\u001b[2J"}}\n',
+        b'{"v":1,"ask":{"type":"exclude","peer":"abcdef","first":-1}}\n',
         b'{"v":1,"ask":' + b"[" * 5000 + b"\n",
         b"\xff\xfe\n",
     ],

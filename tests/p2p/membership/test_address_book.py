@@ -178,3 +178,12 @@ def test_a_damaged_cache_is_no_cache(tmp_path: Path, text: str) -> None:
     (tmp_path / "peers.json").write_text(text)
     assert AddressBook(P).load(tmp_path / "peers.json") == 0
     assert AddressBook(P).load(tmp_path / "none.json") == 0
+
+
+def test_an_excluded_peer_is_forgotten_and_learnt_no_more():
+    book = AddressBook(PeerId("own"))
+    peer = PeerId("excluded")
+    book.add(peer, ["/ip4/192.0.2.1/tcp/1"], "seed")
+    book.exclude(peer)
+    book.add(peer, ["/ip4/192.0.2.1/tcp/1"], "exchange")
+    assert book.get(peer) is None

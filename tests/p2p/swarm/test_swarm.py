@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from atoll.p2p.discovery.dht import Dht
@@ -18,7 +19,7 @@ from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
-from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch
+from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, sign_entry
@@ -454,3 +455,36 @@ def test_standing_counts_proofs_only() -> None:
     assert not standings.is_banned(peer(1))
     assert standings.blame(peer(2), RunMismatch("other"))
     assert standings.get(peer(2)).faults == 0
+
+
+def test_an_excluded_peer_reads_why_and_gets_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one, two, three = await world.start(1), await world.start(2, 1), await world.start(3, 1, 2)
+            await asyncio.sleep(5)
+            for number, node in world.nodes.items():
+                node.publish(ack(number))
+                node.publish_register(lease(number), 600.0)
+            blob = one.blobs.store.add_bytes(b"payload" * 1000)
+            await world.until_equal()
+            await asyncio.sleep(1)
+            assert peer(3) in one.live(Lease)
+            for node in (one, two):
+                node.exclude(peer(3), "excluded: noise")
+                assert peer(3) not in node.neighbours()
+                assert peer(3) not in node.live(Lease)
+            three.publish(ack(4))
+            three.publish_register(lease(4), 600.0)
+            await asyncio.sleep(60)
+            assert set(three.replication.refusals.values()) == {"excluded: noise"}
+            assert peer(3) not in {*one.live(Lease), *two.live(Lease)}
+            assert one.ledger.vector()[peer(3)] == 2, "what it writes stays readable: a set may name it"
+            with pytest.raises(Unreachable):
+                await three.fetch(blob, [peer(1)], 1 << 20)
+            assert (await two.fetch(blob, [peer(1)], 1 << 20)).exists()
+            await world.stop(3)
+            again = await world.start(3, 1, 2)
+            await asyncio.sleep(30)
+            assert "excluded: noise" in again.replication.refusals.values()
+
+    run_virtual(main())

@@ -13,12 +13,14 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, RunId
 from atoll.protocols.ledger.records import (
     FEED_VERSION,
+    MAX_REASON,
     MAX_SET,
     Ack,
     Ballot,
     Contribution,
     Entry,
     Epoch,
+    Exclude,
     Follow,
     Leave,
     PartContribution,
@@ -36,6 +38,7 @@ from atoll.protocols.ledger.records import (
     sign_entry,
     unsigned,
 )
+from atoll.protocols.local import control_messages
 from atoll.protocols.run.arena import Span
 
 AUTHOR = Identity(bytes(range(32)))
@@ -53,13 +56,14 @@ BODIES = [
     Epoch(9, b"", (AUTHOR.peer_id,)), Epoch(9, A, tuple(sorted((AUTHOR.peer_id, OTHER.peer_id)))),
     Follow(9, b""), Follow(9, A), Vote(4, Ballot(3, AUTHOR.peer_id, A), A),
     SLICED, PART, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B),
+    Exclude(9, OTHER.peer_id, ""), Exclude(9, OTHER.peer_id, "r" * MAX_REASON),
 ]  # fmt: skip
 
 
 def forged(body, **changes):
     """An entry that is signed but was never checked."""
     draft = replace(Entry(FEED_VERSION, RUN, AUTHOR.peer_id, 0, b"", body, b""), **changes)
-    return encode_entry(replace(draft, signature=AUTHOR.sign("feed/2", unsigned(draft))))
+    return encode_entry(replace(draft, signature=AUTHOR.sign("feed/3", unsigned(draft))))
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -73,16 +77,16 @@ def test_round_trip(body, seq, previous):
 
 def test_golden_entry():
     entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
-    assert entry.id.hex() == "cecb659fbe8be1e50c70b9d7d42d0d5fb04dd42b10a56028cc1a19d7ae816fc7"
+    assert entry.id.hex() == "3ea2707188f2aa6e58158ef7a29e725c14395d17002ab32167d30f191493ad61"
     assert len(encode_entry(entry)) == 288
 
 
 @pytest.mark.parametrize(
     ("body", "size", "name"),
     [
-        (SLICED, 316, "2806daf8a826026862f6e50c3d81d98459283f4196183fa8b7552117fdf910e8"),
-        (REDUCED, 420, "dfb207c07710129afb66b0aecd5be0a8ada7e6974ac6faef03e0bb3b5585fe96"),
-        (ReductionFault(4, A, B), 267, "49a8f57a01fb75d41eab95f3d8da041978c8ce057710b5c1767c0311f3119a9b"),
+        (SLICED, 316, "fbd67dbf6591ba7c55c2c6f550b29fb7326b352675331d90caf86a85b8e132ed"),
+        (REDUCED, 420, "bd0e0d38f963974684aaa9d8e7cb1bc69f9dd50611f3352bec2505167241d617"),
+        (ReductionFault(4, A, B), 267, "bfd6f373e5d730e9a32ae05f3333345a8190a51223e8d1000aff7aabd9a1479c"),
     ],
 )
 def test_golden_entries_of_reduced_rounds(body, size, name):
@@ -132,6 +136,8 @@ def test_the_name_does_not_depend_on_the_signature():
         Epoch(1, b"", tuple(sorted((AUTHOR.peer_id, OTHER.peer_id), reverse=True))), Follow(1, A + A),
         Epoch(1, b"", tuple(sorted(str(i) for i in range(MAX_SET + 1)))),
         Vote(1, Ballot(0, AUTHOR.peer_id, b"a"), A),
+        Exclude(-1, OTHER.peer_id, ""), Exclude(1, "somebody", ""), Exclude(1, OTHER.peer_id, "\n"),
+        Exclude(1, OTHER.peer_id, "r" * (MAX_REASON + 1)),
         replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),
         *(replace(REDUCED, **{key: value}) for key, values in {
             "round": (-1,), "span": (Span(-1, 3), Span(0, 0), Span(9, 8), Span(0, 1 << 32)),
@@ -150,8 +156,8 @@ def test_illegal_bodies_are_refused(body):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 1},
-        {"version": 3},
+        {"version": 2},
+        {"version": 4},
         {"seq": -1},
         {"seq": 1},
         {"seq": 1 << 40, "previous": A},
@@ -201,3 +207,7 @@ def test_a_set_has_no_order_and_no_duplicates(names, random):
 def test_a_tuple_entry_of_the_wrong_arity_is_refused():
     with pytest.raises(DecodeError):
         decode_entry(codec.encode((1, RUN)), RUN)
+
+
+def test_the_operator_may_give_as_long_a_reason_as_a_record_holds():
+    assert control_messages.MAX_REASON == MAX_REASON

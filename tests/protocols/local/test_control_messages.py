@@ -15,6 +15,7 @@ from atoll.protocols.local.control_messages import (
     CommandRefused,
     EvaluateModel,
     EvaluationResult,
+    ExcludePeer,
     GetLogs,
     GetPeers,
     GetRounds,
@@ -35,6 +36,9 @@ GOLDEN = {
     b'{"v":1,"ask":{"type":"pause","reason":"games"}}\n': PauseNode("games"),
     b'{"v":1,"ask":{"type":"resume"}}\n': ResumeNode(),
     b'{"v":1,"ask":{"type":"eval"}}\n': EvaluateModel(),
+    b'{"v":1,"ask":{"type":"exclude","peer":"abcdef","first":7,"reason":"noise"}}\n': ExcludePeer(
+        "abcdef", 7, "noise"
+    ),
 }
 
 

@@ -129,4 +129,4 @@ def test_a_changed_admit_admits_nobody(data) -> None:
         decode_entry(bytes(raw), RUN)
 
 
-GOLDEN_ENTRY = "8be6e1b94b8d31a5c0a4cbf81495d8bc5866c35fd7d722419504ebad28dd4196"
+GOLDEN_ENTRY = "066edfcbced6b37483cd9341727ba441aab5954b0d3c308dc4e9e91f54dfa5d6"

@@ -10,7 +10,7 @@ import torch
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer
-from atoll.node.daemon.coordinator.interfaces import RunContext, moments_max_bytes, snapshot_max_bytes
+from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -26,6 +26,7 @@ from atoll.protocols.local.worker_messages import (
     StartReply,
 )
 from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.bounds import moments_max_bytes, snapshot_max_bytes
 from tests.node.worker.session_home import ME, OTHER, SPEC
 
 STATES = [digest(b"state", bytes([number])) for number in range(4)]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.node.daemon.coordinator.leases import MemberLeases
-from atoll.node.daemon.coordinator.trials import Trials
+from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Lease
@@ -40,12 +40,14 @@ class World:
     def __init__(self) -> None:
         self.net = Net()
         self.told: list[LeasesChanged] = []
+        self.excluded: dict[PeerId, int] = {}
         context = SimpleNamespace(
             now=lambda: self.net.now, spec=SimpleNamespace(pace=SimpleNamespace(lease_s=LEASE_S))
         )
         self.leases = MemberLeases(
             context=context, net=self.net, assignment=SimpleNamespace(shortage=lambda members: ""),
             feed_round=self.told.append, offer=lambda: None, applied=lambda: Round(2), tokens_per_s=lambda: 1.0,
+            is_excluded=lambda peer, number: number >= self.excluded.get(peer, number + 1),
             trials=Trials(lambda peer: peer),
         )  # fmt: skip
         self.leases.refresh()
@@ -140,3 +142,11 @@ def test_of_a_crowd_without_work_a_few_connected_ones_are_waited_for(world):
     members = world.later(1.0)
     assert set(members) == {A, B, crowd[7]}
     assert [world.leases.members[peer].untried for peer in (A, crowd[7])] == [False, True]
+
+
+def test_no_round_waits_for_an_excluded_member_from_its_round_on():
+    world = World()
+    world.excluded[A] = 2
+    assert set(world.later(1.0)) == {A, B}, "this node is in round 0"
+    world.leases._round = Round(2)
+    assert set(world.later(1.0)) == {B}

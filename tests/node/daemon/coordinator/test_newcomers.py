@@ -7,10 +7,10 @@ from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
-from atoll.node.daemon.coordinator.trials import FEW, TRIAL_ROUNDS, Trials
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.machine import begin, step
 from atoll.node.daemon.rounds.state import RoundConfig
+from atoll.node.daemon.rounds.trials import FEW, TRIAL_ROUNDS, Trials
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ballot, Contribution, Proposal
 

@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.coordinator import run_assets
-from atoll.node.daemon.coordinator.interfaces import moments_max_bytes
 from atoll.node.daemon.coordinator.run_assets import fetch_moments
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, Unreachable
+from atoll.protocols.run.bounds import moments_max_bytes
 from atoll.protocols.run.model_spec import ExpertsSpec
 from atoll.protocols.run.moments import file_count, file_of, file_of_expert, files_for
 from atoll.protocols.run.run_spec import StartSpec

@@ -12,6 +12,7 @@ from atoll.node.daemon.reduction.effective_set import effective_slices
 from atoll.node.daemon.reduction.machine import (
     ClaimSeen,
     Collected,
+    Excluded,
     FetchReduction,
     FetchRows,
     FoldSlices,
@@ -247,3 +248,35 @@ def test_any_order_and_any_repeats_end_in_the_same_fold(world_of, luck: random.R
     fetches = [action for action in play.log if not isinstance(action, FoldSlices)]
     assert len(fetches) == len(set(fetches))
     assert len(play.of(ReduceSlice)) <= 1
+
+
+def test_a_set_without_an_excluded_author_has_none_of_its_work_nor_what_covers_it(scene):
+    play, bad = scene.play, scene.offers[4]
+    play.hear(*map(OfferSeen, scene.offers))
+    play.serve()
+    play.hear(Collected(), *map(ClaimSeen, scene.claims), ReductionHeld(scene.claims[0].entry))
+    play.serve()
+    play.hear(Excluded(bad.author))
+    play.serve()
+    _, fold = play.of(FoldSlices)
+    assert bad.entry not in fold.entries
+    assert fold.entries == tuple(sorted(offer.entry for offer in scene.offers if offer != bad))
+    assert not any(part.reduced for part in fold.parts), "all of them cover it"
+    assert not any(bad in part.raw for part in fold.parts)
+
+
+def test_a_reducer_reduces_nothing_of_an_excluded_author(scene):
+    play, bad = scene.play, scene.offers[4]
+    asked = play.hear(Excluded(bad.author), *map(OfferSeen, scene.offers))
+    assert bad not in asked_order(asked)
+    play.serve()
+    play.hear(Collected())
+    (reduce,) = play.of(ReduceSlice)
+    assert set(reduce.offers) == set(scene.offers) - {bad}
+
+
+def test_the_only_author_of_a_round_counts_though_it_is_excluded(scene):
+    play, only = scene.play, scene.offers[4]
+    play.hear(Excluded(only.author), OfferSeen(only), Collected(), PatienceOver())
+    play.serve()
+    assert play.of(FoldSlices)[-1].entries == (only.entry,)

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.queries import reason
+from atoll.node.daemon.rounds.queries import counted_book, reason
 from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
+    AuthorExcluded,
     Behind,
     ContributionSeen,
     Discard,
@@ -759,3 +760,28 @@ def test_work_that_was_not_safe_when_the_worker_died_is_trained_again():
     assert started(node) == [(0, -1), (1, 0), (0, -1)]
     assert not node.trained(0).find(StartTraining)[1:]
     assert node.find(Announce) == [Announce(pending_of(0))]
+
+
+def test_closed_rounds_are_folded_again_without_an_excluded_author():
+    node = Node().ready().leases(a=0, b=0).train(0).seen(A, 0).seen(B, 0).fold()
+    assert node.state.round == 1
+    node.train(1).seen(A, 1).feed(AuthorExcluded(A, Round(0), node.now))
+    node.leases(b=1).seen(B, 1)
+    folds = {action.round: action.members for action in node.log if isinstance(action, FoldRound)}
+    assert folds == {at: tuple(sorted((entry_of(ME, at), entry_of(B, at)))) for at in (0, 1)}
+
+
+def test_the_work_of_an_excluded_author_is_not_fetched_and_counts_before_its_round():
+    node = Node().ready().leases(b=0).feed(AuthorExcluded(A, Round(2), 0.0))
+    node.feed(AuthorExcluded(A, Round(1), 0.0)).feed(AuthorExcluded(A, Round(3), 0.0))
+    assert node.seen(A, 1, held=False).find(FetchPayload) == []
+    assert node.seen(A, 0, held=False).find(FetchPayload) == [FetchPayload(entry_of(A, 0))]
+    late = Node().seen(A, 3, held=False).feed(AuthorExcluded(A, Round(1), 0.0)).ready()
+    assert not any(isinstance(action, FetchPayload) for action in late.log)
+
+
+def test_a_round_in_which_only_the_excluded_worked_keeps_its_work():
+    node = Node().ready(-1).seen(A, 0).seen(A, 1).leases(a=5, b=5).seen(B, 1)
+    node.feed(AuthorExcluded(A, Round(0), node.now))
+    names = {at: counted_book(node.state, at).held for at in (0, 1)}
+    assert names == {0: {entry_of(A, 0)}, 1: {entry_of(B, 1)}}

@@ -1,0 +1,18 @@
+"""Largest legal sizes of the files of a run, from the RunSpec alone."""
+
+import math
+
+from atoll.protocols.run.model_spec import atoms
+from atoll.protocols.run.moments import file_of
+from atoll.protocols.run.run_spec import RunSpec
+
+
+def moments_max_bytes(spec: RunSpec, number: int) -> int:
+    """Return an upper bound of a moments file of the run: 12 bytes a value and four header entries per atom."""
+    mine = [atom for atom in atoms(spec.model) if file_of(spec.model, atom.name) == number]
+    return 12 * sum(math.prod(atom.shape) for atom in mine) + 4 * 512 * len(mine) + 4096
+
+
+def snapshot_max_bytes(spec: RunSpec) -> int:
+    """Return an upper bound of a snapshot of the run: 4 bytes a value and a header entry per atom."""
+    return 4 * spec.model.parameters + 512 * len(atoms(spec.model)) + 4096
