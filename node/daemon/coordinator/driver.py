@@ -32,7 +32,7 @@ from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
-from atoll.protocols.ledger.records import Ack, Contribution, Entry, Follow, Leave
+from atoll.protocols.ledger.records import Ack, Contribution, Entry, Exclude, Follow, Leave
 from atoll.protocols.local import worker_messages
 
 TICK_S = 0.25
@@ -259,7 +259,8 @@ class Driver:
             self.contributions.add(name, entry.author, body)
         self.reducer.add_entry(entry)
         self.newcomers.on_entry(entry)
-        self.removals.on_entry(entry)
+        if isinstance(body, Exclude):
+            self.removals.on_exclude(body)
         self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body))
         if isinstance(body, Contribution) and (
             self.contributions.is_held(name) or self.reducer.is_reduced(body.round)

@@ -13,7 +13,7 @@ from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
 from atoll.protocols.errors import ConfigError, LocalFault
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.records import Entry, Exclude
+from atoll.protocols.ledger.records import Exclude
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,10 +38,10 @@ class Removals:
         own = self.found.get(self.context.me)
         return reason_of(own, self.context.me) if own else ""
 
-    def on_entry(self, entry: Entry) -> None:
-        """Receive a lawful entry."""
-        body, me = entry.body, self.context.me
-        if not isinstance(body, Exclude) or self.is_excluded(body.peer, body.round):
+    def on_exclude(self, body: Exclude) -> None:
+        """Receive an exclusion from the owner's feed."""
+        me = self.context.me
+        if self.is_excluded(body.peer, body.round):
             return
         self.found[body.peer] = body
         self.context.log.event("excluded", round=body.round, peer=body.peer, reason=body.reason)

@@ -29,7 +29,7 @@ from tests.node.worker.session_home import SPEC
 PEERS = [identity_of(number) for number in range(5)]
 RUN = replace(SPEC, owner=PEERS[0].peer_id)
 STATES = [digest(b"state", bytes([at])) for at in range(3)]
-GOLDEN = "fecff5b041cbd5ea22d916a3f1869eb9b92b5c9d670dd18fc725e8613eeb671d"
+GOLDEN = "f0102b6e488a5cf38745a8a08bc77b6a9a9b4a5d8f0dcc19e8bb4d0d7304a8b7"
 
 
 def contribution(at, number):

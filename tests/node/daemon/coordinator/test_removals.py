@@ -45,7 +45,7 @@ class Node:
 
     def hear(self, *bodies):
         for body in bodies:
-            self.removals.on_entry(SimpleNamespace(body=body))
+            self.removals.on_exclude(body)
         return self
 
 
