@@ -171,14 +171,11 @@ class LedgerUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
-    """A member that the run's owner excluded."""
+    """A member that the run's owner excluded: its PeerID, the first round without it, and what the owner wrote."""
 
     peer: str
-    """PeerID of the member."""
     round: int
-    """First round without it."""
     reason: str
-    """What the owner wrote; may be empty."""
 
 
 class TimeShares(msgspec.Struct, kw_only=True):
