@@ -11,7 +11,7 @@ FOLDERS := protocols p2p node cli
 # Of each case of `make rig`; the published figures are of ATTEMPTS=100.
 ATTEMPTS ?= 10
 
-.PHONY: setup test fast check lint mutants simulate signals swarm swarm-moe rig clean-rig compose-test package-test bench clean
+.PHONY: setup test fast check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test package-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -48,6 +48,9 @@ mutants: $(STAMP)  ## Break each promise on purpose in a copy of the tree; its t
 
 simulate: $(STAMP)  ## 300 seeds of 30 nodes and 20 virtual minutes, with faults and liars (docs/simulation.md)
 	$(BIN)/atoll sim --virtual -n 30 --minutes 20 --seed 0 --seeds 300
+
+chaos: $(STAMP)  ## Real nodes through kills and power losses, judged by an oracle (docs/chaos.md; CHAOS=--full; root)
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 signals: $(STAMP)  ## A node is told to stop at 50 moments of its start, and ends in good order each time
 	$(BIN)/python -m tests.signals

@@ -50,6 +50,7 @@ LAZY_IMPORTS = {
     ("node/worker/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/worker/multi_device/modes.py", "group_of"): "a second of torch that only parts need",
+    ("cli/sim/command.py", "_judged"): "torch takes a second: only when the swarm has ended",
     ("cli/commands/new_run.py", "write_run"): "torch takes a second: only where weights are read",
     ("p2p/discovery/dns.py", "system_lookup"): "dnspython loads QUIC and trio",
     ("p2p/transports/pylibp2p/pylibp2p_host.py", "_adopt"): "trio and libp2p take half a second and 80 MB",
@@ -78,10 +79,11 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 45_970
+BUDGET_LINES = 46_371
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
 records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
-against floods, members that the owner removes. A later raise names its reason here too."""
+against floods, members that the owner removes, the oracle that reads the homes of a swarm. A later raise names its
+reason here too."""
 SAME_NAMES = 10
 """Public class names that may be used more than once in all that is shipped."""
 COMMENTED = (
@@ -101,7 +103,14 @@ YIELDS = {
 """Where `sleep(0)` yields on purpose; nowhere is it a way to wait for readiness."""
 VIRTUAL = ("run_virtual", "run_world", "run_memory")
 """A test that has one of these sleeps on virtual time, which is exact on the busiest machine."""
-PROGRAMS = ("tests/bench/", "tests/rig/", "tests/compose/", "tests/mutants/", "tests/node/virtual/")
+PROGRAMS = (
+    "tests/bench/",
+    "tests/chaos/",
+    "tests/rig/",
+    "tests/compose/",
+    "tests/mutants/",
+    "tests/node/virtual/",
+)
 """What measures real time, or makes the virtual one."""
 REAL_SLEEPS = {
     "tests/waiting.py": "the one place where tests poll",

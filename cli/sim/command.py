@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,11 +19,14 @@ from atoll.cli.commands.run import FRAGMENTS_HELP
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.report import as_json, print_report
 from atoll.cli.sim.swarm import all_rows, play, prepare, set_up, stop_all
+from atoll.cli.sim.verdict import PromiseCheck
 from atoll.node.runs.presets import NAMES
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError
 
 REAL_NODES_MOST = 16
+BROKEN_SHOWN = 20
+"""Most violations of the oracle that a report names."""
 _PATH = click.Path(path_type=Path)
 
 
@@ -75,6 +79,16 @@ def sim(folder: Path | None, json_file: Path | None, patience_s: float, **option
             sys.exit(1)
 
 
+def _judged(folder: Path) -> PromiseCheck:
+    """What the oracle says of the homes below a folder (docs/chaos.md). No node may run there."""
+    from atoll.cli.sim.homes import read_homes
+    from atoll.cli.sim.oracle import judge
+
+    verdict = judge(read_homes(folder))
+    broken = "".join(f"; {violation}" for violation in verdict.violations[:BROKEN_SHOWN])
+    return PromiseCheck("the oracle finds nothing broken", not verdict.violations, verdict.line + broken)
+
+
 class Termination:
     """SIGTERM ends a simulation in order, between two looks at its nodes.
 
@@ -112,6 +126,8 @@ def simulate(folder: Path, patience_s: float, *, baselines: bool, **options: Any
     finally:
         stop_all(swarm.nodes.values())
     report = as_json(swarm, rows)
+    with progress.phase("oracle"):
+        report["checks"].append(asdict(_judged(folder)))
     if reference is not None:
         with progress.phase("reference arms"):
             importlib.import_module(reference).compare(swarm, rows, report, progress)

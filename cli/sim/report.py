@@ -51,7 +51,7 @@ def promises(swarm: Swarm, rows: Rows, rounds: list[dict[str, Any]]) -> list[ver
     flat = [row for of_node in rows.values() for row in of_node]
     payload = max((row["payload_bytes"] for row in flat), default=0)
     checks = [
-        verdict.one_digest(rounds, total),
+        verdict.all_folded(rounds, total),
         verdict.all_finished(rows, total),
         verdict.wire_overhead(flat),
         verdict.compression(swarm.spec.model.parameters, payload),

@@ -24,6 +24,8 @@ from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec
 
 _PAYLOAD = ".payload"
+LOST_FEEDBACK = "this state is older than what was sent: its error feedback is dropped"
+"""Line of the worker's log; see `ErrorFeedback.recognise`."""
 Work = Callable[[int, Span, Tensor], object]
 """Is given a slab: its first row in the payload, its chunks, its local weights."""
 

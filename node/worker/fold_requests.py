@@ -27,7 +27,7 @@ from atoll.node.learning.model.merging import merge_after_round
 from atoll.node.learning.outer.aggregation import aggregation_of
 from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, round_set
-from atoll.node.worker.error_feedback import ErrorFeedback, MissedPayload
+from atoll.node.worker.error_feedback import LOST_FEEDBACK, ErrorFeedback, MissedPayload
 from atoll.node.worker.reduction_work import SliceWork
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import AtollError, DecodeError, LocalFault, Superseded
@@ -132,7 +132,7 @@ class FoldRequests:
     def recognise(self, rounds: Iterable[int]) -> None:
         """These rounds, none final here, have contributions of ours: see `ErrorFeedback.recognise`."""
         if not self.feedback.recognise(max(rounds, default=-1)):
-            log.info("this state is older than what was sent: its error feedback is dropped")
+            log.info("%s", LOST_FEEDBACK)
 
     def adopt(self, ask: worker_messages.AdoptRequest) -> worker_messages.AdoptReply:
         """Replace everything by a verified snapshot. Raises DecodeError for another one than asked for."""

@@ -16,6 +16,8 @@ HALF_LIFE_S = 600.0
 BAN_S = 600.0
 STRANGER_S = 600.0
 """Ban of a peer of another run, in seconds; its operator may correct it."""
+BANNED = "is banned now"
+"""In the line that is logged about each ban."""
 _MAX_PEERS = 4096
 
 

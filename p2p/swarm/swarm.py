@@ -19,7 +19,7 @@ from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger, Quota
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
-from atoll.p2p.membership.reputation import ReputationTable
+from atoll.p2p.membership.reputation import BANNED, ReputationTable
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.swarm.announcements import Announcements, DhtUse
 from atoll.p2p.swarm.connections import PeerConnections, PeerView
@@ -244,6 +244,7 @@ class Swarm:
         level = logging.INFO if isinstance(fault, RunMismatch) else logging.WARNING
         log.log(level, "peer %s: %s", short(peer), fault.line())
         if self.reputations.blame(peer, fault):
+            log.log(level, "peer %s %s", peer, BANNED)
             self._notify()
 
     def _is_known(self, peer: PeerId) -> bool:

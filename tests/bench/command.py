@@ -21,6 +21,7 @@ BENCHES = {
     "connections": "Memory of one node that holds 1,000 idle authenticated connections.",
     "idle": "CPU of daemons that have nothing to do, after a short run of real nodes.",
     "leave": "Every k of n real nodes leave for good, by `stop` and by SIGKILL; presets' pace.",
+    "goodput": "Tokens trained while real nodes are killed and come back, over an undisturbed swarm's.",
     "cli": "Start of `--help` and `status`, in turns with `python -c pass`.",
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
@@ -35,6 +36,7 @@ OPTIONS = {
     "connections": ("count", "own_limits"),
     "idle": ("nodes",),
     "leave": ("nodes",),
+    "goodput": ("nodes", "minutes"),
     "cli": (),
     "compress": ("millions", "device"),
     "topology": ("millions",),
@@ -43,7 +45,13 @@ OPTIONS = {
     "wan": ("nodes", "preset", "rounds", "overlap"),
 }
 DEADLINE_S = 900.0
-DEADLINES_S = {"wan": 3600.0, "experts": 1800.0, "leave": 3 * 3600.0, "byzantine": 4 * 3600.0}
+DEADLINES_S = {
+    "wan": 3600.0,
+    "experts": 1800.0,
+    "leave": 3 * 3600.0,
+    "goodput": 3 * 3600.0,
+    "byzantine": 4 * 3600.0,
+}
 """Of benches that take longer with a larger preset or with more nodes, or train many runs."""
 LOSS_DEADLINE_S = 6 * 3600.0
 """Of a bench that trains whole runs (`--loss`)."""
@@ -62,7 +70,8 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="compress, experts: `cuda` for the rows of a GPU (cpu)."
 )
-@click.option("--nodes", type=click.IntRange(2, 16), help="wan, idle, leave: how many (4).")
+@click.option("--nodes", type=click.IntRange(2, 16), help="wan, idle, leave, goodput: how many (4).")
+@click.option("--minutes", type=click.FloatRange(0.1, 60), help="goodput: how long each swarm is measured (3).")
 @click.option("--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny).")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="wan: how many are measured.")
 @click.option(
@@ -71,9 +80,9 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option("--rules", help="byzantine: which, with commas between (mean,nnm).")
 @click.option("--seeds", type=click.IntRange(1, 100), help="byzantine: how many (3).")
 @click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
-def bench(name: str, json_file: Path | None, quick: bool, **options: int | bool | str | None) -> int:
-    """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, cli, compress, topology,
-    experts, byzantine, wan (docs/bench.md).
+def bench(name: str, json_file: Path | None, quick: bool, **options: float | bool | str | None) -> int:
+    """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, goodput, cli, compress,
+    topology, experts, byzantine, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

@@ -10,7 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.nodes import SimNode
+from atoll.cli.sim.oracle import Violation, judge
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.swarm import Swarm, prepare, set_up, stop_all
 from atoll.node.daemon.consensus.ballots import quorum
@@ -25,7 +27,7 @@ WARM_ROUNDS, USUAL_ROUNDS = 3, 5
 LOOK_S = 0.05
 STOP_LIMIT, KILL_LIMIT = Bar("<=", 2.0), Bar("<=", 3.0)
 """The next final round, in own round times: after the last leaver ended, or its lease where no quorum is left."""
-FORKS = Bar("<=", 0)
+VIOLATIONS = Bar("<=", 0)
 
 Way = Literal["stop", "kill"]
 
@@ -48,8 +50,6 @@ class Cost(NamedTuple):
     """From the end of the last leaver until a round is final that was not when it ended."""
     trained: int
     """Rounds that the others began meanwhile."""
-    forks: int
-    """Rounds that two of the others have final with two digests."""
 
 
 def chains(members: int) -> Iterator[list[Departure]]:
@@ -65,16 +65,19 @@ def chains(members: int) -> Iterator[list[Departure]]:
 
 
 async def measure(quick: bool, say: Callable[[str], None], *, nodes: int | None = None) -> list[Row]:
-    """A row for each way and departure, and forks of all. Raises LocalFault."""
+    """A row for each way and departure, and what the oracle says of all. Raises LocalFault."""
     most = nodes or (QUICK_NODES if quick else NODES)
     costs: list[Cost] = []
+    broken: list[Violation] = []
     for way in ("stop", "kill"):
         for chain in chains(most):
-            costs += await _play(chain, way, say)
-    return [*map(_row, costs), row("rounds final with two digests", sum(cost.forks for cost in costs), "", FORKS)]
+            costs += await _play(chain, way, say, broken)
+    return [*map(_row, costs), row("violations that the oracle found", len(broken), "", VIOLATIONS)]
 
 
-async def _play(chain: Sequence[Departure], way: Way, say: Callable[[str], None]) -> list[Cost]:
+async def _play(
+    chain: Sequence[Departure], way: Way, say: Callable[[str], None], broken: list[Violation]
+) -> list[Cost]:
     with tempfile.TemporaryDirectory(prefix="atoll-leave-") as folder:
         swarm = prepare(
             Path(folder),
@@ -86,9 +89,14 @@ async def _play(chain: Sequence[Departure], way: Way, say: Callable[[str], None]
             data="synthetic:markov",
         )
         try:
-            return await asyncio.to_thread(_depart, swarm, chain, way, say)
+            costs = await asyncio.to_thread(_depart, swarm, chain, way, say)
         finally:  # also when the bench is given up: the thread ends when it finds its nodes ended
             stop_all(swarm.nodes.values())
+        found = judge(read_homes(Path(folder)))
+        for violation in found.violations:
+            say(str(violation))
+        broken += found.violations
+        return costs
 
 
 def _depart(swarm: Swarm, chain: Sequence[Departure], way: Way, say: Callable[[str], None]) -> list[Cost]:
@@ -121,7 +129,7 @@ def _leave(swarm: Swarm, departure: Departure, way: Way) -> Cost:
     _until_final(watch, before["round"])
     took_s, after = time.monotonic() - ended, _status(watch)
     lease_s = swarm.spec.pace.lease_s if way == "kill" and len(staying) < quorum(departure.members) else 0.0
-    return Cost(departure, way, round_s, took_s - lease_s, after["round"] - before["round"], _forks(staying))
+    return Cost(departure, way, round_s, took_s - lease_s, after["round"] - before["round"])
 
 
 def _end(node: SimNode, way: Way) -> None:
@@ -165,16 +173,6 @@ def _until(node: SimNode, is_so: Callable[[dict[str, int]], bool]) -> None:
         if time.monotonic() > deadline:
             raise LocalFault(f"node {node.number} got no further in {PATIENCE_S:.0f} s", hint="see its log")
         time.sleep(LOOK_S)
-
-
-def _forks(nodes: Sequence[SimNode]) -> int:
-    """Rounds for which the workers of two nodes computed different digests."""
-    digests: dict[int, set[str]] = {}
-    for node in nodes:
-        for one in node.rounds():
-            if one["final"] and one["own_digest"]:
-                digests.setdefault(one["round"], set()).add(one["own_digest"])
-    return sum(len(found) > 1 for found in digests.values())
 
 
 def _row(cost: Cost) -> Row:

@@ -80,32 +80,17 @@ def test_seeds_choose_different_victims():
     assert {plan(4, 20, seed, kill=True, late_join=False).kills[0].node for seed in range(40)} == {0, 1, 2, 3}
 
 
-def test_a_fork_is_seen():
-    rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb")]}
-    assert not verdict.one_digest(by_round(rows), 2).ok
-
-
-def test_equal_digests_pass_and_open_rounds_do_not_count_as_forks():
-    rows = {0: [row(0), row(1, "aa")], 1: [row(0), row(1, "bb", final=False)]}
-    assert verdict.one_digest(by_round(rows), 2).ok
-
-
-@pytest.mark.parametrize("final", [True, False])
-def test_a_worker_that_computed_another_digest_than_the_certified_one_is_seen(final):
-    rows = {0: [row(0)], 1: [row(0, own="bb", final=final)]}
-    assert not verdict.one_digest(by_round(rows), 1).ok
-
-
 def test_only_folds_of_workers_are_counted():
     adopted = row(0, own="")
-    found = verdict.one_digest(by_round({0: [row(0)], 1: [row(0)], 2: [adopted]}), 1)
+    found = verdict.all_folded(by_round({0: [row(0)], 1: [row(0)], 2: [adopted]}), 1)
     assert found.ok
-    assert "2 folds of workers compared, 1 rounds adopted" in found.seen
-    assert not verdict.one_digest(by_round({0: [adopted], 1: [adopted]}), 1).ok, "nobody computed it"
+    assert "2 folds of workers, 1 rounds adopted" in found.seen
+    assert not verdict.all_folded(by_round({0: [adopted], 1: [adopted]}), 1).ok, "nobody computed it"
+    assert not verdict.all_folded(by_round({0: [row(0, final=False, own="aa")]}), 1).ok, "it is not final"
 
 
 def test_a_round_that_nobody_made_final_is_seen():
-    assert not verdict.one_digest(by_round({0: [row(0)]}), 2).ok
+    assert not verdict.all_folded(by_round({0: [row(0)]}), 2).ok
 
 
 def test_a_node_that_stayed_behind_is_seen():

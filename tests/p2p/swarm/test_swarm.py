@@ -13,7 +13,7 @@ from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.store import Quota
-from atoll.p2p.membership.reputation import FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
+from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
@@ -439,6 +439,21 @@ def test_a_fault_now_and_then_never_bans() -> None:
         assert not standings.blame(peer(1), DecodeError("a flipped bit"))
         assert standings.get(peer(1)).score <= 2
         now[0] += HALF_LIFE_S
+
+
+def test_a_ban_is_logged_with_the_whole_name_of_the_peer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The oracle of real swarms reads it: no correct node is ever banned."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            for _ in range(int(FAULTS_ALLOWED)):
+                one.blame(peer(2), DecodeError("bad"))
+            assert BANNED not in caplog.text
+            one.blame(peer(2), DecodeError("bad"))
+
+    run_virtual(main())
+    assert f"{peer(2)} {BANNED}" in caplog.text
 
 
 def test_standing_counts_proofs_only() -> None:

@@ -1,0 +1,61 @@
+"""A slice of `make chaos`: power losses of a real node, and what the program says and returns."""
+
+import pytest
+
+from atoll.protocols.errors import LocalFault
+from tests.chaos import __main__ as chaos
+from tests.chaos import power_cases
+from tests.chaos.report import NotRun, Result
+from tests.cli.sim.test_oracle import homes, own_digest, sound  # noqa: F401
+
+pytestmark = [pytest.mark.xdist_group("swarm")]
+
+
+@pytest.mark.swarm
+def test_a_power_loss_at_random_instants(tmp_path):
+    """Fails, and never skips, where loop mounts cannot be had: nothing else tests what is on the disk."""
+    result = power_cases.power(tmp_path, 7, full=False)
+    assert result.broken == [], "\n".join(result.lines())
+    assert result.is_run
+
+
+def test_a_broken_case_says_how_it_is_played_again():
+    result = Result("power", 7, "5 snapshots", ["snapshot 3: a blob is not whole"])
+    assert result.lines(" --full") == [
+        "BROKEN   power        seed 7: 5 snapshots",
+        "  snapshot 3: a blob is not whole",
+        "  again: python -m tests.chaos --only power --seed 7 --full",
+    ]
+    assert Result("power", 7, "5 snapshots").lines() == ["ok       power        seed 7: 5 snapshots"]
+
+
+def fails(error):
+    def case(folder, seed, full):
+        raise error
+
+    return case
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "said"),
+    [
+        (lambda folder, seed, full: Result("power", seed, "fine"), 0, "ok "),
+        (lambda folder, seed, full: Result("power", seed, "bad", ["round 3"]), 1, "  round 3"),
+        (fails(LocalFault("node 1 ended")), 1, "node 1 ended"),
+        (fails(NotRun("no loop mounts")), 1, "NOT RUN"),
+    ],
+)
+def test_the_exit_code_is_the_verdict(case, code, said, monkeypatch, capsys):
+    monkeypatch.setitem(chaos.CASES, "power", case)
+    assert chaos.main(["--only", "power"]) == code
+    assert said in capsys.readouterr().out
+
+
+def test_homes_can_be_judged_by_themselves(homes, tmp_path, capsys):  # noqa: F811
+    assert chaos.main(["--judge", str(homes)]) == 0
+    own_digest(homes)
+    assert chaos.main(["--judge", str(homes)]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].startswith("a worker computes the certified digest: round 1 of node-1: bb, certified ")
+    (tmp_path / "empty").mkdir()
+    assert chaos.main(["--judge", str(tmp_path / "empty")]) == 2
