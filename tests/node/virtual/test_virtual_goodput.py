@@ -21,7 +21,7 @@ DOWN_S = 8.0
 """From SIGKILL until the worker of the next start is there: what a quiet machine needs."""
 BARS = {60.0: 0.95, 15.0: 0.80, 5.0: 0.80}
 FOUR_LEAST = 0.6
-"""Of four nodes at a kill in 15 s: each is down for 8 s of every 60. Not a published figure: it guards the pace."""
+"""Of four nodes at a kill in 15 s, each of which is down for 8 s of every 60: a guard of the pace, no bar."""
 
 
 async def tokens(w, nodes, seconds, every_s, seed=1):
