@@ -127,7 +127,8 @@ def newest_final(swarm: Swarm) -> int:
 
 def newest_round(swarm: Swarm) -> int:
     """The newest round that any node trains."""
-    return max(status["round"] for node in swarm.nodes.values() if (status := node.status()))
+    statuses = [node.status() for node in swarm.nodes.values()]
+    return max(int(status["round"]) for status in statuses if status)
 
 
 def tokens_of(histories: Sequence[History], rounds: range) -> int:
