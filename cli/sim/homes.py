@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from atoll.node.checkpoint.local import LocalBody
 from atoll.node.config.home import Home
+from atoll.node.daemon.telemetry.round_log import read_rows
 from atoll.node.import_export.export_run import load_saved
 from atoll.node.worker.error_feedback import LOST_FEEDBACK
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
@@ -79,7 +78,7 @@ def read_home(root: Path) -> History:
         name=root.name,
         spec=spec,
         peer=load_or_create(home.identity).peer_id,
-        rows=tuple(_rows(folder / "rounds.jsonl")),
+        rows=_rows(folder / "rounds.jsonl"),
         entries=entries,
         forked=forked,
         saved=saved,
@@ -124,12 +123,9 @@ def _read_saved(folder: Path, spec: RunSpec, scratch: Path) -> tuple[LocalBody |
     return (None, "") if found is None else (found.body, "; ".join(found.report))
 
 
-def _rows(path: Path) -> Iterator[RoundStatus]:
-    for line in _text(path).splitlines():
-        try:
-            yield msgspec.json.decode(line, type=RoundStatus)
-        except msgspec.MsgspecError:  # the end of a line is lost with the power
-            continue
+def _rows(path: Path) -> tuple[RoundStatus, ...]:
+    with disk(path):
+        return tuple(read_rows(path))
 
 
 def _whole_payloads(spool: Path) -> Iterator[Digest]:

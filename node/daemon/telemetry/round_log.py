@@ -203,21 +203,25 @@ class RoundLog:
 
     def _load(self, path: Path) -> None:
         """Read the rows. A file that consists mostly of replaced rows is rewritten."""
-        if not path.exists():
-            return
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        for line in lines:
-            try:
-                row = msgspec.json.decode(line, type=RoundStatus)
-            except msgspec.MsgspecError:
-                continue
-            self.rows[row.round] = row
+        lines = read_rows(path)
+        self.rows = {row.round: row for row in lines}
         for number in sorted(self.rows)[:-KEEP_ROWS]:
             del self.rows[number]
         if len(lines) > 100 + 2 * len(self.rows):
             kept = "".join(f"{_line(self.rows[number])}\n" for number in sorted(self.rows))
             with contextlib.suppress(DiskFault):
                 write_whole(path, kept.encode())
+
+
+def read_rows(path: Path) -> list[RoundStatus]:
+    """Every line of a `rounds.jsonl` that is whole, in order; none where there is no file. Raises OSError."""
+    found: list[RoundStatus] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        try:
+            found.append(msgspec.json.decode(line, type=RoundStatus))
+        except msgspec.MsgspecError:  # the end of the file may be lost with the power
+            continue
+    return found
 
 
 def sent_per_round(rows: Iterable[RoundStatus], fp32_bytes: int) -> SentPerRound | None:
