@@ -19,7 +19,7 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
             return _is_bitmap(experts, splits(spec))
         case records.Contribution():
             return isinstance(entry.body, records.SlicedContribution) == (spec.reduce is not None)
-        case records.Reduction() | records.ReductionFault():
+        case records.Reduction() | records.ReductionFault() | records.Unanswered():
             return spec.reduce is not None
         case records.Exclude(peer=peer):
             return entry.author == spec.owner != peer

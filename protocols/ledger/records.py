@@ -25,7 +25,7 @@ from atoll.protocols.ids import (
     public_key_of,
 )
 from atoll.protocols.run.admission import Permit, check_name
-from atoll.protocols.run.arena import Span
+from atoll.protocols.run.arena import ChunkIndex, Span
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 from atoll.protocols.wires import FEED
 
@@ -160,6 +160,20 @@ class ReductionFault(msgspec.Struct, frozen=True, array_like=True, tag="fault", 
     """Blob id of the FaultProof."""
 
 
+class Unanswered(msgspec.Struct, frozen=True, array_like=True, tag="unanswered", forbid_unknown_fields=True):
+    """`author` asked for this opening of a Reduction, and its reducer gave no legal answer within its patience.
+
+    It proves nothing. Who reads it asks for the same opening, and believes what it finds itself.
+    """
+
+    round: RecordRound
+    """Round of the Reduction."""
+    reduction: Digest
+    """Entry id of the Reduction."""
+    chunk: ChunkIndex
+    """Index of the chunk in the arena."""
+
+
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave", forbid_unknown_fields=True):
     """`author` leaves the run in good order after `round`.
 
@@ -230,6 +244,7 @@ Body: TypeAlias = (
     | Admit
     | Reduction
     | ReductionFault
+    | Unanswered
 )
 
 

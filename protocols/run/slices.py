@@ -29,8 +29,12 @@ class ReduceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """The reducers of round r are authors of the final set of round r - gap."""
     k: Annotated[int, Meta(ge=1, le=4096)] = 128
     """Values that a Reduction keeps of each chunk of 4096."""
-    sample_256: Annotated[int, Meta(ge=0, le=1 << 16)] = 13
-    """Share, in 256ths, of a reduced round's payload bytes that a member spends on auditing openings; 0: none."""
+    sample_256: Annotated[int, Meta(ge=0, le=1 << 16)] = 48
+    """Share, in 256ths, of a reduced round's chunks that its members open together to audit them; 0: none.
+
+    Each member draws by itself, so a chunk is opened by somebody with 1 − e^(−share): 17 % of chunks at 48. One
+    that is wrong in every round is found within 10 rounds with 85 %, and within 18 with 96 %, at any size.
+    """
 
 
 class SlicePlan(msgspec.Struct, frozen=True):
@@ -59,7 +63,7 @@ def plan_of(
 ) -> SlicePlan:
     """The plan that follows from the authors of the deciding final set.
 
-    `absent`: reducers of that round whose Reduction is not in its final set; they reduce nothing this time.
+    `absent`: members that are passed over, because their Reductions missed final sets (docs/wires/reduction.md).
     """
     able = authors - absent
     count = min(even_count(len(able)), chunks)

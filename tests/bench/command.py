@@ -25,6 +25,7 @@ BENCHES = {
     "cli": "Start of `--help` and `status`, in turns with `python -c pass`.",
     "compress": "Encoding and folding of payloads, against the published pipeline and memcpy.",
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
+    "reducers": "Rounds until a reducer that lies, or opens nothing, counts no more; small and large arenas.",
     "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
     "byzantine": "Loss of runs with liars under rules of aggregation, by attack and share; cost of the fold.",
     "wan": "Nodes that train behind slow links, beside hivemind's averager on the same links (root, Linux).",
@@ -40,6 +41,7 @@ OPTIONS = {
     "cli": (),
     "compress": ("millions", "device"),
     "topology": ("millions",),
+    "reducers": (),
     "experts": ("loss", "device"),
     "byzantine": ("rules", "seeds"),
     "wan": ("nodes", "preset", "rounds", "overlap"),
@@ -50,6 +52,7 @@ DEADLINES_S = {
     "experts": 1800.0,
     "leave": 3 * 3600.0,
     "goodput": 3 * 3600.0,
+    "reducers": 3600.0,
     "byzantine": 4 * 3600.0,
 }
 """Of benches that take longer with a larger preset or with more nodes, or train many runs."""
@@ -82,7 +85,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: float | bool | str | None) -> int:
     """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, goodput, cli, compress,
-    topology, experts, byzantine, wan (docs/bench.md).
+    topology, reducers, experts, byzantine, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

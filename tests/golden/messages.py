@@ -132,6 +132,7 @@ BODIES: tuple[records.Body, ...] = (
     records.Promise(ROUND, BALLOT, (A,)),
     records.Reduction(ROUND, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=A),
     records.ReductionFault(ROUND, A, B),
+    records.Unanswered(ROUND, A, 261),
     records.Leave(ROUND),
     records.Epoch(ROUND, A, tuple(sorted((ME.peer_id, OTHER.peer_id)))),
     records.Follow(ROUND, A),

@@ -95,6 +95,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return replace(state, applied=number, checking=frozenset()), []
         case finality_types.ReductionRefuted(entry):
             return replace(state, refuted=state.refuted | {entry}), []
+        case finality_types.ReductionCleared(entry):
+            return replace(state, refuted=state.refuted - {entry}), []
         case finality_types.AppendRefused():
             return replace(state, appending=None), []
         case finality_types.ReplayDone():

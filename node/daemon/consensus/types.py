@@ -88,6 +88,13 @@ class ReductionRefuted:
 
 
 @dataclass(frozen=True, slots=True)
+class ReductionCleared:
+    """A Reduction refuted for its reducer's silence counts again: a final set holds it, or what it continues."""
+
+    entry: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class AppendRefused:
     """The disk refused our last Append: the machine asks again at the next event."""
 
@@ -130,6 +137,7 @@ Event: TypeAlias = (
     | CheckDone
     | FinalApplied
     | ReductionRefuted
+    | ReductionCleared
     | AppendRefused
     | ReplayDone
     | MembersSeen

@@ -1,6 +1,7 @@
-"""Audits reducers: opens random chunks of Reductions, publishes proofs of wrong ones, and checks others' proofs.
+"""Audits reducers: opens random chunks of Reductions, publishes proofs of wrong ones, notes who does not answer.
 
-No node believes a reported fault without its proof, and the RunSpec alone is enough to check a proof.
+How many chunks are opened follows from the size of the arena, and not from what openings cost: a reducer that lies
+about one chunk of many is found as soon as one that lies about one of few.
 """
 
 import asyncio
@@ -8,17 +9,17 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from weakref import WeakValueDictionary
 
-from atoll.node.daemon.coordinator.interfaces import Network, peers_to_ask
+from atoll.node.daemon.coordinator.interfaces import Network
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.records import MAX_SET, Body, Entry, ReductionFault, encode_entry
+from atoll.protocols.ledger.records import Body, Entry, ReductionFault, encode_entry
 from atoll.protocols.ledger.reduction import (
     PROOF_VERSION,
     Claim,
@@ -27,23 +28,34 @@ from atoll.protocols.ledger.reduction import (
     Opening,
     OpeningAsk,
     opening_max_bytes,
-    proof_max_bytes,
 )
 from atoll.protocols.local.worker_messages import JudgeReply, JudgeRequest
-from atoll.protocols.run.payload import payload_bytes
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 60.0
-MAX_OPENINGS = 16
-"""Openings of one round that this node asks for, and of one Reduction that it gives to one member."""
-ATTEMPTS = 5
-RETRY_S = 2.0
+SPARE_OPENINGS = 16
+"""Openings of one Reduction that a member may ask for beyond twice its share: complaints add some."""
+
+
+class Found(Enum):
+    """What asking for one opening showed."""
+
+    ANSWERED = "answered"
+    """An opening came and was judged; a wrong one was published as a proof."""
+    UNANSWERED = "unanswered"
+    """The reducer was reached, and gave no legal opening within its patience."""
+    UNREACHED = "unreached"
+    """The reducer could not be reached: it may be gone."""
+    UNKNOWN = "unknown"
+    """This node could not judge: its own worker or disk failed, or what the Reduction covers is not known."""
+
+
+_WITHOUT = (Found.UNANSWERED, Found.UNREACHED)
 
 
 @dataclass(kw_only=True)
 class Auditor:
-    """Samples Reductions, checks proofs, and knows which Reductions are wrong."""
+    """Draws chunks of Reductions, asks their reducers to open them, and judges the openings."""
 
     net: Network
     ledger: ReductionLedger
@@ -51,86 +63,115 @@ class Auditor:
     ask: Callable[[JudgeRequest, type[JudgeReply]], Awaitable[JudgeReply]]
     publish: Callable[[Body], Entry | None]
     on_fault: Callable[[PeerId, AtollError], None]
+    on_unanswered: Callable[[Claim, int, bool], None]
+    """Called with a Reduction, the chunk that its reducer did not open, and whether it was reached."""
+    patience_s: Callable[[], float]
+    """Returns how long a reducer may take for one opening, in seconds."""
     rng: random.Random
     """Chooses what is opened: reducers must not know it before they publish."""
-    wrong: frozenset[Digest] = frozenset()
-    _reports: dict[tuple[PeerId, Digest], ReductionFault] = field(default_factory=dict)
     _openings_given: dict[tuple[PeerId, Digest], int] = field(default_factory=dict)
-    _false_reporters: set[PeerId] = field(default_factory=set)
-    """Peers that reported a fault without a valid proof."""
-    _turns: WeakValueDictionary[PeerId, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-
-    def add_report(self, author: PeerId, fault: ReductionFault) -> bool:
-        """Record a reported fault. Returns whether to check it: one report of an author about each Reduction."""
-        return self._reports.setdefault((author, fault.reduction), fault) is fault
 
     def may_ask(self, peer: PeerId, claim: Claim) -> bool:
         """Return whether a peer gets one more opening of our Reduction: each takes the worker's time."""
         given = self._openings_given.get((peer, claim.entry), 0)
         self._openings_given[peer, claim.entry] = given + 1
-        return given < MAX_OPENINGS
+        return given < self._most_openings(claim)
 
-    def proofs(self, first: int = 0) -> set[Digest]:
-        """Return the blobs that are reported as proofs of faults of this round or a later one."""
-        return {fault.proof for fault in self._reports.values() if fault.round >= first}
-
-    def forget(self, before: int) -> None:
-        """Forget the rounds before this one, whose payloads are dropped."""
-        self._reports = {key: fault for key, fault in self._reports.items() if fault.round >= before}
+    def forget(self) -> None:
+        """Forget the openings that were given of Reductions that the ledger view forgot."""
         given = self._openings_given.items()
         self._openings_given = {key: count for key, count in given if key[1] in self.ledger.claims}
 
     async def sample(self, parts: tuple[EffectiveSlice, ...]) -> None:
-        """Open random chunks of a round's Reductions, as many as the run's share of the traffic allows."""
+        """Open random chunks of a round's Reductions: this node's share of those that all members open."""
         claims = [part.reduced for part in parts if part.reduced is not None]
         theirs = [claim for claim in claims if claim.author != self.ledger.me]
-        for _ in range(self._draws(claims) if theirs else 0):
-            await self._open(self.rng.choice(theirs))
+        async with asyncio.TaskGroup() as group:
+            for claim in theirs:
+                group.create_task(self._open_some(claim, self._draw(claim)))
 
-    def _draws(self, claims: list[Claim]) -> int:
-        """Return how many chunks to open in a round: their traffic is the run's share of what members exchange."""
-        rules, share = self.ledger.rules, self.ledger.spec.sample_256 / 256
-        traffic = sum(payload_bytes("sparse2", rules.chunks, k) for k in (rules.k, rules.reduced_k))
-        members = max((len(self.ledger.covered(claim)) for claim in claims), default=1)
-        wanted = share * traffic / opening_max_bytes(rules, members)
-        # The fraction is drawn too. Rounding would never audit a run whose share is below one opening a round.
-        return min(MAX_OPENINGS, int(wanted) + (self.rng.random() < wanted % 1.0))
+    def _share(self, claim: Claim) -> float:
+        """Return how many chunks of a Reduction one member opens on average.
 
-    async def _open(self, claim: Claim) -> None:
-        # A reducer that does not answer is not proven wrong: it may be gone, or busy.
-        covered, span = self.ledger.covered(claim), claim.body.span
-        cap = opening_max_bytes(self.ledger.rules, len(covered))
-        ask = OpeningAsk(claim.entry, self.rng.randrange(span.start, span.stop))
+        The auditors are the authors that decided who reduces, less the reducer itself.
+        """
+        auditors = max(1, len(self.ledger.plan(claim.body.round).authors) - 1)
+        return claim.body.span.chunks * self.ledger.spec.sample_256 / 256 / auditors
+
+    def _most_openings(self, claim: Claim) -> int:
+        return SPARE_OPENINGS + 2 * int(self._share(claim))
+
+    def _draw(self, claim: Claim) -> list[int]:
+        """Return the chunks that this node opens of a Reduction, each once, in random order."""
+        span, share = claim.body.span, self._share(claim)
+        # The fraction is drawn too. Rounding would never audit a small arena of many members.
+        count = int(share) + (self.rng.random() < share % 1.0)
+        return self.rng.sample(range(span.start, span.stop), min(count, span.chunks))
+
+    async def _open_some(self, claim: Claim, chunks: list[int]) -> None:
+        for chunk in chunks:
+            # One reducer is asked for one opening at a time, and for no other once it gave no answer.
+            if await self.open(claim, chunk) in _WITHOUT:
+                return
+
+    async def open(self, claim: Claim, chunk: int) -> Found:
+        """Ask for one opening and judge it; a wrong one becomes a proof, none a complaint."""
+        covered = self.ledger.covered(claim)
+        if not covered:
+            return Found.UNKNOWN
+        found, opening = await self._ask_for(claim, chunk, opening_max_bytes(self.ledger.rules, len(covered)))
+        if opening is not None:
+            found = await self._judge(claim, covered, opening, chunk)
+        if found in _WITHOUT:
+            self.on_unanswered(claim, chunk, found == Found.UNANSWERED)
+        return found
+
+    async def _ask_for(self, claim: Claim, chunk: int, cap: int) -> tuple[Found, Opening | None]:
         try:
-            async with asyncio.timeout(ANSWER_S):
-                data = await self.net.ask_peer(claim.author, codec.encode(ask), cap)
-            if data:
-                await self._judge(claim, covered, codec.decode(data, Opening, max_bytes=cap), ask.chunk)
+            async with asyncio.timeout(self.patience_s()):
+                ask = codec.encode(OpeningAsk(claim.entry, chunk))
+                data = await self.net.ask_peer(claim.author, ask, cap)
+            # An empty reply says that the reducer has no opening. It is as good as none.
+            return Found.UNANSWERED, codec.decode(data, Opening, max_bytes=cap) if data else None
         except PeerFault as error:
             self.on_fault(claim.author, error)
+            return Found.UNANSWERED, None
         except (AtollError, TimeoutError) as error:
             log.debug("an opening of %s: %s", claim.author, error)
+            # One that keeps the connection and says nothing is not gone.
+            is_here = claim.author in self.net.neighbours()
+            return (Found.UNANSWERED if is_here else Found.UNREACHED), None
 
-    async def _judge(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening, chunk: int) -> None:
+    async def _judge(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening, chunk: int) -> Found:
         """Publish the opening as the proof of a fault, if the worker finds that it proves one."""
-        if opening.chunk != chunk:
-            raise DecodeError("opening: of another chunk than was asked for")
-        proof = codec.encode(self._proof(claim, covered, opening))
         path = self.spool / f"{claim.entry.hex()}-{chunk}.proof"
-        # A file, because the worker judges it beside training, with the code that will check it on other nodes.
-        write_whole(path, proof)
         try:
+            if opening.chunk != chunk:
+                raise DecodeError("opening: of another chunk than was asked for")
+            proof = self._proof(claim, covered, opening)
+            if proof is None:
+                return Found.UNKNOWN
+            # A file: the worker judges it beside training, with the code that will check it on other nodes.
+            write_whole(path, codec.encode(proof))
             if (await self.ask(JudgeRequest(str(path), claim.entry), JudgeReply)).wrong:
-                blob = self.net.add_blob(path)
-                self.publish(ReductionFault(claim.body.round, claim.entry, blob))
+                self.publish(ReductionFault(claim.body.round, claim.entry, self.net.add_blob(path)))
+        except PeerFault as error:
+            # Whatever is not under the signed roots is no opening.
+            self.on_fault(claim.author, error)
+            return Found.UNANSWERED
+        except AtollError as error:
+            log.debug("an opening of %s: %s", claim.author, error)
+            return Found.UNKNOWN
         finally:
             path.unlink(missing_ok=True)
+        return Found.ANSWERED
 
-    def _proof(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening) -> FaultProof:
-        # The proof holds every signed entry that it depends on, so that a node with another ledger can check it.
+    def _proof(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening) -> FaultProof | None:
+        """The opening with every signed entry that it depends on; None if this node lacks one of them."""
         entries, previous = self.ledger.entries, Digest(claim.body.previous)
-        if previous and previous not in entries:
-            raise DecodeError("opening: of a Reduction that continues an unknown one")
+        needed = {claim.entry, *(offer.entry for offer in covered), *([previous] if previous else [])}
+        if not needed <= entries.keys():
+            return None
         return FaultProof(
             version=PROOF_VERSION,
             reduction=encode_entry(entries[claim.entry]),
@@ -138,50 +179,3 @@ class Auditor:
             contributions=tuple(encode_entry(entries[offer.entry]) for offer in covered),
             opening=opening,
         )
-
-    async def check(self, author: PeerId, fault: ReductionFault) -> bool:
-        """Check a report. Returns whether its Reduction is now known to be wrong, and was not before.
-
-        A check fetches the proof. So an author gets one at a time, and none after a report that proves nothing.
-        """
-        turn = self._turns.setdefault(author, asyncio.Lock())
-        async with turn:
-            return await self._check_often(author, fault)
-
-    async def _check_often(self, author: PeerId, fault: ReductionFault) -> bool:
-        if fault.reduction in self.wrong or author in self._false_reporters:
-            return False
-        for _ in range(ATTEMPTS):
-            try:
-                is_wrong = await self._check_once(author, fault)
-            except PeerFault as error:
-                self._false_reporters.add(author)
-                self.on_fault(author, error)
-                return False
-            except (AtollError, TimeoutError) as error:
-                # Not the reporter's fault: it may be unreachable, or this node's worker may have died.
-                log.debug("proof of a fault: %s", error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            if is_wrong:
-                self.wrong |= {fault.reduction}
-            else:
-                self._false_reporters.add(author)
-                self.on_fault(author, DecodeError("a proof of a fault that proves nothing"))
-            return is_wrong
-        return False
-
-    async def _check_once(self, author: PeerId, fault: ReductionFault) -> bool:
-        cap, was_held = proof_max_bytes(self.ledger.rules, MAX_SET), self.net.has_blob(fault.proof)
-        if not was_held:
-            async with asyncio.timeout(ANSWER_S):
-                await self.net.fetch_blob(fault.proof, peers_to_ask(author, self.net), cap)
-        is_wrong = False
-        try:
-            ask = JudgeRequest(str(self.net.blob_path(fault.proof)), fault.reduction)
-            is_wrong = (await self.ask(ask, JudgeReply)).wrong
-        finally:
-            # A blob that was here before has another use. A valid proof stays: this node serves it to others.
-            if not is_wrong and not was_held:
-                self.net.delete_blob(fault.proof)
-        return is_wrong

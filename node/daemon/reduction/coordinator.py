@@ -13,21 +13,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from atoll.node.daemon.consensus.types import ReductionRefuted
+from atoll.node.daemon.consensus.types import ReductionCleared, ReductionRefuted
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.reduction import machine as reduction_machine
 from atoll.node.daemon.reduction.audit import Auditor
-from atoll.node.daemon.reduction.effective_set import EffectiveSlice, tainted
+from atoll.node.daemon.reduction.complaints import Complaints
+from atoll.node.daemon.reduction.doubts import Doubts
+from atoll.node.daemon.reduction.effective_set import EffectiveSlice
+from atoll.node.daemon.reduction.fault_reports import FaultReports
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.node.daemon.reduction.reduced_set import ReducedSet, SliceStore
 from atoll.node.daemon.reduction.row_fetcher import RowFetcher, RowStore
 from atoll.node.daemon.rounds.types import PayloadHeld, ReductionPlanned, SetResolved
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.records import Entry, Reduction, ReductionFault
+from atoll.protocols.ledger.records import Entry, Reduction, ReductionFault, Unanswered
 from atoll.protocols.ledger.reduction import Claim, Offer, OpeningAsk, cover, decode_ask, rules_of
 from atoll.protocols.local.worker_messages import OpenReply, OpenRequest, ReduceReply, ReduceRequest
 from atoll.protocols.run.arena import Span
@@ -37,6 +40,10 @@ log = logging.getLogger(__name__)
 PATIENCE_ROUNDS = 1.0
 MIN_PATIENCE_S = 3.0
 """Patience with reducers after a round closed here: this many round times, and at least so many seconds."""
+OPENING_ROUNDS = 0.5
+MIN_OPENING_S = 5.0
+"""Patience with one opening, in round times, and at least so many seconds. A complaint and the answers to it must
+fit into the round that lies between a fold and the proposal of its set."""
 RETRY_S = 1.0
 
 
@@ -75,7 +82,6 @@ class ReductionCoordinator:
     _reducing: set[int] = field(default_factory=set)
     _excluded: dict[PeerId, Round] = field(default_factory=dict)
     """The first round without an author that the run's owner excluded."""
-    _reported_faults: list[tuple[PeerId, ReductionFault]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         spec = self.context.spec
@@ -90,18 +96,39 @@ class ReductionCoordinator:
             on_fault=self.guard.blame,
             on_disk_fault=self.guard.on_disk_fault,
         )
-        self._auditor = Auditor(
-            net=self.net,
-            ledger=self.ledger,
-            spool=self.spool,
-            ask=self.worker.ask,
-            publish=self.guard.publish,
-            on_fault=self.guard.blame,
-            rng=self.rng,
-        )
+        self._doubts = self._build_doubts()
         self._store = SliceStore(self.net, self.ledger, self.fetcher, self._rows)
         self.fetcher.subscribe(self._on_payload)
         self.net.answer_by(self._answer)
+
+    def _build_doubts(self) -> Doubts:
+        ask, blame, publish = self.worker.ask, self.guard.blame, self.guard.publish
+
+        def log_event(event: str, claim: Claim) -> None:
+            self.context.log.event(event, round=claim.body.round, peer=claim.author, entry=claim.entry.hex())
+
+        auditor = Auditor(
+            net=self.net,
+            ledger=self.ledger,
+            spool=self.spool,
+            ask=ask,
+            publish=publish,
+            on_fault=blame,
+            on_unanswered=lambda *one: self._doubts.on_unanswered(*one),
+            patience_s=lambda: max(MIN_OPENING_S, OPENING_ROUNDS * self.machines.round.train_s),
+            rng=self.rng,
+        )
+        return Doubts(
+            ledger=self.ledger,
+            auditor=auditor,
+            reports=FaultReports(net=self.net, rules=self.ledger.rules, ask=ask, on_fault=blame),
+            complaints=Complaints(self.context.me, publish, lambda entry: self._doubts.on_silent(entry)),
+            start_task=self.queue.start_task,
+            last_final=lambda: self.machines.finality.last_final,
+            on_doubt=self._on_doubt,
+            on_cleared=self._on_cleared,
+            on_event=log_event,
+        )
 
     # --- RoundReducer -----------------------------------------------------------------------------
 
@@ -113,14 +140,20 @@ class ReductionCoordinator:
         if isinstance(known, Offer):
             self._feed_offer(entry.body.round, known)
         elif isinstance(known, Claim):
+            self._doubts.add_claim(known)
             # A wrong Reduction taints those that continue it, so the machines of later rounds need it too.
             for number in [at for at in self._rounds if at >= entry.body.round]:
                 self._feed(number, reduction_machine.ClaimSeen(known))
-        elif isinstance(entry.body, ReductionFault) and self._auditor.add_report(entry.author, entry.body):
-            self._reported_faults.append((entry.author, entry.body))
+        elif isinstance(entry.body, ReductionFault):
+            self._doubts.add_fault(entry.author, entry.body)
+        elif isinstance(entry.body, Unanswered):
+            self._doubts.add_complaint(entry.author, entry.body)
 
     def set_final(self, number: Round, names: tuple[Digest, ...]) -> None:
         self.ledger.decide(number, names)
+        reductions = tuple(name for name in names if name in self.ledger.claims)
+        if reductions:
+            self._doubts.acquit(reductions)
 
     def close_round(self, number: Round) -> None:
         if number in self._rounds:
@@ -143,12 +176,8 @@ class ReductionCoordinator:
                 self._open(number)
         for number in list(self._rounds):
             self._lose_patience(number)
-        for author, fault in self._reported_faults:
-            if fault.round > last and self.worker.is_ready:
-                self.queue.start_task(self._check_fault(author, fault), "fault")
-        # A fault in a final round is moot. The others wait for a worker, which is what checks a proof.
-        waits = not self.worker.is_ready
-        self._reported_faults = [one for one in self._reported_faults if one[1].round > last and waits]
+        if self._doubts.faults or self._doubts.unheard:
+            self._doubts.step(self.worker.is_ready)
 
     # --- SlicedSets -------------------------------------------------------------------------------
 
@@ -174,12 +203,12 @@ class ReductionCoordinator:
         self._rows.forget(final)
 
     def payloads(self, first: Round) -> set[Digest]:
-        return self.ledger.reduced_payloads(first) | self._auditor.proofs(first)
+        return self.ledger.reduced_payloads(first) | self._doubts.reports.proofs(first)
 
     def forget_payloads(self, before: Round) -> set[Digest]:
         old = self.payloads(Round(0)) - self.payloads(before)
         self.ledger.forget(before)
-        self._auditor.forget(before)
+        self._doubts.forget(before)
         try:
             self._rows.store.keep_only(self.ledger.entries.keys())
         except DiskFault as error:
@@ -208,7 +237,7 @@ class ReductionCoordinator:
         for author in [author for author, first in self._excluded.items() if number >= first]:
             self._feed(number, reduction_machine.Excluded(author))
         # Faults before Reductions, so that a wrong one is never asked for.
-        for entry in self._auditor.wrong:
+        for entry in self._doubts.bad:
             self._feed(number, reduction_machine.Wrong(entry))
         for claim in list(self.ledger.claims.values()):
             if claim.body.round <= number:
@@ -259,7 +288,7 @@ class ReductionCoordinator:
         reduced = sum(part.reduced is not None for part in parts)
         self.context.log.event("slices", round=number, reduced=reduced, raw=len(parts) - reduced)
         if is_first:
-            self.queue.start_task(self._auditor.sample(parts), f"open {number}")
+            self._doubts.sample(number, parts)
 
     def _lose_patience(self, number: int) -> None:
         """End the wait for reducers, then for rows that nobody gives: an author may be dead, or lie."""
@@ -307,8 +336,8 @@ class ReductionCoordinator:
             self._check_claim(claim)
 
     def _check_claim(self, claim: Claim) -> None:
-        if self.fetcher.is_void(claim.body) and claim.entry not in self._auditor.wrong:
-            self._on_wrong(claim.entry)
+        if self.fetcher.is_void(claim.body) and claim.entry not in self._doubts.bad:
+            self._doubts.condemn(claim.entry)
         elif self.fetcher.is_held(claim.body):
             self._feed(claim.body.round, reduction_machine.ReductionHeld(claim.entry))
 
@@ -374,18 +403,18 @@ class ReductionCoordinator:
 
     # --- faults, and questions of others ----------------------------------------------------------
 
-    async def _check_fault(self, author: PeerId, fault: ReductionFault) -> None:
-        if await self._auditor.check(author, fault):
-            self.context.log.event("reduction_wrong", round=fault.round, entry=fault.reduction.hex())
-            self._on_wrong(fault.reduction)
-
-    def _on_wrong(self, entry: Digest) -> None:
-        """A Reduction is wrong: raw rows take its place, and no set that is made of it is voted for."""
-        self._auditor.wrong |= {entry}
+    def _on_doubt(self, entry: Digest, refuted: frozenset[Digest]) -> None:
+        """Raw rows take the place of a Reduction, and no set that is made of it is voted for."""
         for number in list(self._rounds):
             self._feed(number, reduction_machine.Wrong(entry))
-        for doubted in tainted(self.ledger.claims, [entry]):
+        for doubted in refuted:
             self.machines.feed_finality(ReductionRefuted(doubted))
+
+    def _on_cleared(self, entry: Digest, cleared: frozenset[Digest]) -> None:
+        for number in list(self._rounds):
+            self._feed(number, reduction_machine.Righted(entry))
+        for believed in cleared:
+            self.machines.feed_finality(ReductionCleared(believed))
 
     async def _answer(self, peer: PeerId, question: bytes) -> bytes:
         ask = decode_ask(question)
@@ -395,7 +424,7 @@ class ReductionCoordinator:
         if claim is None or claim.author != self.ledger.me or not claim.body.span.holds(ask.chunk):
             return b""
         # The worker forgets how it reduced a round once the round is final.
-        if claim.body.round <= self.applied() or not self._auditor.may_ask(peer, claim):
+        if claim.body.round <= self.applied() or not self._doubts.auditor.may_ask(peer, claim):
             return b""
         try:
             opened = await self.worker.ask(OpenRequest(claim.body.round, ask.chunk), OpenReply)

@@ -7,6 +7,7 @@ contributions that its Reductions cover.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from atoll.node.daemon.reduction import places
 from atoll.node.daemon.reduction.effective_set import (
     EffectiveSlice,
     effective_slices,
@@ -36,6 +37,7 @@ class ReductionLedger:
     _claimed: set[tuple[PeerId, int]] = field(default_factory=set)
     _offers: dict[int, dict[Digest, Offer]] = field(default_factory=dict)
     _plans: dict[int, SlicePlan] = field(default_factory=dict)
+    _misses: dict[PeerId, places.Misses] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> Offer | Claim | None:
         """Record an entry. Returns the contribution or the Reduction that it is; None if it does not count."""
@@ -68,12 +70,15 @@ class ReductionLedger:
         return body
 
     def decide(self, number: int, names: Collection[Digest]) -> Round:
-        """Derive the reducers of a later round, which is returned, from the final set of this one."""
+        """Derive the reducers of a later round, which is returned, from the final set of this one.
+
+        Every final set counts once, in order: who is passed over depends on the sets before.
+        """
         authors = frozenset(self.entries[e].author for e in names if e not in self.claims and e in self.entries)
-        # A reducer without a Reduction in the set is left out of the next plan: it was dead, slow or wrong.
+        # A reducer without a Reduction in the set was dead, slow, silent or wrong.
         present = {self.claims[e].author for e in names if e in self.claims}
-        absent = frozenset(self.plan(number).reducers) - present
-        decided = Round(number + self.spec.gap)
+        self._misses = places.after(self._misses, number, self.plan(number).reducers, present, self.spec.gap)
+        absent, decided = places.passed_over(self._misses, number), Round(number + self.spec.gap)
         self._plans[decided] = plan_of(self.rules.run, authors, absent, self.rules.chunks, self.spec)
         return decided
 

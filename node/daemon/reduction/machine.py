@@ -67,6 +67,13 @@ class Wrong:
 
 
 @dataclass(frozen=True, slots=True)
+class Righted:
+    """A Reduction of an earlier round that counted as wrong is in that round's final set."""
+
+    entry: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """Nobody has rows of this contribution that are needed, or the payload of this Reduction."""
 
@@ -80,7 +87,9 @@ class Excluded:
     author: PeerId
 
 
-Event = OfferSeen | ClaimSeen | RowsHeld | ReductionHeld | Collected | PatienceOver | Wrong | Gone | Excluded
+Event = (
+    OfferSeen | ClaimSeen | RowsHeld | ReductionHeld | Collected | PatienceOver | Wrong | Righted | Gone | Excluded
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +172,7 @@ def _parts(state: State, event: Event) -> tuple[EffectiveSlice, ...]:
     """Return what counts after an event."""
     # A payload that was given up counts again when it comes; rows on disk never change what counts.
     changes = isinstance(event, Gone | ReductionHeld) and event.entry in state.claims and event.entry in state.gone
-    if not changes and not isinstance(event, OfferSeen | ClaimSeen | Wrong | Excluded):
+    if not changes and not isinstance(event, OfferSeen | ClaimSeen | Wrong | Righted | Excluded):
         return state.parts
     spans = state.plan.spans
     # A Reduction of this round changes its own slice only. One of an earlier round may taint those of any slice.
@@ -199,6 +208,8 @@ def _apply(state: State, event: Event) -> State:
             return replace(state, payloads=state.payloads | {entry})
         case Wrong(entry):
             return replace(state, wrong=state.wrong | {entry})
+        case Righted(entry):
+            return replace(state, wrong=state.wrong - {entry})
         case Gone(entry):
             return replace(state, gone=state.gone | {entry})
         case Excluded(author):

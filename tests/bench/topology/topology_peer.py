@@ -403,17 +403,20 @@ def made_body(entry: Entry) -> Reduction:
     return entry.body
 
 
-def twisted(made: Made, k: int) -> Made:
-    """The lie: a legal payload of other values (every code's sign turned), signed like an honest one."""
+def twisted(made: Made, k: int, most: int | None = None) -> Made:
+    """The lie: a legal payload of other values, signed like an honest one.
+
+    Every code's sign is turned, in all chunks or in the first `most` that hold any value.
+    """
     layout = Layout("sparse2", made.span.chunks, k)
     codes_at = layout.offsets[3]
     words = memoryview(made.payload)[layout.offsets[0] : layout.offsets[1]]
     silent = {c for c in range(layout.chunks) if not (words[2 * c] or words[2 * c + 1] & 0x3F)}
     size = layout.row_bytes[3]
     body = bytearray(made.payload)
-    for chunk in range(layout.chunks):
-        if chunk not in silent:
-            for at in range(codes_at + chunk * size, codes_at + (chunk + 1) * size):
-                body[at] ^= 0xAA
+    loud = [chunk for chunk in range(layout.chunks) if chunk not in silent]
+    for chunk in loud[:most]:
+        for at in range(codes_at + chunk * size, codes_at + (chunk + 1) * size):
+            body[at] ^= 0xAA
     payload = bytes(body)
     return made._replace(payload=payload, tree=RowTree(payload, layout))

@@ -161,7 +161,11 @@ class FakeWorker:
         self.said: dict[int, tuple[int, ...]] = {}
         """What each round's Train named as said already."""
         self.lives = 0
+        self.lies_about: int | None = None
+        """Chunks of its slice that it lies about; None: all."""
         self.mute = False
+        self.opens = True
+        """Whether it answers those who audit its Reductions."""
         self.judged: list[str] = []
         """Names of the files that were looked at as proofs."""
         self.sliced: dict[int, tuple[Slice, ...]] = {}
@@ -319,6 +323,8 @@ class FakeWorker:
     def _on_slices(self, ask: ReduceRequest | OpenRequest | JudgeRequest) -> Answer:
         assert self.slices is not None
         match ask:
+            case OpenRequest() if not self.opens:
+                raise AtollError("this reducer opens nothing")
             case OpenRequest():
                 return self.slices.open(ask)
             case JudgeRequest():
@@ -329,7 +335,7 @@ class FakeWorker:
         made = self.slices._reducer.reduce
         if self.lies:
             self.slices._reducer.reduce = lambda span, rows: (
-                twisted(made(span, rows)[0], self.spec.reduce.k),
+                twisted(made(span, rows)[0], self.spec.reduce.k, self.lies_about),
                 None,
             )
         try:

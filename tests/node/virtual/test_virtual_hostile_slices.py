@@ -149,7 +149,9 @@ def test_proofs_are_kept_as_long_as_their_round_and_false_ones_not_at_all(world)
             proofs: set[Digest] = set()
 
             def seen() -> bool:
-                proofs.update(blob for node in w.nodes.values() for blob in node.driver.reducer._auditor.proofs())
+                proofs.update(
+                    blob for node in w.nodes.values() for blob in node.driver.reducer._doubts.reports.proofs()
+                )
                 return w.newest() >= 7
 
             await w.until(seen)

@@ -157,7 +157,7 @@ def test_a_lying_reducer_is_proven_wrong_and_its_slice_is_raw(world, overlap_ste
             w.check_agreement()
             await w.check_feeds()
             for node in w.nodes.values():
-                assert node.driver.reducer._auditor.wrong, "everybody checked the proof"
+                assert node.driver.reducer._doubts.bad, "everybody checked the proof"
                 liars = {m.author for parts in node.worker.sliced.values() for p in parts for m in p.reduced}
                 assert w.nodes[2].peer not in liars, "nothing of it is in a final set"
             assert 3 in all_rounds(w)

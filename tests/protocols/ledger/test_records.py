@@ -30,6 +30,7 @@ from atoll.protocols.ledger.records import (
     Reduction,
     ReductionFault,
     SlicedContribution,
+    Unanswered,
     Vote,
     decode_entry,
     encode_entry,
@@ -55,7 +56,7 @@ BODIES = [
     Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
     Epoch(9, b"", (AUTHOR.peer_id,)), Epoch(9, A, tuple(sorted((AUTHOR.peer_id, OTHER.peer_id)))),
     Follow(9, b""), Follow(9, A), Vote(4, Ballot(3, AUTHOR.peer_id, A), A),
-    SLICED, PART, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B),
+    SLICED, PART, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B), Unanswered(4, A, 7),
     Exclude(9, OTHER.peer_id, ""), Exclude(9, OTHER.peer_id, "r" * MAX_REASON),
 ]  # fmt: skip
 
@@ -87,6 +88,7 @@ def test_golden_entry():
         (SLICED, 316, "fbd67dbf6591ba7c55c2c6f550b29fb7326b352675331d90caf86a85b8e132ed"),
         (REDUCED, 420, "bd0e0d38f963974684aaa9d8e7cb1bc69f9dd50611f3352bec2505167241d617"),
         (ReductionFault(4, A, B), 267, "bfd6f373e5d730e9a32ae05f3333345a8190a51223e8d1000aff7aabd9a1479c"),
+        (Unanswered(4, A, 7), 239, "b8b8b64ee68b6c0f7189fb234cdfe9280c2d46548a0f7b5211a7cbf2d3ed54d9"),
     ],
 )
 def test_golden_entries_of_reduced_rounds(body, size, name):
@@ -139,6 +141,7 @@ def test_the_name_does_not_depend_on_the_signature():
         Exclude(-1, OTHER.peer_id, ""), Exclude(1, "somebody", ""), Exclude(1, OTHER.peer_id, "\n"),
         Exclude(1, OTHER.peer_id, "r" * (MAX_REASON + 1)),
         replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),
+        Unanswered(-1, A, 7), Unanswered(4, b"", 7), Unanswered(4, A, -1), Unanswered(4, A, 1 << 32),
         *(replace(REDUCED, **{key: value}) for key, values in {
             "round": (-1,), "span": (Span(-1, 3), Span(0, 0), Span(9, 8), Span(0, 1 << 32)),
             "more": ((B, A), (A, A), (b"",)), "members": (b"",), "payload": (b"a",), "rows": (b"",),

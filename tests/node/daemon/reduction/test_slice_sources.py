@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from atoll.node.daemon.reduction.audit import MAX_OPENINGS, Auditor
+from atoll.node.daemon.reduction.audit import SPARE_OPENINGS, Auditor
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.node.daemon.reduction.row_fetcher import RowFetcher, RowStore
 from atoll.protocols import codec
@@ -89,11 +89,19 @@ def test_a_peer_is_given_some_openings_of_a_reduction_and_no_more(node, small, t
     for claim in claims:
         sources.ledger.add(world.entries[claim.entry])
     auditor = Auditor(
-        net=None, ledger=sources.ledger, spool=tmp_path, ask=None, publish=None, on_fault=None, rng=None
+        net=None,
+        ledger=sources.ledger,
+        spool=tmp_path,
+        ask=None,
+        publish=None,
+        on_fault=None,
+        on_unanswered=None,
+        patience_s=None,
+        rng=None,
     )
     given = [sum(auditor.may_ask(peer, claims[0]) for _ in range(50)) for peer in world.peers[1:3]]
-    assert given == [MAX_OPENINGS, MAX_OPENINGS]
+    assert given == [SPARE_OPENINGS, SPARE_OPENINGS]
     assert auditor.may_ask(world.peers[1], claims[1])
     sources.ledger.forget(10_000)
-    auditor.forget(10_000)
+    auditor.forget()
     assert auditor._openings_given == {}

@@ -1,0 +1,188 @@
+"""Which Reductions this node does not believe: proven wrong, illegal, of a liar, silent, or built on one of these.
+
+A doubted Reduction counts as if it had not been written: its slice is raw, and this node names it in no proposal.
+What is final stays final, so a silent one that a final set holds is believed again.
+
+A proven liar is never believed again. A reducer that was reached and stays silent may be one, which does not open
+what it lied about. It is *distrusted*, for some rounds at first and twice as long each time. One that cannot be
+reached may just be gone, so only that Reduction is doubted.
+"""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from atoll.node.daemon.reduction.audit import Auditor, Found
+from atoll.node.daemon.reduction.complaints import Complaints
+from atoll.node.daemon.reduction.effective_set import EffectiveSlice, tainted
+from atoll.node.daemon.reduction.fault_reports import FaultReports
+from atoll.node.daemon.reduction.ledger_view import ReductionLedger
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.records import ReductionFault, Unanswered
+from atoll.protocols.ledger.reduction import Claim
+
+DISTRUST_ROUNDS = 64
+"""An honest reducer whose worker died between a Reduction and its openings reduces nothing for as long."""
+MOST_DOUBLINGS = 6
+
+
+class Distrust(NamedTuple):
+    """A reducer that was reached and did not answer."""
+
+    times: int
+    until: int
+    """Last round whose Reduction of it is doubted."""
+
+
+@dataclass(kw_only=True)
+class Doubts:
+    """Audits, reported faults and complaints of one run, and what follows from them."""
+
+    ledger: ReductionLedger
+    auditor: Auditor
+    reports: FaultReports
+    complaints: Complaints
+    start_task: Callable[[Coroutine[Any, Any, None], str], object]
+    last_final: Callable[[], int]
+    on_doubt: Callable[[Digest, frozenset[Digest]], None]
+    """Called with a doubted Reduction, and with all that are refuted with it."""
+    on_cleared: Callable[[Digest, frozenset[Digest]], None]
+    """Called with one that is believed again, and with all that are believed again with it."""
+    on_event: Callable[[str, Claim], None]
+    """Called with `reduction_wrong` or `reduction_silent`, for the event log."""
+    _distrusted: dict[PeerId, Distrust] = field(default_factory=dict)
+    _reached: set[Digest] = field(default_factory=set)
+    """Reductions whose reducer was reached, and did not answer."""
+    _liars: set[PeerId] = field(default_factory=set)
+    _refuted: set[Digest] = field(default_factory=set)
+    faults: list[tuple[PeerId, ReductionFault]] = field(default_factory=list)
+    """Reported faults that wait for a worker, which is what checks a proof."""
+    unheard: dict[tuple[PeerId, Digest], Unanswered] = field(default_factory=dict)
+    """Complaints about Reductions that are not known yet, by author and Reduction."""
+
+    @property
+    def bad(self) -> frozenset[Digest]:
+        """The Reductions that are doubted by themselves, and not for what they continue."""
+        return self.reports.wrong | frozenset(self.complaints.silent)
+
+    def add_claim(self, claim: Claim) -> None:
+        """Doubt a new Reduction of a liar or a silent reducer, and one that continues what is doubted."""
+        distrust = self._distrusted.get(claim.author)
+        if claim.author in self._liars:
+            self.condemn(claim.entry)
+        elif distrust is not None and claim.body.round <= distrust.until:
+            # Silent and not wrong: it counts again if the others trust it and a final set holds it.
+            self.complaints.silent.add(claim.entry)
+            self._doubt(claim.entry)
+        elif claim.body.previous in self._refuted:
+            self._refuted.add(claim.entry)
+            self.on_doubt(claim.entry, frozenset([claim.entry]))
+
+    def add_fault(self, author: PeerId, fault: ReductionFault) -> None:
+        """Check a reported fault at the next step."""
+        if self.reports.add_report(author, fault):
+            self.faults.append((author, fault))
+
+    def add_complaint(self, author: PeerId, body: Unanswered) -> None:
+        """Look at a complaint at the next step."""
+        self.unheard.setdefault((author, body.reduction), body)
+
+    def sample(self, number: Round, parts: tuple[EffectiveSlice, ...]) -> None:
+        """Audit a round's Reductions."""
+        self.start_task(self.auditor.sample(parts), f"open {number}")
+
+    def step(self, has_worker: bool) -> None:
+        """Check `faults` and `unheard`. A fault in a final round changes its author's later Reductions only."""
+        last = self.last_final()
+        first = last + 1 - self.ledger.spec.gap
+        # Old proofs are gone with their rounds' payloads, so after a restart only recent ones are asked for.
+        due = [one for one in self.faults if one[1].round >= first]
+        for author, fault in due if has_worker else ():
+            self.start_task(self._check_fault(author, fault), "fault")
+        self.faults = [] if has_worker else due
+        for (author, entry), body in list(self.unheard.items()):
+            claim = self.ledger.claims.get(entry)
+            # A complaint may arrive before the Reduction, in another feed; it waits until the round is final.
+            if claim is not None or body.round <= last:
+                del self.unheard[author, entry]
+                if claim is not None and body.round > last and self.complaints.add(author, body, claim):
+                    self.start_task(self._check_complaint(author, claim, body.chunk), "complaint")
+
+    def condemn(self, entry: Digest) -> None:
+        """A Reduction is wrong for good: proven, with an illegal payload, or of a liar."""
+        self.reports.wrong |= {entry}
+        self._doubt(entry)
+
+    def on_unanswered(self, claim: Claim, chunk: int, was_reached: bool) -> None:
+        """Complain about a reducer, unless the round is final: its worker has forgotten by then how it reduced."""
+        if claim.body.round > self.last_final():
+            if was_reached:
+                self._reached.add(claim.entry)
+            self.complaints.note_unanswered(claim, chunk)
+
+    def on_silent(self, entry: Digest) -> None:
+        """A Reduction that nobody is known to have opened counts no more than a wrong one."""
+        claim = self.ledger.claims[entry]
+        # Before the doubt itself, so that the event log names the cause first.
+        self.on_event("reduction_silent", claim)
+        self._doubt(entry)
+        if entry in self._reached:
+            self._distrust(claim)
+
+    def _distrust(self, claim: Claim) -> None:
+        before = self._distrusted.get(claim.author)
+        count = before.times if before is not None else 0
+        if before is not None and claim.body.round <= before.until:
+            return
+        # Its Reductions of the rounds that were planned meanwhile belong to this silence, and do not double it.
+        until = claim.body.round + (DISTRUST_ROUNDS << min(count, MOST_DOUBLINGS))
+        self._distrusted[claim.author] = Distrust(count + 1, until)
+        for other in list(self.ledger.claims.values()):
+            if other.author == claim.author and other.body.round > claim.body.round:
+                self.complaints.silent.add(other.entry)
+                self._doubt(other.entry)
+
+    def acquit(self, names: tuple[Digest, ...]) -> None:
+        """These Reductions are final. What was silent among them, and what continues it, counts again."""
+        for entry in names:
+            if entry in self.complaints.silent:
+                self.complaints.silent.discard(entry)
+                # What is doubted for another reason stays so.
+                cleared = tainted(self.ledger.claims, [entry]) - tainted(self.ledger.claims, self.bad)
+                self._refuted -= cleared
+                self.on_cleared(entry, cleared)
+
+    def forget(self, before: int) -> None:
+        """Forget the rounds before this one, whose payloads are dropped."""
+        self.auditor.forget()
+        self.reports.forget(before)
+        self.complaints.forget(before)
+        self.complaints.silent &= self.ledger.claims.keys()
+        self._refuted &= self.ledger.claims.keys()
+        self._reached &= self.ledger.claims.keys()
+
+    def _doubt(self, entry: Digest) -> None:
+        refuted = tainted(self.ledger.claims, [entry])
+        self._refuted |= refuted
+        self.on_doubt(entry, refuted)
+
+    async def _check_fault(self, author: PeerId, fault: ReductionFault) -> None:
+        if not await self.reports.check(author, fault):
+            return
+        self._doubt(fault.reduction)
+        claim = self.ledger.claims.get(fault.reduction)
+        if claim is not None:
+            self.on_event("reduction_wrong", claim)
+            self._on_liar(claim.author)
+
+    def _on_liar(self, author: PeerId) -> None:
+        """A reducer was proven to lie: what it reduced since, and what it will reduce, counts as wrong."""
+        self._liars.add(author)
+        theirs = [claim for claim in self.ledger.claims.values() if claim.author == author]
+        for claim in theirs:
+            if claim.body.round > self.last_final() and claim.entry not in self.reports.wrong:
+                self.condemn(claim.entry)
+
+    async def _check_complaint(self, author: PeerId, claim: Claim, chunk: int) -> None:
+        if await self.auditor.open(claim, chunk) == Found.ANSWERED:
+            self.complaints.note_answered(author)

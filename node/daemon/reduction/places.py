@@ -1,0 +1,55 @@
+"""Who may not reduce for a while, because its Reductions missed final sets: a pure fold over the final rounds.
+
+All members fold the same final sets in the same order, so all name the same reducers, and nobody's opinion of a
+reducer enters. Who was proven to lie, or answers nobody, misses final sets; it is passed over twice as long each
+time (truncated binary exponential back-off). A Reduction in a final set clears the member.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from atoll.protocols.ids import PeerId
+
+MOST_DOUBLINGS = 5
+"""A member that misses again and again tries once in `gap` · 2⁵ rounds: each try costs the others a slice raw."""
+
+
+class Misses(NamedTuple):
+    """A member whose newest Reductions missed their final sets."""
+
+    times: int
+    """How many in a row, each after its time was over."""
+    until: int
+    """Last round whose final set passes the member over."""
+
+
+def after(
+    misses: Mapping[PeerId, Misses],
+    number: int,
+    reducers: Collection[PeerId],
+    present: Collection[PeerId],
+    gap: int,
+) -> dict[PeerId, Misses]:
+    """Return the misses after round `number` became final.
+
+    `reducers` were to reduce it, and the Reductions of `present` are in its final set. `gap` rounds lie between a
+    final set and the round whose reducers it names.
+    """
+    found = dict(misses)
+    for peer in reducers:
+        before = found.get(peer)
+        # Its reducers were named before the last miss was known: neither a miss nor a Reduction says anything new.
+        if before is not None and number <= before.until:
+            continue
+        # One Reduction that counts is enough: a reducer that was away is no worse than any other.
+        if peer in present:
+            found.pop(peer, None)
+        else:
+            count = before.times + 1 if before is not None else 1
+            found[peer] = Misses(count, number - 1 + (gap << min(count - 1, MOST_DOUBLINGS)))
+    return found
+
+
+def passed_over(misses: Mapping[PeerId, Misses], number: int) -> frozenset[PeerId]:
+    """Return the members that the final set of round `number` names for no slice."""
+    return frozenset(peer for peer, missed in misses.items() if number <= missed.until)

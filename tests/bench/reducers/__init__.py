@@ -1,0 +1,1 @@
+"""Reducers that lie or stay silent: how soon a swarm does without them."""

@@ -1,0 +1,61 @@
+"""Whole nodes beside a reducer that lies and does not open its lies: its slice is raw, and it loses its place."""
+
+import pytest
+
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ledger.records import Unanswered
+from atoll.protocols.run.slices import ReduceSpec
+
+CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
+
+
+@pytest.mark.parametrize("lies_about", [1, None])
+def test_a_reducer_that_does_not_open_what_it_lied_about_is_done_without(world, lies_about):
+    async def story() -> None:
+        async with world(14, 4, reduce=CAREFUL) as w:
+            for number in range(4):
+                w.start(number)
+            mute = w.nodes[2]
+            mute.worker.lies, mute.worker.lies_about, mute.worker.opens = True, lies_about, False
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+            for node in w.nodes.values():
+                counted = {m.author for parts in node.worker.sliced.values() for p in parts for m in p.reduced}
+                assert mute.peer not in counted, "nothing of it is in a final set"
+                assert counted, "the others' Reductions are"
+            planned = [n for n in range(14) if mute.peer in w.nodes[0].driver.reducer.ledger.plan(n).reducers]
+            assert planned[:2] == [2, 3]
+            assert len(planned) < 8, "it is passed over, ever longer"
+            events = (w.nodes[0].home / "events.jsonl").read_text()
+            assert "reduction_silent" in events
+            assert "reduction_wrong" not in events, "nothing was proven"
+
+    run_virtual(story())
+
+
+def test_a_member_that_complains_about_everybody_costs_nobody_a_slice(world):
+    async def story() -> None:
+        async with world(10, 4, reduce=CAREFUL) as w:
+            for number in range(4):
+                w.start(number)
+            fool, said = w.nodes[3], set()
+
+            def complain() -> bool:
+                if fool.driver is not None:
+                    for claim in list(fool.driver.reducer.ledger.claims.values()):
+                        if claim.author != fool.peer and claim.entry not in said:
+                            said.add(claim.entry)
+                            body = Unanswered(claim.body.round, claim.entry, claim.body.span.start)
+                            fool.driver.guard.publish(body)
+                return w.all_final()
+
+            await w.until(complain)
+            w.check_agreement()
+            assert len(said) > 12
+            for node in w.nodes.values():
+                reduced = [sum(bool(p.reduced) for p in node.worker.sliced.get(n, ())) for n in range(10)]
+                assert reduced[4:] == [4] * 6
+                assert "reduction_silent" not in (node.home / "events.jsonl").read_text()
+
+    run_virtual(story())
