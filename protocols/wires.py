@@ -32,7 +32,8 @@ CALLS = Wire("calls", newest=2, oldest=2)
 BLOB = Wire("blob", newest=2, oldest=2)
 """Verified chunks of one blob. 2: bitmaps of partial holders, cancel, first chunk at once. 1: never released."""
 FEED = Wire("feed", newest=3, oldest=3)
-"""Format of ledger entries. 3: exclusions, unanswered openings. 2: epochs, in ballots too; 1: neither released."""
+"""Format of ledger entries. 3: exclusions, verdicts, unanswered openings. 2: epochs, in ballots too. Neither 2 nor
+1 was released."""
 REGISTER = Wire("register", newest=1, oldest=1)
 """Format of ephemeral registers. 1: first."""
 PAYLOAD = Wire("payload", newest=1, oldest=1)

@@ -1,16 +1,25 @@
 """Builds the driver and all its parts. This is the only place that knows how they are connected."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.consensus import machine as finality_machine
-from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets, Found
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import Finalizer
-from atoll.node.daemon.coordinator.interfaces import Network, NoReduction, RoundReducer, RunContext, WorkerProcess
+from atoll.node.daemon.coordinator.interfaces import (
+    Network,
+    NoReduction,
+    RoundReducer,
+    RunContext,
+    SlicedSets,
+    WorkerProcess,
+)
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
@@ -27,7 +36,7 @@ from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import config_of
 from atoll.node.daemon.rounds.trials import Trials
-from atoll.protocols.ids import Round
+from atoll.protocols.ids import Digest, Round
 from atoll.protocols.local.worker_messages import VerifyReply
 
 
@@ -64,7 +73,7 @@ def build_driver(
     """Return the driver of one node in one run.
 
     `room`: experts of each layer that this node may train, where members train some only; None: any number.
-    `rng` chooses which Reductions are audited; by default nobody can foresee it.
+    `rng` chooses which Reductions are opened, and what an audit looks at; by default nobody can foresee it.
     """
     common = _build_common(context, net, worker_process, spool)
     contributions = ContributionIndex(context.me, payloads := _build_payloads(common))
@@ -82,16 +91,8 @@ def build_driver(
             on_rows=lambda: finalizer.step(),
             rng=rng or random.SystemRandom(),
         )
-    sets = ContributionSets(
-        context=context,
-        blobs=net,
-        index=contributions,
-        payloads=payloads,
-        slices=reducer,
-        worker=common.worker,
-        guard=common.guard,
-        applied=applied,
-    )
+    auditor = _build_auditor(common, contributions, rng or random.SystemRandom())
+    sets = _build_sets(common, contributions, payloads, reducer, auditor, applied)
     finalizer = Finalizer(**common._asdict(), sets=sets)
     driver = Driver(
         context=context,
@@ -104,7 +105,8 @@ def build_driver(
         sets=sets,
         reducer=reducer,
         finalizer=finalizer,
-        **_build_training(common, contributions, finalizer, reducer, room)._asdict(),
+        **_build_training(common, contributions, finalizer, reducer, auditor, room)._asdict(),
+        on_set=auditor.on_set if auditor else lambda number, names, is_final: None,
         newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
         evaluator=Evaluator(context, common.worker, common.queue.start_task, eval_every),
     )
@@ -131,6 +133,48 @@ def _build_common(context: RunContext, net: Network, worker_process: WorkerProce
     )
 
 
+def _build_auditor(common: _Common, contributions: ContributionIndex, rng: random.Random) -> Auditor | None:
+    audits = common.context.spec.audit
+    if not audits:
+        return None
+    return Auditor(
+        audits=audits,
+        context=common.context,
+        contributions=contributions,
+        blobs=common.net,
+        queue=common.queue,
+        machines=common.machines,
+        worker=common.worker,
+        rng=rng,
+    )
+
+
+def _build_sets(
+    common: _Common,
+    contributions: ContributionIndex,
+    payloads: PayloadFetcher,
+    slices: SlicedSets,
+    auditor: Auditor | None,
+    applied: Callable[[], Round],
+) -> ContributionSets:
+    return ContributionSets(
+        context=common.context,
+        blobs=common.net,
+        index=contributions,
+        payloads=payloads,
+        slices=slices,
+        worker=common.worker,
+        guard=common.guard,
+        applied=applied,
+        weigh=auditor.weigh if auditor else _claimed,
+    )
+
+
+def _claimed(number: Round, found: Found) -> dict[Digest, int]:
+    """The weights that contributions claim: those of a run without audits."""
+    return {entry: record.weight for entry, _, record in found}
+
+
 def _build_payloads(common: _Common) -> PayloadFetcher:
     async def verify(path: Path, record: PayloadRecord) -> None:
         await common.worker.ask(verification_of(path, record), VerifyReply)
@@ -152,6 +196,7 @@ def _build_training(
     contributions: ContributionIndex,
     finalizer: Finalizer,
     reducer: RoundReducer,
+    auditor: Auditor | None,
     room: int | None,
 ) -> _Training:
     context, net = common.context, common.net
@@ -194,6 +239,7 @@ def _build_training(
         assignment=assignment,
         moments=moments,
         leases=leases,
+        verdicts=auditor.verdicts if auditor else lambda: None,
         applied=lambda: finalizer.applied,
     )
     return _Training(assignment, moments, leases, training, removals)

@@ -23,6 +23,7 @@ from atoll.p2p.system.child_processes import die_with_parent
 from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols import codec, errors
 from atoll.protocols.local import worker_messages
+from atoll.protocols.local.time_spent import TimeSpent
 
 A = TypeVar("A")
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Trainer:
     """This and `on_gone` bracket each life of the worker: only between them `ask` works."""
     on_progress: Callable[[worker_messages.TrainProgress], None]
     on_gone: Callable[[], None] = lambda: None
-    on_spent: Callable[[worker_messages.TimeSpent], None] = lambda _: None
+    on_spent: Callable[[TimeSpent], None] = lambda _: None
     """Given the worker's account of time with every reply, before the answer is delivered, and an empty one when
     its process begins."""
     command: tuple[str, ...] = WORKER
@@ -153,7 +154,7 @@ class Trainer:
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
         self._process = process
-        self.on_spent(worker_messages.TimeSpent())
+        self.on_spent(TimeSpent())
         try:
             if self._stopping:
                 return

@@ -56,8 +56,8 @@ class SetUpdate:
         """A new int32 array. Raises DecodeError, Divergence, CorruptFault where a payload is gone."""
         if fresh.slices:
             return plus(theta_N4096, require_slices(self._slices).update(fresh.slices, len(theta_N4096)))
-        # A rule breaks ties by the order: it must be the same on every node.
-        members = sorted(fresh.members, key=attrgetter("entry"))
+        # A rule breaks ties by the order: it must be the same on every node. Who has no weight moves nothing.
+        members = sorted((member for member in fresh.members if member.weight), key=attrgetter("entry"))
         return self._codec.apply_update(
             theta_N4096,
             [member.weight for member in members],

@@ -85,14 +85,22 @@ class Learner:
     def evaluate(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64], size_bytes: int) -> ValidationLoss:
         """Loss of the view on windows `[W, T + 1]`; what is trained is as it was afterwards."""
         with self.weights.replaced_by(view_C4096):
-            loss = self._parts_loss if self._ranks is not None and self._ranks.shard else loss_of
-            return evaluate(self._replica.module, loss, windows_WT1, size_bytes)
+            return self._evaluated(windows_WT1, size_bytes)
+
+    def window_losses(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64]) -> list[float]:
+        """Loss of the view on each of these windows `[W, T + 1]`; what is trained is as it was afterwards."""
+        with self.weights.replaced_by(view_C4096):
+            return [self._evaluated(window_T1[None]).val_loss for window_T1 in windows_WT1]
 
     def moments(self) -> tuple[dict[str, Tensor], WriteParts | None]:
         """Adam's state for a save: tensors, and what writes those of which the devices have parts."""
         if self._ranks is None:
             return self.inner.state(), None
         return self._ranks.moments(self._replica)
+
+    def _evaluated(self, windows_WT1: NDArray[np.int64], size_bytes: int = 0) -> ValidationLoss:
+        loss = self._parts_loss if self._ranks is not None and self._ranks.shard else loss_of
+        return evaluate(self._replica.module, loss, windows_WT1, size_bytes)
 
     def _parts_loss(self, _: nn.Module, window_BT1: Tensor) -> Tensor:
         assert self._ranks is not None

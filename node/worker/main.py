@@ -169,7 +169,7 @@ def doing(ask: worker_messages.Ask) -> Doing:
             return "start"
         case worker_messages.TrainRequest():
             return "steps"
-        case worker_messages.EvaluateRequest():
+        case worker_messages.EvaluateRequest() | worker_messages.AuditRequest():
             return "evaluate"
         case worker_messages.SaveRequest() | worker_messages.SnapshotRequest():
             return "checkpoint"

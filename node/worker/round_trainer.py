@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
+from atoll.node.learning.data.dataset import Dataset, WindowPlace, assigned, windows
 from atoll.node.learning.inner.loop import run_steps
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
@@ -18,7 +18,7 @@ from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.ids import Digest, Round
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import MAX_WEIGHT
 from atoll.protocols.ledger.rows import RowTree
 from atoll.protocols.local.worker_messages import Pending, TrainProgress, TrainReply, TrainRequest
@@ -62,6 +62,8 @@ class RoundTrainer:
     """Trains one round at a time. Reads the view of `fold`; changes the local weights and the error feedback."""
 
     spec: RunSpec
+    peer: PeerId
+    """PeerID of this node."""
     data: Dataset
     learner: Learner
     fold: Fold
@@ -130,6 +132,8 @@ class RoundTrainer:
     def _inner_steps(self, ask: TrainRequest) -> Iterator[float]:
         first = self.spec.steps_before(ask.round)
         place = WindowPlace(self.spec.seed, first, ask.slot, ask.slots, self.spec.inner.batch)
+        if self.spec.audit:
+            place = assigned(self.spec.seed, ask.round, self.peer, self.spec.inner.batch)
         return run_steps(self.learner.step, partial(self._batch, place), first, ask.steps)
 
     def _batch(self, place: WindowPlace, step: int) -> NDArray[np.int64]:

@@ -25,6 +25,7 @@ from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.async_save import AsyncSave, WorkerState
+from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of, require_slices
@@ -98,6 +99,7 @@ class Session:
         self._feedback = ErrorFeedback(spec, home / "spool", encoder)
         self._rounds = RoundTrainer(
             spec=spec,
+            peer=start.peer,
             data=self._data,
             learner=self._learner,
             fold=self._fold,
@@ -154,6 +156,9 @@ class Session:
                 return worker_messages.InheritReply(self._learner.inherit(expert, bytes(map_payload(path))))
             case worker_messages.EvaluateRequest():
                 return self._evaluate()
+            case worker_messages.AuditRequest():
+                with self._spent.within("evaluate"):
+                    return audit(ask, self._spec, self._data, self._learner.window_losses, self._fold.view_C4096)
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 
     def prepare(self, ask: worker_messages.FoldAsk) -> Callable[[], worker_messages.Answer]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from atoll.protocols.local.worker_messages import TimeSpent
+from atoll.protocols.local.time_spent import TimeSpent
 
 Doing = Literal["start", "steps", "encode", "fold", "checkpoint", "evaluate", "recompute", "wait"]
 

@@ -1,5 +1,7 @@
 """Rules that decide which ledger entries count in a run. Every node ignores all others."""
 
+from msgspec import UNSET
+
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ledger import records
 from atoll.protocols.ledger.ownership import splits
@@ -10,7 +12,8 @@ from atoll.protocols.run.run_spec import RunSpec
 def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
     """Return whether an entry counts in this run.
 
-    A run that may reduce rounds needs the root of each payload's rows, so only sliced contributions count there.
+    A run that may reduce rounds needs the root of each payload's rows, so only sliced contributions count there;
+    a run with audits needs verdicts, so only audited ones do.
     Other runs cannot fold a set that holds a Reduction. A bitmap of experts must name experts of the run.
     Only the run's owner excludes members, and never itself.
     """
@@ -18,7 +21,9 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
         case records.PartContribution(experts=experts):
             return _is_bitmap(experts, splits(spec))
         case records.Contribution():
-            return isinstance(entry.body, records.SlicedContribution) == (spec.reduce is not None)
+            is_audited = isinstance(entry.body, records.AuditedContribution)
+            is_sliced = isinstance(entry.body, records.SlicedContribution)
+            return (is_sliced, is_audited) == (spec.reduce is not None, spec.audit is not UNSET)
         case records.Reduction() | records.ReductionFault() | records.Unanswered():
             return spec.reduce is not None
         case records.Exclude(peer=peer):

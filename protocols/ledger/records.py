@@ -36,6 +36,10 @@ MAX_REASON = 100
 """Longest reason of an exclusion, in characters."""
 MAX_WEIGHT = 255
 """Largest weight of a contribution, in 64ths of the round's nominal tokens."""
+MAX_EXCESS = 96
+"""Largest excess of a verdict, in 16ths of a standard deviation."""
+MAX_VERDICTS = 4
+"""Most verdicts in a contribution: a node audits one contribution a round, and may be late with some."""
 ENTRY_MAX_BYTES = codec.MESSAGE_MAX_BYTES
 _DOMAIN = "feed/3"
 
@@ -70,6 +74,22 @@ class SlicedContribution(Contribution, frozen=True, array_like=True, tag="sliced
 
     rows: Digest
     """Merkle root over the payload's rows (protocols/ledger/rows.py)."""
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What its author found in the audit of another's contribution. One machine's statement, not a proof."""
+
+    contribution: Digest
+    """Entry id of the contribution that was audited."""
+    excess: Annotated[int, Meta(ge=-MAX_EXCESS, le=MAX_EXCESS)]
+    """How much more it improved the windows assigned to it than random ones, in 16ths of the standard deviation
+    that this has for work on other windows."""
+
+
+class AuditedContribution(Contribution, frozen=True, array_like=True, tag="audited", forbid_unknown_fields=True):
+    """A Contribution with its author's verdicts on earlier ones; written in runs with audits."""
+
+    verdicts: Annotated[tuple[Verdict, ...], Meta(max_length=MAX_VERDICTS)]
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", forbid_unknown_fields=True):
@@ -239,6 +259,7 @@ Body: TypeAlias = (
     Contribution
     | PartContribution
     | SlicedContribution
+    | AuditedContribution
     | FinalityBody
     | EpochBody
     | Admit

@@ -19,6 +19,7 @@ tags on the wire; the classes are named StartRequest, StartReply and so on.
     snapshot()                       ->      snapshotted(path)    Θ_final as a safetensors file
     inherit(expert, path)            ->      inherited()          optimizer moments from the previous holder
     evaluate()                       ->      evaluated(val_bpb)
+    audit(round, contributions)      ->      audited(excess)      is a contribution work on its own windows?
     report()                         ->      reported()
     stop()                           ->      stopped()
 
@@ -31,6 +32,7 @@ from typing import TypeAlias
 import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.local.time_spent import TimeSpent
 from atoll.protocols.run.arena import Span
 
 FRAME_MAX_BYTES = 4 * 1024 * 1024
@@ -240,6 +242,18 @@ class EvaluateRequest(msgspec.Struct, frozen=True, array_like=True, tag="evaluat
     """Compute the validation loss of the current view."""
 
 
+class AuditRequest(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
+    """Find how much more a contribution improves the windows assigned to it than random ones do."""
+
+    round: Round
+    """Round of the contributions."""
+    steps: int
+    """Inner steps that the audited author says it took."""
+    audited: Member
+    others: tuple[Member, ...]
+    """Some of the others of the round's set, at least one: what all of them improve is left out."""
+
+
 class ReportRequest(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """Return nothing but the time account, which every reply carries."""
 
@@ -250,7 +264,7 @@ class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 
 FoldAsk: TypeAlias = VerifyRequest | FoldRequest | CheckRequest | FinalizeRequest
 """Requests that need the fold; the worker may serve them beside the inner steps."""
-RoundAsk: TypeAlias = TrainRequest | SaveRequest | EvaluateRequest
+RoundAsk: TypeAlias = TrainRequest | SaveRequest | EvaluateRequest | AuditRequest
 ReductionAsk: TypeAlias = ReduceRequest | OpenRequest | JudgeRequest
 StateAsk: TypeAlias = StartRequest | AdoptRequest | SnapshotRequest | InheritRequest | ReportRequest | StopRequest
 Ask: TypeAlias = FoldAsk | RoundAsk | ReductionAsk | StateAsk
@@ -420,6 +434,15 @@ class EvaluateReply(msgspec.Struct, frozen=True, array_like=True, tag="evaluated
     """Seconds that the evaluation took."""
 
 
+class AuditReply(msgspec.Struct, frozen=True, array_like=True, tag="audited"):
+    """What an audit found."""
+
+    excess: int
+    """See `Verdict` (protocols/ledger/records.py)."""
+    took_s: float
+    """Seconds that it took."""
+
+
 class InheritReply(msgspec.Struct, frozen=True, array_like=True, tag="inherited"):
     """Whether the moments were taken over."""
 
@@ -446,7 +469,7 @@ class FailureReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 FoldAnswer: TypeAlias = VerifyReply | FoldReply | CheckReply | FinalizeReply
-RoundAnswer: TypeAlias = TrainReply | SaveReply | EvaluateReply
+RoundAnswer: TypeAlias = TrainReply | SaveReply | EvaluateReply | AuditReply
 ReductionAnswer: TypeAlias = ReduceReply | OpenReply | JudgeReply
 StateAnswer: TypeAlias = StartReply | AdoptReply | SnapshotReply | InheritReply | ReportReply | StopReply
 Answer: TypeAlias = FoldAnswer | RoundAnswer | ReductionAnswer | StateAnswer | FailureReply
@@ -458,35 +481,6 @@ class RequestEnvelope(msgspec.Struct, frozen=True, array_like=True):
     id: int
     """Number of the request, which its answer repeats."""
     ask: Ask
-
-
-class TimeSpent(msgspec.Struct, frozen=True, array_like=True):
-    """Nanoseconds of the worker's life by activity. All fields but the last add up to its age."""
-
-    start_ns: int = 0
-    """Loading program, model, data and checkpoint."""
-    steps_ns: int = 0
-    """Time in inner steps."""
-    encode_ns: int = 0
-    """Encoding contributions."""
-    fold_ns: int = 0
-    """Serving fold, check, verify, finalize and adopt requests."""
-    checkpoint_ns: int = 0
-    """Saving generations and snapshots, without the time a background thread waits for the disk."""
-    evaluate_ns: int = 0
-    """Evaluating the view."""
-    recompute_ns: int = 0
-    """Inner steps that were thrown away."""
-    wait_ns: int = 0
-    """Idle: no request to serve."""
-    unsaved_ns: int = 0
-    """The part of `steps_ns` whose result is not saved yet."""
-
-    @property
-    def age_ns(self) -> int:
-        """Nanoseconds since the account was opened."""
-        entries_ns: tuple[int, ...] = msgspec.structs.astuple(self)
-        return sum(entries_ns) - self.unsaved_ns
 
 
 class ReplyEnvelope(msgspec.Struct, frozen=True, array_like=True):

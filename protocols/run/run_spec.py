@@ -14,6 +14,7 @@ from atoll.protocols.errors import ConfigError, DecodeError, check_range
 from atoll.protocols.identity import Identity, Signature, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, Link, PeerId, RunId, digest, public_key_of
 from atoll.protocols.run.admission import AdmissionSpec
+from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, file_count
@@ -21,12 +22,14 @@ from atoll.protocols.run.payload import check_codec
 from atoll.protocols.run.serving import ServingSpec
 from atoll.protocols.run.slices import ReduceSpec
 
-SPEC_VERSION = 5
+SPEC_VERSION = 6
+UNAUDITED_VERSION = 5
+"""Older version that is still read, for runs without `audit`, which it did not have."""
 MEAN_VERSION = 4
 """Older version that is still read, for runs without `outer.aggregate`, which it did not have."""
 WHOLE_VERSION = 3
 """Older version that is still read for runs with one fragment: it cuts several fragments differently."""
-_VERSIONS = (WHOLE_VERSION, MEAN_VERSION, SPEC_VERSION)
+_VERSIONS = (WHOLE_VERSION, MEAN_VERSION, UNAUDITED_VERSION, SPEC_VERSION)
 _DOMAIN = "run/1"
 _UNREDUCED = "set reduce to null: then every node gets every payload"
 TOKENIZER_MAX_BYTES = 32 << 20
@@ -191,6 +194,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Imported initial weights; unset: Θ₀ is drawn from the seed (node/learning/model/genesis.py)."""
     serving: ServingSpec | msgspec.UnsetType = msgspec.UNSET
     """Use of the trained model (docs/huggingface.md); unset: not specified."""
+    audit: AuditSpec | msgspec.UnsetType = msgspec.UNSET
+    """Audits of contributions (docs/audits.md); unset: weights are what contributions claim."""
 
     @property
     def given(self) -> tuple[Digest, ...]:
@@ -218,8 +223,10 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
-        if self.version != SPEC_VERSION and self.outer.aggregate is not msgspec.UNSET:
+        if self.version < UNAUDITED_VERSION and self.outer.aggregate is not msgspec.UNSET:
             raise ConfigError(f"version {self.version} has no outer.aggregate", hint="make the run again")
+        if self.version < SPEC_VERSION and self.audit is not msgspec.UNSET:
+            raise ConfigError(f"version {self.version} has no audit", hint="make the run again")
         if self.version == WHOLE_VERSION and self.outer.fragments > 1:
             raise ConfigError(
                 f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
@@ -235,6 +242,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.serving:
             self.serving.check(self.model.vocab)
         _check_reduce(self)
+        _check_audit(self)
 
 
 class SignedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -307,6 +315,18 @@ def _check_reduce(spec: RunSpec) -> None:
             "reduce and outer.aggregate cannot go together: a rule judges whole payloads, a reducer has slices",
             hint=_UNREDUCED,
         )
+
+
+def _check_audit(spec: RunSpec) -> None:
+    if spec.audit is msgspec.UNSET:
+        return
+    if spec.reduce is not None:
+        raise ConfigError(
+            "reduce and audit cannot go together: a reducer adds up weights before verdicts are final",
+            hint=_UNREDUCED,
+        )
+    if spec.outer.holders or spec.outer.fragments != 1:
+        raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
 
 
 def _check_given(spec: RunSpec) -> None:

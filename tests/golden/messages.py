@@ -29,6 +29,7 @@ from atoll.protocols.local import rank_messages as ranks
 from atoll.protocols.local import worker_messages as worker
 from atoll.protocols.run import admission, invite
 from atoll.protocols.run.arena import Span
+from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch
 from atoll.protocols.run.run_spec import (
@@ -74,7 +75,7 @@ def _model(**changes: Any) -> ModelSpec:
 
 def _run(**changes: Any) -> RunSpec:
     plain = RunSpec(
-        version=5, name="golden", owner=ME.peer_id, seed=7, model=_model(),
+        version=6, name="golden", owner=ME.peer_id, seed=7, model=_model(),
         data=DataSpec(source="builtin:shakespeare", tokenizer="bytes", digest=b""),
         inner=InnerSpec(
             lr=2e-3, lr_min=0.1, warmup_steps=10, total_steps=600, beta1=0.9, beta2=0.95, eps=1e-8,
@@ -117,6 +118,8 @@ MIXTURE = _run(
     ),
 )  # fmt: skip
 
+AUDITED = _run(audit=AuditSpec(windows=32, lag=3, memory=24))
+
 BALLOT = records.Ballot(3, ME.peer_id)
 IN_EPOCH = records.Ballot(3, ME.peer_id, A)
 WORK = records.Contribution(ROUND, A, B, 15, 122880, 64, 2.5)
@@ -125,6 +128,9 @@ BODIES: tuple[records.Body, ...] = (
     WORK,
     records.PartContribution(ROUND, A, B, 15, 122880, 64, 2.5, experts=b"\x06"),
     records.SlicedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
+    records.AuditedContribution(
+        ROUND, A, B, 15, 122880, 64, 2.5, verdicts=(records.Verdict(A, 40), records.Verdict(B, -96))
+    ),
     records.Ack(ROUND, A, B),
     records.Proposal(ROUND, BALLOT, (A, B), A),
     records.Vote(ROUND, IN_EPOCH, A),
@@ -174,7 +180,7 @@ def _registers() -> Iterator[tuple[str, Case]]:
 
 
 def _runs() -> Iterator[tuple[str, Case]]:
-    for name, spec in {"plain": _run(), "dense": DENSE, "mixture": MIXTURE}.items():
+    for name, spec in {"plain": _run(), "dense": DENSE, "mixture": MIXTURE, "audited": AUDITED}.items():
         spec.check()
         yield f"RunSpec: {name}", Case(spec, RunSpec)
     yield "SignedRun", Case(codec.decode(sign_run(_run(), ME), SignedRun), SignedRun)
@@ -244,6 +250,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.SnapshotRequest("/snapshot"),
     worker.InheritRequest(3, "/moments"),
     worker.EvaluateRequest(),
+    worker.AuditRequest(ROUND, 15, MEMBER, (MEMBER,)),
     worker.ReportRequest(),
     worker.StopRequest(),
 )
@@ -262,6 +269,7 @@ WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress, ...] = (
     worker.AdoptReply(ROUND, A),
     worker.SnapshotReply(ROUND, A, "/snapshot", 4000),
     worker.EvaluateReply(A, 1.75, 2.5, 0.5),
+    worker.AuditReply(40, 0.5),
     worker.InheritReply(True),
     worker.ReportReply(),
     worker.StopReply(),

@@ -1,10 +1,10 @@
 """The contributions that the ledger knows, and the worker's requests about sets of them."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -13,12 +13,14 @@ from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher, pause_
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger import records
 from atoll.protocols.ledger.coverage import cover_of, size_of
-from atoll.protocols.ledger.records import Contribution, PartContribution, SlicedContribution, experts_of
 from atoll.protocols.local.worker_messages import Counted, Member, Pending
 from atoll.protocols.run.arena import Span
 
 A = TypeVar("A")
+Found: TypeAlias = Sequence[tuple[Digest, PeerId, records.Contribution]]
+"""Entry id, author and record of contributions."""
 
 
 @dataclass(slots=True)
@@ -27,10 +29,10 @@ class ContributionIndex:
 
     me: PeerId
     fetcher: PayloadFetcher
-    _found: dict[Digest, tuple[PeerId, Contribution]] = field(default_factory=dict)
+    _found: dict[Digest, tuple[PeerId, records.Contribution]] = field(default_factory=dict)
     _own_rounds: dict[int, Digest] = field(default_factory=dict)
 
-    def add(self, entry: Digest, author: PeerId, record: Contribution) -> None:
+    def add(self, entry: Digest, author: PeerId, record: records.Contribution) -> None:
         """Add a contribution. The own worker made the own payloads, so they are not verified."""
         self._found[entry] = (author, record)
         if author == self.me:
@@ -59,7 +61,7 @@ class ContributionIndex:
         """Return the rounds above this one that this node contributed to, rising."""
         return tuple(Round(number) for number in sorted(self._own_rounds) if number > above)
 
-    def find(self, entries: Iterable[Digest]) -> list[tuple[Digest, PeerId, Contribution]]:
+    def find(self, entries: Iterable[Digest]) -> list[tuple[Digest, PeerId, records.Contribution]]:
         """Return entry id, author and record of the known ones; Reductions and unknown entries are left out."""
         return [(entry, *self._found[entry]) for entry in entries if entry in self._found]
 
@@ -105,6 +107,8 @@ class ContributionSets:
     guard: FaultGuard
     applied: Callable[[], Round]
     """Returns the newest round in the worker's Θ_final."""
+    weigh: Callable[[Round, Found], Mapping[Digest, int]]
+    """Returns the weight of each contribution of a set."""
     _counted: dict[int, tuple[Counted, ...]] = field(default_factory=dict)
     _asked: dict[int, tuple[Digest, ...]] = field(default_factory=dict)
     """The newest set of each round that the worker was asked about, until the round is final."""
@@ -174,8 +178,9 @@ class ContributionSets:
         self._asked[number] = names
         while True:
             if all(self.blobs.has_blob(record.payload) for _, _, record in found):
+                weights = self.weigh(number, found)
                 members = tuple(
-                    member_of(entry, author, record, self.blobs.blob_path(record.payload))
+                    member_of(entry, author, weights[entry], record, self.blobs.blob_path(record.payload))
                     for entry, author, record in found
                 )
                 try:
@@ -189,26 +194,27 @@ class ContributionSets:
                 await self.payloads.restore(record, author)
             self.worker.check_life(life)
 
-    def _rows_of(self, record: Contribution) -> tuple[Span, ...]:
+    def _rows_of(self, record: records.Contribution) -> tuple[Span, ...]:
         """Return all rows of a payload, as one span."""
-        return (Span(0, size_of(cover_of(self.context.spec, record.round, experts_of(record)))),)
+        return (Span(0, size_of(cover_of(self.context.spec, record.round, records.experts_of(record)))),)
 
 
-def member_of(entry: Digest, author: PeerId, record: Contribution, path: Path) -> Member:
+def member_of(entry: Digest, author: PeerId, weight: int, record: records.Contribution, path: Path) -> Member:
     """Return a contribution as the worker's fold reads it, with its payload at `path`."""
     return Member(
         entry=entry,
         author=author,
-        weight=record.weight,
+        weight=weight,
         payload=record.payload,
         path=str(path),
-        experts=experts_of(record),
+        experts=records.experts_of(record),
     )
 
 
-def contribution_of(pending: Pending) -> Contribution:
-    """Return the record that announces a payload of this node's worker. No run both reduces and shares experts."""
-    common = Contribution(
+def contribution_of(pending: Pending, verdicts: tuple[records.Verdict, ...] | None = None) -> records.Contribution:
+    """Return the record that announces a payload of this node's worker; `verdicts`: None without audits."""
+    # No run has two of these: reduced rounds, shared experts, audits.
+    common = records.Contribution(
         round=pending.round,
         base=pending.base,
         payload=pending.payload,
@@ -218,9 +224,11 @@ def contribution_of(pending: Pending) -> Contribution:
         loss=pending.loss,
     )
     fields = msgspec.structs.asdict(common)
+    if verdicts is not None:
+        return records.AuditedContribution(**fields, verdicts=verdicts)
     if pending.experts:
-        return PartContribution(**fields, experts=pending.experts)
-    return SlicedContribution(**fields, rows=Digest(pending.rows)) if pending.rows else common
+        return records.PartContribution(**fields, experts=pending.experts)
+    return records.SlicedContribution(**fields, rows=Digest(pending.rows)) if pending.rows else common
 
 
 def _joined(*sets: tuple[Digest, ...]) -> tuple[Digest, ...]:

@@ -69,6 +69,8 @@ class Driver:
     leases: MemberLeases
     training: LocalTraining
     evaluator: Evaluator
+    on_set: Callable[[Round, tuple[Digest, ...], bool], None]
+    """The view has this set of a round, or (True) it is final: weights may follow from it."""
     newcomers: NewcomerWatch
     removals: Removals
     on_other_chain: Callable[[Round], None] = lambda first: None
@@ -318,6 +320,7 @@ class Driver:
             case finality_types.FinalizeRound():
                 self.newcomers.on_final(action.contributions)
                 self.reducer.set_final(action.round, action.contributions)
+                self.on_set(action.round, action.contributions, True)
                 self.finalizer.add(action)
             case finality_types.EnterEpoch(_, first, voters):
                 self.newcomers.on_epoch(voters)
@@ -364,5 +367,6 @@ class Driver:
         moved = self.net.bytes_moved()
         self.context.log.closed(action.round, action.set_digest, action.state, authors, moved)
         self.guard.publish(Ack(action.round, action.set_digest, action.state))
+        self.on_set(action.round, action.members, False)
         self.machines.feed_finality(finality_types.RoundClosed(action.round, action.members))
         self.evaluator.on_closed(action.round, action.state)

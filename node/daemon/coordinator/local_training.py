@@ -16,6 +16,7 @@ from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
 from atoll.protocols.errors import DiskFault, Superseded
 from atoll.protocols.ids import Round
+from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.local import worker_messages
 from atoll.protocols.run.moments import files_for
 
@@ -33,6 +34,8 @@ class LocalTraining:
     assignment: ExpertAssignment
     moments: MomentTransfer
     leases: MemberLeases
+    verdicts: Callable[[], tuple[Verdict, ...] | None]
+    """Returns the verdicts for the next contribution; None in a run without audits."""
     applied: Callable[[], Round]
     """Returns the newest round in the worker's Θ_final."""
     progress: worker_messages.TrainProgress | None = None
@@ -78,7 +81,7 @@ class LocalTraining:
         if blob != pending.payload:  # the disk changed it; the round's final set will be without it
             self.context.log.event("payload_damaged", round=pending.round, path=pending.path)
             return
-        record = contribution_of(pending)
+        record = contribution_of(pending, self.verdicts())
         entry = self.guard.publish(record)
         if entry is not None:  # its echo may come after the next look
             self.contributions.add(entry.id, self.context.me, record)

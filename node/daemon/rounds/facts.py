@@ -51,6 +51,8 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             return _training_saved(state, event)
         case round_types.FoldDone(number, digest):
             return _fold_done(state, number, digest), []
+        case round_types.Reweighed(number):
+            return _reweighed(state, number), []
         case round_types.RoundFinal(number):
             # Payloads of the rounds that only now come into the open window were not fetched before.
             fetched_to = state.final + state.config.max_open_rounds
@@ -195,6 +197,14 @@ def _fold_done(state: RoundState, number: int, digest: Digest) -> RoundState:
     folding = {at: names for at, names in state.folding.items() if at != number}
     folded = {**state.folded, number: state.folding[number]} if number > state.final else state.folded
     return replace(state, folding=folding, folded=folded, view=digest)
+
+
+def _reweighed(state: RoundState, number: int) -> RoundState:
+    """The state as if the round, closed or not, had never been folded; a fold that is under way counts as none."""
+    folded = {at: names for at, names in state.folded.items() if at != number}
+    acked = {at: names for at, names in state.acked.items() if at != number}
+    folding = {**state.folding, number: ()} if number in state.folding else state.folding
+    return replace(state, folded=folded, acked=acked, folding=folding)
 
 
 def _finalized(state: RoundState, number: int) -> RoundState:

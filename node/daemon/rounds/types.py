@@ -155,6 +155,14 @@ class RoundTick:
 
 
 @dataclass(frozen=True, slots=True)
+class Reweighed:
+    """Contributions to an open round have other weights than it was folded with: it is folded again."""
+
+    round: Round
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """The user pauses: the round at hand is finished, no other is started, rounds of others are still folded."""
 
@@ -189,6 +197,7 @@ Event: TypeAlias = (
     | TrainingDone
     | TrainingSaved
     | FoldDone
+    | Reweighed
     | RoundFinal
     | RoundTick
     | Pause

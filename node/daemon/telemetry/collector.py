@@ -12,7 +12,7 @@ from atoll.node.daemon.rounds.state import RESTING, Phase, RoundState
 from atoll.node.daemon.telemetry.goodput import GoodputAccount, IdleReason
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.local.control_messages import Goodput
-from atoll.protocols.local.worker_messages import TimeSpent
+from atoll.protocols.local.time_spent import TimeSpent
 
 SAMPLE_S = 0.25
 REST_S = 1.0

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import astuple
 
 from atoll.protocols.local.control_messages import Goodput, TimeShares
-from atoll.protocols.local.worker_messages import TimeSpent
+from atoll.protocols.local.time_spent import TimeSpent
 
 WINDOW_S = 600.0
 SLICE_S = 10.0

@@ -3,7 +3,8 @@
 All windows of the text have one shuffled order, keyed by the run's seed. Each step of all members together takes
 the next `slots × batch` places of that order, cyclically. So members never read a window twice within one pass,
 and while the number of members is constant, all windows are read before any is read again. The choice is a pure
-function of (seed, step, slot): it can be resumed anywhere.
+function of (seed, step, slot): it can be resumed anywhere. In a run with audits a member's place in that order is
+drawn for each round instead, from its PeerID.
 """
 
 from pathlib import Path
@@ -21,6 +22,7 @@ from atoll.protocols.ids import Digest, digest
 from atoll.protocols.run.run_spec import DataSpec
 
 MIN_WINDOWS = 8
+_ASSIGNED = b"atoll assigned/1"
 _ROUNDS = 6
 
 
@@ -117,6 +119,15 @@ class WindowPlace(msgspec.Struct, frozen=True):
     slot: int
     slots: int
     batch: int
+
+
+def assigned(seed: int, number: int, author: str, batch: int) -> WindowPlace:
+    """The place of a member in round `number` of a run with audits: drawn, so that anybody knows its windows.
+
+    Nobody chooses it, and nobody shares it: work that was copied is work on somebody else's windows.
+    """
+    drawn = digest(_ASSIGNED, seed.to_bytes(8, "little"), number.to_bytes(4, "little"), author.encode())
+    return WindowPlace(seed, int.from_bytes(drawn[:5], "little"), 0, 1, batch)
 
 
 def windows(place: WindowPlace, step: int, num_windows: int) -> NDArray[np.int64]:

@@ -35,9 +35,15 @@ def test_set_reaches_every_depth(atoll):
     assert (spec["outer"]["rounds"], spec["outer"]["stages"], spec["inner"]["lr"]) == (7, [[0, 3]], 0.001)
 
 
+def test_set_turns_audits_on(atoll):
+    spec = made(atoll, "t", "--set", "audit={}", "--set", "reduce=null", "--set", "audit.windows=32")["spec"]
+    assert spec["audit"] == {"windows": 32, "lag": 2, "memory": 32}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ("audit={}", "reduce and audit cannot go together"),
         ("outer.roundz=3", "unknown key outer.roundz; did you mean rounds?"),
         ("outr.rounds=3", "there is no outr.rounds"),
         ("outer.rounds=0", "Expected int >= 1 (key outer.rounds)"),

@@ -16,6 +16,7 @@ from atoll.protocols.ledger.records import (
     MAX_REASON,
     MAX_SET,
     Ack,
+    AuditedContribution,
     Ballot,
     Contribution,
     Entry,
@@ -31,6 +32,7 @@ from atoll.protocols.ledger.records import (
     ReductionFault,
     SlicedContribution,
     Unanswered,
+    Verdict,
     Vote,
     decode_entry,
     encode_entry,
@@ -50,13 +52,14 @@ BALLOT = Ballot(3, AUTHOR.peer_id)
 WORK = Contribution(round=4, base=A, payload=B, steps=5, tokens=4096, weight=64, loss=2.5)
 SLICED = SlicedContribution(4, A, B, 5, 4096, 64, 2.5, rows=A)
 PART = PartContribution(4, A, B, 5, 4096, 64, 2.5, experts=b"\x06")
+AUDITED = AuditedContribution(4, A, B, 5, 4096, 64, 2.5, verdicts=(Verdict(A, 96), Verdict(B, -96)))
 REDUCED = Reduction(4, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=b"")
 BODIES = [
     WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
     Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
     Epoch(9, b"", (AUTHOR.peer_id,)), Epoch(9, A, tuple(sorted((AUTHOR.peer_id, OTHER.peer_id)))),
     Follow(9, b""), Follow(9, A), Vote(4, Ballot(3, AUTHOR.peer_id, A), A),
-    SLICED, PART, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B), Unanswered(4, A, 7),
+    SLICED, PART, AUDITED, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B), Unanswered(4, A, 7),
     Exclude(9, OTHER.peer_id, ""), Exclude(9, OTHER.peer_id, "r" * MAX_REASON),
 ]  # fmt: skip
 
@@ -140,6 +143,8 @@ def test_the_name_does_not_depend_on_the_signature():
         Vote(1, Ballot(0, AUTHOR.peer_id, b"a"), A),
         Exclude(-1, OTHER.peer_id, ""), Exclude(1, "somebody", ""), Exclude(1, OTHER.peer_id, "\n"),
         Exclude(1, OTHER.peer_id, "r" * (MAX_REASON + 1)),
+        replace(AUDITED, verdicts=(Verdict(A, 97),)), replace(AUDITED, verdicts=(Verdict(A, -97),)),
+        replace(AUDITED, verdicts=(Verdict(b"", 1),)), replace(AUDITED, verdicts=(Verdict(A, 1),) * 5),
         replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),
         Unanswered(-1, A, 7), Unanswered(4, b"", 7), Unanswered(4, A, -1), Unanswered(4, A, 1 << 32),
         *(replace(REDUCED, **{key: value}) for key, values in {

@@ -12,6 +12,7 @@ from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, Signatur
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.admission import AdmissionSpec
+from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
 from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
 from atoll.protocols.run.serving import SamplingSpec, ServingSpec, TokensSpec
@@ -112,8 +113,8 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
 
 
 def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 6"):
-        open_run(sign_run(changed("version", 6), owner))
+    with pytest.raises(DecodeError, match="version 7"):
+        open_run(sign_run(changed("version", 7), owner))
 
 
 def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherwise_now(changed, owner):
@@ -146,6 +147,28 @@ def test_a_rule_judges_whole_contributions_and_needs_a_floor(changed):
         msgspec.structs.replace(judged, outer=msgspec.structs.replace(judged.outer, floor_256=0)).check()
 
 
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_run_of_an_older_version_has_no_audits(spec, owner, version):
+    audited = msgspec.structs.replace(spec, version=SPEC_VERSION, audit=AuditSpec())
+    assert open_run(sign_run(audited, owner)).audit == AuditSpec()
+    body = codec.encode(msgspec.structs.replace(audited, version=version))
+    with pytest.raises(DecodeError, match=f"version {version} has no audit"):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+def test_audits_are_of_whole_contributions_with_their_own_weights(changed, spec):
+    audited = msgspec.structs.replace(spec, version=SPEC_VERSION, audit=AuditSpec())
+    with pytest.raises(ConfigError, match="cannot go together") as caught:
+        msgspec.structs.replace(audited, reduce=ReduceSpec()).check()
+    assert "set reduce to null" in caught.value.hint
+    with pytest.raises(ConfigError, match="audit needs contributions to the whole model"):
+        msgspec.structs.replace(audited, outer=changed("outer.fragments", 2).outer).check()
+    model = msgspec.structs.replace(spec.model, experts=ExpertsSpec(count=8, per_token=2, ffn=50))
+    shared = msgspec.structs.replace(audited, outer=changed("outer.holders", 1).outer, model=model)
+    with pytest.raises(ConfigError, match="audit needs contributions to the whole model"):
+        shared.check()
+
+
 @pytest.mark.parametrize("key", ["outer.liars_256", "outer.most_256"])
 def test_what_a_rule_is_told_needs_a_rule(changed, key):
     with pytest.raises(ConfigError, match=r"for runs with outer\.aggregate"):
@@ -155,7 +178,7 @@ def test_what_a_rule_is_told_needs_a_rule(changed, key):
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
     body = codec.encode({"version": version, "name": "old"})
-    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3, 4 and 5"):
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3, 4, 5 and 6"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 

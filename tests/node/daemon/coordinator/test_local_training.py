@@ -79,6 +79,7 @@ class Rig:
             assignment=SimpleNamespace(experts=b"", trained=None, assign=lambda members: b""),
             moments=SimpleNamespace(on_assigned=lambda before, now: None, offer=lambda released: None),
             leases=SimpleNamespace(members={}),
+            verdicts=lambda: None,
             applied=lambda: Round(-1),
         )
 

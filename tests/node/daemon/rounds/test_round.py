@@ -28,6 +28,7 @@ from atoll.node.daemon.rounds.types import (
     ReductionPlanned,
     ResolveSet,
     Resume,
+    Reweighed,
     RoundFinal,
     RoundTick,
     SetResolved,
@@ -303,6 +304,23 @@ def test_a_late_contribution_is_folded_and_acknowledged_at_the_next_close():
     node.train(1).fold()
     acked = [action.round for action in node.log if isinstance(action, PublishAck)]
     assert acked == [0, 0, 1]
+
+
+def test_a_round_whose_weights_change_is_folded_and_acknowledged_again():
+    node = Node().ready().train(0).fold()
+    node.feed(Reweighed(Round(0), node.now))
+    assert not node.find(FoldRound), "not while it trains"
+    node.train(1)
+    assert {action.round for action in node.find(FoldRound)} == {0, 1}
+    node.feed(Reweighed(Round(1), node.now))
+    node.fold()
+    folds = [action.round for action in node.log if isinstance(action, FoldRound)]
+    assert folds == [0, 0, 1, 1], "the fold that was under way had the older weights"
+    acked = [action.round for action in node.log if isinstance(action, PublishAck)]
+    assert acked == [0, 0, 1]
+    before = node.state
+    node.feed(Reweighed(Round(7), node.now))
+    assert (node.state.folded, node.state.folding, node.said) == (before.folded, before.folding, [])
 
 
 def test_what_came_twice_changes_nothing():

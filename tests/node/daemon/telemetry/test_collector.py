@@ -14,7 +14,8 @@ from atoll.node.daemon.telemetry import collector as module
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.ids import PeerId, Round, digest
-from atoll.protocols.local.worker_messages import Pending, TimeSpent, TrainReply
+from atoll.protocols.local.time_spent import TimeSpent
+from atoll.protocols.local.worker_messages import Pending, TrainReply
 
 S = 10**9
 ME, YOU = PeerId("me"), PeerId("you")

@@ -20,7 +20,7 @@ from atoll.node.daemon.telemetry.goodput import (
 )
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.control_messages import TimeShares
-from atoll.protocols.local.worker_messages import TimeSpent
+from atoll.protocols.local.time_spent import TimeSpent
 
 S = 10**9
 

@@ -1,0 +1,136 @@
+"""This node's part in audits: it audits what it drew, publishes what it found, and keeps the weights."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from atoll.node.daemon.audits.standing import Named, audited_by, named, weights, without_weight
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found, member_of
+from atoll.node.daemon.coordinator.interfaces import BlobSource, RunContext
+from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
+from atoll.node.daemon.rounds.types import Reweighed
+from atoll.protocols.errors import CorruptFault, DecodeError
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.records import MAX_VERDICTS, Verdict
+from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, Member
+from atoll.protocols.run.audits import AuditSpec
+
+OTHERS = 8
+"""Most other contributions of the round whose mean an audit leaves out."""
+
+
+@dataclass(kw_only=True)
+class Auditor:
+    """For one run with audits."""
+
+    audits: AuditSpec
+    context: RunContext
+    contributions: ContributionIndex
+    blobs: BlobSource
+    queue: EventQueue
+    machines: Machines
+    worker: WorkerClient
+    rng: random.Random
+    """Chooses the others; a set that could be foreseen could be hidden in."""
+    unweighed: frozenset[PeerId] = frozenset()
+    """Authors without weight in the round after the newest final one."""
+    _final: int = -1
+    _gone: dict[int, frozenset[PeerId]] = field(default_factory=dict)
+    """Authors without weight in each final round that has some."""
+    _sets: dict[int, Sequence[Named]] = field(default_factory=dict)
+    """Final sets, and of open rounds those of this node's view."""
+    _given: dict[tuple[int, tuple[Digest, ...]], Mapping[Digest, int]] = field(default_factory=dict)
+    """Weights that the worker was given, for each set of an open round."""
+    _waiting: dict[Digest, Verdict] = field(default_factory=dict)
+    """Verdicts that are in no final set yet."""
+
+    def weigh(self, number: Round, found: Found) -> Mapping[Digest, int]:
+        """Return the weight of each of these contributions to a round, for its fold."""
+        members = [named(*each) for each in found]
+        weighed = weights(members, self._gone_in(number))
+        if number > self._final:
+            self._given[number, tuple(each.entry for each in members)] = weighed
+        return weighed
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Return the verdicts for the next contribution: those that are in no final set yet."""
+        return tuple(self._waiting.values())
+
+    def on_set(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
+        """The view has this set of a round, or it is final: weights may follow from it."""
+        if is_final:
+            self._on_final(number, names)
+        elif number > self._final:
+            self._set(number, names)
+
+    def _on_final(self, number: Round, names: tuple[Digest, ...]) -> None:
+        """Later rounds have their weights from this set, and this node audits its part of it."""
+        gone = self._gone_in(number)
+        if gone:
+            self._gone[number] = gone
+        self._final = max(self._final, number)
+        self._set(number, names)
+        said = (each.verdicts for each in self._sets[number] if each.author == self.context.me)
+        for verdict in next(said, ()):
+            self._waiting.pop(verdict.contribution, None)
+        before = number - self.audits.memory - self.audits.lag
+        self._sets = {at: members for at, members in self._sets.items() if at > before}
+        self._given = {key: given for key, given in self._given.items() if key[0] > number}
+        self._report(self._gone_in(Round(number + 1)))
+        request = self._drawn(number, names)
+        if request is not None:
+            self.queue.start_task(self._audit(request), f"audit {number}")
+
+    def _set(self, number: Round, names: tuple[Digest, ...]) -> None:
+        """Remember a set, and have those open rounds folded again whose weights change by it."""
+        self._sets[number] = [named(*each) for each in self.contributions.find(names)]
+        for (later, entries), given in list(self._given.items()):
+            if later < number + self.audits.lag:
+                continue
+            members = [named(*each) for each in self.contributions.find(entries)]
+            weighed = weights(members, self._gone_in(Round(later)))
+            if weighed != given:
+                self._given[later, entries] = weighed
+                self.queue.post(partial(self.machines.feed_round, Reweighed(Round(later), self.context.now())))
+
+    def _gone_in(self, number: Round) -> frozenset[PeerId]:
+        """Authors without weight in a round. Of a final one it is remembered: its worker may be far behind."""
+        if number <= self._final:
+            return self._gone.get(number, frozenset())
+        return without_weight(self.audits, self._sets, number)
+
+    def _report(self, unweighed: frozenset[PeerId]) -> None:
+        if unweighed != self.unweighed:
+            self.unweighed = unweighed
+            self.context.log.event("unweighed", peers=sorted(unweighed))
+
+    def _drawn(self, number: Round, names: tuple[Digest, ...]) -> AuditRequest | None:
+        """The audit that falls to this node; None if it did not contribute, or lacks a payload."""
+        found = {entry: (author, record) for entry, author, record in self.contributions.find(names)}
+        ours = next((entry for entry, (author, _) in found.items() if author == self.context.me), None)
+        drawn = audited_by(found).get(ours) if ours is not None else None
+        held = [entry for entry in found if self.contributions.is_held(entry)]
+        others = [entry for entry in held if entry != drawn]
+        if drawn not in held or not others or not self.worker.is_ready:
+            return None
+
+        def member(entry: Digest) -> Member:
+            author, record = found[entry]
+            return member_of(entry, author, record.weight, record, self.blobs.blob_path(record.payload))
+
+        chosen = self.rng.sample(others, min(OTHERS, len(others)))
+        return AuditRequest(number, found[drawn][1].steps, member(drawn), tuple(map(member, chosen)))
+
+    async def _audit(self, request: AuditRequest) -> None:
+        """Ask the worker. A payload that the disk lost meanwhile is not audited."""
+        try:
+            done = await self.worker.ask(request, AuditReply)
+        except (CorruptFault, DecodeError) as error:
+            self.context.log.event("not_audited", round=request.round, error=error.line())
+            return
+        entry, author = request.audited.entry, request.audited.author
+        newest = [*self._waiting.items(), (entry, Verdict(entry, done.excess))]
+        self._waiting = dict(newest[-MAX_VERDICTS:])
+        took = {"round": request.round, "peer": author, "excess": done.excess, "took_s": round(done.took_s, 3)}
+        self.context.log.event("audited", **took)

@@ -1,0 +1,150 @@
+"""Which weight a contribution has: a pure function, in integers, of sets and of the verdicts that they hold.
+
+The author of each contribution of a set audits one other of the same set. Nobody chooses whom: the draw depends on
+the whole set. A verdict counts as soon as a set holds the contribution that carries it, and for `memory` rounds.
+An author has no weight while the verdicts on it look like those on work that was copied or invented, and would
+look otherwise if it worked like the others. Rule and figures: docs/audits.md.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from atoll.protocols.ids import Digest, PeerId, digest
+from atoll.protocols.ledger.records import AuditedContribution, Contribution, Verdict, set_digest
+from atoll.protocols.run.audits import AuditSpec
+
+LEAST_AUDITORS, MANY_AUDITORS = 2, 8
+"""Fewer auditors take nobody's weight: two, in larger runs half of the others, eight at most."""
+EVIDENCE, ENOUGH = 8, 3
+"""Verdicts on an author say something once usual ones would lie eight deviations above those on no work; three
+keep its weight."""
+FULL = 64
+"""Weight of the round's nominal tokens. Who claims less work is expected to show less."""
+_UNIT = 16 * 256
+"""Units of a score in a deviation: a verdict counts 16ths of it, means of verdicts 256ths of that."""
+_DOMAIN = b"atoll/audit/1\0"
+
+
+class Named(NamedTuple):
+    """A contribution of a set."""
+
+    entry: Digest
+    author: PeerId
+    weight: int
+    payload: Digest
+    verdicts: tuple[Verdict, ...]
+
+
+Sets: TypeAlias = Mapping[int, Sequence[Named]]
+"""The set of each round: the final one, or that of this node's view."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found of one author."""
+
+    by_auditor: dict[PeerId, list[tuple[int, int]]] = field(default_factory=dict)
+    """Excess of each auditor's verdicts, and the weight that was audited, FULL at most."""
+
+    @property
+    def count(self) -> int:
+        """Number of verdicts."""
+        return sum(map(len, self.by_auditor.values()))
+
+    @property
+    def claimed2(self) -> int:
+        """Sum of the squares of the audited weights."""
+        return sum(weight * weight for each in self.by_auditor.values() for _, weight in each)
+
+    @property
+    def score(self) -> int:
+        """What the auditor in the middle found on average, in units of 1 / _UNIT; of two the higher one."""
+        means = sorted(sum(excess for excess, _ in each) * 256 // len(each) for each in self.by_auditor.values())
+        return means[len(means) // 2]
+
+    @property
+    def tells_of_work(self) -> bool:
+        """Whether the score is further above that of no work than chance would bring it; true without verdicts."""
+        score = max(0, self.score) if self.by_auditor else _UNIT * ENOUGH
+        return score * score * max(1, self.count) >= (_UNIT * ENOUGH) ** 2
+
+    def would_tell(self, usual: int) -> bool:
+        """Whether so many verdicts with the usual score would leave no doubt."""
+        return usual > 0 and usual * usual * self.claimed2 >= (_UNIT * EVIDENCE * FULL) ** 2
+
+    def without(self, auditors: frozenset[PeerId]) -> "Findings":
+        """What all others found."""
+        return Findings({auditor: each for auditor, each in self.by_auditor.items() if auditor not in auditors})
+
+
+def named(entry: Digest, author: PeerId, record: Contribution) -> Named:
+    """A contribution as this module reads it."""
+    verdicts = record.verdicts if isinstance(record, AuditedContribution) else ()
+    return Named(entry, author, record.weight, record.payload, verdicts)
+
+
+def audited_by(names: Iterable[Digest]) -> Mapping[Digest, Digest]:
+    """Which contribution the author of each contribution of a set audits, by entry ids; empty for a set of one."""
+    return _circle(tuple(sorted(set(names))))
+
+
+@lru_cache(maxsize=512)
+def _circle(entries: tuple[Digest, ...]) -> Mapping[Digest, Digest]:
+    seed = set_digest([*entries])
+    drawn = sorted(entries, key=lambda entry: digest(_DOMAIN, seed, entry))
+    return dict(zip(drawn, drawn[1:] + drawn[:1], strict=True)) if len(drawn) > 1 else {}
+
+
+def weights(members: Sequence[Named], gone: frozenset[PeerId]) -> dict[Digest, int]:
+    """The weight of each contribution of a set, by entry id, where these authors have none. Copies share one."""
+    counted = [each for each in members if each.author not in gone]
+    payloads = [each.payload for each in counted]
+    found = {each.entry: each.weight // payloads.count(each.payload) for each in counted}
+    return {each.entry: found.get(each.entry, 0) for each in members}
+
+
+def without_weight(spec: AuditSpec, sets: Sets, number: int) -> frozenset[PeerId]:
+    """Authors whose contributions to round `number` weigh nothing, as the sets up to `lag` rounds before say."""
+    last = number - spec.lag
+    found = verdicts_in(sets, last - spec.memory + 1, last)
+    gone = _idle(found, found)
+    # Who does no work has no say either: its verdicts may be as invented as the rest.
+    heard = {author: each.without(gone) for author, each in found.items()}
+    return _idle(found, heard) if gone else gone
+
+
+def _idle(found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings]) -> frozenset[PeerId]:
+    """Authors whose work shows as little as none would. `heard`: those of the verdicts that count."""
+    scores = sorted(each.score for each in heard.values() if each.by_auditor)
+    if not scores:
+        return frozenset()
+    # Of those in the middle the lower: half of the authors together cannot raise it above the others.
+    usual = scores[(len(scores) - 1) // 2]
+    least = max(LEAST_AUDITORS, min(MANY_AUDITORS, (len(found) - 1) // 2))
+    judged = [author for author, each in found.items() if len(each.by_auditor) >= least]
+    return frozenset(
+        author for author in judged if found[author].would_tell(usual) and not heard[author].tells_of_work
+    )
+
+
+def verdicts_in(sets: Sets, first: int, last: int) -> dict[PeerId, Findings]:
+    """The verdicts on contributions to rounds `first … last` that sets up to `last` hold and that were asked for.
+
+    Of several verdicts of one author on one contribution the first counts.
+    """
+    asked: dict[tuple[PeerId, Digest], Named] = {}
+    for number in range(max(0, first), last + 1):
+        members = {each.entry: each for each in sets.get(number, ())}
+        for auditor, audited in audited_by(members).items():
+            asked[members[auditor].author, audited] = members[audited]
+    found: dict[PeerId, Findings] = {}
+    for number in range(max(0, first) + 1, last + 1):
+        for each in sets.get(number, ()):
+            for verdict in each.verdicts:
+                about = asked.pop((each.author, verdict.contribution), None)
+                if about is not None:
+                    by_auditor = found.setdefault(about.author, Findings()).by_auditor
+                    by_auditor.setdefault(each.author, []).append((verdict.excess, min(FULL, about.weight)))
+    return found

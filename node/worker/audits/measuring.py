@@ -1,0 +1,109 @@
+"""An audit: whether a contribution is work on the windows that its author was to train on (docs/audits.md).
+
+Whoever trained on a window knows it better than a random one. What the others of the round improve as well is
+taken away first, because windows differ in it much more. Nothing but forward passes is needed.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from atoll.node.checkpoint.disk import map_payload
+from atoll.node.learning.compress.codecs import codec_of
+from atoll.node.learning.data.dataset import Dataset, assigned, windows
+from atoll.node.learning.outer.fixed import FRACTION_BITS, SLAB_CHUNKS
+from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.records import MAX_EXCESS
+from atoll.protocols.local.worker_messages import AuditReply, AuditRequest
+from atoll.protocols.run.arena import CHUNK, Arena, arena_of
+from atoll.protocols.run.run_spec import RunSpec
+
+WindowLosses = Callable[[Tensor, NDArray[np.int64]], list[float]]
+"""Loss of an int32 state on each of these windows `[W, T + 1]`."""
+UNIT = 16
+"""Units of a verdict in a standard deviation."""
+_LOW, _HIGH = -(2**31), 2**31 - 1
+
+
+def audit(
+    ask: AuditRequest, spec: RunSpec, data: Dataset, losses_of: WindowLosses, view_C4096: Tensor
+) -> AuditReply:
+    """Audit a contribution at the int32 view. Raises DecodeError, CorruptFault for a payload that is not whole."""
+    began = time.monotonic()
+    assert spec.audit
+    rng = np.random.default_rng()  # nobody can foresee which windows are looked at
+    own_W = drawn(spec, data, ask.round, ask.steps, ask.audited.author, rng)
+    random_W = rng.integers(0, data.num_windows, len(own_W))
+    step_C4096 = difference(spec, ask)
+    found: list[NDArray[np.float64]] = []
+    for sign in (1, -1):
+        moved_C4096 = moved(view_C4096, step_C4096, sign)
+        found.append(np.array(losses_of(moved_C4096, data.batch(np.concatenate([own_W, random_W])))))
+    # The contribution is subtracted from the weights: what it improves is worse with the plus.
+    gain_W = found[0] - found[1]
+    return AuditReply(excess(gain_W[: len(own_W)], gain_W[len(own_W) :]), time.monotonic() - began)
+
+
+def drawn(
+    spec: RunSpec, data: Dataset, number: int, steps: int, author: PeerId, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Some of the windows that the author was to train on in round `number`, if it took so many steps."""
+    assert spec.audit
+    place = assigned(spec.seed, number, author, spec.inner.batch)
+    count = min(spec.audit.windows, steps * spec.inner.batch)
+    at = rng.choice(steps * spec.inner.batch, count, replace=False)
+    steps_W, rows_W = divmod(at, spec.inner.batch)
+    found = [windows(place, step, data.num_windows)[row] for step, row in zip(steps_W, rows_W, strict=True)]
+    return np.array(found, np.int64)
+
+
+def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:
+    """The audited contribution less the mean of the others, in the layers' matrices; float32 `[C, 4096]`.
+
+    Embeddings and vectors are left out: they hold what words are frequent, which hides what was trained on.
+    """
+    arena, codec = arena_of(spec.model), codec_of(spec.compress.codec, spec.compress.k)
+    step_C4096 = torch.zeros((arena.chunks, CHUNK))
+    for other in ask.others:
+        codec.give_back(step_C4096, map_payload(other.path))
+    step_C4096.mul_(-1 / len(ask.others))
+    codec.give_back(step_C4096, map_payload(ask.audited.path))
+    first = 0
+    for start, stop in _matrices(arena):
+        step_C4096[first:start] = 0
+        first = stop
+    step_C4096[first:] = 0
+    return step_C4096
+
+
+def moved(view_C4096: Tensor, step_C4096: Tensor, sign: int) -> Tensor:
+    """The view ± the step, a new int32 array; saturated, because nothing is folded with it."""
+    out = torch.empty_like(view_C4096)
+    for start in range(0, len(out), SLAB_CHUNKS):
+        rows = slice(start, start + SLAB_CHUNKS)
+        scaled = (step_C4096[rows].double() * 2.0**FRACTION_BITS).round_() * sign + view_C4096[rows]
+        out[rows] = scaled.clamp_(_LOW, _HIGH).to(torch.int32)
+    return out
+
+
+def excess(own_W: Sequence[float] | NDArray[np.float64], random_W: Sequence[float] | NDArray[np.float64]) -> int:
+    """How far the first values lie above the others: the rank sum of Mann and Whitney, in 16ths of its deviation.
+
+    Ranks, because single windows differ from the rest by any factor. 0 where all values are equal.
+    """
+    own, other = np.asarray(own_W), np.asarray(random_W)
+    above = (own[:, None] > other).sum() + (own[:, None] == other).sum() / 2
+    pairs = len(own) * len(other)
+    deviation = np.sqrt(pairs * (len(own) + len(other) + 1) / 12)
+    return int(np.clip(round(float((above - pairs / 2) / deviation * UNIT)), -MAX_EXCESS, MAX_EXCESS))
+
+
+def _matrices(arena: Arena) -> Iterable[tuple[int, int]]:
+    """First and last chunk + 1 of each matrix of a layer, rising."""
+    for place in sorted(arena.placements, key=lambda place: place.first_chunk):
+        if len(place.shape) == 2 and place.name.startswith("model.layers."):
+            yield place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1]

@@ -1,0 +1,17 @@
+"""Audits: members measure each other's contributions, and weights follow from what they found (docs/audits.md)."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How contributions are audited."""
+
+    windows: Annotated[int, Meta(ge=8, le=1024)] = 16
+    """Windows of each kind that an audit looks at: assigned ones, and random ones."""
+    lag: Annotated[int, Meta(ge=1, le=64)] = 2
+    """The weights of a round follow from the sets up to so many rounds before it."""
+    memory: Annotated[int, Meta(ge=4, le=256)] = 32
+    """So many rounds are looked back at: what was found about earlier ones does not count."""

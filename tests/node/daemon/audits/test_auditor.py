@@ -1,0 +1,167 @@
+"""The daemon's part in audits: weights for the worker, verdicts for the feed, rounds that are folded again."""
+
+import random
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from atoll.node.daemon.audits.auditor import OTHERS, Auditor
+from atoll.node.daemon.audits.standing import audited_by
+from atoll.node.daemon.rounds.types import Reweighed
+from atoll.protocols.errors import CorruptFault
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.ledger.records import AuditedContribution, Verdict
+from atoll.protocols.local.worker_messages import AuditReply
+from atoll.protocols.run.audits import AuditSpec
+from tests.node.daemon.audits.test_standing import IDLE, history
+from tests.node.worker.session_home import SPEC
+
+SPEC = msgspec.structs.replace(SPEC, audit=AuditSpec())
+ROUNDS = 24
+
+
+def record(number, each):
+    return AuditedContribution(
+        Round(number), digest(b"base"), each.payload, 4, 64, each.weight, 1.0, verdicts=each.verdicts
+    )
+
+
+class Rig:
+    """An auditor over a made-up history, in which a0 is idle."""
+
+    def __init__(self, me="a1", spec=SPEC, members=8, answer=None, silent=False):
+        self.sets = history(rounds=ROUNDS, members=members)
+        if silent:
+            mute = {number: [each._replace(verdicts=()) for each in found] for number, found in self.sets.items()}
+            self.sets = mute
+        by_entry = {each.entry: (each, number) for number, each_of in self.sets.items() for each in each_of}
+        self.answer = answer or AuditReply(40, 0.5)
+        self.asked, self.fed, self.events, self.tasks = [], [], [], []
+
+        async def ask(request, kind):
+            self.asked.append(request)
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        def find(names):
+            members = ((name, *by_entry[name]) for name in names)
+            return [(name, each.author, record(number, each)) for name, each, number in members]
+
+        self.held = set(by_entry)
+        self.auditor = Auditor(
+            audits=spec.audit,
+            context=SimpleNamespace(
+                spec=spec, me=me, now=lambda: 1.0,
+                log=SimpleNamespace(event=lambda name, **facts: self.events.append((name, facts))),
+            ),
+            contributions=SimpleNamespace(find=find, is_held=self.held.__contains__),
+            blobs=SimpleNamespace(blob_path=lambda blob: f"/blobs/{blob.hex()}"),
+            queue=SimpleNamespace(
+                post=lambda event: event(), start_task=lambda work, name: self.tasks.append(work)
+            ),
+            machines=SimpleNamespace(feed_round=self.fed.append),
+            worker=SimpleNamespace(is_ready=True, ask=ask),
+            rng=random.Random(1),
+        )  # fmt: skip
+
+    def names(self, number):
+        return tuple(sorted(each.entry for each in self.sets[number]))
+
+    def finish(self, *numbers):
+        for number in numbers:
+            self.auditor.on_set(Round(number), self.names(number), True)
+            for work in self.tasks:
+                try:
+                    work.send(None)
+                except StopIteration:
+                    continue
+            self.tasks.clear()
+
+    def weight_of(self, author, number):
+        (entry,) = (each.entry for each in self.sets[number] if each.author == author)
+        return self.auditor.weigh(Round(number), self.auditor.contributions.find(self.names(number)))[entry]
+
+
+def test_weights_follow_from_final_sets():
+    rig = Rig()
+    rig.finish(*range(ROUNDS))
+    found = [rig.weight_of(IDLE, number) for number in range(ROUNDS)]
+    assert found[:4] == [64] * 4
+    assert 0 in found[:11]
+    assert all(rig.weight_of("a3", number) == 64 for number in range(ROUNDS))
+    assert ("unweighed", {"peers": [IDLE]}) in rig.events
+
+
+def test_a_worker_that_is_far_behind_gets_the_weights_of_its_round():
+    """After a start all final sets are known before the first of them is applied."""
+    spec = msgspec.structs.replace(SPEC, audit=AuditSpec(memory=8))
+    rig, early = Rig(spec=spec), []
+    for number in range(ROUNDS):
+        early.append(rig.weight_of(IDLE, number))
+        rig.finish(number)
+    assert [rig.weight_of(IDLE, number) for number in range(ROUNDS)] == early
+    assert 0 in early
+    assert len(rig.auditor._sets) == 8 + spec.audit.lag, "older ones are forgotten"
+
+
+def test_open_rounds_have_the_weights_of_the_view_and_are_folded_again_when_they_change():
+    rig = Rig()
+    for number in range(ROUNDS):
+        rig.auditor.on_set(Round(number), rig.names(number), False)
+    found = [rig.weight_of(IDLE, number) for number in range(ROUNDS)]
+    whole = Rig()
+    whole.finish(*range(ROUNDS))
+    assert found == [whole.weight_of(IDLE, number) for number in range(ROUNDS)], "final or not"
+    first = found.index(0)
+    # The final sets of the oldest rounds have nobody in them: their verdicts are gone.
+    for number in range(first):
+        rig.auditor.on_set(Round(number), (), True)
+    again = {event.round for event in rig.fed if isinstance(event, Reweighed)}
+    assert first in again
+    assert rig.weight_of(IDLE, first) == 64
+    assert min(again) > SPEC.audit.lag
+
+
+def test_this_node_audits_what_it_drew_and_says_it_until_a_final_set_has_it():
+    rig = Rig()
+    rig.finish(0)
+    (ours,) = (each.entry for each in rig.sets[0] if each.author == "a1")
+    (asked,) = rig.asked
+    assert asked.audited.entry == audited_by(rig.names(0))[ours]
+    assert asked.steps == 4
+    assert asked.audited.entry not in {other.entry for other in asked.others}
+    assert len(asked.others) == 7 <= OTHERS
+    said = (Verdict(asked.audited.entry, 40),)
+    assert rig.auditor.verdicts() == rig.auditor.verdicts() == said
+    own = next(each for each in rig.sets[1] if each.author == "a1")
+    assert [each.contribution for each in own.verdicts] == [asked.audited.entry], "the history says the same"
+    rig.finish(1)
+    assert [each.contribution for each in rig.auditor.verdicts()] == [rig.asked[1].audited.entry]
+
+
+def test_of_verdicts_that_no_set_takes_the_newest_are_kept():
+    rig = Rig(silent=True)
+    rig.finish(*range(9))
+    assert [each.contribution for each in rig.auditor.verdicts()] == [a.audited.entry for a in rig.asked[-4:]]
+
+
+@pytest.mark.parametrize("me", ["a1", "stranger"])
+def test_nothing_is_audited_without_a_part_a_payload_or_a_worker(me):
+    rig = Rig(me=me)
+    if me == "a1":
+        rig.held.clear()
+        rig.finish(0)
+        rig.held.update(rig.names(1))
+        rig.auditor.worker.is_ready = False
+    rig.finish(1)
+    assert rig.asked == []
+    assert rig.auditor.verdicts() == ()
+
+
+def test_a_payload_that_the_disk_lost_gives_no_verdict():
+    rig = Rig(answer=CorruptFault("gone"))
+    rig.finish(0)
+    assert rig.auditor.verdicts() == ()
+    assert rig.events[-1][0] == "not_audited"

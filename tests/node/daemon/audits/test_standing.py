@@ -1,0 +1,206 @@
+"""Weights from verdicts: who audits whom, what counts, who falls, who does not, and who returns."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.daemon.audits.standing import Named, audited_by, verdicts_in, weights, without_weight
+from atoll.protocols.ids import PeerId, digest
+from atoll.protocols.ledger.records import MAX_EXCESS, Verdict
+from atoll.protocols.run.audits import AuditSpec
+
+SPEC = AuditSpec()
+IDLE = PeerId("a0")
+
+
+def names(count):
+    return [digest(b"entry", bytes([number])) for number in range(count)]
+
+
+def history(
+    members=8, rounds=24, usual=4.0, idle=frozenset({IDLE}), seed=1, lies=lambda auditor, author: None,
+    weight=lambda author: 64, works=lambda author, number: False,
+):  # fmt: skip
+    """Sets of rounds in which everybody audits what it drew, one round later.
+
+    Excesses are `usual` standard deviations above nothing in the mean, nothing for idlers. `lies`: what an auditor
+    says instead; `works`: rounds in which an idler works.
+    """
+    rng, sets, waiting = random.Random(seed), {}, {}
+    for number in range(rounds):
+        sets[number] = [
+            Named(
+                digest(f"{seed} {number} {each}".encode()),
+                PeerId(f"a{each}"),
+                weight(f"a{each}"),
+                digest(f"payload {number} {each}".encode()),
+                tuple(waiting.pop(f"a{each}", ())),
+            )
+            for each in range(members)
+        ]
+        by_entry = {each.entry: each for each in sets[number]}
+        for one, other in audited_by(by_entry).items():
+            auditor, about = by_entry[one].author, by_entry[other].author
+            is_idle = about in idle and not works(about, number)
+            share = weight(about) / 64
+            found = lies(auditor, about)
+            if found is None:
+                found = round(16 * rng.gauss(0.0 if is_idle else usual * share, 1.0))
+            waiting.setdefault(auditor, []).append(Verdict(other, max(-MAX_EXCESS, min(MAX_EXCESS, found))))
+    return sets
+
+
+def fallen(sets, spec=SPEC, rounds=range(24)):
+    return {number: without_weight(spec, sets, number) for number in rounds}
+
+
+@given(st.integers(0, 40), st.randoms())
+def test_everybody_audits_one_other_and_is_audited_once(count, rng):
+    entries = names(count)
+    found = audited_by(entries)
+    assert set(found) == set(found.values()) == (set(entries) if count > 1 else set())
+    assert all(one != other for one, other in found.items())
+    rng.shuffle(entries)
+    assert audited_by([*entries, *entries]) == found, "neither order nor repetition matters"
+
+
+def test_one_more_contribution_changes_who_audits_whom():
+    before, after = audited_by(names(20)), audited_by(names(21))
+    assert sum(before[entry] == after[entry] for entry in before) < 10
+
+
+def test_who_does_no_work_has_no_weight_within_ten_rounds():
+    stays = 0
+    for seed in range(8):
+        found = fallen(history(seed=seed))
+        assert {IDLE} in [found[number] for number in range(11)]
+        assert set().union(*found.values()) == {IDLE}, "nobody else at any time"
+        stays += sum(IDLE in found[number] for number in range(10, 24))
+    # Chance may give nothing the look of work for a while.
+    assert stays > 0.75 * 8 * 14
+
+
+@pytest.mark.parametrize("members", [3, 4, 5, 16])
+def test_in_runs_of_all_sizes_the_idle_one_falls_and_nobody_else(members):
+    found = fallen(history(members=members))
+    assert {IDLE} in found.values()
+    assert set().union(*found.values()) == {IDLE}
+
+
+def test_of_two_members_none_falls():
+    assert not any(fallen(history(members=2)).values())
+
+
+def test_one_auditor_alone_takes_nobodys_weight():
+    """It sees the victim in every round, and nobody else says anything of it."""
+    sets = history(members=3, idle=frozenset())
+    victim, liar = PeerId("a1"), PeerId("a2")
+    entries = {each.entry: each.author for members in sets.values() for each in members}
+
+    def said(each):
+        about = [verdict for verdict in each.verdicts if entries[verdict.contribution] == victim]
+        if about and each.author != liar:
+            return replace_verdicts(each, [v for v in each.verdicts if v not in about])
+        worst = {verdict: Verdict(verdict.contribution, -MAX_EXCESS) for verdict in about}
+        return replace_verdicts(each, [worst.get(verdict, verdict) for verdict in each.verdicts])
+
+    sets = {number: [said(each) for each in members] for number, members in sets.items()}
+    assert verdicts_in(sets, 0, 23)[victim].by_auditor.keys() == {liar}
+    assert not any(fallen(sets).values())
+
+
+def replace_verdicts(each, verdicts):
+    return each._replace(verdicts=tuple(verdicts))
+
+
+def test_nobody_falls_where_audits_tell_nothing():
+    """All score alike: a small model, or a text that everybody knows."""
+    assert not any(fallen(history(usual=0.5)).values())
+    assert not any(fallen(history(idle=frozenset(PeerId(f"a{n}") for n in range(5)))).values()), "idlers are most"
+
+
+def test_who_works_again_gets_its_weight_back():
+    returned = history(rounds=60, works=lambda author, number: number >= 20)
+    found = fallen(returned, rounds=range(60))
+    assert found[20] == {IDLE}
+    assert not found[59]
+
+
+def test_who_stops_working_loses_its_weight_though_it_worked_for_long():
+    sets = history(rounds=60, works=lambda author, number: number < 40)
+    found = fallen(sets, AuditSpec(memory=8), rounds=range(60))
+    assert not any(found[number] for number in range(41))
+    assert {IDLE} in [found[number] for number in range(45, 56)]
+
+
+def test_who_claims_little_work_is_not_expected_to_show_as_much():
+    slow = PeerId("a3")
+    for seed in range(5):
+        sets = history(rounds=60, weight=lambda author: 16 if author == slow else 64, seed=seed)
+        assert set().union(*fallen(sets, rounds=range(60)).values()) == {IDLE}
+
+
+def test_liars_below_a_third_take_nobodys_weight_and_keep_none():
+    liars = {PeerId("a0"), PeerId("a1"), PeerId("a2")}
+
+    def lies(auditor, author):
+        if auditor in liars:
+            return MAX_EXCESS if author in liars else -MAX_EXCESS
+        return None
+
+    for seed in range(5):
+        sets = history(members=10, rounds=40, idle=frozenset(liars), lies=lies, seed=seed)
+        found = fallen(sets, rounds=range(40))
+        assert set().union(*found.values()) <= liars
+        assert found[39] == liars
+
+
+def test_a_verdict_counts_only_where_it_was_drawn_and_once():
+    sets = history(members=4, rounds=3, idle=frozenset())
+    mine = sets[1][0]
+    (drawn,) = mine.verdicts
+    others = [each.entry for each in sets[0] if each.entry not in (drawn.contribution, mine.entry)]
+    more = [Verdict(entry, 50) for entry in others] + [Verdict(drawn.contribution, 90), Verdict(b"?" * 32, 7)]
+    sets[1][0] = replace_verdicts(mine, (*mine.verdicts, *more))
+    said = [
+        excess for each in verdicts_in(sets, 0, 2).values() for excess, _ in each.by_auditor.get(mine.author, ())
+    ]
+    later = [verdict.excess for each in sets[2] if each.author == mine.author for verdict in each.verdicts]
+    assert sorted(said) == sorted([drawn.excess, *later])
+
+
+def test_weights_follow_from_sets_that_are_old_enough_and_not_too_old():
+    sets = history(rounds=60)
+    for number in (12, 30, 50):
+        last = number - SPEC.lag
+        used = {at: members for at, members in sets.items() if last - SPEC.memory < at <= last}
+        assert without_weight(SPEC, sets, number) == without_weight(SPEC, used, number)
+        del used[last]
+        assert verdicts_in(sets, 0, last) != verdicts_in(used, 0, last)
+
+
+def test_a_longer_lag_gives_the_same_weights_later():
+    sets = history(rounds=30)
+    soon, late = AuditSpec(lag=1), AuditSpec(lag=4)
+    found = [without_weight(soon, sets, number) for number in range(27)]
+    assert [without_weight(late, sets, number + 3) for number in range(27)] == found
+    assert len(set(found)) > 1
+
+
+@given(st.randoms(), st.integers(4, 20))
+def test_the_order_of_members_changes_nothing(rng, number):
+    sets = history(rounds=20)
+    mixed = {at: rng.sample(members, len(members)) for at, members in sets.items()}
+    assert without_weight(SPEC, mixed, number) == without_weight(SPEC, sets, number)
+
+
+def test_copies_share_one_weight():
+    members = history(rounds=1)[0]
+    members[3] = members[3]._replace(payload=members[5].payload)
+    members[4] = members[4]._replace(payload=members[5].payload, weight=255)
+    found = weights(members, frozenset({PeerId("a1")}))
+    assert [found[each.entry] for each in members] == [64, 0, 64, 21, 85, 21, 64, 64]
+    alone = weights(members, frozenset({PeerId("a3"), PeerId("a4")}))
+    assert alone[members[5].entry] == 64, "a copy without weight takes nothing from the original"

@@ -1,0 +1,156 @@
+"""An audit tells work on the assigned windows from work on others, with forward passes alone."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.learning.data.dataset import assigned, windows
+from atoll.node.worker.audits.measuring import difference, drawn, excess, moved
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Round
+from atoll.protocols.ledger.records import MAX_EXCESS
+from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, FinalizeRequest, FoldRequest
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from tests.node.worker.session_home import SPEC, Home, member, said
+
+STEPS, PEERS = 4, [Identity(bytes([n]) * 32).peer_id for n in range(1, 4)]
+AUDITED = msgspec.structs.replace(
+    SPEC,
+    version=SPEC_VERSION,
+    data=msgspec.structs.replace(SPEC.data, source="synthetic:markov?size=262144"),
+    inner=msgspec.structs.replace(SPEC.inner, batch=16),
+    outer=msgspec.structs.replace(SPEC.outer, stages=(Stage(0, STEPS),)),
+    audit=AuditSpec(windows=64),
+)
+
+
+def all_trained(tmp_path_factory):
+    """Three members that trained round 0, and their contributions."""
+    homes = [Home(tmp_path_factory.mktemp("home"), peer, AUDITED) for peer in PEERS]
+    for home in homes:
+        home.pending = home.train(0).pending
+    return homes, [member(home.pending, peer) for home, peer in zip(homes, PEERS, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return all_trained(tmp_path_factory)
+
+
+def audit(home, about, others, steps=STEPS):
+    reply = home.ask(AuditRequest(Round(0), steps, about, tuple(others)))
+    assert isinstance(reply, AuditReply)
+    assert reply.took_s > 0
+    return reply.excess
+
+
+def test_work_on_the_assigned_windows_stands_out_and_copied_work_does_not(trained):
+    homes, (one, two, three) = trained
+    honest = np.mean([audit(homes[2], one, [two, three]) for _ in range(3)])
+    # The same bytes under another name: the windows are those of the copier.
+    copy = msgspec.structs.replace(one, author=PEERS[1])
+    copied = np.mean([audit(homes[2], copy, [two, three]) for _ in range(3)])
+    assert honest > 32, "two deviations"
+    assert copied < honest - 24
+
+
+def test_an_audit_changes_nothing_here(trained):
+    homes, (one, two, three) = trained
+    session = homes[0].session
+    before = {name: value.clone() for name, value in session._learner.weights.tensors().items()}
+    view = session._fold.view_C4096.clone()
+    audit(homes[0], two, [one, three])
+    assert torch.equal(view, session._fold.view_C4096)
+    assert all(torch.equal(value, before[name]) for name, value in session._learner.weights.tensors().items())
+
+
+def test_a_payload_that_is_none_is_a_fault_and_no_verdict(trained, tmp_path):
+    homes, (one, two, _) = trained
+    (tmp_path / "bad").write_bytes(Path(one.path).read_bytes()[:-1])
+    with pytest.raises(DecodeError):
+        audit(homes[2], msgspec.structs.replace(one, path=str(tmp_path / "bad")), [two])
+
+
+def test_windows_are_those_that_a_member_trains_on(trained, monkeypatch):
+    rounds, data = trained[0][0].session._rounds, trained[0][0].session._data
+    place = assigned(AUDITED.seed, 3, PEERS[0], AUDITED.inner.batch)
+    assigned_W = np.concatenate([windows(place, step, data.num_windows) for step in range(STEPS)])
+    seen = []
+    monkeypatch.setattr(rounds.learner, "step", lambda tokens, at: seen.append(tokens) or 0.0)
+    assert len(list(rounds._inner_steps(trained[0][0].train_ask(3)))) == STEPS
+    assert np.array_equal(np.concatenate(seen), data.batch(assigned_W))
+    found = drawn(AUDITED, data, 3, STEPS, PEERS[0], np.random.default_rng(1))
+    assert sorted(found) == sorted(assigned_W)
+    part = drawn(AUDITED, data, 3, 1, PEERS[0], np.random.default_rng(1))
+    assert set(part) == set(assigned_W[: AUDITED.inner.batch]), "of the steps that it says it took"
+
+
+def test_members_and_rounds_have_windows_of_their_own():
+    places = {assigned(1, number, peer, 8).first_step for number in range(20) for peer in PEERS}
+    assert len(places) == 60
+
+
+def test_what_the_others_sent_too_and_embeddings_are_left_out(trained):
+    homes, (one, two, three) = trained
+    arena = arena_of(AUDITED.model)
+    like = torch.zeros((arena.chunks, 4096))
+    ask = AuditRequest(Round(0), STEPS, one, (two, three))
+    values = [said(home.pending, like, AUDITED) for home in homes]
+    expected = values[0] - (values[1] + values[2]) / 2
+    found = difference(AUDITED, ask)
+    for place in arena.placements:
+        rows = slice(place.first_chunk, place.first_chunk + 1)
+        if len(place.shape) == 2 and place.name.startswith("model.layers."):
+            assert torch.allclose(found[rows], expected[rows], atol=1e-9)
+            assert found[rows].any()
+        else:
+            assert not found[rows].any()
+
+
+def test_a_moved_view_saturates_instead_of_failing():
+    view = torch.tensor([[2**31 - 2, -(2**31) + 2, 5]], dtype=torch.int32)
+    step = torch.tensor([[1.0, -1.0, 2.0**-24]])
+    assert moved(view, step, 1).tolist() == [[2**31 - 1, -(2**31), 6]]
+    assert moved(view, step, -1).tolist() == [[2**31 - 2 - 2**24, -(2**31) + 2 + 2**24, 4]]
+
+
+VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
+
+
+@given(VALUES, VALUES)
+def test_an_excess_is_bounded_and_turns_around_with_its_sides(own, other):
+    found = excess(own, other)
+    assert -MAX_EXCESS <= found <= MAX_EXCESS
+    assert excess(other, own) == -found
+    assert excess([5.0] * len(own), [5.0] * len(other)) == 0
+
+
+def test_an_excess_is_in_sixteenths_of_a_deviation():
+    rng = np.random.default_rng(3)
+    nothing = [excess(rng.normal(size=16), rng.normal(size=16)) for _ in range(2000)]
+    assert abs(np.mean(nothing)) < 1.5
+    assert 15 < np.std(nothing) < 17
+    assert excess(range(100, 164), range(64)) == MAX_EXCESS
+
+
+def test_a_contribution_without_weight_moves_nothing_and_is_in_the_set(tmp_path_factory):
+    homes, (one, two, three) = all_trained(tmp_path_factory)
+    session = homes[2].session
+    fold = [session.answer(FoldRequest(Round(0), members)).state for members in ((one, two), (one, two, three))]
+    weightless = msgspec.structs.replace(three, weight=0)
+    assert session.answer(FoldRequest(Round(0), (one, two, weightless))).state == fold[0] != fold[1]
+    nothing = tuple(msgspec.structs.replace(each, weight=0) for each in (one, two))
+    assert session.answer(FoldRequest(Round(0), nothing)).state == session.started().state
+    # Its own work is in the final set: it does not come back through the error feedback.
+    before = session._feedback.residual_C4096.clone()
+    session.answer(FinalizeRequest(Round(0), (one, two, weightless)))
+    assert torch.equal(session._feedback.residual_C4096, before)
+    assert session._feedback.pending == ()
