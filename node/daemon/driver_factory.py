@@ -120,7 +120,14 @@ def _build_common(context: RunContext, net: Network, worker_process: WorkerProce
     spec = context.spec
     machines = Machines(
         round_machine.begin(config_of(spec, context.me)),
-        finality_machine.begin(spec.id, context.me, spec.outer.rounds, spec.owner, lease_s=spec.pace.lease_s),
+        finality_machine.begin(
+            spec.id,
+            context.me,
+            spec.outer.rounds,
+            spec.owner,
+            lease_s=spec.pace.lease_s,
+            probation=spec.probation,
+        ),
     )
     return _Common(
         context=context,

@@ -24,7 +24,7 @@ from atoll.protocols.run.slices import ReduceSpec
 
 SPEC_VERSION = 6
 UNAUDITED_VERSION = 5
-"""Older version that is still read, for runs without `audit`, which it did not have."""
+"""Older version that is still read, for runs without `audit` and `pace.probation`, which it did not have."""
 MEAN_VERSION = 4
 """Older version that is still read, for runs without `outer.aggregate`, which it did not have."""
 WHOLE_VERSION = 3
@@ -172,6 +172,8 @@ class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Share of the round's steps after which a slow member may end its round, to finish with the others."""
     most_256: Annotated[int, Meta(ge=256, le=1024)] = 256
     """Share of the round's steps up to which a fast member may train while the others finish."""
+    probation: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
+    """Final sets with a member's work after which it decides rounds (docs/finality.md); unset: 1, at once."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -196,6 +198,11 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Use of the trained model (docs/huggingface.md); unset: not specified."""
     audit: AuditSpec | msgspec.UnsetType = msgspec.UNSET
     """Audits of contributions (docs/audits.md); unset: weights are what contributions claim."""
+
+    @property
+    def probation(self) -> int:
+        """Final sets with a member's work after which it decides rounds."""
+        return self.pace.probation or 1
 
     @property
     def given(self) -> tuple[Digest, ...]:
@@ -223,6 +230,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
+        if self.version < SPEC_VERSION and self.pace.probation is not msgspec.UNSET:
+            raise ConfigError(f"version {self.version} has no pace.probation", hint="make the run again")
         if self.version < UNAUDITED_VERSION and self.outer.aggregate is not msgspec.UNSET:
             raise ConfigError(f"version {self.version} has no outer.aggregate", hint="make the run again")
         if self.version < SPEC_VERSION and self.audit is not msgspec.UNSET:

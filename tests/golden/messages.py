@@ -110,6 +110,7 @@ MIXTURE = _run(
             router_z=0.003,
         ),
     ),
+    pace=msgspec.structs.replace(_run().pace, probation=8),
     inner=msgspec.structs.replace(_run().inner, expert_lr=2.0, first_step=40),
     outer=OuterSpec(
         rounds=100, stages=(Stage(0, 5),), alpha_256=256, floor_256=64, fragments=2, overlap_steps=2, keep_256=100,

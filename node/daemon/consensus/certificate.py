@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, quorum, voter_order
 from atoll.node.daemon.consensus.epochs import ROOT, EpochId
+from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
@@ -92,7 +93,7 @@ def gather(spec: RunSpec, last: int, entries_of: EntriesOf, path: tuple[Epoch, .
     Raises ConfigError where the ledger has none.
     """
     voters: tuple[PeerId, ...] = (spec.owner,)
-    rounds, epochs, epoch = [], [], ROOT
+    rounds, epochs, epoch, tally = [], [], ROOT, Tally(spec.probation)
     for number in range(last + 1):
         entries = [entry for entry in entries_of(number) if is_lawful(spec, entry)]
         while path and path[0].round == number:
@@ -107,7 +108,7 @@ def gather(spec: RunSpec, last: int, entries_of: EntriesOf, path: tuple[Epoch, .
             )
         by_name = {entry.id: entry for entry in entries}
         rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, voters))))
-        voters = voter_order(spec.id, number + 1, found.authors)
+        voters, tally = voter_order(spec.id, number + 1, tally.proven(found.authors)), tally.after(found.authors)
     return codec.encode(FinalProof(VERSION, tuple(rounds), tuple(epochs)))
 
 
@@ -156,7 +157,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
     if proof.version != VERSION or not 1 <= len(proof.rounds) <= spec.outer.rounds:
         raise DecodeError(f"a proof of version {proof.version}, or not of the run's rounds")
     voters: tuple[PeerId, ...] = (spec.owner,)
-    epochs = _Epochs(spec, proof.epochs)
+    epochs, tally = _Epochs(spec, proof.epochs), Tally(spec.probation)
     found: _Decided | None = None
     sets: list[set[PeerId]] = []
     lengths: dict[PeerId, int] = {}
@@ -173,7 +174,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
         sets.append(found.authors)
-        voters = voter_order(spec.id, number + 1, sets[-1])
+        voters, tally = voter_order(spec.id, number + 1, tally.proven(sets[-1])), tally.after(sets[-1])
     assert found is not None
     members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
     return Proven(

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import quorum
+from atoll.node.daemon.consensus.probation import Tally
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.records import Body, Epoch, Exclude, Follow, Leave, Vote, epoch_id
 
@@ -179,6 +180,8 @@ class Segment:
     """First round that it decides."""
     electorate: Electorate
     """Of `first` in the epoch before."""
+    tally: Tally
+    """Before `first`."""
 
 
 Rank: TypeAlias = tuple[int, int, int, tuple[int, ...], bytes]

@@ -24,7 +24,7 @@ class _Fork(NamedTuple):
     electorate: Electorate
     """Who decides the round in the parent."""
     authors: frozenset[PeerId]
-    """Authors of the set that the parent decided; empty: it decided none."""
+    """Proven authors of the set that the parent decided; empty: it decided none."""
     ours: EpochId
     """The epoch that decides the round in our chain."""
 
@@ -61,7 +61,7 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
     for before, segment in zip(state.chain, state.chain[1:], strict=False):
         book = state.books.get(segment.first, Book()).within(before.epoch)
         found = decided_proposal(book, segment.electorate.voters)
-        authors = frozenset(book.authors_of(found[1].contributions)) if found else frozenset[PeerId]()
+        authors = segment.tally.proven(book.authors_of(found[1].contributions)) if found else frozenset[PeerId]()
         yield _Fork(segment.first, before.epoch, segment.electorate, authors, segment.epoch)
     # Epochs that others entered at a round that our chain decided without them.
     ends = [segment.first for segment in state.chain[1:]] + [int(state.deciding)]

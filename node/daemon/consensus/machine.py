@@ -19,6 +19,7 @@ from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order, without
 from atoll.node.daemon.consensus.forks import change_chain, is_outranked
+from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.proposer import prepare, propose, waits
 from atoll.node.daemon.consensus.succession import enter_epoch, follow, open_epoch, waits_for_epoch
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, promise, report_narrow, vote
@@ -36,14 +37,23 @@ def begin(
     owner: PeerId,
     *,
     lease_s: float = finality_types.LEASE_S,
+    probation: int = 1,
     chosen: tuple[Epoch, ...] = (),
 ) -> finality_types.FinalityState:
     """The state before the first entry: the run's owner alone decides round 0.
 
-    `lease_s`: how long leases live, in seconds. `chosen`: the epochs that this node entered before, in order.
+    `lease_s`: how long leases live, in seconds. `probation`: see RunSpec.
+    `chosen`: the epochs that this node entered before, in order.
     """
     return finality_types.FinalityState(
-        run=run, me=me, rounds=rounds, last_final=-1, voters=(owner,), lease_s=lease_s, planned=chosen
+        run=run,
+        me=me,
+        rounds=rounds,
+        last_final=-1,
+        voters=(owner,),
+        tally=Tally(probation),
+        lease_s=lease_s,
+        planned=chosen,
     )
 
 
@@ -194,16 +204,18 @@ def _decide(state: finality_types.FinalityState) -> Out:
 
 
 def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> finality_types.FinalityState:
-    """The state that decides the round after, with the authors of the final set as its voters."""
+    """The state that decides the round after, with the proven authors of the final set as its voters."""
     number = state.deciding
+    proven = state.tally.proven(authors)
     forks = {segment.first for segment in state.chain[1:]}
     books = {at: book for at, book in state.books.items() if at > number or at in forks}
     decided = {at: found for at, found in state.decided.items() if at > number - DECIDED_KEPT}
     done = replace(
         state,
         last_final=number,
-        decided={**decided, number: (state.voters, frozenset(authors))},
-        voters=voter_order(state.run, number + 1, authors),
+        decided={**decided, number: (state.voters, proven)},
+        voters=voter_order(state.run, number + 1, proven),
+        tally=state.tally.after(authors),
         books=books,
         held=state.held & {entry for book in books.values() for entry in book.contributions},
         views={at: view for at, view in state.views.items() if at > number},

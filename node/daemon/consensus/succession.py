@@ -27,7 +27,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
     voters = voter_order(state.run, first, state.epochs.bodies[name].members)
     state = replace(
         state,
-        chain=(*state.chain, Segment(name, first, state.electorate(first))),
+        chain=(*state.chain, Segment(name, first, state.electorate(first), state.tally)),
         planned=state.planned[1:],
         voters=voters,
         attempt=0,

@@ -11,6 +11,7 @@ import msgspec
 
 from atoll.node.daemon.consensus.ballots import Book
 from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
+from atoll.node.daemon.consensus.probation import Tally
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.records import Body, Epoch, Follow, Prepare, Promise, Proposal, Vote
 
@@ -271,16 +272,18 @@ class FinalityState(msgspec.Struct, frozen=True):
     last_final: int
     """Newest round whose set is final; -1: none."""
     voters: tuple[PeerId, ...]
-    """Voters of the next round: the authors of the last final set, in the order of their ballots."""
+    """Voters of the next round: the proven authors of the last final set, in the order of their ballots."""
+    tally: Tally = Tally()
+    """Accepted work of each author, by the rounds that are final."""
     lease_s: float = LEASE_S
     """How long the run's leases live, in seconds: a node that came up knows after that time who is there."""
-    chain: tuple[Segment, ...] = (Segment(ROOT, 0, Electorate(())),)
+    chain: tuple[Segment, ...] = (Segment(ROOT, 0, Electorate(()), Tally()),)
     """The epochs that decided so far; the last one decides now."""
     planned: tuple[Epoch, ...] = ()
     """Epochs that this node chose before it restarted, to be entered in order."""
     epochs: EpochBook = msgspec.field(default_factory=EpochBook)
     decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = msgspec.field(default_factory=dict)
-    """Voters of the newest rounds that are final, and authors of their sets, by round."""
+    """Voters of the newest rounds that are final, and proven authors of their sets, by round."""
     members: frozenset[PeerId] = frozenset()
     """Peers with a live lease (`MembersSeen`)."""
     live_since: float = 0.0

@@ -204,7 +204,8 @@ def is_broad(state: FinalityState, names: Collection[Digest]) -> bool:
     # no quorum. The set after it needs an honest vote again, so sets cannot shrink step by step. The share never
     # gets smaller with time or attempts: liars could wait for that.
     named, ours = share_of_ours(state, names)
-    return 0 < ours == named or (state.stable_since is not None and 2 * named > ours)
+    is_whole = ours > 0 and _own_set(state).issubset(names)
+    return is_whole or (state.stable_since is not None and 2 * named > ours)
 
 
 def is_narrow(state: FinalityState, names: Collection[Digest]) -> bool:
@@ -214,10 +215,20 @@ def is_narrow(state: FinalityState, names: Collection[Digest]) -> bool:
 
 
 def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int, int]:
-    """How many contributions of our own set of the round a set names, and how many that has; (0, 0) too early."""
+    """How many contributions of our own set of the round a set names, and how many that has; (0, 0) too early.
+
+    Those of proven authors only: any number of others may be a flood, and decides nothing.
+    """
+    ours, book = _own_set(state), state.book
+    proven = state.tally.proven(book.authors_of(ours))
+    counted = {entry for entry in ours if book.author_of(entry) in proven}
+    return len(counted.intersection(names)), len(counted)
+
+
+def _own_set(state: FinalityState) -> set[Digest]:
+    """Our own set of the round, without excluded work; empty too early."""
     # Our own set, not the ledger: work that no peer serves, or of members in name only, is in no set. An idle node
     # may never close the round, and counts what it holds after its patience.
     view, known = state.views.get(state.deciding), state.book.contributions
     rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
-    ours = _counted(state, [entry for entry in view or (state.held if rested else ()) if entry in known])
-    return len(ours.intersection(names)), len(ours)
+    return _counted(state, [entry for entry in view or (state.held if rested else ()) if entry in known])

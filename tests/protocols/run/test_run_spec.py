@@ -210,3 +210,17 @@ def test_steps_follow_the_stages(spec):
     assert spec.steps_before(0) == 0
     for number in range(40):
         assert spec.steps_before(number) == sum(spec.steps(before) for before in range(number))
+
+
+def test_probation_is_of_this_version_and_without_it_members_decide_at_once(changed):
+    plain = changed("name", "plain")
+    assert plain.probation == 1
+    long = msgspec.structs.replace(
+        plain, version=SPEC_VERSION, pace=msgspec.structs.replace(plain.pace, probation=8)
+    )
+    long.check()
+    assert long.probation == 8
+    with pytest.raises(ConfigError, match=r"version 5 has no pace\.probation"):
+        msgspec.structs.replace(long, version=5).check()
+    ruled = msgspec.structs.replace(changed("outer.aggregate", "nnm"), version=5)
+    ruled.check()

@@ -6,6 +6,7 @@ forgets the machine; the ledger stays, as SQLite does.
 """
 
 import random
+from collections import Counter
 
 from msgspec.structs import replace
 
@@ -47,7 +48,8 @@ def state_of(number, names):
 
 
 class Node:
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, probation: int = 1) -> None:
+        self.probation = probation
         self.peer = PEERS[number]
         self.ledger: list[tuple] = []
         self.feeds: dict[PeerId, list[tuple]] = {}
@@ -68,7 +70,8 @@ class Node:
         self.segments: list[tuple] = []
         self.switch: SwitchEpoch | None = None
         chosen = epochs.chosen_path([(author, body) for _, author, body in self.ledger], self.peer)
-        self.state = finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, chosen=chosen)
+        more = {"chosen": chosen, "probation": self.probation}
+        self.state = finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
         self.feed(FinalityTick(now))
         for entry in list(self.ledger):
             self.replay(entry)
@@ -96,6 +99,7 @@ class Node:
     def do(self, action: object) -> None:
         match action:
             case Append(body):
+                self.check_tally()
                 self.write(body)
             case CheckRound(number, names):
                 self.feed(CheckDone(number, names, state_of(number, names)))
@@ -111,6 +115,14 @@ class Node:
                 self.switch = action
             case ReportDivergence():
                 raise AssertionError("nobody says a wrong state")
+
+    def check_tally(self) -> None:
+        """What this node counts when it votes follows from the final sets of its chain, and from nothing else."""
+        if self.probation > 1:
+            authors = {entry: author for each in self.rounds.values() for author, entry in each.items()}
+            found = Counter(authors[name] for names in self.finals.values() for name in names)
+            assert self.state.tally.counts == found
+            assert self.state.tally.rounds == self.state.deciding
 
     def write(self, body: object) -> None:
         seq = self.counts.get(self.peer, 0)
@@ -172,10 +184,10 @@ def _epoch_at(node, number):
 
 
 class World:
-    def __init__(self, seed: int, count: int) -> None:
+    def __init__(self, seed: int, count: int, probation: int = 1) -> None:
         DECIDED.clear()
         self.rng = random.Random(seed)
-        self.nodes = [Node(number) for number in range(count)]
+        self.nodes = [Node(number, probation) for number in range(count)]
         self.side = {node.peer: 0 for node in self.nodes}
         self.now = 0.0
 

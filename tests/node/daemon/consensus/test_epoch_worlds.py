@@ -58,12 +58,13 @@ def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
     world.agree()
 
 
+@pytest.mark.parametrize("probation", [1, 8])
 @pytest.mark.parametrize("block", range(6))
-def test_random_faults(block):
+def test_random_faults(block, probation):
     for seed in range(block * 5, block * 5 + 5):
         rng = random.Random(seed)
         count = rng.randint(2, 6)
-        world = World(seed, count)
+        world = World(seed, count, probation)
         world.run(rng.randint(20, 60))
         for _ in range(rng.randint(2, 6)):
             kind, node = rng.choice(("stop", "kill", "cut", "heal", "back", "restart")), rng.choice(world.nodes)

@@ -1,0 +1,45 @@
+"""Probation: which authors of a final set decide the next round. Pure.
+
+Identities cost nothing, so an author decides only after its work is in enough final sets. The counts follow from
+the final sets of a chain alone. All nodes that decide a round have decided the same rounds before it, so their
+counts are the same. Rules in words: docs/finality.md.
+"""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from atoll.protocols.ids import PeerId
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """How many of a chain's final sets name each author."""
+
+    probation: int = 1
+    """Final sets after which an author decides; 1: with its first."""
+    rounds: int = 0
+    """Number of final rounds: the number of the round that is decided next."""
+    counts: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+
+    def proven(self, authors: Collection[PeerId]) -> frozenset[PeerId]:
+        """Those of the authors that decide the next round, if these are the authors of the next final set.
+
+        Never empty for any authors: if none worked long enough, those that worked most do.
+        """
+        if self.probation == 1:
+            return frozenset(authors)
+        # While a run is young nobody can have worked for long. Half of its rounds, because members miss some. The
+        # number does not depend on the other authors: a proposer must not lower it by leaving out the oldest.
+        needed = min(self.probation, (self.rounds + 2) // 2)
+        worked = {author: self.counts.get(author, 0) + 1 for author in authors}
+        most = max(worked.values(), default=0)
+        # All that worked long are gone: those that are left go on.
+        needed = needed if most >= needed else (most + 1) // 2
+        return frozenset(author for author, count in worked.items() if count >= needed)
+
+    def after(self, authors: Collection[PeerId]) -> "Tally":
+        """The tally after a final set of these authors."""
+        if self.probation == 1:
+            return msgspec.structs.replace(self, rounds=self.rounds + 1)
+        counts = {**self.counts, **{author: self.counts.get(author, 0) + 1 for author in authors}}
+        return Tally(self.probation, self.rounds + 1, counts)
