@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.oracle import judge
 from atoll.protocols.errors import AtollError
-from tests.chaos import kill_cases, power_cases
+from tests.chaos import disk_cases, kill_cases, net_cases, power_cases
 from tests.chaos.loop_image import PREFIX, sweep
 from tests.chaos.report import NotRun, Result
 
@@ -29,6 +29,10 @@ CASES: dict[str, Case] = {
     "all-die": kill_cases.all_die,
     "frozen": kill_cases.frozen,
     "power": power_cases.power,
+    "steps": disk_cases.steps,
+    "eio": disk_cases.eio,
+    "clock": disk_cases.clock,
+    **net_cases.CASES,
 }
 
 

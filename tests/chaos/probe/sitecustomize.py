@@ -1,0 +1,123 @@
+"""Follows the durable steps of a node, and strikes before or after one of them; or gives it another wall clock.
+
+Python imports `sitecustomize` from PYTHONPATH at the start of a process. A step is a call that makes something
+durable (fsync, a new name, a commit of the ledger), named by the function of atoll that wants it. The product has
+no such points: only processes that a case starts are followed.
+
+CHAOS_FOLDER   where `steps-daemon` and `steps-worker` get each step's name when it is first taken, and `struck`
+CHAOS_STRIKE   JSON: role, step, when (before, after), nth, how (kill, eio)
+CHAOS_CLOCK_S  seconds by which `time.time` is ahead
+"""
+
+import errno
+import json
+import os
+import signal
+import sqlite3
+import sys
+import time
+
+ROOT = os.environ.get("CHAOS_ROOT", "") + "/"
+AREAS = tuple(ROOT + area for area in ("p2p", "node"))
+PLUMBING = ("p2p/system/atomic_files.py", "node/checkpoint/disk.py", "p2p/ledger/database.py")
+"""Where all go through: the step is named by who calls it."""
+WORKER = "atoll.node.worker.main"
+NAMING = ("replace", "rename", "link")
+
+
+class Probe:
+    """The durable steps of one process."""
+
+    def __init__(self) -> None:
+        self.role = "worker" if WORKER in sys.orig_argv else "daemon"
+        self.folder = os.environ["CHAOS_FOLDER"]
+        self.strike = json.loads(os.environ.get("CHAOS_STRIKE", "{}"))
+        self.counts: dict[str, int] = {}
+
+    def watch(self, kind, act):
+        """`act`, followed."""
+
+        def watched(*args, **named):
+            step = f"{kind} {caller()}"
+            self.reach(step, "before", kind)
+            found = act(*args, **named)
+            self.reach(step, "after", kind)
+            return found
+
+        return watched
+
+    def reach(self, step: str, when: str, kind: str) -> None:
+        """A step is about to be taken, or was just taken."""
+        if when == "before":
+            self.counts[step] = self.counts.get(step, 0) + 1
+            if self.counts[step] == 1:
+                self.write(f"steps-{self.role}", step)
+        strike = self.strike
+        wanted = strike and (strike["role"], strike["step"], strike["when"]) == (self.role, step, when)
+        if wanted and self.counts[step] == strike["nth"]:
+            self.write("struck", step)
+            if strike["how"] == "eio":
+                self.fail(kind)
+            if self.role == "worker":
+                os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @staticmethod
+    def fail(kind: str) -> None:
+        """As a bad sector does."""
+        if kind == "commit":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def write(self, name: str, line: str) -> None:
+        """Append a line; the process may be dead a moment later."""
+        with open(os.path.join(self.folder, name), "a") as file:
+            file.write(f"{line}\n")
+
+
+def caller() -> str:
+    """The innermost function of atoll that is no plumbing."""
+    frame = sys._getframe(2)
+    found = "nobody"
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(AREAS):
+            found = f"{code.co_filename[len(ROOT) :]}:{code.co_qualname}"
+            if not found.startswith(PLUMBING):
+                return found
+        frame = frame.f_back
+    return found
+
+
+def follow(probe: Probe) -> None:
+    """Put the probe between the process and the kernel."""
+    os.fsync = probe.watch("fsync", os.fsync)
+    for name in NAMING:
+        setattr(os, name, probe.watch(name, getattr(os, name)))
+    begin = sqlite3.connect
+
+    class Connection(sqlite3.Connection):
+        """Its commits are steps."""
+
+        def execute(self, statement, *values):
+            if statement != "COMMIT":
+                return super().execute(statement, *values)
+            return probe.watch("commit", super().execute)(statement)
+
+    sqlite3.connect = lambda *args, **named: begin(*args, factory=Connection, **named)
+
+
+def set_clock(ahead_s: float) -> None:
+    """Another wall clock for all that asks this module. The monotonic clock stays."""
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + ahead_s
+    time.time_ns = lambda: now_ns() + int(ahead_s * 1e9)
+
+
+if any("atoll" in part for part in sys.orig_argv) and "-c" not in sys.orig_argv:
+    if "CHAOS_FOLDER" in os.environ:
+        follow(Probe())
+    if "CHAOS_CLOCK_S" in os.environ:
+        set_clock(float(os.environ["CHAOS_CLOCK_S"]))

@@ -1,0 +1,74 @@
+"""The probe strikes where it is told, and nowhere else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.disk_cases import environment
+
+WRITES = """
+from pathlib import Path
+import sys, time
+from atoll.p2p.system.atomic_files import write_whole
+from atoll.protocols.errors import DiskFault
+try:
+    write_whole(Path(sys.argv[1]), b"new")
+    print("written", round(time.time()))
+except DiskFault as fault:
+    print(fault)
+"""
+STEP = "{} p2p/system/atomic_files.py:write_whole"
+"""What nobody but plumbing asks for has the plumbing's name."""
+
+
+def written(folder: Path, **variables: str) -> tuple[int, str, str]:
+    """The exit code of a process that replaces a file, what it printed, and what is in the file then."""
+    script, target = folder / "atoll_writes.py", folder / "file"
+    script.write_text(WRITES)
+    target.write_text("old")
+    with environment(variables):
+        done = subprocess.run(
+            [sys.executable, str(script), str(target)], capture_output=True, text=True, timeout=120, check=False
+        )
+    return done.returncode, done.stdout + done.stderr, target.read_text()
+
+
+def strike(folder: Path, kind: str, when: str, nth: int, how: str) -> dict[str, str]:
+    words = {"role": "daemon", "step": STEP.format(kind), "when": when, "nth": nth, "how": how}
+    return {"CHAOS_FOLDER": str(folder), "CHAOS_STRIKE": json.dumps(words)}
+
+
+def test_steps_are_found_by_following(tmp_path):
+    code, said, text = written(tmp_path, CHAOS_FOLDER=str(tmp_path))
+    assert (code, text) == (0, "new"), said
+    assert (tmp_path / "steps-daemon").read_text().splitlines() == [STEP.format(k) for k in ("fsync", "replace")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "when", "nth", "left"),
+    [
+        ("fsync", "before", 1, "old"),
+        ("fsync", "after", 1, "old"),
+        ("replace", "before", 1, "old"),
+        ("replace", "after", 1, "new"),
+        ("fsync", "before", 2, "new"),
+    ],
+)
+def test_a_strike_kills_before_or_after_the_nth_step(tmp_path, kind, when, nth, left):
+    code, said, text = written(tmp_path, **strike(tmp_path, kind, when, nth, "kill"))
+    assert (code, text) == (-9, left), said
+    assert (tmp_path / "struck").exists()
+
+
+def test_a_strike_can_be_an_error_of_the_disk(tmp_path):
+    code, said, text = written(tmp_path, **strike(tmp_path, "fsync", "before", 1, "eio"))
+    assert (code, text) == (0, "old")
+    assert "Input/output error" in said
+
+
+def test_the_wall_clock_can_be_wrong(tmp_path):
+    words = [written(tmp_path, CHAOS_CLOCK_S=str(ahead_s))[1].split() for ahead_s in (0, 21_600)]
+    assert int(words[1][1]) - int(words[0][1]) >= 21_600
