@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.oracle import judge
 from atoll.protocols.errors import AtollError
-from tests.chaos import disk_cases, kill_cases, net_cases, power_cases
+from tests.chaos import disk_cases, kill_cases, power_cases
 from tests.chaos.loop_image import PREFIX, sweep
 from tests.chaos.report import NotRun, Result
 
@@ -26,13 +26,8 @@ Case = Callable[[Path, int, bool], Result]
 """Plays in a folder, by a seed, in full or in short."""
 CASES: dict[str, Case] = {
     "kills": kill_cases.kills,
-    "all-die": kill_cases.all_die,
-    "frozen": kill_cases.frozen,
     "power": power_cases.power,
     "steps": disk_cases.steps,
-    "eio": disk_cases.eio,
-    "clock": disk_cases.clock,
-    **net_cases.CASES,
 }
 
 
