@@ -62,14 +62,16 @@ class MerklePart:
             raise DecodeError("merkle: the path is too long")
         self.root = row[0]
 
-    def path(self, leaf: int) -> bytes:
-        """Path that proves one of the leaves alone."""
-        path, at = b"", leaf
-        for start, row in self._rows:
-            beside = (at ^ 1) - start
-            if 0 <= beside < len(row):
-                path += row[beside]
-            at >>= 1
+    def path(self, first: int, count: int) -> bytes:
+        """Path that proves `count` of the leaves from `first` alone."""
+        path, start, stop = b"", first, first + count
+        for known, row in self._rows:
+            if start & 1:
+                path += row[start - 1 - known]
+            # Without a leaf beside it the last one moves up unchanged.
+            if stop & 1 and stop - known < len(row):
+                path += row[stop - known]
+            start, stop = start >> 1, (stop + 1) >> 1
         return path
 
     def _widened(

@@ -38,8 +38,8 @@ REGISTER = Wire("register", newest=1, oldest=1)
 """Format of ephemeral registers. 1: first."""
 PAYLOAD = Wire("payload", newest=1, oldest=1)
 """Format of pseudo-gradient payloads. 1: first."""
-REDUCTION = Wire("reduction", newest=1, oldest=1)
-"""Rows of payloads, openings of reductions, and the proofs of faults. 1: first."""
+REDUCTION = Wire("reduction", newest=2, oldest=2)
+"""Rows of payloads, openings of reductions, proofs of faults. 2: neighbours open together. 1: never released."""
 NAT = Wire("nat", newest=1, oldest=1)
 """Observed addresses, dial-back, punching through a rendezvous. 1: first."""
 RELAY = Wire("relay", newest=1, oldest=1)

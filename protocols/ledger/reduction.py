@@ -21,7 +21,9 @@ from atoll.protocols.run.slices import SlicePlan
 
 KEPT_BYTES = 4 * CHUNK
 """Size of the error feedback of one chunk: int32 values, little endian, in units of 2⁻²⁶."""
-PROOF_VERSION = 1
+OPENED_CHUNKS = 8
+"""Neighbouring chunks that are opened together: they share most of their Merkle paths."""
+PROOF_VERSION = 2
 ASK_MAX_BYTES = 256
 
 
@@ -65,6 +67,10 @@ class Claim(NamedTuple):
     body: Reduction
 
 
+PackedKept: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=KEPT_BYTES + 1)]
+"""A width in bits (one byte), then 4096 values of that width: see `node/learning/reduction/packing.py`."""
+
+
 class RowsAsk(msgspec.Struct, frozen=True, array_like=True, tag="rows", forbid_unknown_fields=True):
     """Request for rows of a Contribution's payload."""
 
@@ -80,7 +86,7 @@ class RowsAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class OpeningAsk(msgspec.Struct, frozen=True, array_like=True, tag="opening", forbid_unknown_fields=True):
-    """Request for the Opening of one chunk of a Reduction."""
+    """Request for the Opening of a chunk of a Reduction and its neighbours (`opened_span`)."""
 
     reduction: Digest
     """Entry id of the Reduction."""
@@ -92,23 +98,24 @@ Ask: TypeAlias = RowsAsk | OpeningAsk
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Inputs and outputs of one chunk of a Reduction, with Merkle paths to the signed roots."""
+    """Inputs and outputs of neighbouring chunks of a Reduction, with Merkle paths to the signed roots."""
 
-    chunk: ChunkIndex
-    row: bytes
-    """Row of the chunk in the reduced payload."""
-    row_path: bytes
-    """Path from `row` to `rows` of the Reduction."""
-    before: Annotated[bytes, Meta(max_length=KEPT_BYTES)]
-    """Error feedback before the round; empty if it was zero."""
+    span: Span
+    """The chunks: an `opened_span` of the slice."""
+    rows: bytes
+    """Rows of the chunks in the reduced payload, end to end."""
+    rows_path: bytes
+    """Path from `rows` to `rows` of the Reduction."""
+    before: Annotated[tuple[PackedKept, ...], Meta(max_length=OPENED_CHUNKS)]
+    """Error feedback before the round, packed, of each chunk that the previous Reduction's slice has."""
     before_path: bytes
     """Path from `before` to `kept` of the previous Reduction."""
-    after: Digest
-    """Leaf of the error feedback after the round."""
+    after: Annotated[tuple[Digest, ...], Meta(max_length=OPENED_CHUNKS)]
+    """Leaf of the error feedback after the round, of each chunk."""
     after_path: bytes
     """Path from `after` to `kept` of the Reduction."""
     raw: Annotated[tuple[tuple[bytes, bytes], ...], Meta(max_length=MAX_SET)]
-    """Row and path of each covered contribution, by rising entry id."""
+    """Rows and path of each covered contribution, by rising entry id."""
 
 
 class FaultProof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -134,10 +141,17 @@ def rows_max_bytes(span: Span, chunks: int, k: int) -> int:
     return span.chunks * row_bytes(k) + path_max_bytes(chunks) + 64
 
 
+def opened_span(span: Span, chunk: int) -> Span:
+    """The chunks of a slice that are opened with one of them: the slice is cut into groups from its start."""
+    start = chunk - (chunk - span.start) % OPENED_CHUNKS
+    return Span(start, min(start + OPENED_CHUNKS, span.stop))
+
+
 def opening_max_bytes(rules: ReductionRules, members: int) -> int:
     """Largest legal Opening that covers `members` contributions, in bytes."""
-    path = path_max_bytes(rules.chunks)
-    return KEPT_BYTES + row_bytes(rules.reduced_k) + 3 * path + 128 + members * (row_bytes(rules.k) + path + 16)
+    path, chunks = path_max_bytes(rules.chunks), min(OPENED_CHUNKS, rules.chunks)
+    reduced = chunks * (KEPT_BYTES + 4 + row_bytes(rules.reduced_k) + DIGEST_BYTES + 2)
+    return reduced + 3 * path + 128 + members * (chunks * row_bytes(rules.k) + path + 16)
 
 
 def proof_max_bytes(rules: ReductionRules, members: int) -> int:

@@ -84,10 +84,10 @@ class RowPart(NamedTuple):
     rows: bytes
     tree: MerklePart
 
-    def one(self, chunk: int, k: int) -> tuple[bytes, bytes]:
-        """The row of one chunk and its own Merkle path."""
-        at = (chunk - self.span.start) * row_bytes(k)
-        return self.rows[at : at + row_bytes(k)], self.tree.path(chunk)
+    def some(self, span: Span, k: int) -> tuple[bytes, bytes]:
+        """The rows of some of the chunks, end to end, and their own Merkle path."""
+        at = (span.start - self.span.start) * row_bytes(k)
+        return self.rows[at : at + span.chunks * row_bytes(k)], self.tree.path(span.start, span.chunks)
 
 
 def checked_rows(root: Digest, chunks: int, k: int, span: Span, rows: bytes, path: bytes) -> RowPart:

@@ -30,5 +30,5 @@ def test_a_reducer_that_lies_or_is_silent_is_found_and_stays_out(play, lie, seed
 def test_an_honest_reducer_counts_in_every_round(play, seed):
     council, counted = play(HONEST, seed)
     assert counted == list(range(ROUNDS - 4))
-    assert council.openings, "it was audited"
+    assert council.opened, "it was audited"
     assert not any(member.doubted for member in council.members)

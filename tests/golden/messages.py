@@ -150,7 +150,9 @@ VALUES = (
     registers.Holding(b"\x03", 8, ((2, A),)),
     registers.Addresses((PLACE,)),
 )
-OPENING = reduction.Opening(5, b"row", b"path", b"before", b"more", A, b"last", ((b"raw", b"its"),))
+OPENING = reduction.Opening(
+    Span(5, 7), b"rows", b"path", (b"before", b"\x00"), b"more", (A, B), b"last", ((b"raw", b"its"),)
+)
 PUNCH = nat.sign_punch(RUN, ME, OTHER.peer_id, bytes(16), (PLACE,))
 SEEDS = invite.Seed(OTHER.public_key, (PLACE,)), invite.Seed(b"", ("/dnsaddr/example.org",))
 INVITED = invite.make_invite(ME, RUN, SEEDS, UNIX_S, TOKEN, b"r")

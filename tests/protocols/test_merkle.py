@@ -34,7 +34,8 @@ def test_every_run_of_leaves_verifies_and_holds_the_paths_of_its_leaves(run):
     check_path(levels[-1][0], total, first, levels[0][first : first + count], path)
     part = MerklePart(total, first, levels[0][first : first + count], path)
     for leaf in range(first, first + count):
-        assert part.path(leaf) == path_of(levels, leaf, 1)
+        for some in range(1, first + count - leaf + 1):
+            assert part.path(leaf, some) == path_of(levels, leaf, some)
 
 
 @settings(max_examples=300, deadline=None)

@@ -21,6 +21,7 @@ from atoll.protocols.errors import AtollError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Body, Entry, ReductionFault, encode_entry
 from atoll.protocols.ledger.reduction import (
+    OPENED_CHUNKS,
     PROOF_VERSION,
     Claim,
     FaultProof,
@@ -48,6 +49,10 @@ class Found(Enum):
     """The reducer could not be reached: it may be gone."""
     UNKNOWN = "unknown"
     """This node could not judge: its own worker or disk failed, or what the Reduction covers is not known."""
+
+
+def _groups(claim: Claim) -> int:
+    return -(-claim.body.span.chunks // OPENED_CHUNKS)
 
 
 _WITHOUT = (Found.UNANSWERED, Found.UNREACHED)
@@ -91,22 +96,23 @@ class Auditor:
                 group.create_task(self._open_some(claim, self._draw(claim)))
 
     def _share(self, claim: Claim) -> float:
-        """Return how many chunks of a Reduction one member opens on average.
+        """Return how many groups of chunks of a Reduction one member opens on average.
 
         The auditors are the authors that decided who reduces, less the reducer itself.
         """
         auditors = max(1, len(self.ledger.plan(claim.body.round).authors) - 1)
-        return claim.body.span.chunks * self.ledger.spec.sample_256 / 256 / auditors
+        return _groups(claim) * self.ledger.spec.sample_256 / 256 / auditors
 
     def _most_openings(self, claim: Claim) -> int:
         return SPARE_OPENINGS + 2 * int(self._share(claim))
 
     def _draw(self, claim: Claim) -> list[int]:
-        """Return the chunks that this node opens of a Reduction, each once, in random order."""
-        span, share = claim.body.span, self._share(claim)
+        """Return the first chunk of each group that this node opens of a Reduction, in random order."""
+        groups, share = _groups(claim), self._share(claim)
         # The fraction is drawn too. Rounding would never audit a small arena of many members.
         count = int(share) + (self.rng.random() < share % 1.0)
-        return self.rng.sample(range(span.start, span.stop), min(count, span.chunks))
+        drawn = self.rng.sample(range(groups), min(count, groups))
+        return [claim.body.span.start + group * OPENED_CHUNKS for group in drawn]
 
     async def _open_some(self, claim: Claim, chunks: list[int]) -> None:
         for chunk in chunks:
@@ -146,8 +152,8 @@ class Auditor:
         """Publish the opening as the proof of a fault, if the worker finds that it proves one."""
         path = self.spool / f"{claim.entry.hex()}-{chunk}.proof"
         try:
-            if opening.chunk != chunk:
-                raise DecodeError("opening: of another chunk than was asked for")
+            if not opening.span.holds(chunk):
+                raise DecodeError("opening: of other chunks than was asked for")
             proof = self._proof(claim, covered, opening)
             if proof is None:
                 return Found.UNKNOWN

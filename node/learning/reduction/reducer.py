@@ -1,7 +1,7 @@
 """A reducer's error feedback along the chain of its Reductions, the data that opens them, and the check of an
 opening.
 
-Anybody can open a chunk of a reduction and compute it again. There are three endings: the opening does not fit
+Anybody can open chunks of a reduction and compute it again. There are three endings: the opening does not fit
 the signed roots (DecodeError: blame who sent it, nothing is proven); it fits and the chunk is right; or it fits
 and the chunk is wrong: then opening and entries together are a proof.
 """
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from atoll.node.learning.reduction.packing import packed, unpacked
 from atoll.node.learning.reduction.reducing import (
     Arithmetic,
     ReducerErrorFeedback,
     decode_rows,
-    kept_bytes,
     kept_leaves,
     minus,
     moved,
@@ -26,9 +26,9 @@ from atoll.node.learning.reduction.reducing import (
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Entry, Reduction, SlicedContribution, decode_entry, set_digest
-from atoll.protocols.ledger.reduction import KEPT_BYTES, FaultProof, Offer, Opening, ReductionRules
+from atoll.protocols.ledger.reduction import FaultProof, Offer, Opening, ReductionRules, opened_span
 from atoll.protocols.ledger.rows import RowPart, RowTree, checked_rows, cut_rows
-from atoll.protocols.merkle import check_path, leaf_of, levels_of, path_of
+from atoll.protocols.merkle import check_path, levels_of, path_of
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
 
@@ -126,22 +126,24 @@ class Reducer:
         return minus(owed, moved(added, owed.span)[0])
 
     def open(self, entry: bytes, chunk: int) -> Opening:
-        """Everything about one chunk of one of our Reductions. Raises LocalFault for one that is not here."""
+        """Everything about a chunk of our Reduction and its neighbours. Raises LocalFault for one not here."""
         made = self._of(entry)
         if not made.span.holds(chunk):
             raise LocalFault(f"chunk {chunk} is not in the slice")
-        place, k = chunk - made.span.start, self._rules.k
-        before, before_path = _opened(made.began, made.previous_levels, chunk)
-        row, row_path = made.tree.part(Span(place, place + 1))
+        span = opened_span(made.span, chunk)
+        place, k = span.start - made.span.start, self._rules.k
+        rows, rows_path = made.tree.part(Span(place, place + span.chunks))
+        known = _known_before(made.began.span if made.previous_levels else None, span)
+        at = known.start - made.began.span.start
         return Opening(
-            chunk=chunk,
-            row=row,
-            row_path=row_path,
-            before=before,
-            before_path=before_path,
-            after=made.kept_levels[0][place],
-            after_path=path_of(made.kept_levels, place, 1),
-            raw=tuple(part.one(chunk, k) for part in made.raw),
+            span=span,
+            rows=rows,
+            rows_path=rows_path,
+            before=tuple(packed(values) for values in made.began.values_C4096[at : at + known.chunks]),
+            before_path=path_of(made.previous_levels, at, known.chunks) if known.chunks else b"",
+            after=tuple(made.kept_levels[0][place : place + span.chunks]),
+            after_path=path_of(made.kept_levels, place, span.chunks),
+            raw=tuple(part.some(span, k) for part in made.raw),
         )
 
     def forget(self, name: bytes) -> None:
@@ -154,12 +156,12 @@ class Reducer:
         return self._made[entry]
 
 
-def _opened(began: ReducerErrorFeedback, levels: Sequence[Sequence[Digest]], chunk: int) -> tuple[bytes, bytes]:
-    """Error feedback of a chunk and its path to the previous Reduction's root; empty where it began with zeros."""
-    if not levels or not began.span.holds(chunk):
-        return b"", b""
-    place = chunk - began.span.start
-    return kept_bytes(began.values_C4096[place]), path_of(levels, place, 1)
+def _known_before(before: Span | None, span: Span) -> Span:
+    """The chunks of `span` that the slice before had, if there was one: the others began with zeros."""
+    if before is None:
+        return Span(span.start, span.start)
+    start = min(max(span.start, before.start), span.stop)
+    return Span(start, max(start, min(span.stop, before.stop)))
 
 
 def proves_fault(proof: FaultProof, rules: ReductionRules, arithmetic: Arithmetic) -> bool:
@@ -172,28 +174,28 @@ def proves_fault(proof: FaultProof, rules: ReductionRules, arithmetic: Arithmeti
     _check_links(claim, claim.body, offers, before)
     bodies = [offer.body for offer in offers if isinstance(offer.body, SlicedContribution)]
     previous = before.body if before is not None and isinstance(before.body, Reduction) else None
-    _check_paths(claim.body, previous, bodies, proof.opening, rules)
-    return not is_right(proof.opening, bodies, rules, arithmetic)
+    began = _checked(claim.body, previous, bodies, proof.opening, rules)
+    return not is_right(proof.opening, bodies, began, rules, arithmetic)
 
 
 def is_right(
-    opening: Opening, contributions: Sequence[SlicedContribution], rules: ReductionRules, arithmetic: Arithmetic
+    opening: Opening,
+    contributions: Sequence[SlicedContribution],
+    began: Tensor,
+    rules: ReductionRules,
+    arithmetic: Arithmetic,
 ) -> bool:
-    """Whether the chunk, computed again from what went in, is what came out. The paths were checked."""
+    """Whether the chunks, computed again from what went in, are what came out. The paths were checked.
+
+    `began`: int32 `[chunks, 4096]`, the error feedback before the round.
+    """
     members = [
-        (body.weight, *decode_rows(row, rules.k, arithmetic))
-        for body, (row, _) in zip(contributions, opening.raw, strict=True)
+        (body.weight, *decode_rows(rows, rules.k, arithmetic))
+        for body, (rows, _) in zip(contributions, opening.raw, strict=True)
     ]
-    payload, after = reduce_rows(kept_of(opening.before), members, rules.reduced_k, rules.floor_256, arithmetic)
-    row = cut_rows(payload, Layout("sparse2", 1, rules.reduced_k))[0]
-    return row == opening.row and leaf_of(kept_bytes(after[0])) == opening.after
-
-
-def kept_of(data: bytes) -> Tensor:
-    """int32 `[1, 4096]` of an opening's `before`."""
-    if not data:
-        return torch.zeros((1, CHUNK), dtype=torch.int32)
-    return torch.frombuffer(bytearray(data), dtype=torch.int32).reshape(1, CHUNK)
+    payload, after = reduce_rows(began, members, rules.reduced_k, rules.floor_256, arithmetic)
+    rows = b"".join(cut_rows(payload, Layout("sparse2", len(began), rules.reduced_k)))
+    return rows == opening.rows and tuple(kept_leaves(after)) == opening.after
 
 
 def _check_links(claim: Entry, body: Reduction, offers: Sequence[Entry], before: Entry | None) -> None:
@@ -210,28 +212,40 @@ def _check_links(claim: Entry, body: Reduction, offers: Sequence[Entry], before:
         raise DecodeError("fault proof: the entry before is no Reduction of the author")
 
 
-def _check_paths(
+def _checked(
     body: Reduction,
     previous: Reduction | None,
     contributions: Sequence[SlicedContribution],
     opening: Opening,
     rules: ReductionRules,
-) -> None:
-    """Raise DecodeError unless everything in the opening is under a signed root."""
-    chunk, span = opening.chunk, body.span
-    if not span.holds(chunk) or span.stop > rules.chunks or len(opening.raw) != len(contributions):
-        raise DecodeError("opening: a chunk outside the slice, or not as many rows as contributions")
-    for contribution, (row, path) in zip(contributions, opening.raw, strict=True):
-        checked_rows(contribution.rows, rules.chunks, rules.k, Span(chunk, chunk + 1), row, path)
-    place = chunk - span.start
-    checked_rows(body.rows, span.chunks, rules.reduced_k, Span(place, place + 1), opening.row, opening.row_path)
-    check_path(body.kept, span.chunks, place, [opening.after], opening.after_path)
+) -> Tensor:
+    """The error feedback before, int32 `[chunks, 4096]`. Raises DecodeError unless all is under a signed root."""
+    span, whole = opening.span, body.span
+    if not whole.holds(span.start) or span != opened_span(whole, span.start) or whole.stop > rules.chunks:
+        raise DecodeError("opening: other chunks than are opened together")
+    if len(opening.raw) != len(contributions) or len(opening.after) != span.chunks:
+        raise DecodeError("opening: not as many rows as contributions, or leaves as chunks")
+    for contribution, (rows, path) in zip(contributions, opening.raw, strict=True):
+        checked_rows(contribution.rows, rules.chunks, rules.k, span, rows, path)
+    place = span.start - whole.start
+    here = Span(place, place + span.chunks)
+    checked_rows(body.rows, whole.chunks, rules.reduced_k, here, opening.rows, opening.rows_path)
+    check_path(body.kept, whole.chunks, place, opening.after, opening.after_path)
+    return _checked_before(previous, opening)
+
+
+def _checked_before(previous: Reduction | None, opening: Opening) -> Tensor:
     # The reducer begins with zeros on chunks that its last slice did not have: there is nothing to show then.
-    if previous is None or not previous.span.holds(chunk):
-        if opening.before or opening.before_path:
-            raise DecodeError("opening: error feedback where the reducer is new to the chunk")
-        return
-    if len(opening.before) != KEPT_BYTES:
-        raise DecodeError("opening: error feedback of another size")
-    place = chunk - previous.span.start
-    check_path(previous.kept, previous.span.chunks, place, [leaf_of(opening.before)], opening.before_path)
+    span, began = opening.span, torch.zeros((opening.span.chunks, CHUNK), dtype=torch.int32)
+    known = _known_before(previous.span if previous is not None else None, span)
+    if len(opening.before) != known.chunks:
+        raise DecodeError("opening: error feedback of other chunks than the slice before has")
+    if previous is None or not known.chunks:
+        if opening.before_path:
+            raise DecodeError("opening: a path to nothing")
+        return began
+    at = known.start - span.start
+    began[at : at + known.chunks] = torch.stack([unpacked(data) for data in opening.before])
+    leaves, place = kept_leaves(began[at : at + known.chunks]), known.start - previous.span.start
+    check_path(previous.kept, previous.span.chunks, place, leaves, opening.before_path)
+    return began

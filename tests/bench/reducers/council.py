@@ -32,8 +32,9 @@ from atoll.protocols.ledger.records import (
     Unanswered,
     sign_entry,
 )
-from atoll.protocols.ledger.reduction import Opening, OpeningAsk, ReductionRules, cover
+from atoll.protocols.ledger.reduction import Opening, OpeningAsk, ReductionRules, cover, opened_span
 from atoll.protocols.local.worker_messages import JudgeReply, JudgeRequest
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
 RUN = RunId(digest(b"bench reducers"))
@@ -90,7 +91,8 @@ class Member:
         ask = codec.decode(question, OpeningAsk)
         if peer == self.council.liar.peer and self.council.lie.is_mute and self.council.is_wrong(ask):
             return b""
-        return codec.encode(Opening(ask.chunk, b"", b"", b"", b"", NOTHING, b"", ()))
+        span = Span(ask.chunk, ask.chunk + 1)
+        return codec.encode(Opening(span, b"", b"", (), b"", (), b"", ()))
 
     async def judge(self, ask: JudgeRequest, kind: type[JudgeReply]) -> JudgeReply:
         name, chunk = Path(ask.path).stem.split("-")
@@ -154,7 +156,9 @@ class Council:
     """Rounds whose final set has a Reduction of the liar."""
     planned: list[int] = field(default_factory=list)
     """Rounds that the liar was to reduce a slice of."""
-    openings: int = 0
+    opened: int = 0
+    """Chunks that were opened, with repeats."""
+    _spans: dict[Digest, Span] = field(default_factory=dict)
     _wrong: dict[Digest, range] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -174,8 +178,11 @@ class Council:
         self.blamed.add(peer)
 
     def is_wrong(self, ask: OpeningAsk) -> bool:
-        self.openings += 1
-        return ask.chunk in self._wrong.get(ask.reduction, ())
+        """Whether a group of chunks that is opened together has a wrong one."""
+        group = opened_span(self._spans[ask.reduction], ask.chunk)
+        self.opened += group.chunks
+        wrong = self._wrong.get(ask.reduction, range(0))
+        return max(group.start, wrong.start) < min(group.stop, wrong.stop)
 
     async def play_round(self) -> None:
         """One round: contributions, Reductions, audits and complaints, the final set."""
@@ -209,6 +216,7 @@ class Council:
             rows=NOTHING, kept=NOTHING, previous=b"",
         )  # fmt: skip
         entry = member.publish(body)
+        self._spans[entry.id] = span
         if member is self.liar:
             self.planned.append(self.number)
             many = span.chunks if self.lie.chunks is None else min(self.lie.chunks, span.chunks)

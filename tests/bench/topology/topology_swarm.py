@@ -18,8 +18,7 @@ from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ledger.records import Leave
-from atoll.protocols.ledger.reduction import ReductionRules, opening_max_bytes
-from atoll.protocols.ledger.rows import row_bytes
+from atoll.protocols.ledger.reduction import OPENED_CHUNKS, ReductionRules
 from atoll.protocols.run.slices import ReduceSpec, SlicePlan, all_gather, plan_of
 from atoll_bench.topology.reduction_trial import WEIGHT, Landscape, States, TrialMember
 from atoll_bench.topology.topology_peer import Behaviour, TrialPeer
@@ -32,7 +31,6 @@ REST_S = 3.0
 """Nothing is under way when nothing was done for so long: ids are announced by then."""
 EARLIER = 3
 """Records that each member published before the first round: the trees of gossip grow with the first ones."""
-SAMPLE_SHARE = 0.05
 """Openings may cost this share of the payload bytes that a member gets in a reduced round, on average."""
 FEEDBACK = 0.95
 
@@ -194,7 +192,7 @@ class _Swarm:
         seconds = asyncio.get_running_loop().time() - began_s
         first = self._digests()
         for peer in self._living():
-            if self._luck.random() < self._chance():
+            for _ in range(self._openings()):
                 self.spawn(peer.sample(self._luck))
         await self._settle()
         last, after = self._digests(), self._traffic()
@@ -224,12 +222,12 @@ class _Swarm:
         counted = {host.peer_id: host.statistics() for host in self._hosts}
         return {peer: (each.bytes_up, each.bytes_down) for peer, each in counted.items()}
 
-    def _chance(self) -> float:
-        """Of one opening per member and round, so that openings stay within their share of the traffic."""
+    def _openings(self) -> int:
+        """How many openings a member asks for in this round: the shipped share, whose fraction is drawn."""
         if self._trial.always_sample:
-            return 1.0
-        payloads = self.rules.chunks * (row_bytes(self.rules.k) + row_bytes(self.rules.reduced_k))
-        return SAMPLE_SHARE * payloads / opening_max_bytes(self.rules, self._trial.members)
+            return 1
+        share = self.rules.chunks / OPENED_CHUNKS * ReduceSpec().sample_256 / 256 / (self._trial.members - 1)
+        return int(share) + (self._luck.random() < share % 1.0)
 
     def _payload(self, number: Round, slot: int) -> bytes:
         if number < 1 and self._trial.payloads:

@@ -29,16 +29,16 @@ from atoll.protocols.run.slices import SlicePlan
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 RULES = ReductionRules(RunId(A), 100, 64, 128, 64)
 PEERS = [Identity(digest(bytes([number]))).peer_id for number in range(20)]
-OPENING = Opening(7, b"row", A, b"kept", B, A, B, ((b"r", A), (b"s", b"")))
+OPENING = Opening(Span(7, 8), b"row", A, (b"kept",), B, (A,), B, ((b"r", A), (b"s", b"")))
 GOLDEN = {
     RowsAsk(A, Span(3, 7)): "93a4726f7773c420" + A.hex() + "920307",
     OpeningAsk(B, 300): "93a76f70656e696e67c420" + B.hex() + "cd012c",
     RowsAnswer(b"rows", b"path"): "92c404726f7773c40470617468",
     OPENING: (
-        "9807c403726f77c420" + A.hex() + "c4046b657074c420" + B.hex() + "c420" + A.hex() + "c420" + B.hex()
+        "98920708c403726f77c420" + A.hex() + "91c4046b657074c420" + B.hex() + "91c420" + A.hex() + "c420" + B.hex()
         + "9292c40172c420" + A.hex() + "92c40173c400"
     ),
-    FaultProof(1, b"e", b"", (b"c",), OPENING): "9501c40165c40091c40163",
+    FaultProof(2, b"e", b"", (b"c",), OPENING): "9502c40165c40091c40163",
 }  # fmt: skip
 
 
@@ -62,8 +62,8 @@ def test_questions_are_small_and_of_two_kinds():
 
 
 def test_a_proof_of_another_version_is_refused():
-    with pytest.raises(DecodeError, match="version 2"):
-        decode_proof(codec.encode(FaultProof(2, b"", b"", (), OPENING)), RULES)
+    with pytest.raises(DecodeError, match="version 1"):
+        decode_proof(codec.encode(FaultProof(1, b"", b"", (), OPENING)), RULES)
 
 
 @settings(deadline=None)

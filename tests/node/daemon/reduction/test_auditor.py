@@ -11,10 +11,9 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.reduction import Opening
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import ReduceSpec
 from tests.bench.reducers.council import Council, Lie, shipped
-
-NOTHING = bytes(32)
 
 
 @pytest.mark.parametrize(("members", "chunks"), [(5, 12), (18, 12), (18, 4000), (40, 4000)])
@@ -29,7 +28,7 @@ def test_together_the_members_open_the_same_share_of_any_arena(tmp_path, members
     asyncio.run(play())
     # The liar, which opens nothing, is one of the members.
     expected = (rounds - 4) * chunks * 48 / 256 * (members - 2) / (members - 1)
-    assert council.openings == pytest.approx(expected, rel=0.25)
+    assert council.opened == pytest.approx(expected, rel=0.25)
 
 
 class Net:
@@ -82,7 +81,7 @@ def audit(small, tmp_path):
 
 
 def opening(chunk):
-    return codec.encode(Opening(chunk, b"", b"", b"", b"", NOTHING, b"", ()))
+    return codec.encode(Opening(Span(chunk, chunk + 1), b"", b"", (), b"", (), b"", ()))
 
 
 def test_an_empty_reply_is_no_answer(audit):

@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from atoll.node.learning.reduction.packing import packed
 from atoll.node.learning.reduction.reducer import Reducer, proves_fault
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, kept_leaves
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault, PeerFault
 from atoll.protocols.ids import digest
-from atoll.protocols.ledger.reduction import decode_proof, opening_max_bytes, proof_max_bytes
+from atoll.protocols.ledger.reduction import OPENED_CHUNKS, decode_proof, opening_max_bytes, proof_max_bytes
 from atoll.protocols.ledger.rows import RowTree, join_rows, silent_row
 from atoll.protocols.merkle import levels_of
 from atoll.protocols.run.arena import Span
@@ -86,8 +87,31 @@ def test_error_feedback_that_is_not_what_the_last_round_left_is_no_way_out(small
     with pytest.raises(DecodeError):
         judged(world, claim, offers, chunk)
     opening = reducer.open(claim.entry, chunk)
-    true = last.left.values_C4096[0].numpy().astype("<i4").tobytes()
+    true = tuple(packed(values) for values in last.left.values_C4096)
     assert judged(world, claim, offers, chunk, replace(opening, before=true))
+
+
+def test_neighbouring_chunks_are_opened_together(world_of):
+    """A slice of 13 chunks is two groups, and a lie about one chunk shows in the opening of its own alone."""
+    world = world_of(3, 40)
+    world.reduce(1, [world.offer(who) for who in range(3)])
+    offers = [world.offer(who, 1) for who in range(3)]
+
+    def lie(made):
+        left = made.left.values_C4096.clone()
+        left[2, 7] += 1
+        return made._replace(left=ReducerErrorFeedback(made.span, left), kept_levels=levels_of(kept_leaves(left)))
+
+    claim = world.reduce(1, offers, 1, lie)
+    span = claim.body.span
+    found = [judged(world, claim, offers, chunk) for chunk in chunks_of(claim)]
+    assert found == [True] * OPENED_CHUNKS + [False] * (span.chunks - OPENED_CHUNKS)
+    openings = [world.reducers[1].open(claim.entry, chunk) for chunk in (span.start, span.stop - 1)]
+    assert [opening.span for opening in openings] == [
+        Span(span.start, span.start + OPENED_CHUNKS),
+        Span(span.start + OPENED_CHUNKS, span.stop),
+    ]
+    assert all(len(opening.before) == len(opening.after) == opening.span.chunks for opening in openings)
 
 
 def test_a_reducer_that_moved_is_opened_over_the_border(small):
@@ -100,7 +124,7 @@ def test_a_reducer_that_moved_is_opened_over_the_border(small):
     claim = world.reduce(2, offers, 1)
     assert not any(judged(world, claim, offers, chunk) for chunk in chunks_of(claim))
     new = world.reducers[2].open(claim.entry, wider.start if span.start else wider.stop - 1)
-    assert new.before == b""
+    assert len(new.before) == span.chunks == wider.chunks - 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -136,9 +160,12 @@ def test_entries_of_something_else_prove_nothing(small):
         {"previous": proof.reduction},
         {"opening": replace(proof.opening, raw=proof.opening.raw[:-1])},
         {"contributions": proof.contributions[:-1], "opening": replace(proof.opening, raw=proof.opening.raw[:-1])},
-        {"opening": replace(proof.opening, chunk=claim.body.span.stop)},
-        {"opening": replace(proof.opening, before=bytes(1 << 14))},
-        {"version": 2},
+        {"opening": replace(proof.opening, span=Span(chunk + 1, chunk + 1 + proof.opening.span.chunks))},
+        {"opening": replace(proof.opening, span=Span(chunk, chunk + 1), after=proof.opening.after[:1])},
+        {"opening": replace(proof.opening, after=())},
+        {"opening": replace(proof.opening, before=(b"\0",))},
+        {"opening": replace(proof.opening, before_path=bytes(32))},
+        {"version": 1},
     ):
         changed = codec.encode(replace(proof, **change))
         with pytest.raises(PeerFault):
@@ -214,3 +241,17 @@ def test_samples_are_chunks_of_the_slice(seed, first, chunks, count):
     assert len(found) == len(set(found)) == min(count, chunks)
     assert all(span.holds(chunk) for chunk in found)
     assert found == sampled_chunks(seed, span, count)
+
+
+def test_an_opening_of_some_of_its_group_is_refused(world_of, monkeypatch):
+    """All in it is under the signed roots, and it leaves out the chunk that is wrong."""
+    world = world_of(3, 40)
+    offers = [world.offer(who) for who in range(3)]
+    claim = world.reduce(1, offers)
+    chunk = claim.body.span.start + 1
+    with monkeypatch.context() as patched:
+        patched.setattr("atoll.node.learning.reduction.reducer.opened_span", lambda _, at: Span(at, at + 1))
+        alone = world.reducers[1].open(claim.entry, chunk)
+        assert not judged(world, claim, offers, chunk, alone)
+    with pytest.raises(DecodeError, match="other chunks"):
+        judged(world, claim, offers, chunk, alone)
