@@ -143,7 +143,10 @@ class Node:
         self.feed(EntrySeen(*entry))
 
     def known(self, number: int) -> tuple:
-        return tuple(sorted(self.rounds.get(number, {}).values()))
+        """The own set of a round; work of the excluded only where there is no other, as in the round machine."""
+        book, gone = self.rounds.get(number, {}), self.state.epochs.excluded_from(number)
+        left = [entry for author, entry in book.items() if author not in gone]
+        return tuple(sorted(left or book.values()))
 
     def train(self, now: float) -> None:
         """One round every ROUND steps; the round before is closed with what is here."""

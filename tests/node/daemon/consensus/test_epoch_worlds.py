@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from atoll.protocols.ledger.records import Exclude
 from tests.node.daemon.consensus.epoch_world import LEASE, ROUND, World, final
 
 
@@ -58,15 +59,20 @@ def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
     world.agree()
 
 
-@pytest.mark.parametrize("probation", [1, 8])
+@pytest.mark.parametrize(("probation", "excludes"), [(1, False), (8, True)])
 @pytest.mark.parametrize("block", range(6))
-def test_random_faults(block, probation):
+def test_random_faults(block, probation, excludes):
+    """`excludes`: the owner excludes a member at some time; that one goes on until the faults are over."""
     for seed in range(block * 5, block * 5 + 5):
         rng = random.Random(seed)
         count = rng.randint(2, 6)
-        world = World(seed, count, probation)
+        world, gone = World(seed, count, probation), None
         world.run(rng.randint(20, 60))
         for _ in range(rng.randint(2, 6)):
+            owner = world.nodes[0]
+            if excludes and gone is None and owner.is_up and owner.state.live and rng.random() < 0.5:
+                gone = rng.choice(world.nodes[1:])
+                owner.write(Exclude(owner.state.deciding, gone.peer, ""))
             kind, node = rng.choice(("stop", "kill", "cut", "heal", "back", "restart")), rng.choice(world.nodes)
             if kind == "stop" and node.is_up:
                 node.stop()
@@ -89,8 +95,10 @@ def test_random_faults(block, probation):
             world.run(rng.randint(5, 120))
         for peer in world.side:
             world.side[peer] = 0
+        if gone is not None:
+            gone.is_up = False
         for node in world.nodes:
-            if not node.is_up and rng.random() < 0.7:
+            if node is not gone and not node.is_up and rng.random() < 0.7:
                 node.is_up = True
                 node.boot(world.now)
         if not world.up():
