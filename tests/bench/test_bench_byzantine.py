@@ -13,6 +13,8 @@ from atoll.node.worker.learner import Learner
 from atoll.protocols.run.arena import arena_of
 from atoll_bench.byzantine import byzantine
 from atoll_bench.byzantine.attacks import ATTACKS, Seen, min_angle, min_max
+from atoll_bench.byzantine.audit_trial import IDLERS, AuditTrial
+from atoll_bench.byzantine.audits import rows_of
 from atoll_bench.byzantine.trial import MEMBERS, STEPS, Case, Members, Trial, spec_of
 
 
@@ -103,3 +105,26 @@ def test_rows_are_judged_against_the_mean_without_liars():
     assert found["nnm: worst at 20 %"].passed is False
     assert found["nnm: worst at 20 %"].note.startswith("ALIE")
     assert found["nnm: worst at 30 %"].passed
+
+
+def test_an_audited_run_counts_who_has_no_weight(data):
+    trial = AuditTrial(1, data)
+    found = trial.outcome(2)
+    assert found.idle.keys() == set(IDLERS)
+    assert not any(found.idle.values())
+    assert found.honest == []
+    assert found.usual > 0.5, "honest work shows"
+    said = [verdict for each in trial._sets[1] for verdict in each.verdicts]
+    assert 5 <= len(said) <= 8, "those that work say something of the first round"
+
+
+def test_rows_of_audited_runs_show_the_worst_seed():
+    never = {name: [] for name in IDLERS}
+    first = {"idle": never | {"copier": [7, 9]}, "honest": [], "usual": 2.0}
+    second = {"idle": never | {"copier": [12, 13]}, "honest": [5, 6], "usual": 3.0}
+    rows = {row.metric: row for row in rows_of([first, second], 24)}
+    copier, noise = (rows[f"audits: {name} has no weight from round"] for name in ("copier", "noise"))
+    assert (copier.value, noise.value, copier.passed) == (12, 24, False)
+    lost = rows["audits: rounds of honest members without weight"]
+    assert (lost.value, lost.passed) == (2, False)
+    assert "of 384" in lost.note

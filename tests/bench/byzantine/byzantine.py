@@ -24,6 +24,8 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.arena import CHUNK
 from atoll_bench.byzantine import trial
 from atoll_bench.byzantine.attacks import NAMES
+from atoll_bench.byzantine.audit_trial import ROUNDS as AUDITED_ROUNDS
+from atoll_bench.byzantine.audits import audited_rows
 from atoll_bench.byzantine.trial import MEMBERS, Case
 from atoll_bench.child import Child, enter_all, started
 from atoll_bench.report import Bar, Row, paired_ratio, row
@@ -34,22 +36,29 @@ COST, FOLD = Bar("<=", 1.01), Bar("<=", 2.0)
 RATES_256 = (256, 384, 512, 768)
 SHIPPED = "nnm"
 """The rule whose figures are judged."""
+AUDITS = "audits"
+"""In the place of a rule: the runs with audits."""
 SEEDS = 3
 ARM = "atoll_bench.byzantine.byzantine_arm"
 TRIAL_S = 900.0
 
 
 async def measure(
-    quick: bool, say: Callable[[str], None], rules: str = f"mean,{SHIPPED}", seeds: int = SEEDS
+    quick: bool, say: Callable[[str], None], rules: str = f"mean,{SHIPPED},{AUDITS}", seeds: int = SEEDS
 ) -> list[Row]:
-    """All rows: each rule without liars, each attack at each share, the worst, and the cost of the fold."""
-    names, drawn = rules.split(","), range(1, 2 if quick else seeds + 1)
+    """All rows: each rule without liars, each attack at each share, the worst, the cost of the fold; audits."""
+    names, drawn = [name for name in rules.split(",") if name != AUDITS], range(1, 2 if quick else seeds + 1)
     for rule in names:
         if rule != "mean" and rule != "clip" and rule not in RULES:
-            raise ConfigError(f"no rule {rule!r}", hint=f"use some of mean, clip, {', '.join(RULES)}")
+            raise ConfigError(f"no rule {rule!r}", hint=f"use some of mean, clip, {AUDITS}, {', '.join(RULES)}")
     attacks, rounds = (("sign flip",), 2) if quick else (NAMES, trial.ROUNDS)
     async with contextlib.AsyncExitStack() as stack:
         arms = await enter_all(stack, [started(ARM) for _ in range(os.cpu_count() or 1)])
+        audited: list[Row] = []
+        if AUDITS in rules.split(","):
+            audited = await audited_rows(arms, drawn, 2 if quick else AUDITED_ROUNDS, say)
+        if not names:
+            return audited
         losses = Losses(arms, rounds, say)
         rates = await _rates(losses, names)
         say(", ".join(f"{rule}: rate {rate / 256:g}" for rule, rate in rates.items()))
@@ -60,7 +69,7 @@ async def measure(
             for attack, share in [(None, 0), *((attack, share) for share in SHARES for attack in attacks)]
             if rule in names or attack is None
         )
-    rows = [each for rule in names for each in rows_of(rule, losses.found, rates, drawn, attacks)]
+    rows = audited + [each for rule in names for each in rows_of(rule, losses.found, rates, drawn, attacks)]
     sizes = (8,) if quick else (8, 16, 64)
     return rows + [
         fold_row(rule, members, 64 if quick else 2048, 2 if quick else 5)

@@ -8,6 +8,7 @@ import msgspec
 
 from atoll.node.learning.data.dataset import Dataset, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
+from atoll_bench.byzantine.audit_trial import AuditTrial
 from atoll_bench.byzantine.trial import Case, Trial, spec_of
 from atoll_bench.child import obey
 
@@ -23,9 +24,15 @@ async def loss(case: Any, rounds: int) -> float:
     return Trial(msgspec.convert(case, Case), _data()).loss(rounds)
 
 
+async def audited(seed: int, rounds: int) -> dict[str, Any]:
+    """Who had no weight in which rounds of an audited run. Raises ConfigError, NetworkFault."""
+    found = await asyncio.to_thread(AuditTrial(seed, _data()).outcome, rounds)
+    return {"idle": found.idle, "honest": found.honest, "usual": found.usual}
+
+
 async def main() -> None:
     """Until standard input ends."""
-    await obey({"loss": loss})
+    await obey({"loss": loss, "audited": audited})
 
 
 if __name__ == "__main__":

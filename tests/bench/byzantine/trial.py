@@ -116,9 +116,10 @@ class Members:
 class Trial:
     """Honest members are the first slots, liars the last."""
 
-    def __init__(self, case: Case, data: Dataset) -> None:
+    def __init__(self, case: Case, data: Dataset, spec: RunSpec | None = None) -> None:
+        """`spec`: another one than the case's."""
         torch.set_num_threads(1)
-        self.case, self.spec = case, spec_of(case)
+        self.case, self.spec = case, spec or spec_of(case)
         self._data = data
         self._arena = arena_of(self.spec.model)
         theta = {name: torch.from_numpy(value) for name, value in genesis(self.spec.model, self.spec.seed).items()}
@@ -163,8 +164,8 @@ class Trial:
         """Payload of each member that trains."""
         anchor_C4096, count = to_float(self.theta_C4096), self._members.count
         bridge.write_rows(self._named, self._arena, 0, anchor_C4096)
-        batches = (self._batch(number, step) for step in range(STEPS))
-        local = self._members.train(self._named, batches, number * STEPS)
+        batches = (self._batch(number, step) for step in range(self.spec.steps(number)))
+        local = self._members.train(self._named, batches, self.spec.steps_before(number))
         payloads = []
         for slot in range(count):
             mine_C4096 = bridge.gather({name: value[slot] for name, value in local.items()}, self._arena)
