@@ -120,8 +120,8 @@ def _idle(found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings]) ->
     scores = sorted(each.score for each in heard.values() if each.by_auditor)
     if not scores:
         return frozenset()
-    # Of those in the middle the lower: half of the authors together cannot raise it above the others.
-    usual = scores[(len(scores) - 1) // 2]
+    # Two thirds of the way up: a third of the authors may do nothing, and a third cannot raise it by lies.
+    usual = scores[2 * (len(scores) - 1) // 3]
     least = max(LEAST_AUDITORS, min(MANY_AUDITORS, (len(found) - 1) // 2))
     judged = [author for author, each in found.items() if len(each.by_auditor) >= least]
     return frozenset(
