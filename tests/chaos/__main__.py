@@ -26,6 +26,8 @@ Case = Callable[[Path, int, bool], Result]
 """Plays in a folder, by a seed, in full or in short."""
 CASES: dict[str, Case] = {
     "kills": kill_cases.kills,
+    "all-die": kill_cases.all_die,
+    "frozen": kill_cases.frozen,
     "power": power_cases.power,
     "steps": disk_cases.steps,
 }
