@@ -257,7 +257,8 @@ def test_compress_on_a_gpu_that_is_not_there_is_a_line(atoll):
 def test_quick_topology(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "topology")
     assert rows["all-gather, R = 8"]["value"] > 2 * rows["all-gather, R = 4"]["value"]
-    assert rows["reduce-scatter, R = 8"]["value"] < 0.6 * rows["all-gather, R = 8"]["value"]
+    # So few members would never reduce: openings, of which each round has as many, are most of their bytes.
+    assert rows["reduce-scatter, R = 8"]["value"] < 1.2 * rows["reduce-scatter, R = 4"]["value"]
     spread = rows["reduce-scatter: largest / smallest over R"]
     assert spread["value"] >= 1 + rows["reduce-scatter: furthest from its mean over R"]["value"]
     assert spread["bar"] is None

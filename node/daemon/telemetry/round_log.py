@@ -148,6 +148,10 @@ class RoundLog:
         row = self._row(number)
         if row.final and row.digest == state.hex():
             return
+        # Another chain of the run decides the round: this node's own fold was of the set before. A fold that
+        # differs from what its set was certified with stays, because that is a divergence.
+        if row.final and row.own_digest == row.digest:
+            row.own_digest = ""
         row.final = True
         self._set_state(row, members, state, authors)
         self._save(number)

@@ -230,7 +230,7 @@ class _Swarm:
         return int(share) + (self._luck.random() < share % 1.0)
 
     def _payload(self, number: Round, slot: int) -> bytes:
-        if number < 1 and self._trial.payloads:
+        if self._trial.payloads:
             return self._trial.payloads[slot]
         tensors = self._tensors.setdefault(self._peers[slot].me, TrialMember(self.rules, FEEDBACK))
         return tensors.payload(self._landscape.delta_C4096(number, slot))

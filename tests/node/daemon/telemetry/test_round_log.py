@@ -204,3 +204,19 @@ def test_a_folder_that_is_none_is_a_disk_fault(opened, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskFault):
         opened(tmp_path / "file")
+
+
+def test_a_fold_of_a_chain_that_was_left_says_nothing_about_the_other_one(opened, tmp_path):
+    """And one that differed from its own chain's certificate is a divergence, and stays one."""
+    log = opened(tmp_path)
+    for number, own in ((0, b"final"), (1, b"diverged")):
+        log.folded(Round(number), digest(own))
+        log.finalized(Round(number), digest(b"final set"), digest(b"final"), [ME])
+        log.finalized(Round(number), digest(b"set of the other chain"), digest(b"other"), [ME])
+    log.folded(Round(2), digest(b"other"))
+    log.finalized(Round(2), digest(b"set"), digest(b"other"), [ME])
+    assert [log.rows[number].own_digest for number in range(3)] == [
+        "",
+        digest(b"diverged").hex(),
+        digest(b"other").hex(),
+    ]
