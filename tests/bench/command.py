@@ -53,6 +53,7 @@ DEADLINES_S = {
     "leave": 3 * 3600.0,
     "goodput": 3 * 3600.0,
     "reducers": 3600.0,
+    "topology": 1800.0,
     "byzantine": 4 * 3600.0,
 }
 """Of benches that take longer with a larger preset or with more nodes, or train many runs."""
