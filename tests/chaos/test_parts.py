@@ -1,12 +1,14 @@
-"""Parts of the cases: processes that are stopped, and copies of a disk."""
+"""Parts of the cases: processes that are stopped, copies of a disk, and when nodes are in one chain."""
 
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import psutil
+import pytest
 
 from tests.chaos.loop_image import in_copy, mounted
+from tests.chaos.net_cases import Net
 from tests.chaos.power_cases import copy_of
 from tests.chaos.stopped import stopped
 from tests.waiting import poll
@@ -56,3 +58,20 @@ def test_a_copy_holds_what_was_synced_and_not_what_was_not(tmp_path):
         assert sorted(path.name for path in disk.glob("l*")) == ["later", "lost", "lost+found"]
         broken = in_copy(tmp_path / "no.img", disk, list)
         assert "Traceback" in broken[0], "a copy that cannot be opened is no copy in which nothing is wrong"
+
+
+@pytest.mark.parametrize(
+    ("finals", "expected"),
+    [
+        ([["a", "b", "c"], ["a", "b", "c"]], True),
+        ([["a", "b", "c", "d", "e", "f"], ["a", "b", "c"]], True),
+        ([["a", "b", "c", "d", "e", "f", "g"], ["a", "b", "c"]], False),
+        ([["a", "b", "x"], ["a", "b", "c"]], False),
+        ([["a", "b", "c"], []], False),
+    ],
+)
+def test_nodes_are_in_one_chain_if_the_newest_common_round_has_one_digest(finals, expected):
+    rows = [[{"round": n, "digest": one, "final": True} for n, one in enumerate(each)] for each in finals]
+    net = Net.__new__(Net)
+    net.nodes = [SimpleNamespace(rounds=lambda each=each: each) for each in rows]
+    assert net.one_chain() is expected
