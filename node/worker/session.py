@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+import numpy as np
 import torch
 
 from atoll.node.checkpoint.disk import map_payload
@@ -75,6 +76,7 @@ class Session:
         """The newest result since this process began."""
         self._async_save = AsyncSave(saved)
         self._spec = codec.decode(start.spec, RunSpec)
+        self._audit_rng = np.random.default_rng()
         self._build(lost)
         self._state.restore()
 
@@ -158,7 +160,8 @@ class Session:
                 return self._evaluate()
             case worker_messages.AuditRequest():
                 with self._spent.within("evaluate"):
-                    return audit(ask, self._spec, self._data, self._learner.window_losses, self._fold.view_C4096)
+                    losses_of, view_C4096 = self._learner.window_losses, self._fold.view_C4096
+                    return audit(ask, self._spec, self._data, losses_of, view_C4096, self._audit_rng)
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 
     def prepare(self, ask: worker_messages.FoldAsk) -> Callable[[], worker_messages.Answer]:

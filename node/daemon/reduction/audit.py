@@ -38,7 +38,7 @@ SPARE_OPENINGS = 16
 """Openings of one Reduction that a member may ask for beyond twice its share: complaints add some."""
 
 
-class Found(Enum):
+class Outcome(Enum):
     """What asking for one opening showed."""
 
     ANSWERED = "answered"
@@ -55,11 +55,11 @@ def _groups(claim: Claim) -> int:
     return -(-claim.body.span.chunks // OPENED_CHUNKS)
 
 
-_WITHOUT = (Found.UNANSWERED, Found.UNREACHED)
+_WITHOUT = (Outcome.UNANSWERED, Outcome.UNREACHED)
 
 
 @dataclass(kw_only=True)
-class Auditor:
+class ReducerAuditor:
     """Draws chunks of Reductions, asks their reducers to open them, and judges the openings."""
 
     net: Network
@@ -120,35 +120,35 @@ class Auditor:
             if await self.open(claim, chunk) in _WITHOUT:
                 return
 
-    async def open(self, claim: Claim, chunk: int) -> Found:
+    async def open(self, claim: Claim, chunk: int) -> Outcome:
         """Ask for one opening and judge it; a wrong one becomes a proof, none a complaint."""
         covered = self.ledger.covered(claim)
         if not covered:
-            return Found.UNKNOWN
+            return Outcome.UNKNOWN
         found, opening = await self._ask_for(claim, chunk, opening_max_bytes(self.ledger.rules, len(covered)))
         if opening is not None:
             found = await self._judge(claim, covered, opening, chunk)
         if found in _WITHOUT:
-            self.on_unanswered(claim, chunk, found == Found.UNANSWERED)
+            self.on_unanswered(claim, chunk, found == Outcome.UNANSWERED)
         return found
 
-    async def _ask_for(self, claim: Claim, chunk: int, cap: int) -> tuple[Found, Opening | None]:
+    async def _ask_for(self, claim: Claim, chunk: int, cap: int) -> tuple[Outcome, Opening | None]:
         try:
             async with asyncio.timeout(self.patience_s()):
                 ask = codec.encode(OpeningAsk(claim.entry, chunk))
                 data = await self.net.ask_peer(claim.author, ask, cap)
             # An empty reply says that the reducer has no opening. It is as good as none.
-            return Found.UNANSWERED, codec.decode(data, Opening, max_bytes=cap) if data else None
+            return Outcome.UNANSWERED, codec.decode(data, Opening, max_bytes=cap) if data else None
         except PeerFault as error:
             self.on_fault(claim.author, error)
-            return Found.UNANSWERED, None
+            return Outcome.UNANSWERED, None
         except (AtollError, TimeoutError) as error:
             log.debug("an opening of %s: %s", claim.author, error)
             # One that keeps the connection and says nothing is not gone.
             is_here = claim.author in self.net.neighbours()
-            return (Found.UNANSWERED if is_here else Found.UNREACHED), None
+            return (Outcome.UNANSWERED if is_here else Outcome.UNREACHED), None
 
-    async def _judge(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening, chunk: int) -> Found:
+    async def _judge(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening, chunk: int) -> Outcome:
         """Publish the opening as the proof of a fault, if the worker finds that it proves one."""
         path = self.spool / f"{claim.entry.hex()}-{chunk}.proof"
         try:
@@ -156,7 +156,7 @@ class Auditor:
                 raise DecodeError("opening: of other chunks than was asked for")
             proof = self._proof(claim, covered, opening)
             if proof is None:
-                return Found.UNKNOWN
+                return Outcome.UNKNOWN
             # A file: the worker judges it beside training, with the code that will check it on other nodes.
             write_whole(path, codec.encode(proof))
             if (await self.ask(JudgeRequest(str(path), claim.entry), JudgeReply)).wrong:
@@ -164,13 +164,13 @@ class Auditor:
         except PeerFault as error:
             # Whatever is not under the signed roots is no opening.
             self.on_fault(claim.author, error)
-            return Found.UNANSWERED
+            return Outcome.UNANSWERED
         except AtollError as error:
             log.debug("an opening of %s: %s", claim.author, error)
-            return Found.UNKNOWN
+            return Outcome.UNKNOWN
         finally:
             path.unlink(missing_ok=True)
-        return Found.ANSWERED
+        return Outcome.ANSWERED
 
     def _proof(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening) -> FaultProof | None:
         """The opening with every signed entry that it depends on; None if this node lacks one of them."""

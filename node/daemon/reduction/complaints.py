@@ -48,9 +48,8 @@ class Complaints:
         if claim is None or claim.author == author or not claim.body.span.holds(body.chunk):
             return False
         known = self._by.setdefault(claim.entry, set())
-        if claim.body.round != body.round or author in known:
-            return False
-        if self._unfounded.get(author, 0) >= MOST_UNFOUNDED:
+        is_heard = self._unfounded.get(author, 0) < MOST_UNFOUNDED
+        if claim.body.round != body.round or author in known or not is_heard:
             return False
         known.add(author)
         self._rounds[claim.entry] = claim.body.round

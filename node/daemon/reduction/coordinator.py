@@ -19,7 +19,7 @@ from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.reduction import machine as reduction_machine
-from atoll.node.daemon.reduction.audit import Auditor
+from atoll.node.daemon.reduction.audit import ReducerAuditor
 from atoll.node.daemon.reduction.complaints import Complaints
 from atoll.node.daemon.reduction.doubts import Doubts
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice
@@ -107,7 +107,7 @@ class ReductionCoordinator:
         def log_event(event: str, claim: Claim) -> None:
             self.context.log.event(event, round=claim.body.round, peer=claim.author, entry=claim.entry.hex())
 
-        auditor = Auditor(
+        auditor = ReducerAuditor(
             net=self.net,
             ledger=self.ledger,
             spool=self.spool,

@@ -10,13 +10,14 @@ reached may just be gone, so only that Reduction is doubted.
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from atoll.node.daemon.reduction.audit import Auditor, Found
+from atoll.node.daemon.reduction.audit import Outcome, ReducerAuditor
 from atoll.node.daemon.reduction.complaints import Complaints
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice, tainted
 from atoll.node.daemon.reduction.fault_reports import FaultReports
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
+from atoll.node.daemon.reduction.places import BackOff, longer
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import ReductionFault, Unanswered
 from atoll.protocols.ledger.reduction import Claim
@@ -26,20 +27,12 @@ DISTRUST_ROUNDS = 64
 MOST_DOUBLINGS = 6
 
 
-class Distrust(NamedTuple):
-    """A reducer that was reached and did not answer."""
-
-    times: int
-    until: int
-    """Last round whose Reduction of it is doubted."""
-
-
 @dataclass(kw_only=True)
 class Doubts:
     """Audits, reported faults and complaints of one run, and what follows from them."""
 
     ledger: ReductionLedger
-    auditor: Auditor
+    auditor: ReducerAuditor
     reports: FaultReports
     complaints: Complaints
     start_task: Callable[[Coroutine[Any, Any, None], str], object]
@@ -50,7 +43,7 @@ class Doubts:
     """Called with one that is believed again, and with all that are believed again with it."""
     on_event: Callable[[str, Claim], None]
     """Called with `reduction_wrong` or `reduction_silent`, for the event log."""
-    _distrusted: dict[PeerId, Distrust] = field(default_factory=dict)
+    _distrusted: dict[PeerId, BackOff] = field(default_factory=dict)
     _reached: set[Digest] = field(default_factory=set)
     """Reductions whose reducer was reached, and did not answer."""
     _liars: set[PeerId] = field(default_factory=set)
@@ -71,9 +64,7 @@ class Doubts:
         if claim.author in self._liars:
             self.condemn(claim.entry)
         elif distrust is not None and claim.body.round <= distrust.until:
-            # Silent and not wrong: it counts again if the others trust it and a final set holds it.
-            self.complaints.silent.add(claim.entry)
-            self._doubt(claim.entry)
+            self._silence(claim.entry)
         elif claim.body.previous in self._refuted:
             self._refuted.add(claim.entry)
             self.on_doubt(claim.entry, frozenset([claim.entry]))
@@ -131,16 +122,19 @@ class Doubts:
 
     def _distrust(self, claim: Claim) -> None:
         before = self._distrusted.get(claim.author)
-        count = before.times if before is not None else 0
         if before is not None and claim.body.round <= before.until:
             return
         # Its Reductions of the rounds that were planned meanwhile belong to this silence, and do not double it.
-        until = claim.body.round + (DISTRUST_ROUNDS << min(count, MOST_DOUBLINGS))
-        self._distrusted[claim.author] = Distrust(count + 1, until)
+        first = claim.body.round + 1
+        self._distrusted[claim.author] = longer(before, first, DISTRUST_ROUNDS, MOST_DOUBLINGS)
         for other in list(self.ledger.claims.values()):
-            if other.author == claim.author and other.body.round > claim.body.round:
-                self.complaints.silent.add(other.entry)
-                self._doubt(other.entry)
+            if other.author == claim.author and other.body.round >= first:
+                self._silence(other.entry)
+
+    def _silence(self, entry: Digest) -> None:
+        # Silent and not wrong: it counts again if the others trust it and a final set holds it.
+        self.complaints.silent.add(entry)
+        self._doubt(entry)
 
     def acquit(self, names: tuple[Digest, ...]) -> None:
         """These Reductions are final. What was silent among them, and what continues it, counts again."""
@@ -184,5 +178,5 @@ class Doubts:
                 self.condemn(claim.entry)
 
     async def _check_complaint(self, author: PeerId, claim: Claim, chunk: int) -> None:
-        if await self.auditor.open(claim, chunk) == Found.ANSWERED:
+        if await self.auditor.open(claim, chunk) == Outcome.ANSWERED:
             self.complaints.note_answered(author)

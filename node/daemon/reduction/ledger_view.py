@@ -37,7 +37,7 @@ class ReductionLedger:
     _claimed: set[tuple[PeerId, int]] = field(default_factory=set)
     _offers: dict[int, dict[Digest, Offer]] = field(default_factory=dict)
     _plans: dict[int, SlicePlan] = field(default_factory=dict)
-    _misses: dict[PeerId, places.Misses] = field(default_factory=dict)
+    _misses: dict[PeerId, places.BackOff] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> Offer | Claim | None:
         """Record an entry. Returns the contribution or the Reduction that it is; None if it does not count."""

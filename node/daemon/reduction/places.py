@@ -14,22 +14,26 @@ MOST_DOUBLINGS = 5
 """A member that misses again and again tries once in `gap` · 2⁵ rounds: each try costs the others a slice raw."""
 
 
-class Misses(NamedTuple):
-    """A member whose newest Reductions missed their final sets."""
+class BackOff(NamedTuple):
+    """A member that is done without up to round `until`, `times` in a row."""
 
     times: int
-    """How many in a row, each after its time was over."""
     until: int
-    """Last round whose final set passes the member over."""
+
+
+def longer(before: BackOff | None, first: int, rounds: int, most_doublings: int) -> BackOff:
+    """Return the time that begins with round `first`: `rounds` long at first, twice as long each time after."""
+    times = before.times + 1 if before is not None else 1
+    return BackOff(times, first - 1 + (rounds << min(times - 1, most_doublings)))
 
 
 def after(
-    misses: Mapping[PeerId, Misses],
+    misses: Mapping[PeerId, BackOff],
     number: int,
     reducers: Collection[PeerId],
     present: Collection[PeerId],
     gap: int,
-) -> dict[PeerId, Misses]:
+) -> dict[PeerId, BackOff]:
     """Return the misses after round `number` became final.
 
     `reducers` were to reduce it, and the Reductions of `present` are in its final set. `gap` rounds lie between a
@@ -45,11 +49,10 @@ def after(
         if peer in present:
             found.pop(peer, None)
         else:
-            count = before.times + 1 if before is not None else 1
-            found[peer] = Misses(count, number - 1 + (gap << min(count - 1, MOST_DOUBLINGS)))
+            found[peer] = longer(before, number, gap, MOST_DOUBLINGS)
     return found
 
 
-def passed_over(misses: Mapping[PeerId, Misses], number: int) -> frozenset[PeerId]:
+def passed_over(misses: Mapping[PeerId, BackOff], number: int) -> frozenset[PeerId]:
     """Return the members that the final set of round `number` names for no slice."""
     return frozenset(peer for peer, missed in misses.items() if number <= missed.until)

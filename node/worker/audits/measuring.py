@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,12 +31,11 @@ _LOW, _HIGH = -(2**31), 2**31 - 1
 
 
 def audit(
-    ask: AuditRequest, spec: RunSpec, data: Dataset, losses_of: WindowLosses, view_C4096: Tensor
+    ask: AuditRequest, spec: RunSpec, data: Dataset, losses_of: WindowLosses, view_C4096: Tensor, rng: Generator
 ) -> AuditReply:
-    """Audit a contribution at the int32 view. Raises DecodeError, CorruptFault for a payload that is not whole."""
+    """Audit a contribution at the int32 view, on windows that `rng` draws. Raises DecodeError, CorruptFault."""
     began = time.monotonic()
     assert spec.audit
-    rng = np.random.default_rng()  # nobody can foresee which windows are looked at
     own_W = drawn(spec, data, ask.round, ask.steps, ask.audited.author, rng)
     random_W = rng.integers(0, data.num_windows, len(own_W))
     step_C4096 = difference(spec, ask)
@@ -49,7 +49,7 @@ def audit(
 
 
 def drawn(
-    spec: RunSpec, data: Dataset, number: int, steps: int, author: PeerId, rng: np.random.Generator
+    spec: RunSpec, data: Dataset, number: int, steps: int, author: PeerId, rng: Generator
 ) -> NDArray[np.int64]:
     """Some of the windows that the author was to train on in round `number`, if it took so many steps."""
     assert spec.audit

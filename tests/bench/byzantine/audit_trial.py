@@ -144,7 +144,7 @@ class AuditTrial(trial.Trial):
         others = self._rng.choice([at for at in range(MEMBERS) if at != slot], OTHERS, replace=False)
         steps = STEPS // 4 if slot == SLOW else STEPS
         ask = AuditRequest(Round(number), steps, member(slot), tuple(member(int(at)) for at in others))
-        return audit(ask, self.spec, self._data, self._window_losses, self.theta_C4096).excess
+        return audit(ask, self.spec, self._data, self._window_losses, self.theta_C4096, self._rng).excess
 
     def _window_losses(self, theta_C4096: Tensor, windows_WT1: NDArray[np.int64]) -> list[float]:
         """The same as one window after the other, in one batch."""

@@ -1,9 +1,9 @@
 """Members that audit one another's Reductions, round by round: everything that decides is the product's own code.
 
 Real: who reduces what (`plan_of`, `places`), the draws, requests, complaints and reports of each member
-(`Auditor`, `Complaints`, `FaultReports`, `Doubts`), and the signed entries. Stood in for: the network, which
-delivers at once; the worker, which says of an opening whether its chunk was lied about; and the vote, which leaves
-a Reduction out when a third of the members doubt it.
+(`ReducerAuditor`, `Complaints`, `FaultReports`, `Doubts`), and the signed entries. Stood in for: the network,
+which delivers at once; the worker, which says of an opening whether its chunk was lied about; and the vote, which
+leaves a Reduction out when a third of the members doubt it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.node.daemon.reduction.audit import Auditor
+from atoll.node.daemon.reduction.audit import ReducerAuditor
 from atoll.node.daemon.reduction.complaints import Complaints
 from atoll.node.daemon.reduction.doubts import Doubts
 from atoll.node.daemon.reduction.fault_reports import FaultReports
@@ -62,7 +62,7 @@ class Member:
         self.ledger = ReductionLedger(self.peer, council.rules, council.spec)
         self.tasks: list[Coroutine[Any, Any, None]] = []
         self.doubted: set[Digest] = set()
-        auditor = Auditor(
+        auditor = ReducerAuditor(
             net=self,  # type: ignore[arg-type]
             ledger=self.ledger,
             spool=council.folder,

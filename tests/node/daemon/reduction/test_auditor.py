@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from atoll.node.daemon.reduction.audit import Auditor, Found
+from atoll.node.daemon.reduction.audit import Outcome, ReducerAuditor
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, Unreachable
@@ -62,7 +62,7 @@ def audit(small, tmp_path):
         for entry in world.entries.values():
             ledger.add(entry)
         ledger._plans[0] = world.plan
-        auditor = Auditor(
+        auditor = ReducerAuditor(
             net=net,
             ledger=ledger,
             spool=tmp_path,
@@ -85,18 +85,18 @@ def opening(chunk):
 
 
 def test_an_empty_reply_is_no_answer(audit):
-    assert audit(Net(b"")) == (Found.UNANSWERED, False, [True])
+    assert audit(Net(b"")) == (Outcome.UNANSWERED, False, [True])
 
 
 def test_an_opening_of_another_chunk_is_no_answer(audit):
-    assert audit(Net(opening(999))) == (Found.UNANSWERED, True, [True])
+    assert audit(Net(opening(999))) == (Outcome.UNANSWERED, True, [True])
 
 
 @pytest.mark.parametrize("answer", [b"garbage", DecodeError("too large")])
 def test_garbage_is_no_answer_and_its_sender_is_blamed(audit, answer):
-    assert audit(Net(answer)) == (Found.UNANSWERED, True, [True])
+    assert audit(Net(answer)) == (Outcome.UNANSWERED, True, [True])
 
 
 def test_a_reducer_that_cannot_be_reached_may_be_gone(audit):
-    assert audit(Net(Unreachable("no route"), is_connected=False)) == (Found.UNREACHED, False, [False])
-    assert audit(Net(Unreachable("stream reset"))) == (Found.UNANSWERED, False, [True])
+    assert audit(Net(Unreachable("no route"), is_connected=False)) == (Outcome.UNREACHED, False, [False])
+    assert audit(Net(Unreachable("stream reset"))) == (Outcome.UNANSWERED, False, [True])

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from atoll.node.daemon.reduction.audit import SPARE_OPENINGS, Auditor
+from atoll.node.daemon.reduction.audit import SPARE_OPENINGS, ReducerAuditor
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.node.daemon.reduction.row_fetcher import RowFetcher, RowStore
 from atoll.protocols import codec
@@ -88,7 +88,7 @@ def test_a_peer_is_given_some_openings_of_a_reduction_and_no_more(node, small, t
     claims = [world.reduce(0, small.offers, number) for number in (2, 3)]
     for claim in claims:
         sources.ledger.add(world.entries[claim.entry])
-    auditor = Auditor(
+    auditor = ReducerAuditor(
         net=None,
         ledger=sources.ledger,
         spool=tmp_path,
