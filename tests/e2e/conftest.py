@@ -132,7 +132,8 @@ class Node:
         """End in good order, and check that it was."""
         self.remember()
         self.signal(signal.SIGTERM)
-        assert self.wait() == 0
+        code = self.wait()
+        assert code == 0, (code, self.said()[-2000:], self.home.log.read_text(errors="replace")[-2000:])
         self.clean()
 
     @property
