@@ -54,8 +54,8 @@ def peers(home: Home, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    head = ("peer", "path", "rtt", "activity", "round", "final", "tokens/s", "heard", "faults", "address")
-    print_table(head, map(_peer_cells, answer.peers))
+    head = "peer,path,rtt,activity,round,final,tokens/s,heard,faults,counts,address"
+    print_table(head.split(","), map(_peer_cells, answer.peers))
 
 
 @click.command()
@@ -118,6 +118,10 @@ def facts(now: control_messages.Status) -> Iterator[str]:
         yield f"ledger    {ledger(now.ledger)}"
     for one in now.excluded:
         yield f"excluded  {one.peer} from round {one.round} on" + (f": {one.reason}" if one.reason else "")
+    if now.standing is not None and now.standing.why:
+        yield f"counts    {now.standing.why}"
+    for each in now.diminished:
+        yield f"member    {short(each.peer)}: {each.why}"
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
     yield f"sent      {sent_line(now.sent)}"
     if now.limits is not None:
@@ -156,6 +160,19 @@ def ledger(use: control_messages.LedgerUse) -> str:
     return f"{use.accepted} authors, {use.worked} that worked, {new}; {size(use.disk_bytes)}"
 
 
+def counts(standing: control_messages.Standing | None) -> str:
+    """What a member counts for, in a table's cell; `atoll status` has the reasons."""
+    if standing is None:
+        return "–"
+    until = standing.distrusted_until
+    told = (
+        f"votes in {standing.votes_in}" if standing.votes_in else "",
+        f"weight {standing.weight_16}/16" if standing.weight_16 < 16 else "",
+        f"no reducer up to {until}" if until is not None else "",
+    )
+    return ", ".join(filter(None, told)) or "in full"
+
+
 def relaying(use: control_messages.RelayUse) -> str:
     """What the node relays for others."""
     today = f"{size(use.bytes_today)} of {size(use.bytes_per_day)} today"
@@ -173,6 +190,7 @@ def _peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
         number(row.tokens_per_s, 0),
         span(row.heard_s),
         str(row.faults),
+        counts(row.standing),
         row.maddr,
     )
 

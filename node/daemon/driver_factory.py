@@ -32,6 +32,7 @@ from atoll.node.daemon.coordinator.payload_fetcher import (
 )
 from atoll.node.daemon.coordinator.removals import Removals
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import config_of
@@ -109,6 +110,12 @@ def build_driver(
         on_set=auditor.on_set if auditor else lambda number, names, is_final: None,
         newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
         evaluator=Evaluator(context, common.worker, common.queue.start_task, eval_every),
+        standings=MemberStandings(
+            me=context.me,
+            finality=lambda: common.machines.finality,
+            auditor=auditor,
+            distrusted=reducer.distrusted if isinstance(reducer, ReductionCoordinator) else dict,
+        ),
     )
     payloads.subscribe(driver.on_payload_resolved)
     payloads.subscribe(lambda _: finalizer.step())

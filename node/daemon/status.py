@@ -117,16 +117,21 @@ class DaemonOperator:
             web_trouble=self.web.trouble,
             ledger=self._ledger(),
             **self._network(),
-            **self._excluded(),
+            **self._standings(),
         )
 
-    def _excluded(self) -> dict[str, Any]:
-        """Whom the run's owner excluded."""
+    def _standings(self) -> dict[str, Any]:
+        """Whom the run's owner excluded, and who counts less than in full."""
+        view, me = self.control.view(), self.plan.identity.peer_id
         rows = (
-            control_messages.Exclusion(peer=one.peer, round=one.round, reason=one.reason)
-            for one in self.control.view().excluded
+            control_messages.Exclusion(peer=one.peer, round=one.round, reason=one.reason) for one in view.excluded
         )
-        return {"excluded": tuple(rows)}
+        others = self.net.leases().keys() - {me}
+        return {
+            "excluded": tuple(rows),
+            "standing": view.standings.of(me)[0],
+            "diminished": view.standings.diminished(others),
+        }
 
     def _ledger(self) -> control_messages.LedgerUse:
         newcomers = self.swarm.newcomers
@@ -163,9 +168,15 @@ class DaemonOperator:
     async def peers(self) -> Sequence[control_messages.PeerStatus]:
         """All known peers."""
         leases = self.net.leases()
-        excluded = {one.peer: one.round for one in self.control.view().excluded}
-        rows = [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in self.swarm.peers()]
-        return [replace(row, excluded_from=excluded.get(PeerId(row.peer))) for row in rows]
+        view = self.control.view()
+        excluded = {one.peer: one.round for one in view.excluded}
+        known = self.swarm.peers()
+        standings = view.standings.of(*(row.peer for row in known))
+        rows = [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in known]
+        return [
+            replace(row, excluded_from=excluded.get(PeerId(row.peer)), standing=standing if row.member else None)
+            for row, standing in zip(rows, standings, strict=True)
+        ]
 
     def rounds(self, last: int) -> Sequence[control_messages.RoundStatus]:
         """The newest `last` rows, oldest first."""
@@ -220,7 +231,7 @@ class DaemonOperator:
         node, replication = self.control.view(), self.swarm.replication
         refusal = next(iter(replication.refusals.values()), "")
         fault = replication.local_fault
-        own = node.trouble or untrained(node.round) or (fault.line() if fault else "")
+        own = node.trouble or node.standings.trouble() or untrained(node.round) or (fault.line() if fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "") or node.missing
 
     def _peer_row(self, row: PeerView, lease: Lease | None, left_s: float) -> control_messages.PeerStatus:

@@ -178,6 +178,27 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What one member counts for, by what this node knows."""
+
+    peer: str
+    """PeerID of the member."""
+    votes_in: int = 0
+    """More final rounds with its work until it votes (probation); 0: it may."""
+    weight_16: int = 16
+    """16ths of the weight that it claims which count: 0 by audits, a share where others sent its payload."""
+    verdicts: int | None = None
+    """Verdicts on its work that count; null: the run has no audits."""
+    shown: float | None = None
+    """Standard deviations of work that these verdicts show together."""
+    usual: float | None = None
+    """Deviations that as many verdicts on the others' work show."""
+    distrusted_until: int | None = None
+    """Last round in which no Reduction of it counts; null: they count."""
+    why: str = ""
+    """What of this takes something from it, in one line; empty: it counts in full."""
+
+
 class TimeShares(msgspec.Struct, kw_only=True):
     """Seconds of the worker by activity. They add up to the time that they cover; mutable, for the account."""
 
@@ -346,6 +367,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Who is in the ledger; null from an older daemon."""
     excluded: tuple[Exclusion, ...] = ()
     """Members that the run's owner excluded."""
+    standing: Standing | None = None
+    """What this node counts for; null from an older daemon."""
+    diminished: tuple[Standing, ...] = ()
+    """Other live members that count less than in full, 64 at most."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -375,6 +400,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of protocol violations that this node has seen."""
     excluded_from: int | None = None
     """First round without it, if the run's owner excluded it."""
+    standing: Standing | None = None
+    """What it counts for; null from an older daemon, and for a peer that is no member."""
 
 
 class PeerList(msgspec.Struct, frozen=True, tag="peers"):

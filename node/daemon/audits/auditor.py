@@ -5,7 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from atoll.node.daemon.audits.standing import Named, audited_by, named, weights, without_weight
+from atoll.node.daemon.audits.standing import (
+    NOBODY,
+    Judgement,
+    Named,
+    audited_by,
+    judge,
+    named,
+    weights,
+    without_weight,
+)
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found, member_of
 from atoll.node.daemon.coordinator.interfaces import BlobSource, RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
@@ -33,8 +42,10 @@ class Auditor:
     worker: WorkerClient
     rng: random.Random
     """Chooses the others; a set that could be foreseen could be hidden in."""
-    unweighed: frozenset[PeerId] = frozenset()
-    """Authors without weight in the round after the newest final one."""
+    judgement: Judgement = NOBODY
+    """What verdicts say for the round after the newest final one."""
+    sharers: Mapping[PeerId, int] = field(default_factory=dict)
+    """Contributions to the newest final round with the payload of each of its authors."""
     _final: int = -1
     _gone: dict[int, frozenset[PeerId]] = field(default_factory=dict)
     """Authors without weight in each final round that has some."""
@@ -77,7 +88,7 @@ class Auditor:
         before = number - self.audits.memory - self.audits.lag
         self._sets = {at: members for at, members in self._sets.items() if at > before}
         self._given = {key: given for key, given in self._given.items() if key[0] > number}
-        self._report(self._gone_in(Round(number + 1)))
+        self._report(number)
         request = self._drawn(number, names)
         if request is not None:
             self.queue.start_task(self._audit(request), f"audit {number}")
@@ -100,10 +111,13 @@ class Auditor:
             return self._gone.get(number, frozenset())
         return without_weight(self.audits, self._sets, number)
 
-    def _report(self, unweighed: frozenset[PeerId]) -> None:
-        if unweighed != self.unweighed:
-            self.unweighed = unweighed
-            self.context.log.event("unweighed", peers=sorted(unweighed))
+    def _report(self, number: Round) -> None:
+        before, members = self.judgement.gone, self._sets[number]
+        self.judgement = judge(self.audits, self._sets, self._final + 1)
+        payloads = [each.payload for each in members]
+        self.sharers = {each.author: payloads.count(each.payload) for each in members}
+        if self.judgement.gone != before:
+            self.context.log.event("unweighed", peers=sorted(self.judgement.gone))
 
     def _drawn(self, number: Round, names: tuple[Digest, ...]) -> AuditRequest | None:
         """The audit that falls to this node; None if it did not contribute, or lacks a payload."""

@@ -105,28 +105,52 @@ def weights(members: Sequence[Named], gone: frozenset[PeerId]) -> dict[Digest, i
     return {each.entry: found.get(each.entry, 0) for each in members}
 
 
+class Judgement(NamedTuple):
+    """What the verdicts of a time say about all authors."""
+
+    gone: frozenset[PeerId]
+    """Authors without weight."""
+    heard: Mapping[PeerId, Findings]
+    """What was found of each author, by those whose verdicts count."""
+    usual: int
+    """The score two thirds of the way up, in units of 1 / _UNIT."""
+
+    def shown(self, author: PeerId) -> tuple[float, float]:
+        """Deviations of work that all verdicts on an author show together, and that usual ones would show."""
+        found = self.heard.get(author, Findings())
+        score = found.score if found.by_auditor else 0
+        return score * found.count**0.5 / _UNIT, self.usual * found.claimed2**0.5 / (_UNIT * FULL)
+
+
+NOBODY = Judgement(frozenset(), {}, 0)
+
+
 def without_weight(spec: AuditSpec, sets: Sets, number: int) -> frozenset[PeerId]:
     """Authors whose contributions to round `number` weigh nothing, as the sets up to `lag` rounds before say."""
+    return judge(spec, sets, number).gone
+
+
+def judge(spec: AuditSpec, sets: Sets, number: int) -> Judgement:
+    """What the sets up to `lag` rounds before say about the authors of contributions to round `number`."""
     last = number - spec.lag
     found = verdicts_in(sets, last - spec.memory + 1, last)
-    gone = _idle(found, found)
+    first = _judged(found, found)
     # Who does no work has no say either: its verdicts may be as invented as the rest.
-    heard = {author: each.without(gone) for author, each in found.items()}
-    return _idle(found, heard) if gone else gone
+    heard = {author: each.without(first.gone) for author, each in found.items()}
+    return _judged(found, heard) if first.gone else first
 
 
-def _idle(found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings]) -> frozenset[PeerId]:
+def _judged(found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings]) -> Judgement:
     """Authors whose work shows as little as none would. `heard`: those of the verdicts that count."""
     scores = sorted(each.score for each in heard.values() if each.by_auditor)
     if not scores:
-        return frozenset()
+        return NOBODY
     # Two thirds of the way up: a third of the authors may do nothing, and a third cannot raise it by lies.
     usual = scores[2 * (len(scores) - 1) // 3]
     least = max(LEAST_AUDITORS, min(MANY_AUDITORS, (len(found) - 1) // 2))
     judged = [author for author, each in found.items() if len(each.by_auditor) >= least]
-    return frozenset(
-        author for author in judged if found[author].would_tell(usual) and not heard[author].tells_of_work
-    )
+    gone = (author for author in judged if found[author].would_tell(usual) and not heard[author].tells_of_work)
+    return Judgement(frozenset(gone), heard, usual)
 
 
 def verdicts_in(sets: Sets, first: int, last: int) -> dict[PeerId, Findings]:

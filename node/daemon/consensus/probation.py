@@ -37,6 +37,17 @@ class Tally(msgspec.Struct, frozen=True):
         needed = needed if most >= needed else (most + 1) // 2
         return frozenset(author for author, count in worked.items() if count >= needed)
 
+    def missing(self, author: PeerId) -> int:
+        """In how many more final sets in a row the author must be until it decides; 0: it is not on probation.
+
+        Where all that worked long are gone, those that are left decide earlier.
+        """
+        count = self.counts.get(author, 0)
+        if self.probation == 1 or count >= min(self.probation, (self.rounds + 1) // 2):
+            return 0
+        # After k more sets it has `count + k`, and min(probation, (rounds + k + 1) // 2) are needed.
+        return max(1, min(self.probation - count, self.rounds - 2 * count))
+
     def after(self, authors: Collection[PeerId]) -> "Tally":
         """The tally after a final set of these authors."""
         if self.probation == 1:

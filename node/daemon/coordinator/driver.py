@@ -26,6 +26,7 @@ from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
 from atoll.node.daemon.coordinator.removals import Removals
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.errors import LocalFault
@@ -73,6 +74,7 @@ class Driver:
     """The view has this set of a round, or (True) it is final: weights may follow from it."""
     newcomers: NewcomerWatch
     removals: Removals
+    standings: MemberStandings
     on_other_chain: Callable[[Round], None] = lambda first: None
     """Another chain outranks this node's from a round on: the node must begin again without its local state."""
     is_leaving_chain: bool = False
@@ -133,8 +135,6 @@ class Driver:
         for blob in set(self.net.blobs_above(largest_payload(spec))).difference(spec.given):
             self.guard.delete_blob(blob)
 
-    # --- state ------------------------------------------------------------------------------------
-
     @property
     def round(self) -> RoundState:
         """State of the round machine."""
@@ -163,6 +163,7 @@ class Driver:
             trouble=self.removals.trouble or self.guard.trouble,
             excluded=tuple(self.removals.found.values()),
             missing=missing(self.finality),
+            standings=self.standings,
             is_worker_ready=self.worker.is_ready,
         )
 
@@ -274,8 +275,6 @@ class Driver:
             held = self.contributions.is_held(entry.id)
             seen = round_types.ContributionSeen(entry.id, entry.author, entry.body, held, self.context.now())
             self.machines.feed_round(seen)
-
-    # --- actions ----------------------------------------------------------------------------------
 
     def _perform_round(self, action: round_types.Action) -> None:
         match action:

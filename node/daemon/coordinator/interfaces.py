@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
+from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.rounds.state import RoundState
 from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals
 from atoll.p2p.rpc.single_request import RequestHandler
@@ -49,6 +50,7 @@ class NodeView:
     """Whom the run's owner excluded."""
     missing: str
     """Whose votes are missing, and what happens next; empty: nobody's."""
+    standings: MemberStandings
     is_worker_ready: bool
 
 
@@ -290,9 +292,6 @@ class RoundReducer(Protocol):
 
 class NoReduction(SlicedSets, RoundReducer):
     """Both, for a run whose rounds are never reduced."""
-
-
-# --- bounds ---------------------------------------------------------------------------------------
 
 
 def peers_to_ask(first: PeerId, net: BlobSource) -> list[PeerId]:

@@ -155,6 +155,12 @@ class ReductionCoordinator:
         if reductions:
             self._doubts.acquit(reductions)
 
+    def distrusted(self) -> dict[PeerId, int]:
+        """Return the members whose Reductions do not count now, with the last round in which none will."""
+        number, rounds = self.machines.finality.last_final + 1, self.context.spec.outer.rounds
+        until = {**self.ledger.passed_over(number), **self._doubts.distrusted(number, rounds - 1)}
+        return {peer: min(last, rounds - 1) for peer, last in until.items()}
+
     def close_round(self, number: Round) -> None:
         if number in self._rounds:
             self._rounds[number].closed_at = self.context.now()

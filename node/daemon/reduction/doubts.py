@@ -58,6 +58,11 @@ class Doubts:
         """The Reductions that are doubted by themselves, and not for what they continue."""
         return self.reports.wrong | frozenset(self.complaints.silent)
 
+    def distrusted(self, number: int, end: int) -> dict[PeerId, int]:
+        """Return the reducers that are not believed in round `number`, with the last such round; liars: `end`."""
+        silent = {peer: each.until for peer, each in self._distrusted.items() if each.until >= number}
+        return {**silent, **dict.fromkeys(self._liars, end)}
+
     def add_claim(self, claim: Claim) -> None:
         """Doubt a new Reduction of a liar or a silent reducer, and one that continues what is doubted."""
         distrust = self._distrusted.get(claim.author)

@@ -82,6 +82,11 @@ class ReductionLedger:
         self._plans[decided] = plan_of(self.rules.run, authors, absent, self.rules.chunks, self.spec)
         return decided
 
+    def passed_over(self, number: int) -> dict[PeerId, int]:
+        """Return the last round that a member may not reduce, of those that may not reduce round `number`."""
+        last = {peer: missed.until + self.spec.gap for peer, missed in self._misses.items()}
+        return {peer: until for peer, until in last.items() if until >= number}
+
     def parts(self, number: int, names: Collection[Digest]) -> tuple[EffectiveSlice, ...] | None:
         """Return what counts in each slice; None if the set is illegal or covers what is not known yet."""
         offers = self.offers(number)

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import choose_encoder
 
 from atoll.node.daemon.web.http_messages import HttpReply
-from atoll.protocols.local.control_messages import Status, TimeShares
+from atoll.protocols.local.control_messages import Standing, Status, TimeShares
 
 PATHS = ("direct", "punched", "relayed")
 SHARES = tuple(TimeShares.__struct_fields__)
@@ -44,6 +44,9 @@ GAUGES: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_payload_bytes", "Of our newest contribution.", lambda s: s.payload_bytes),
     ("atoll_clock_ahead_seconds", "Median of peers' clocks against ours.", lambda s: s.clock_ahead_s),
     ("atoll_trouble", "1 while a fault waits for the operator.", lambda s: float(bool(s.trouble))),
+    ("atoll_weight_ratio", "Of the weight of our next work, by audits.", lambda s: weight_ratio(s.standing)),
+    ("atoll_probation_rounds", "Until this node votes.", lambda s: s.standing.votes_in if s.standing else None),
+    ("atoll_members_diminished", "Other live members that count less than in full.", lambda s: len(s.diminished)),
     ("atoll_relay_circuits", "Relayed for others now.", lambda s: s.relay.circuits if s.relay else None),
 )
 COUNTERS: tuple[tuple[str, str, StatusValue], ...] = (
@@ -109,6 +112,11 @@ def goodput_ratio(now: Status) -> float | None:
     if now.goodput is None or not now.goodput.window_s:
         return None
     return now.goodput.window.steps_s / now.goodput.window_s
+
+
+def weight_ratio(standing: Standing | None) -> float | None:
+    """Share of the claimed weight that counts; None in a run without audits."""
+    return None if standing is None or standing.verdicts is None else standing.weight_16 / 16
 
 
 def time_spent(now: Status) -> Values:

@@ -24,6 +24,7 @@ from atoll.protocols.local.control_messages import (
     PeerStatus,
     Room,
     RoundStatus,
+    Standing,
     Status,
     TimeShares,
     Watch,
@@ -293,3 +294,32 @@ def test_an_excluded_node_is_unhealthy(atoll, daemon):
     daemon.operator.state = replace(daemon.operator.state, trouble="the run's owner excluded this node")
     ran = atoll("status", "--exit-code")
     assert (ran.code, ran.out.splitlines()[0]) == (4, "trouble   the run's owner excluded this node")
+
+
+def test_who_counts_less_than_in_full_is_shown_in_a_line_each(atoll, daemon):
+    now = daemon.operator.state
+    assert "counts" not in atoll("status").out
+    assert "\nmember " not in atoll("status").out
+    own = Standing(peer="me", votes_in=3, why="votes after 3 more final rounds with its work (probation)")
+    idle = Standing(peer="12D3KooWabcdefghidle", weight_16=0, verdicts=9, why="no weight: 9 verdicts")
+    daemon.operator.state = replace(now, standing=own, diminished=(idle,))
+    shown = atoll("status").out
+    assert "counts    votes after 3 more final rounds with its work (probation)\n" in shown
+    assert "member    efghidle: no weight: 9 verdicts\n" in shown
+    assert json.loads(atoll("status", "--json").out)["diminished"][0]["weight_16"] == 0
+
+
+@pytest.mark.parametrize(
+    ("standing", "cell"),
+    [
+        (None, "–"),
+        (Standing(peer="p"), "in full"),
+        (Standing(peer="p", weight_16=0, why="no weight"), "weight 0/16"),
+        (Standing(peer="p", weight_16=8, votes_in=2, why="both"), "votes in 2, weight 8/16"),
+        (Standing(peer="p", distrusted_until=70, why="silent"), "no reducer up to 70"),
+    ],
+)
+def test_the_table_of_peers_says_what_each_counts_for(atoll, daemon, standing, cell):
+    daemon.operator.peer_row = replace(daemon.operator.peer_row, standing=standing)
+    head, row = atoll("peers").out.splitlines()
+    assert row[head.index("counts") :].startswith(f"{cell}  ")

@@ -88,6 +88,13 @@ def test_all_nodes_take_the_weight_of_who_does_nothing(world):
             finals = {ask.round: ask.members for ask in folds if isinstance(ask, FinalizeRequest)}
             ours = {number: m.weight for number, members in finals.items() for m in members if m.author == idle}
             assert (ours[0], ours[13]) == (64, 0)
+            for node in w.nodes.values():
+                standings, others = node.driver.view().standings, {n.peer for n in w.nodes.values()} - {idle}
+                (told,) = standings.diminished({*others, idle})
+                assert (told.peer, told.weight_16) == (idle, 0)
+                assert told.why.startswith("no weight: ")
+                assert told.shown < 3 < 8 < told.usual
+                assert bool(standings.trouble()) == (node.peer == idle)
             assert all(m.weight == 64 for members in finals.values() for m in members if m.author != idle)
 
     run_virtual(story())

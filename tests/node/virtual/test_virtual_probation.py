@@ -62,9 +62,15 @@ def test_who_stays_decides_after_its_probation_and_after_a_restart_all_count_the
                 w.start(number, ROUND_S)
             await w.until(lambda: min(finals(w, 0, 1)) >= 10)
             w.start(2, ROUND_S)
-            late = w.nodes[2].peer
-            await w.until(lambda: late in w.nodes[0].driver.finality.voters)
+            late, told = w.nodes[2].peer, []
+
+            def votes() -> bool:
+                told.extend(each.votes_in for each in w.nodes[0].driver.view().standings.of(late))
+                return late in w.nodes[0].driver.finality.voters
+
+            await w.until(votes)
             assert w.nodes[0].driver.finality.tally.counts[late] == PROBATION
+            assert list(dict.fromkeys(told)) == list(range(PROBATION, -1, -1)), "one less with each set"
             await w.kill(1)
             w.start(1, ROUND_S)
             w.start(3, ROUND_S)

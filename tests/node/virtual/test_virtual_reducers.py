@@ -30,6 +30,11 @@ def test_a_reducer_that_does_not_open_what_it_lied_about_is_done_without(world, 
             events = (w.nodes[0].home / "events.jsonl").read_text()
             assert "reduction_silent" in events
             assert "reduction_wrong" not in events, "nothing was proven"
+            for node in w.nodes.values():
+                trusted, silent = (node.driver.view().standings.of(w.nodes[n].peer)[0] for n in (0, 2))
+                assert trusted.why == ""
+                assert silent.why == f"no Reduction of it counts up to round {silent.distrusted_until}"
+                assert silent.distrusted_until >= 13 - 1 or node is mute
 
     run_virtual(story())
 

@@ -165,3 +165,21 @@ def test_a_payload_that_the_disk_lost_gives_no_verdict():
     rig.finish(0)
     assert rig.auditor.verdicts() == ()
     assert rig.events[-1][0] == "not_audited"
+
+
+def test_what_verdicts_say_now_is_what_weighs_the_next_round():
+    rig = Rig()
+    for number in range(ROUNDS):
+        rig.finish(number)
+        weighed = [rig.weight_of(IDLE, number + 1), rig.weight_of("a3", number + 1)] if number + 1 < ROUNDS else []
+        gone = [0 if author in rig.auditor.judgement.gone else 64 for author in (IDLE, "a3")]
+        assert weighed in ([], gone)
+    assert set(rig.auditor.sharers.values()) == {1}
+    copies = [each._replace(payload=digest(b"one")) for each in rig.sets[ROUNDS - 1]]
+    rig.sets[ROUNDS - 1][:] = copies
+    by_entry = {each.entry: each for each in copies}
+    rig.auditor.contributions.find = lambda names: [
+        (name, by_entry[name].author, record(ROUNDS - 1, by_entry[name])) for name in names
+    ]
+    rig.finish(ROUNDS - 1)
+    assert rig.auditor.sharers["a3"] == len(copies)

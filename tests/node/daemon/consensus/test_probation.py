@@ -47,6 +47,22 @@ def test_who_decides_worked_long_enough_or_longest_and_somebody_does(chain, auth
     assert proven == (long or {author for author in authors if 2 * work(tally, author) >= most})
 
 
+@given(chain=sets, author=st.sampled_from(PEERS), probation=st.integers(1, 9))
+def test_an_author_decides_after_as_many_more_sets_as_it_is_told(chain, author, probation):
+    tally = tally_of(chain, probation)
+    told, veteran = tally.missing(author), PeerId("veteran")
+    tally = replace(tally, counts={**tally.counts, veteran: tally.rounds})
+    assert told <= probation
+    for _ in range(told - 1):
+        assert author not in tally.proven({author, veteran})
+        tally = tally.after({author, veteran})
+    if told == 0 and probation > 1 and tally.rounds:
+        # It was proven in the newest set, or would have been.
+        assert tally.counts.get(author, 0) >= min(probation, (tally.rounds + 1) // 2)
+    elif told:
+        assert author in tally.proven({author, veteran})
+
+
 @given(chain=sets, authors=some, others=some, probation=st.integers(2, 9))
 def test_no_choice_of_a_set_makes_an_author_decide_that_did_not_work_long(chain, authors, others, probation):
     tally = tally_of(chain, probation)

@@ -7,7 +7,7 @@ from prometheus_client.openmetrics import parser as open_parser
 
 from atoll.node.daemon.web.http_messages import HttpReply
 from atoll.node.daemon.web.metrics import Metrics, reason_label
-from atoll.protocols.local.control_messages import Goodput, Status, TimeShares
+from atoll.protocols.local.control_messages import Goodput, Standing, Status, TimeShares
 
 OPEN = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
 REASONS = {
@@ -133,6 +133,17 @@ def test_peers_by_path_have_zeros_and_unknown_numbers_have_no_sample(node):
     assert node.samples("atoll_worker_restarts_total") == {(): 1.0}
     assert node.samples("atoll_tokens_total") == {(): 65536.0}
     assert node.samples("atoll_trouble") == {(): 0.0}
+
+
+def test_what_this_node_counts_for(node):
+    assert node.samples("atoll_weight_ratio") == {}
+    own = Standing(peer="me", votes_in=3, weight_16=8, verdicts=4)
+    node.now = msgspec.structs.replace(node.now, standing=own, diminished=(own, own))
+    assert node.samples("atoll_weight_ratio") == {(): 0.5}
+    assert node.samples("atoll_probation_rounds") == {(): 3.0}
+    assert node.samples("atoll_members_diminished") == {(): 2.0}
+    node.now = msgspec.structs.replace(node.now, standing=Standing(peer="me"))
+    assert node.samples("atoll_weight_ratio") == {}, "a run without audits has none"
 
 
 def test_a_node_that_has_only_begun(node):

@@ -1,0 +1,91 @@
+"""What each member counts for at this moment: its vote, the weight of its work, its Reductions. For the status.
+
+Three rules take something from a member: probation (consensus/probation.py), audits (audits/standing.py), and
+distrust of reducers that lied, did not answer or missed final sets (reduction/). Nothing is decided here.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.node.daemon.audits.standing import ENOUGH, Judgement
+from atoll.node.daemon.consensus.types import FinalityState
+from atoll.protocols.ids import PeerId
+from atoll.protocols.local.control_messages import Standing
+
+MOST = 64
+"""Most members that a status names: an open run may have a thousand on probation."""
+HINT = "see what `atoll doctor` says of this machine; the weight is back as soon as new verdicts show work"
+
+
+class Audits(Protocol):
+    """What the auditor knows (audits/auditor.py)."""
+
+    judgement: Judgement
+    """What verdicts say for the round after the newest final one."""
+    sharers: Mapping[PeerId, int]
+    """Contributions to the newest final round with the payload of each of its authors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStandings:
+    """Reads the parts that know."""
+
+    me: PeerId
+    finality: Callable[[], FinalityState]
+    auditor: Audits | None
+    """None in a run without audits."""
+    distrusted: Callable[[], Mapping[PeerId, int]]
+    """Returns the last round in which no Reduction of a member counts here, of those of whom none does."""
+
+    def of(self, *peers: PeerId) -> list[Standing]:
+        """What each of these members counts for."""
+        distrusted = self.distrusted()
+        return [self._of(peer, distrusted.get(peer)) for peer in peers]
+
+    def _of(self, peer: PeerId, until: int | None) -> Standing:
+        state = self.finality()
+        votes_in = 0 if peer in state.voters else state.tally.missing(peer)
+        verdicts, shown, usual, weight_16, why_weight = self._weight(peer)
+        why = (
+            f"votes after {votes_in} more final rounds with its work (probation)" if votes_in else "",
+            why_weight,
+            f"no Reduction of it counts up to round {until}" if until is not None else "",
+        )
+        return Standing(
+            peer=peer,
+            votes_in=votes_in,
+            weight_16=weight_16,
+            verdicts=verdicts,
+            shown=shown,
+            usual=usual,
+            distrusted_until=until,
+            why="; ".join(filter(None, why)),
+        )
+
+    def diminished(self, peers: Iterable[PeerId]) -> tuple[Standing, ...]:
+        """Those of the peers that count less than in full, those without weight first; MOST at most."""
+        found = [each for each in self.of(*sorted(set(peers))) if each.why]
+        return tuple(sorted(found, key=lambda each: (each.weight_16, each.votes_in))[:MOST])
+
+    def trouble(self) -> str:
+        """Why this node works in vain, with what to do; empty if it does not."""
+        (own,) = self.of(self.me)
+        return f"this node's work has {own.why}; {HINT}" if own.weight_16 == 0 else ""
+
+    def _weight(self, peer: PeerId) -> tuple[int | None, float | None, float | None, int, str]:
+        """Number of verdicts, deviations that they and usual ones show, 16ths of the weight, and why not all."""
+        if self.auditor is None:
+            return None, None, None, 16, ""
+        judgement, sharers = self.auditor.judgement, self.auditor.sharers.get(peer, 1)
+        found = judgement.heard.get(peer)
+        shown, usual = judgement.shown(peer)
+        count, auditors = (found.count, len(found.by_auditor)) if found else (0, 0)
+        measured = f"{count} verdicts of {auditors} members show {shown:.1f} deviations of work"
+        if peer in judgement.gone:
+            why, weight_16 = f"no weight: {measured}, {usual:.1f} are usual, {ENOUGH} would do", 0
+        elif sharers > 1:
+            why, weight_16 = f"a share of a weight: {sharers} members sent one payload", 16 // sharers
+        else:
+            why, weight_16 = "", 16
+        return count, round(shown, 2), round(usual, 2), weight_16, why

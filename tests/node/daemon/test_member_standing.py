@@ -1,0 +1,73 @@
+"""What a member counts for: its vote, its weight, its Reductions, each in words, and nothing where it counts."""
+
+from types import SimpleNamespace
+
+from atoll.node.daemon.audits.standing import judge
+from atoll.node.daemon.consensus.probation import Tally
+from atoll.node.daemon.member_standing import MOST, MemberStandings
+from atoll.protocols.local.control_messages import Standing
+from atoll.protocols.run.audits import AuditSpec
+from tests.node.daemon.audits.test_standing import IDLE, history
+
+OLD = ("a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7")
+
+
+def standings(me="a1", sharers=None, distrusted=None, rounds=24, voters=OLD, tally=None, audits=True):
+    judgement = judge(AuditSpec(), history(), rounds)
+    return MemberStandings(
+        me=me,
+        finality=lambda: SimpleNamespace(voters=voters, tally=tally or Tally()),
+        auditor=SimpleNamespace(judgement=judgement, sharers=sharers or {}) if audits else None,
+        distrusted=lambda: distrusted or {},
+    )
+
+
+def test_who_does_no_work_has_no_weight_and_is_told_why():
+    (idle, works) = standings().of(IDLE, "a3")
+    assert (idle.weight_16, works.weight_16) == (0, 16)
+    assert idle.shown < 3 < 8 < idle.usual
+    assert works.shown > 3
+    assert idle.why == (
+        f"no weight: {idle.verdicts} verdicts of 7 members show {idle.shown:.1f} deviations of work,"
+        f" {idle.usual:.1f} are usual, 3 would do"
+    )
+    assert works.why == ""
+    assert standings(me=IDLE).trouble().startswith("this node's work has no weight: ")
+    assert "; see what `atoll doctor` says" in standings(me=IDLE).trouble()
+    assert standings(me="a3").trouble() == ""
+
+
+def test_before_verdicts_say_anything_all_count():
+    assert standings(rounds=3).of(IDLE)[0].weight_16 == 16
+    assert standings(rounds=0).of("nobody") == [Standing(peer="nobody", verdicts=0, shown=0.0, usual=0.0)]
+
+
+def test_a_run_without_audits_says_nothing_of_verdicts():
+    assert standings(audits=False).of(IDLE) == [Standing(peer=IDLE)]
+
+
+def test_copies_share_a_weight_and_are_no_trouble():
+    shared = standings(me="a3", sharers={"a3": 2, "a4": 2})
+    (copied,) = shared.of("a3")
+    assert (copied.weight_16, copied.why) == (8, "a share of a weight: 2 members sent one payload")
+    assert shared.trouble() == ""
+    assert standings(sharers={IDLE: 2}).of(IDLE)[0].weight_16 == 0
+
+
+def test_who_is_on_probation_or_distrusted_is_told_until_when():
+    tally = Tally(8, 30, {"a1": 30, "a3": 5})
+    (voter, young, silent) = standings(
+        voters=("a1", "a2"), tally=tally, distrusted={"a2": 70}, audits=False
+    ).of("a1", "a3", "a2")  # fmt: skip
+    assert voter == Standing(peer="a1")
+    assert (young.votes_in, young.why) == (3, "votes after 3 more final rounds with its work (probation)")
+    assert silent.distrusted_until == 70
+    assert silent.why == "no Reduction of it counts up to round 70"
+
+
+def test_a_crowd_on_probation_hides_nobody_without_weight():
+    crowd = {f"A{number}" for number in range(2 * MOST)}
+    found = standings(tally=Tally(8, 30, {})).diminished({*crowd, IDLE})
+    assert len(found) == MOST
+    assert found[0].peer == IDLE
+    assert standings().diminished({"a3", "a4"}) == ()
