@@ -20,6 +20,7 @@ from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
+from atoll.protocols.local.standing import Standing
 
 UNHEALTHY = 4
 
@@ -160,7 +161,7 @@ def ledger(use: control_messages.LedgerUse) -> str:
     return f"{use.accepted} authors, {use.worked} that worked, {new}; {size(use.disk_bytes)}"
 
 
-def counts(standing: control_messages.Standing | None) -> str:
+def counts(standing: Standing | None) -> str:
     """What a member counts for, in a table's cell; `atoll status` has the reasons."""
     if standing is None:
         return "–"

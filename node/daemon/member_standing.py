@@ -11,7 +11,7 @@ from typing import Protocol
 from atoll.node.daemon.audits.standing import ENOUGH, Judgement
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
-from atoll.protocols.local.control_messages import Standing
+from atoll.protocols.local.standing import Standing
 
 MOST = 64
 """Most members that a status names: an open run may have a thousand on probation."""

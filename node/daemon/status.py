@@ -28,6 +28,7 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local import control_messages
+from atoll.protocols.local.standing import Exclusion
 from atoll.protocols.local.worker_messages import TrainProgress
 
 SHORTEST = 6
@@ -123,9 +124,7 @@ class DaemonOperator:
     def _standings(self) -> dict[str, Any]:
         """Whom the run's owner excluded, and who counts less than in full."""
         view, me = self.control.view(), self.plan.identity.peer_id
-        rows = (
-            control_messages.Exclusion(peer=one.peer, round=one.round, reason=one.reason) for one in view.excluded
-        )
+        rows = (Exclusion(peer=one.peer, round=one.round, reason=one.reason) for one in view.excluded)
         others = self.net.leases().keys() - {me}
         return {
             "excluded": tuple(rows),

@@ -12,7 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import choose_encoder
 
 from atoll.node.daemon.web.http_messages import HttpReply
-from atoll.protocols.local.control_messages import Standing, Status, TimeShares
+from atoll.protocols.local.control_messages import Status, TimeShares
+from atoll.protocols.local.standing import Standing
 
 PATHS = ("direct", "punched", "relayed")
 SHARES = tuple(TimeShares.__struct_fields__)

@@ -16,7 +16,6 @@ from atoll.cli.live_panel import is_news, new_addresses, render
 from atoll.node.config.home import Home
 from atoll.protocols.errors import ConfigError, NotRunning
 from atoll.protocols.local.control_messages import (
-    Exclusion,
     GetLogs,
     GetStatus,
     Goodput,
@@ -24,11 +23,11 @@ from atoll.protocols.local.control_messages import (
     PeerStatus,
     Room,
     RoundStatus,
-    Standing,
     Status,
     TimeShares,
     Watch,
 )
+from atoll.protocols.local.standing import Exclusion, Standing
 
 
 def test_status_says_what_and_why(atoll, daemon):

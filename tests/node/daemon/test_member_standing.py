@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from atoll.node.daemon.audits.standing import judge
 from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.member_standing import MOST, MemberStandings
-from atoll.protocols.local.control_messages import Standing
+from atoll.protocols.local.standing import Standing
 from atoll.protocols.run.audits import AuditSpec
 from tests.node.daemon.audits.test_standing import IDLE, history
 

@@ -7,7 +7,8 @@ from prometheus_client.openmetrics import parser as open_parser
 
 from atoll.node.daemon.web.http_messages import HttpReply
 from atoll.node.daemon.web.metrics import Metrics, reason_label
-from atoll.protocols.local.control_messages import Goodput, Standing, Status, TimeShares
+from atoll.protocols.local.control_messages import Goodput, Status, TimeShares
+from atoll.protocols.local.standing import Standing
 
 OPEN = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
 REASONS = {
