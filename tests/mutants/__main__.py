@@ -10,7 +10,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 
 from tests.mutants.mutant import ROOT, Mutant, MutantError, problems, read_mutants
@@ -48,15 +48,26 @@ def why_not_killed(outcome: Outcome, tests: Sequence[str]) -> str | None:
 
 
 def unbroken(tree: TreeCopy, mutants: Sequence[Mutant]) -> dict[str, str]:
-    """For each test that does not pass in the tree as it is, why. Each file's tests run once, together."""
+    """For each test that does not pass in the tree as it is, why.
+
+    All tests run once, together: an interpreter and its imports cost more than most of them. What then did not
+    pass, or was not reached because the run ended, runs once more with the tests of its file only.
+    """
+    tests = {test for mutant in mutants for test in mutant.tests}
+    wrong = _not_passed(tree, tests)
     files: dict[str, set[str]] = {}
-    for test in {test for mutant in mutants for test in mutant.tests}:
+    for test in wrong:
         files.setdefault(test.partition("::")[0], set()).add(test)
-    wrong = {}
-    for tests in files.values():
+    again = [_not_passed(tree, each) for each in files.values()]
+    return {test: why for found in again for test, why in found.items()}
+
+
+def _not_passed(tree: TreeCopy, tests: Set[str]) -> dict[str, str]:
+    try:
         outcome = tree.run(sorted(tests), UNBROKEN_LIMIT_S)
-        wrong.update({test: why for test in tests if (why := why_not_passed(outcome, test))})
-    return wrong
+    except MutantError as error:
+        return dict.fromkeys(tests, str(error))
+    return {test: why for test in tests if (why := why_not_passed(outcome, test))}
 
 
 def judge(tree: TreeCopy, mutant: Mutant, wrong: dict[str, str], limit_s: float) -> None:

@@ -1,8 +1,5 @@
 """A small swarm's worth of payloads, records and reductions, made by the real codec."""
 
-from types import SimpleNamespace
-
-import pytest
 import torch
 
 from atoll.node.learning.reduction.reducer import Reducer
@@ -94,16 +91,3 @@ class World:
             tuple(encode_entry(self.entries[offer.entry]) for offer in sorted(offers)),
             opening or reducer.open(claim.entry, chunk),
         )
-
-
-@pytest.fixture
-def small():
-    """Five members that contributed once."""
-    world = World(5)
-    return SimpleNamespace(world=world, offers=[world.offer(number, weight=40 + number) for number in range(5)])
-
-
-@pytest.fixture(scope="session")
-def world_of():
-    """Makes a swarm of some members."""
-    return World
