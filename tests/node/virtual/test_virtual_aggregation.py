@@ -10,7 +10,7 @@ from atoll.protocols.local.worker_messages import EvaluateRequest
 from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
 from tests.node.virtual.real_worker import RealWorker, Seen
 
-ROUNDS, NODES = 12, 5
+ROUNDS, NODES = 6, 5
 
 
 class Liar(RealWorker):
@@ -22,7 +22,7 @@ class Liar(RealWorker):
 
 
 def judged(spec, rule):
-    outer = msgspec.structs.replace(spec.outer, stages=(Stage(0, 4),), floor_256=64, aggregate=rule)
+    outer = msgspec.structs.replace(spec.outer, stages=(Stage(0, 10),), floor_256=64, aggregate=rule)
     data = msgspec.structs.replace(spec.data, source="synthetic:markov?size=65536")
     inner = msgspec.structs.replace(spec.inner, lr=3e-3)
     return msgspec.structs.replace(spec, version=SPEC_VERSION, outer=outer, data=data, inner=inner)
