@@ -10,8 +10,10 @@ TORCH := torch==2.13.0
 FOLDERS := protocols p2p node cli
 # Of each case of `make rig`; the published figures are of ATTEMPTS=100.
 ATTEMPTS ?= 10
+# Processes that run tests side by side, one for each core of a small machine.
+WORKERS ?= 2
 
-.PHONY: setup test fast check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test package-test bench clean
+.PHONY: setup test fast measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test package-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -29,11 +31,14 @@ $(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	$(BIN)/python -m atoll.node.worker.precompile
 	touch $(STAMP)
 
-test: lint  ## Everything that CI runs; the swarm slice comes last
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+test: lint  ## Everything that CI runs; the swarms come first
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 fast: $(STAMP)  ## The tests without real swarms
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not swarm and not measure'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not swarm and not measure'
+
+measure: $(STAMP)  ## The same tests at full size, one after the other: what takes minutes and `make test` does smaller
+	$(BIN)/python -m pytest -n 0 -m measure
 
 check: lint  ## Style, types, layout
 	$(BIN)/python -m pytest -q tests/test_layout.py

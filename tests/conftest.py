@@ -1,4 +1,8 @@
-"""The fast tests first: what starts whole swarms comes last. No example of a law has a deadline."""
+"""The long tests first: what starts whole swarms comes before the rest. No example of a law has a deadline.
+
+The workers of `make test` take one test or group after the other. With the long ones first, thousands of short
+ones are left to fill the end of each worker; with the long ones last, one worker would be idle for minutes.
+"""
 
 import signal
 
@@ -14,4 +18,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("swarm") is not None)
+    # Groups run on one worker, whole; pytest-xdist hands out in this order.
+    long = ("swarm", "xdist_group")
+    items.sort(key=lambda item: not any(item.get_closest_marker(mark) for mark in long))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -188,26 +189,35 @@ class Node:
         return process
 
 
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Callable[[str], Node]]:
-    """Makes nodes; all of their processes are gone afterwards."""
+@contextmanager
+def nodes_in(folder: Path) -> Iterator[Callable[..., Node]]:
+    """Makes nodes with homes in `folder`; all of their processes are gone afterwards."""
     made: dict[str, Node] = {}
     pids: set[int] = set()
 
     def make(name: str, root: Path | None = None) -> Node:
         if name not in made:
-            made[name] = Node(root or tmp_path / name, pids)
+            made[name] = Node(root or folder / name, pids)
         return made[name]
 
-    yield make
-    for node in made.values():
-        if node.process is not None and node.process.poll() is None:
-            node.remember()
-            node.process.kill()
-            node.process.wait()
-    for node in made.values():
-        for child in node.left():
-            child.kill()
+    try:
+        yield make
+    finally:
+        for node in made.values():
+            if node.process is not None and node.process.poll() is None:
+                node.remember()
+                node.process.kill()
+                node.process.wait()
+        for node in made.values():
+            for child in node.left():
+                child.kill()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    """See `nodes_in`."""
+    with nodes_in(tmp_path) as make:
+        yield make
 
 
 @pytest.fixture

@@ -6,10 +6,14 @@ import shutil
 import pytest
 
 from atoll.node.checkpoint.local import load_local
+from atoll.node.config.home import Home
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.run.run_spec import open_run
+from tests.e2e.conftest import nodes_in
 from tests.e2e.test_given_start import one_digest
+from tests.waiting import poll
 
+pytestmark = [pytest.mark.swarm, pytest.mark.xdist_group("checkpoint")]
 MIXTURE = (
     *("--preset", "moe-smoke", "--data", "synthetic:markov"),
     *("--set", "outer.holders=1", "--set", "pace.lease_s=30"),
@@ -30,30 +34,34 @@ def paused(until, *nodes):
     until("they rest at one round", at_rest)
 
 
-def saved(until, owner, member, folder):
-    """Two nodes train for a while, rest, and save; the manifest."""
-    run = owner.new_run(*MIXTURE, "--set", "pace.min_members=2")
-    owner.start().up()
-    member.start("--run", str(run), "--seed", owner.seed()).up()
-    until("rounds are final on both", lambda: min(owner.final(), member.final()) >= 2)
-    paused(until, owner, member)
-    for node in (owner, member):
-        node.stop()
-        done = node.atoll("checkpoint", "save", str(folder))
-        assert done.code == 0, done.err
-    return json.loads(owner.atoll("checkpoint", "join", str(folder), "--json").out)["manifest"]
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Two nodes trained for a while, rested, stopped and saved: their folder, what they saved, the manifest."""
+    root = tmp_path_factory.mktemp("saved")
+    folder = root / "saved"
+    with nodes_in(root) as make:
+        owner, member = make("owner"), make("member")
+        run = owner.new_run(*MIXTURE, "--set", "pace.min_members=2")
+        owner.start().up()
+        member.start("--run", str(run), "--seed", owner.seed()).up()
+        poll("rounds are final on both", lambda: min(owner.final(), member.final()) >= 2)
+        paused(poll, owner, member)
+        for node in (owner, member):
+            node.stop()
+            done = node.atoll("checkpoint", "save", str(folder))
+            assert done.code == 0, done.err
+        yield root, folder, json.loads(owner.atoll("checkpoint", "join", str(folder), "--json").out)["manifest"]
 
 
-@pytest.mark.swarm
-def test_a_node_that_lost_its_home_goes_back_and_its_twin_is_refused(nodes, until, tmp_path):
+def test_a_node_that_lost_its_home_goes_back_and_its_twin_is_refused(nodes, until, tmp_path, saved):
+    root, folder, joined = saved
+    shutil.copytree(root / "owner", tmp_path / "owner")
     owner, member, twin = nodes("owner"), nodes("member"), nodes("twin")
-    joined, folder = saved(until, owner, member, tmp_path / "saved"), str(tmp_path / "saved")
-    key = member.home.identity.read_bytes()
-    shutil.rmtree(member.home.root)
+    key = Home(root / "member").identity.read_bytes()
     for node in (member, twin):
         node.home.make()
         write_whole(node.home.identity, key)
-        restored = json.loads(node.atoll("checkpoint", "restore", folder, "--json").out)["restored"]
+        restored = json.loads(node.atoll("checkpoint", "restore", str(folder), "--json").out)["restored"]
         assert restored == {"round": joined["round"], "state": joined["state"], "own": True, "feed": False}
     owner.start().up()
     member.start("--seed", owner.seed()).up()
@@ -68,10 +76,8 @@ def test_a_node_that_lost_its_home_goes_back_and_its_twin_is_refused(nodes, unti
         node.stop()
 
 
-@pytest.mark.swarm
-def test_two_nodes_save_and_three_go_on(nodes, until, tmp_path):
-    owner, member, folder = nodes("owner"), nodes("member"), tmp_path / "saved"
-    joined = saved(until, owner, member, folder)
+def test_two_nodes_save_and_three_go_on(nodes, until, tmp_path, saved):
+    _, folder, joined = saved
     assert {tuple(sorted(shard["steps"])) for shard in joined["shards"]} != {()}
     on = nodes("on")
     made = on.atoll("run", "new", "on", "--from-checkpoint", str(folder), "--set", "pace.min_members=3")

@@ -1,4 +1,4 @@
-"""10,000 made-up identities against real nodes of an open run, then an honest newcomer."""
+"""Thousands of made-up identities against real nodes of an open run, then an honest newcomer."""
 
 import asyncio
 import threading
@@ -14,7 +14,8 @@ from atoll_bench.host import fresh_p2pd
 from tests.p2p.swarm.flooder import Flooder, fake_work
 
 pytestmark = pytest.mark.swarm
-MADE_UP = 10_000
+FEW, MANY = 2_000, 10_000
+"""Few are eight times the places of newcomers; `tests/node/virtual/test_virtual_flood.py` always brings many."""
 IN_S = 60.0
 
 
@@ -38,15 +39,16 @@ def flooding(flood: Flooder, seeds: list[str]) -> Iterator[None]:
         loop.close()
 
 
-def test_a_newcomer_gets_into_a_flooded_run(nodes, until, capsys):
+@pytest.mark.parametrize("made_up", [FEW, pytest.param(MANY, marks=pytest.mark.measure)])
+def test_a_newcomer_gets_into_a_flooded_run(nodes, until, capsys, made_up):
     owner, second, newcomer = (nodes(name) for name in ("owner", "second", "newcomer"))
     run = owner.new_run("--data", "synthetic:markov", "--set", "pace.min_members=2")
     owner.start("--run", "tiny").up()
     second.start("--run", str(run), "--seed", owner.seed()).up()
     until("rounds are final", lambda: min(owner.final(), second.final()) >= 4)
-    flood = Flooder(RunId(bytes.fromhex(owner.status()["run"])), MADE_UP, [fake_work(owner.final() + 20)])
+    flood = Flooder(RunId(bytes.fromhex(owner.status()["run"])), made_up, [fake_work(owner.final() + 20)])
     with flooding(flood, [owner.seed(), second.seed()]):
-        until("half of the flood is out", lambda: flood.sent >= MADE_UP // 2, 300.0)
+        until("half of the flood is out", lambda: flood.sent >= made_up // 2, 300.0)
         first = owner.status()
         began = time.monotonic()
         newcomer.start("--run", str(run), "--seed", owner.seed()).up()
@@ -54,7 +56,7 @@ def test_a_newcomer_gets_into_a_flooded_run(nodes, until, capsys):
         peer = newcomer.status()["peer"]
         until("it is in a final set", lambda: any(peer in r["contributors"] for r in owner.rows() if r["final"]))
         in_s = time.monotonic() - began
-        until("the flood is out", lambda: flood.sent >= MADE_UP, 300.0)
+        until("the flood is out", lambda: flood.sent >= made_up, 300.0)
         last = owner.status()
     with capsys.disabled():
         print(

@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(scope="session")
 def world_of():
     """Makes a swarm of some members."""
-    # Here, not above: it imports torch, which takes two seconds, and most tests of the daemon's rooms need neither.
+    # Here, not above: it imports torch, which takes seconds, and most tests of the daemon's rooms need neither.
     from tests.node.reduction_world import World
 
     return World
