@@ -20,10 +20,11 @@ from atoll.cli.options import home_option, network_options
 from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import NodeConfig, load_config
-from atoll.node.daemon.app import Daemon, StopSignals, set_state_aside
+from atoll.node.daemon.app import Daemon, StopSignals
 from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
+from atoll.node.ipc.chain_mark import ASIDE, first_left
 from atoll.node.runs.capacity.join_preview import preview_of
 from atoll.node.runs.invites import invite_text, own_seeds, reach_rank
 from atoll.protocols.errors import ConfigError
@@ -104,10 +105,11 @@ async def _run_once(
                 lock.enter_context(hold_lock(home))
             plan.store()
             _begin_log(home, plan.config)
-            aside = set_state_aside(home.run(plan.run.spec.id))
-            if aside is not None:
+            folder = home.run(plan.run.spec.id)
+            if (first := first_left(folder)) is not None:
                 _report(
-                    f"rounds of this node are not counted: the run went on without them. Its state is in {aside}"
+                    f"this node joins the others' model of round {first} and later; its own work since returns "
+                    f"through its error feedback. The model that it had is in {folder / ASIDE}"
                 )
             daemon = Daemon(plan)
             signals.stop = daemon.stop

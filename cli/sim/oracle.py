@@ -178,13 +178,14 @@ def _lost_work(history: History) -> Iterator[Violation]:
     if saved is None:
         return
     pending = {one.payload for one in saved.pending}
+    settled = max(saved.final, saved.settled)
     for entry in _contributions(history):
         assert isinstance(entry.body, Contribution)
         number, payload = entry.body.round, entry.body.payload
         where = f"{history.name}, round {number}"
-        if number > saved.final and payload not in pending:
+        if number > settled and payload not in pending:
             yield Violation("nothing acknowledged is lost", f"{where}: its saved state does not know it")
-        elif number > saved.final and payload not in history.whole:
+        elif number > settled and payload not in history.whole:
             yield Violation("nothing acknowledged is lost", f"{where}: its payload is not whole")
 
 

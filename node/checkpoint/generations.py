@@ -235,6 +235,19 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     return None
 
 
+def move_older(folder: Path, to: Path) -> None:
+    """Move all generations but the newest to another folder, in place of what is there. Raises DiskFault."""
+    _, *older = _generations(folder)
+    with disk(to):
+        if older:
+            remove_tree(to)
+            to.mkdir()
+        for generation in older:
+            generation.rename(to / generation.name)
+    for changed in (to, to.parent, folder) if older else ():
+        sync_folder(changed)
+
+
 def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], bytes]:
     """Tensors and message. Raises CorruptFault, OSError."""
     try:

@@ -27,6 +27,14 @@ class KeptBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     span: Span
 
 
+class PastPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A payload of ours whose round is final: where this node leaves its chain, it is pending again."""
+
+    sent: Pending
+    rows: tuple[Span, ...]
+    """Rows of the payload that are in the final set; the others went back to the error feedback."""
+
+
 class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Body of a local state: everything but the tensors."""
 
@@ -44,6 +52,12 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Bitmap of the experts that this work covers."""
     kept: tuple[KeptBody, ...] = ()
     """Whose error feedback the tensor `kept` is; empty where this node reduces nothing."""
+    past: tuple[PastPayload, ...] = ()
+    """Our newest payloads of final rounds, by rising round."""
+    newest: int = -1
+    """Newest round that this state knows to be final, sent or recognised, also in a chain that the node left."""
+    settled: int = -1
+    """Our work up to this round is accounted for, even if `final` is older: the node left its chain after it."""
 
 
 class LocalState(NamedTuple):

@@ -7,18 +7,16 @@ socket stop, and the host at last. A second signal ends at once; kill −9 loses
 import asyncio
 import logging
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from atoll.node.daemon.build import NodeParts, build
 from atoll.node.daemon.coordinator.run_assets import fetch_moments, fetch_tokenizer
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.status import StopDaemon
-from atoll.p2p.system.atomic_files import disk, sync_folder, write_whole
+from atoll.node.ipc.chain_mark import mark_left
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.ownership import splits
@@ -35,28 +33,6 @@ PART_S = 5.0
 
 
 BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round], None]], NodeParts]
-
-
-_LEAVING = "leaving-chain"
-"""A file of a run: the worker's state belongs to a chain that this node leaves."""
-
-
-def set_state_aside(run_folder: Path) -> Path | None:
-    """Move the worker's state away if it belongs to a chain that the node left. Raises DiskFault.
-
-    Returns where it is now. The next worker fetches a snapshot. The newest state that was set aside stays until
-    the user removes it.
-    """
-    state, aside, mark = run_folder / "state", run_folder / "state-aside", run_folder / _LEAVING
-    with disk(run_folder):
-        if not mark.exists():
-            return None
-        if state.exists():  # else a kill came between the two
-            shutil.rmtree(aside, ignore_errors=True)
-            state.rename(aside)
-            sync_folder(run_folder)
-        mark.unlink()
-    return aside
 
 
 class StopSignals:
@@ -92,7 +68,7 @@ class Daemon:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fault: AtollError | None = None
         self.is_outranked = False
-        """Another chain of the run outranks this node's: it ended to begin again without its local state."""
+        """Another chain of the run outranks this node's: it ended to begin again on that one."""
 
     def stop(self, *, finish: bool = False) -> None:
         """End in good order; with `finish`, after the round at hand is closed. Idempotent."""
@@ -106,7 +82,7 @@ class Daemon:
         log.warning("another part of the run decides from round %d on; this node joins it", first)
         # On disk before the ledger says that this node follows the other chain: a start after a kill would fold
         # rounds of that chain onto a state of this one.
-        write_whole(self._plan.home.run(self._plan.run.spec.id) / _LEAVING, b"")
+        mark_left(self._plan.home.run(self._plan.run.spec.id), first)
         self.is_outranked = True
         self._stop.set()
 

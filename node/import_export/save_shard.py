@@ -151,7 +151,7 @@ def _unsent(spec: RunSpec, run_folder: Path, found: LocalState) -> Tensor:
     The weights are those of the final round, so whatever they lack counts as unsent.
     """
     sending = ErrorFeedback(spec, run_folder / "spool", OnHost())
-    sending.load(found.tensors["residual"], found.body.pending, found.body.final)
+    sending.load(found.tensors["residual"], found.body)
     sending.close_rounds(_FAR, sending.missed(_FAR, {}, {}))
     for body in found.body.kept:
         hand_back(sending.residual_C4096, ReducerErrorFeedback(body.span, found.tensors["kept"]))

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.generations import Unfinished
-from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
+from atoll.node.checkpoint.local import LocalBody, LocalState, begin_local, load_local
 from atoll.node.checkpoint.tensorfile import all_finite
+from atoll.node.ipc.chain_mark import ASIDE, first_left, remove_mark
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner, experts_among
@@ -117,6 +119,8 @@ class WorkerState:
     feedback: ErrorFeedback
     slices: SliceWork | None
     rounds: RoundTrainer
+    settled: int = -1
+    """See LocalBody."""
 
     def begin_generation(self) -> Unfinished:
         """Hand everything as it is now to the kernel; Θ_final may not change before the result's `finish`.
@@ -133,6 +137,9 @@ class WorkerState:
             sent=weights.sent if carried else -1,
             sent_experts=weights.sent_experts if carried else b"",
             kept=self.slices.words() if self.slices is not None else (),
+            past=self.feedback.past,
+            newest=self.feedback.newest,
+            settled=self.settled,
         )
         moments, parts = self.learner.moments()
         tensors = {
@@ -145,19 +152,43 @@ class WorkerState:
         return begin_local(self.folder, body, tensors, steady={"final"}, parts=parts)
 
     def restore(self) -> None:
-        """Load the newest generation that verifies, if there is one. Raises CorruptFault, DiskFault."""
-        found = load_local(self.folder, self.spec.id, self._check)
+        """Load the newest generation that verifies, if there is one. Raises CorruptFault, DiskFault.
+
+        If the node leaves the chain that its Θ_final is of, everything else is loaded, and saved as the newest
+        generation; those before it go to `state-aside`.
+        """
+        home = self.folder.parent
+        found, first = load_local(self.folder, self.spec.id, self._check), first_left(home)
         if found is None:
             self.learner.weights.start(self.fold.view_C4096)
+        else:
+            for line in found.report:
+                log.warning("%s", line)
+            self._load(found, first)
+        if first is None:
             return
-        for line in found.report:
-            log.warning("%s", line)
-        if found.body.final > self.fold.final_round:
-            self.fold.adopt(found.tensors["final"], found.body.final)
-        self.feedback.load(found.tensors["residual"], found.body.pending, found.body.final)
-        if self.slices is not None:
-            self.slices.load(found.body.kept, found.tensors.get("kept"), found.body.final)
-        self.rounds.steps_taken = found.body.steps
+        # A kill between any two of these steps repeats them: what was left once has nothing more to leave.
+        if found is not None and found.body.final >= first:
+            self.begin_generation().finish()
+        if found is not None and self.fold.final_round < 0:
+            generations.move_older(self.folder, home / ASIDE)
+        remove_mark(home)
+
+    def _load(self, found: LocalState, first: int | None) -> None:
+        """Load a generation, without its Θ_final if the chain is left at round `first` or before."""
+        body, leaves = found.body, first is not None and found.body.final >= first
+        self.feedback.load(found.tensors["residual"], body)
+        self.settled = body.settled
+        if leaves:
+            assert first is not None
+            self.feedback.reopen(first)
+            self.settled = first - 1
+        elif body.final > self.fold.final_round:
+            self.fold.adopt(found.tensors["final"], body.final)
+        # What our Reductions left out was of the rounds of that chain: their authors have it back.
+        if self.slices is not None and not leaves:
+            self.slices.load(body.kept, found.tensors.get("kept"), body.final)
+        self.rounds.steps_taken = body.steps
         self.learner.set_trained_experts(experts_among(found.tensors, self.spec))
         weights = self.learner.weights
         if weights.tensors().keys() <= found.tensors.keys():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import TEMPORARY, map_file, write_file
+from atoll.node.checkpoint.local import LocalBody, PastPayload
 from atoll.node.learning.compress.codecs import Encoder, codec_of
 from atoll.node.learning.outer.fixed import clear, padding_of
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
@@ -17,7 +18,7 @@ from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ids import Digest
-from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, size_of, slabs
+from atoll.protocols.ledger.coverage import Cover, cover_of, largest_payload, rest_of, size_of, slabs
 from atoll.protocols.local.worker_messages import Pending, ReleasedMoments
 from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.payload import Layout
@@ -26,6 +27,8 @@ from atoll.protocols.run.run_spec import RunSpec
 _PAYLOAD = ".payload"
 LOST_FEEDBACK = "this state is older than what was sent: its error feedback is dropped"
 """Line of the worker's log; see `ErrorFeedback.recognise`."""
+PAST_PAYLOADS = 64
+"""Most payloads of final rounds that are kept for the case that this node leaves its chain."""
 Work = Callable[[int, Span, Tensor], object]
 """Is given a slab: its first row in the payload, its chunks, its local weights."""
 
@@ -33,8 +36,8 @@ Work = Callable[[int, Span, Tensor], object]
 class MissedPayload(NamedTuple):
     """A payload of ours that did not get into its round's final set, or not everywhere."""
 
-    cover: Cover
-    payload: bytes
+    sent: Pending
+    data: bytes
     rows: Cover
     """Rows of the payload that did not count."""
 
@@ -52,8 +55,12 @@ class ErrorFeedback:
         self._padding = padding_of(arena)
         self.residual_C4096 = torch.zeros((arena.chunks, CHUNK), device=encoder.device)
         self.pending: tuple[Pending, ...] = ()
+        self.past: tuple[PastPayload, ...] = ()
+        """The newest payloads of final rounds."""
+        room = 4 * arena.chunks * CHUNK // largest_payload(spec)  # no more bytes than e itself
+        self._most_past = max(1, min(PAST_PAYLOADS, room))
         self._released: tuple[ReleasedMoments, ...] = ()
-        self._newest: int = -1
+        self.newest: int = -1
         """Newest round that this state knows to be final, sent, or recognised: see `recognise`."""
         with disk(spool):
             spool.mkdir(parents=True, exist_ok=True)
@@ -92,7 +99,7 @@ class ErrorFeedback:
     def add(self, pending: Pending) -> None:
         """Make a payload pending; its file is there before a saved state names it."""
         self.pending = (*self.pending, pending)
-        self._newest = max(self._newest, pending.round)
+        self.newest = max(self.newest, pending.round)
 
     def write_released(self, number: int, moments: Mapping[int, bytes]) -> tuple[ReleasedMoments, ...]:
         """Write the moments of experts given up; the files stay until the next call. Raises DiskFault."""
@@ -116,7 +123,7 @@ class ErrorFeedback:
         ]
         with disk(self._spool):
             found = [(p, lost, self._bytes_of(p, unsafe)) for p, lost in missed if lost]
-        return [MissedPayload(self._cover(p), data, lost) for p, lost, data in found if data is not None]
+        return [MissedPayload(p, data, lost) for p, lost, data in found if data is not None]
 
     @staticmethod
     def _bytes_of(pending: Pending, unsafe: Mapping[Digest, bytearray]) -> bytes | None:
@@ -127,27 +134,70 @@ class ErrorFeedback:
     def close_rounds(self, number: int, missed: list[MissedPayload]) -> None:
         """Rounds up to `number` are final: what missed its final set returns to the error feedback."""
         for one in missed:
-            self._give_back(one)
+            self._add_back(one)
+        # What is damaged counts as sent: its values are not in e, and never will be.
+        back = {one.sent.payload: one.rows for one in missed}
+        ended = tuple(
+            PastPayload(one, rest_of(back.get(one.payload, ()), size_of(self._cover(one))))
+            for one in self.pending
+            if one.round <= number
+        )
+        self.past = (*self.past, *ended)[-self._most_past :]
         self.pending = tuple(p for p in self.pending if p.round > number)
+
+    def reopen(self, first: int) -> None:
+        """Rounds from `first` on are not final after all: our payloads of them are pending. Raises DiskFault.
+
+        What of them went back to the error feedback leaves it again. One that is not whole any more is left out.
+        """
+        again = [one for one in self.past if one.sent.round >= first and _is_whole(one.sent)]
+        rows = [rest_of(one.rows, size_of(self._cover(one.sent))) for one in again]
+        with disk(self._spool):
+            back = [
+                MissedPayload(one.sent, Path(one.sent.path).read_bytes(), lost)
+                for one, lost in zip(again, rows, strict=True)
+                if lost
+            ]
+        for missed in back:
+            self._add_back(missed, sign=-1)
+        self.past = tuple(one for one in self.past if one not in again)
+        self.pending = (*(one.sent for one in again), *self.pending)
+
+    def _all_sent(self, sent: Pending) -> PastPayload:
+        """Nothing of this payload is in e, wherever it is."""
+        return PastPayload(sent, (Span(0, size_of(self._cover(sent))),))
 
     def _cover(self, pending: Pending) -> Cover:
         return cover_of(self._spec, pending.round, pending.experts)
 
-    def _give_back(self, missed: MissedPayload) -> None:
-        size = size_of(missed.cover)
+    def _add_back(self, missed: MissedPayload, sign: int = 1) -> None:
+        """Add what e would hold of these rows had they never been sent; −1: take it out again."""
+        cover = self._cover(missed.sent)
+        size, shares_C = size_of(cover), self._shares_since(missed.sent)
         values_N4096 = torch.zeros((size, CHUNK))
-        self._codec.give_back(values_N4096, missed.payload)
+        self._codec.give_back(values_N4096, missed.data)
         for counted in rest_of(missed.rows, size):
             values_N4096[counted.start : counted.stop] = 0
-        for at, span in slabs(missed.cover, SLAB_CHUNKS):
+        for at, span in slabs(cover, SLAB_CHUNKS):
             rows = self.residual_C4096[span.start : span.stop]
-            rows += values_N4096[at : at + span.stop - span.start].to(rows.device)
+            back_N4096 = values_N4096[at : at + span.stop - span.start] * shares_C[span.start : span.stop, None]
+            rows += sign * back_N4096.to(rows.device)
 
-    def load(self, residual_C4096: Tensor, pending: tuple[Pending, ...], final: int) -> None:
-        """Load what was saved at this final round. A payload that is not whole any more is not pending."""
+    def _shares_since(self, sent: Pending) -> Tensor:
+        """Share of a value of this payload that β has left since, by chunk, float32."""
+        ages_C = torch.zeros(len(self.residual_C4096))
+        for newer in (*(one.sent for one in self.past), *self.pending):
+            for span in self._cover(newer) if newer.round > sent.round else ():
+                ages_C[span.start : span.stop] += 1
+        return torch.tensor(self._spec.compress.feedback).pow(ages_C)
+
+    def load(self, residual_C4096: Tensor, body: LocalBody) -> None:
+        """Load what was saved. A payload that is not whole any more is not pending."""
         self.residual_C4096.copy_(residual_C4096)
-        self.pending = tuple(filter(_is_whole, pending))
-        self._newest = max(final, *(one.round for one in pending), -1)
+        self.pending = tuple(filter(_is_whole, body.pending))
+        gone = (self._all_sent(one) for one in body.pending if one not in self.pending)
+        self.past = tuple(sorted((*body.past, *gone), key=lambda one: one.sent.round))
+        self.newest = max(body.final, body.newest, *(one.round for one in body.pending), -1)
 
     def recognise(self, number: int) -> bool:
         """Round `number` has a contribution of ours. False: a newer state than this made it, before a restore.
@@ -156,18 +206,20 @@ class ErrorFeedback:
         contribution may have sent what the error feedback holds here, so the error feedback becomes zero. One to
         an older round changes nothing: the error feedback is then the rest of this state's own work.
         """
-        if number <= self._newest:
+        if number <= self.newest:
             return True
-        self._newest = number
+        self.newest = number
         self.residual_C4096.zero_()
+        self.past = tuple(self._all_sent(one.sent) for one in self.past)
         return False
 
-    def sweep(self, pending: tuple[Pending, ...]) -> None:
+    def sweep(self, pending: tuple[Pending, ...], past: tuple[PastPayload, ...]) -> None:
         """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault.
 
         Unfinished ones too, so it may not run while a payload is written.
         """
-        keep = {Path(path).name for path in (*(p.path for p in pending), *(p.path for p in self._released))}
+        paths = (*(p.path for p in pending), *(p.sent.path for p in past), *(p.path for p in self._released))
+        keep = {Path(path).name for path in paths}
         with disk(self._spool):
             for path in self._spool.iterdir():
                 ended = path.suffix in (_PAYLOAD, ".moments") and path.name not in keep

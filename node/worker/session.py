@@ -131,6 +131,7 @@ class Session:
             parameters=self._spec.model.parameters,
             device=self._start.device,
             experts=self._learner.experts,
+            settled=self._state.settled,
         )
 
     def answer(self, ask: worker_messages.Ask) -> worker_messages.Answer:
@@ -259,11 +260,12 @@ class Session:
         self._is_saved = False
         with self._spent.within("checkpoint"):
             generation, pending = self._state.begin_generation(), self._feedback.pending
+            past = self._feedback.past
         self._is_saved = True
 
         def finish() -> None:
             generation.finish()
-            self._feedback.sweep(pending)
+            self._feedback.sweep(pending, past)
 
         self._async_save.begin(finish, generation.drop)
         self._save_budget.took(time.monotonic(), time.monotonic() - began)

@@ -313,6 +313,8 @@ class StartReply(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """Device in use, by its full name."""
     experts: bytes = b""
     """Bitmap of the experts that the worker trained last; empty: all."""
+    settled: int = -1
+    """Our work up to this round is accounted for; above `final` where the node left its chain after it."""
 
 
 class TrainProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):

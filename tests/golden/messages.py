@@ -258,7 +258,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.StopRequest(),
 )
 WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress, ...] = (
-    worker.StartReply(7, A, (PENDING,), 1000, "cpu", b"\x03"),
+    worker.StartReply(-1, A, (PENDING,), 1000, "cpu", b"\x03", 7),
     worker.TrainProgress(ROUND, 3, 15, 2.5, 1234.5),
     worker.TrainReply(PENDING, 3000, 1.5, 2, 0.25, (worker.ReleasedMoments(3, "/moments"),)),
     worker.SaveReply(),
@@ -309,7 +309,8 @@ def _disk() -> Iterator[tuple[str, Case]]:
     row = generations.TensorRow("theta", "int32", (2, 4096))
     manifest = generations.GenerationManifest(generations.FORMAT, (row,), A, b"body")
     yield "GenerationManifest", Case(manifest, generations.GenerationManifest, True)
-    body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", (local.KeptBody(7, B, Span(0, 4)),))
+    kept, past = (local.KeptBody(7, B, Span(0, 4)),), (local.PastPayload(PENDING, (Span(0, 4),)),)
+    body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5)
     yield "LocalBody", Case(body, local.LocalBody, True)
     yield "Month", Case(Month("2026-11-01", 5, 6), Month, True)
 

@@ -226,6 +226,7 @@ class Driver:
     def _begin_life(self, started: worker_messages.StartReply) -> None:
         self.assignment.publish(started.experts)
         self.worker.on_started()
+        self.training.recover(started)
         self.finalizer.on_worker_started(started)
 
     def on_worker_gone(self) -> None:

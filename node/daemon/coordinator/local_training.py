@@ -1,5 +1,6 @@
 """This node's own training: asks the worker for rounds, saves them, and announces the contributions."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,13 @@ from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerCl
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
-from atoll.protocols.errors import DiskFault, Superseded
+from atoll.protocols.errors import DiskFault, Superseded, counted
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.local import worker_messages
 from atoll.protocols.run.moments import files_for
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,22 +72,41 @@ class LocalTraining:
         self.context.log.saved(action.round)
         self.machines.feed_round(TrainingSaved(done.pending, self.context.now()))
 
+    def recover(self, started: worker_messages.StartReply) -> None:
+        """Serve announced payloads of open rounds again, and report work that a change of chain lost."""
+        for pending in started.pending:
+            # Rounds that were final in another chain are open again; the store may have dropped their payloads.
+            if self.contributions.is_ours(pending.round) and not self.net.has_blob(pending.payload):
+                self._add_blob(pending)
+        if started.settled > started.final:
+            again = {pending.round for pending in started.pending}
+            lost = [number for number in self.contributions.own_rounds(started.settled) if number not in again]
+            first = started.settled + 1
+            self.context.log.event("chain_changed", round=first, again=len(again), lost=len(lost))
+            if lost:
+                log.warning("%s since round %d are too old to return", counted(len(lost), "contribution"), first)
+
     def announce(self, pending: worker_messages.Pending) -> None:
         """Publish the contribution of a trained round, once."""
         if self.contributions.is_ours(pending.round):
             return
-        try:
-            blob = self.net.add_blob(Path(pending.path))
-        except DiskFault as error:
-            self.guard.on_disk_fault(error)
-            return
-        if blob != pending.payload:  # the disk changed it; the round's final set will be without it
-            self.context.log.event("payload_damaged", round=pending.round, path=pending.path)
+        if not self._add_blob(pending):
             return
         record = contribution_of(pending, self.verdicts())
         entry = self.guard.publish(record)
         if entry is not None:  # its echo may come after the next look
             self.contributions.add(entry.id, self.context.me, record)
+
+    def _add_blob(self, pending: worker_messages.Pending) -> bool:
+        """Put a payload into the blob store; whether it is there, as it was."""
+        try:
+            blob = self.net.add_blob(Path(pending.path))
+        except DiskFault as error:
+            self.guard.on_disk_fault(error)
+            return False
+        if blob != pending.payload:  # the disk changed it; the round's final set will be without it
+            self.context.log.event("payload_damaged", round=pending.round, path=pending.path)
+        return blob == pending.payload
 
     def _request(self, action: StartTraining) -> worker_messages.TrainRequest:
         """Choose steps and experts of the round that begins."""

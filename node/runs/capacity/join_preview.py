@@ -26,6 +26,7 @@ _DISK_PARAMETER_BYTES = 40
 _MOMENT_PARAMETER_BYTES = 12
 """Two moments and the residual of what is trained here; deleted when newer snapshots exist."""
 _OPEN_ROUNDS = 64
+"""As many payloads of this node's own are kept when their rounds are final."""
 
 
 class Preview(msgspec.Struct, frozen=True):
@@ -80,7 +81,7 @@ def preview_of(spec: RunSpec, config: NodeConfig, room: Room | None, members: in
     return Preview(
         parameters=spec.model.parameters,
         needs=needs_of(spec, config, experts),
-        disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * count * payload,
+        disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * (count + 1) * payload,
         join_bytes=4 * spec.model.parameters + moments,
         payload_bytes=payload,
         exchange_bytes=exchange_bytes(spec, _bitmap(spec.model, experts)),

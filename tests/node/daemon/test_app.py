@@ -11,7 +11,8 @@ import pytest
 
 from atoll.node.config.home import Home
 from atoll.node.daemon import app
-from atoll.node.daemon.app import Daemon, StopSignals, set_state_aside
+from atoll.node.daemon.app import Daemon, StopSignals
+from atoll.node.ipc.chain_mark import first_left
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import make_folder
 from atoll.protocols.errors import LocalFault
@@ -143,24 +144,19 @@ async def test_a_node_that_stops_writes_that_it_leaves_last_and_tells_a_neighbou
     assert story.index("left") < story.index("handed over") < story.index("network ended")
 
 
-async def test_a_node_that_leaves_its_chain_keeps_its_state_aside_and_does_not_leave_the_run(tmp_path):
+async def test_a_node_that_leaves_its_chain_marks_its_state_and_does_not_leave_the_run(tmp_path):
     node = Node(Home(tmp_path))
     folder = make_folder(node.daemon._plan.home.run(SPEC.id))
-    (make_folder(folder / "state") / "weights").write_bytes(b"ours")
 
     async def change(up: asyncio.Event) -> None:
         await up.wait()
         node.daemon.leave_chain(Round(7))
 
-    assert set_state_aside(folder) is None, "nothing says that the state is of another chain"
+    assert first_left(folder) is None, "nothing says that the state is of another chain"
     await node.run(change)
     assert node.daemon.is_outranked
     assert "left" not in node.story
-    # A kill may come before anything is moved: the next start does it.
-    assert set_state_aside(folder) == folder / "state-aside"
-    assert (folder / "state-aside" / "weights").read_bytes() == b"ours"
-    assert not (folder / "state").exists()
-    assert set_state_aside(folder) is None
+    assert first_left(folder) == 7, "the next worker reads it"
 
 
 @pytest.mark.parametrize("name", ["driver", "control", "carry"])

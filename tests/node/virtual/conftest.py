@@ -204,6 +204,12 @@ class FakeWorker:
     def view(self) -> Digest:
         return digest(self.state, *(set_state(b"", self.open[n]) for n in sorted(self.open)))
 
+    def leave_chain(self, first: int) -> None:
+        """Its state is of a chain that the node left. It has no error feedback that work could return to."""
+        self.final, self.state = -1, digest(b"genesis")
+        self.open, self.pending, self.unsafe = {}, (), ()
+        self.lives += 1
+
     async def ask(self, ask: Ask, kind: type[Any]) -> Any:
         life = self.lives
         answer = await self._answer(ask)
@@ -487,17 +493,15 @@ class World:
         await self.kill(number)
 
     def join_other_chain(self, node: Node, first: int) -> None:
-        """As `node start` does: begin again without the worker's state."""
+        """As `node start` does: begin again, with what the worker makes of the state of the other chain."""
         if node.number not in self.changing:
             self.changing.add(node.number)
             self.changes.append((node.number, first))
-            self._group.create_task(self._begin_again(node))
+            self._group.create_task(self._begin_again(node, first))
 
-    async def _begin_again(self, node: Node) -> None:
+    async def _begin_again(self, node: Node, first: int) -> None:
         await self.kill(node.number)
-        node.worker.final, node.worker.state = -1, digest(b"genesis")
-        node.worker.open, node.worker.pending, node.worker.unsafe = {}, (), ()
-        node.worker.lives += 1
+        node.worker.leave_chain(first)
         self.start(node.number)
         self.changing.discard(node.number)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from atoll.node.ipc.chain_mark import mark_left
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.worker.session import Session
@@ -49,6 +50,7 @@ class RealWorker:
 
     def __init__(self, folder: Path, me: PeerId, train_s: float, spec: RunSpec, seen: Seen) -> None:
         self._start = StartRequest(codec.encode(spec), me, str(folder.parent), "", 1, "cpu")
+        self._home = folder.parent
         self._step_s = train_s / spec.steps(0)
         self._seen, self._sets = seen, Sets()
         self._moved = asyncio.Event()
@@ -71,6 +73,13 @@ class RealWorker:
         self.final, self.state = found.final, found.state
         self._sets = {at: names for at, names in self._seen.final_sets.items() if at <= found.final}
         return found
+
+    def leave_chain(self, first: int) -> None:
+        """The daemon marks the state as one of a chain that it left, and ends."""
+        if self.session is not None:
+            self.session.close()
+        mark_left(self._home, first)
+        self.lives += 1
 
     def wake(self) -> None:
         """Whoever waits for a fold looks again."""

@@ -147,7 +147,8 @@ def test_a_round_that_became_final_while_the_disk_was_full_is_given_back_once(ho
     twin = homes("c")
     first, second = twin.train(0).pending, twin.train(1).pending
     assert late.payload == second.payload
-    expected = twin.residual() + said(first, twin.residual()) + said(second, twin.residual())
+    aged = SPEC.compress.feedback * said(first, twin.residual())
+    expected = twin.residual() + aged + said(second, twin.residual())
     assert torch.allclose(node.residual(), expected, atol=1e-7)
 
 
@@ -393,7 +394,7 @@ def test_a_payload_that_rotted_in_the_spool_is_given_up_and_nothing_else(homes, 
     made = ahead.ask(SnapshotRequest(str(ahead.path / "snapshot")))
     node.ask(AdoptRequest(Round(1), made.path, states[1], ()))
     node.ask(FinalizeRequest(Round(2), (theirs[2],)))
-    assert torch.equal(node.residual(), before + lost)
+    assert torch.equal(node.residual(), before + SPEC.compress.feedback * lost), "as if it had never been sent"
 
 
 @pytest.mark.parametrize(("tokens", "weight"), [(0, 1), (1, 1), (50, 32), (100, 64), (1000, 255)])

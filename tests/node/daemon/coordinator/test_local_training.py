@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, contribution_of
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
@@ -18,7 +20,14 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import Contribution, sign_entry
-from atoll.protocols.local.worker_messages import Pending, SaveReply, SaveRequest, TrainReply, TrainRequest
+from atoll.protocols.local.worker_messages import (
+    Pending,
+    SaveReply,
+    SaveRequest,
+    StartReply,
+    TrainReply,
+    TrainRequest,
+)
 from tests.node.worker.session_home import ME, SPEC, Identity
 
 ROUND = Round(3)
@@ -47,10 +56,14 @@ class Net:
     """The own feed and the blob store."""
 
     def __init__(self):
-        self.feed = []
+        self.feed, self.blobs = [], set()
+
+    def has_blob(self, blob):
+        return blob in self.blobs
 
     def add_blob(self, path, *, move=False):
-        return manifest_of_bytes(path.read_bytes()).id
+        self.blobs.add(blob := manifest_of_bytes(path.read_bytes()).id)
+        return blob
 
     def publish(self, body):
         self.feed.append(sign_entry(SPEC.id, Identity(bytes([1]) * 32), len(self.feed), b"", body))
@@ -137,3 +150,20 @@ def test_work_that_the_disk_changed_is_not_announced(rig, tmp_path):
     (tmp_path / "payload").write_bytes(b"rot" + DATA[3:])
     one.training.announce(one.pending)
     assert one.net.feed == []
+
+
+def test_work_of_rounds_that_are_open_again_can_be_fetched_again(rig, tmp_path):
+    """Round 3 was final in another chain: its payload went from the store, and round 4's from everywhere."""
+    one = rig()
+    one.training.announce(one.pending)
+    gone = replace(contribution_of(one.pending), round=Round(4))
+    one.training.contributions.add(digest(b"4"), ME, gone)
+    one.net.blobs.clear()
+    one.training.recover(StartReply(-1, digest(b"start"), (one.pending,), 1, "cpu", settled=2))
+    assert one.net.has_blob(one.pending.payload)
+    assert len(one.net.feed) == 1, "it is not announced again"
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    found = [
+        (event["round"], event["again"], event["lost"]) for event in events if event["event"] == "chain_changed"
+    ]
+    assert found == [(3, 1, 1)]

@@ -1,0 +1,112 @@
+"""Whole nodes with real workers are cut apart and meet again: no member's work is lost, and none counts twice."""
+
+import asyncio
+
+import pytest
+import torch
+
+from atoll.node.worker.local_weights import LocalWeights
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ids import Digest
+from atoll.protocols.ledger.coverage import cover_of
+from atoll.protocols.ledger.records import Contribution
+from atoll.protocols.local.worker_messages import StartReply
+from tests.node.virtual.real_worker import RealWorker, Seen
+
+ROUND_S = 10.0
+
+
+class Accountant(RealWorker):
+    """Notes what each round gave, before the codec, and what its payload holds."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given, seen=Seen({}, {}, {}))
+        self.given: dict[int, torch.Tensor] = {}
+        self.sent: dict[int, torch.Tensor] = {}
+
+    def started(self) -> StartReply:
+        found = super().started()
+        assert self.session is not None
+        feedback = self.session._feedback
+        encode, spec = feedback.encode, feedback._spec
+        self.given = {
+            at: delta for at, delta in self.given.items() if at <= feedback.newest
+        }  # others were not saved
+
+        def listen(number: int, weights: LocalWeights) -> bytearray:
+            delta = torch.zeros_like(feedback.residual_C4096)
+            for span in cover_of(spec, number):
+                rows = slice(span.start, span.stop)
+                delta[rows] = weights.anchor_C4096[rows] - weights.rows(span)
+            payload = encode(number, weights)
+            self.given[number], self.sent[number] = delta, torch.zeros_like(delta)
+            feedback._codec.give_back(self.sent[number], bytes(payload))
+            return payload
+
+        feedback.encode = listen
+        return found
+
+    def leave_chain(self, first: int) -> None:
+        super().leave_chain(first)
+        self._seen = Seen({}, {}, {})  # of one chain
+
+    def _look(self, view: Digest) -> None:
+        """What was final before an adopted snapshot is not known here."""
+
+    def owed(self, counted: set[int], beta: float) -> torch.Tensor:
+        """What the error feedback holds if these rounds count, and no other was ever sent."""
+        rest = torch.zeros_like(next(iter(self.given.values())))
+        for number in sorted(self.given):
+            rest = beta * rest + self.given[number] - (self.sent[number] if number in counted else 0)
+        return rest
+
+
+def counted(node) -> set[int]:
+    """Rounds of this node's chain whose final set holds its work."""
+    own = {
+        entry.id: entry.body.round
+        for _, entry in node.swarm.ledger.since(0, 1 << 20)
+        if entry.author == node.peer and isinstance(entry.body, Contribution)
+    }
+    finalizer = node.driver.finalizer
+    done = [action for at, action in finalizer._applied_rounds.items() if at <= finalizer.applied]
+    return {own[name] for action in done for name in action.contributions if name in own}
+
+
+def finals(w) -> list[int]:
+    return [node.worker.final for node in w.nodes.values()]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2)])
+def test_the_work_of_both_sides_counts_or_is_in_its_authors_error_feedback(world, sizes):
+    torch.set_num_threads(1)
+
+    async def story() -> None:
+        count = sum(sizes)
+        async with world(200, 1, worker=Accountant) as w:
+            for number in range(count):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w)) >= 4)
+            peers = [w.nodes[number].peer for number in range(count)]
+            w.network.cut(peers[: sizes[0]], peers[sizes[0] :])
+            before = max(finals(w))
+            await asyncio.sleep(w.spec.pace.lease_s + 20 * ROUND_S)
+            apart = min(finals(w))
+            assert apart > before + 8
+            w.network.heal()
+            healed = max(finals(w))
+            await w.until(lambda: min(finals(w)) > healed + 3)
+            w.check_agreement()
+            await w.check_feeds()
+            assert len(w.changes) == min(sizes), "one side leaves its chain, once"
+            beta = w.spec.compress.feedback
+            for number, node in w.nodes.items():
+                feedback, ours = node.worker.session._feedback, counted(node)
+                sent = ours | {pending.round for pending in feedback.pending}
+                owed = node.worker.owed(sent, beta)
+                assert torch.allclose(feedback.residual_C4096, owed, atol=2e-6), f"node {number}"
+                if number in {leaver for leaver, _ in w.changes}:
+                    alone = {at for at in node.worker.given if before + 4 < at <= apart} - ours
+                    assert len(alone) > 4, "its work of these rounds is only in the error feedback"
+
+    run_virtual(story())
