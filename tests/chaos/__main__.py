@@ -35,10 +35,6 @@ CASES: dict[str, Case] = {
     **net_cases.CASES,
 }
 LEFT_OUT = {
-    "eio": "shows an open defect: work is lost when a node comes back into another chain",
-    "minority": "shows the same defect",
-    "one-way": "shows the same defect",
-    "halves": "was never run to its end",
     "loss": "was never run to its end",
 }
 """Cases that `make chaos` names and does not run, with the reason; `--only` runs them."""

@@ -16,6 +16,17 @@ from atoll.node.daemon.consensus.voter import (
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Proposal, set_digest
 
+PATIENCE_ROUNDS = 2.0
+MIN_PATIENCE_S = 3.0
+"""Patience with a proposer: this many round times, and at least so many seconds."""
+
+
+def patience_of(train_s: float, lease_s: float) -> float:
+    """The patience with a proposer, in seconds, from the own round time; 0 before the first round is trained."""
+    # Who just came up knows no round time. If it were hasty, it would open ballots far ahead of all others, and
+    # its promises would keep it from voting in theirs.
+    return max(MIN_PATIENCE_S, PATIENCE_ROUNDS * train_s if train_s else lease_s)
+
 
 def propose(state: FinalityState) -> Out:
     """Propose in the highest ballot that is ours, if it is time and nothing was proposed in it."""

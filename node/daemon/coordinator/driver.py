@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.missing import missing
+from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
@@ -39,16 +40,6 @@ from atoll.protocols.local import worker_messages
 TICK_S = 0.25
 REST_TICK_S = 1.0
 """The same in a pause and after the last round: only leases are due then, and what ends the rest is an event."""
-PATIENCE_ROUNDS = 2.0
-MIN_PATIENCE_S = 3.0
-"""Patience with a proposer: this many round times, and at least so many seconds."""
-
-
-def patience_of(train_s: float, lease_s: float) -> float:
-    """The patience with a proposer, in seconds, from the own round time; 0 before the first round is trained."""
-    # Who just came up knows no round time. If it were hasty, it would open ballots far ahead of all others, and
-    # its promises would keep it from voting in theirs.
-    return max(MIN_PATIENCE_S, PATIENCE_ROUNDS * train_s if train_s else lease_s)
 
 
 @dataclass(kw_only=True, slots=True)

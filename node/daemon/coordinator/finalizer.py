@@ -41,7 +41,6 @@ RETRY_S = 5.0
 PATIENCE_S = 20.0
 """Seconds of waiting for payloads that others should still hold, before a whole snapshot is fetched instead."""
 
-
 _NONE = Round(-1)
 
 

@@ -1,6 +1,5 @@
 """This node's own training: asks the worker for rounds, saves them, and announces the contributions."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +14,11 @@ from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerCl
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
-from atoll.protocols.errors import DiskFault, Superseded, counted
+from atoll.protocols.errors import DiskFault, Superseded
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.local import worker_messages
 from atoll.protocols.run.moments import files_for
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,24 +70,15 @@ class LocalTraining:
         self.machines.feed_round(TrainingSaved(done.pending, self.context.now()))
 
     def recover(self, started: worker_messages.StartReply) -> None:
-        """Serve announced payloads of open rounds again, and report work that a change of chain lost."""
+        """Report a change of chain. Serve what it opened again: the store may have dropped those payloads."""
         for pending in started.pending:
-            # Rounds that were final in another chain are open again; the store may have dropped their payloads.
             if self.contributions.is_ours(pending.round) and not self.net.has_blob(pending.payload):
                 self._add_blob(pending)
-        if started.settled > started.final:
-            again = {pending.round for pending in started.pending}
-            lost = [number for number in self.contributions.own_rounds(started.settled) if number not in again]
-            first = started.settled + 1
-            self.context.log.event("chain_changed", round=first, again=len(again), lost=len(lost))
-            if lost:
-                log.warning("%s since round %d are too old to return", counted(len(lost), "contribution"), first)
+        self.context.log.chain_changed(started, self.contributions.own_rounds(started.settled))
 
     def announce(self, pending: worker_messages.Pending) -> None:
         """Publish the contribution of a trained round, once."""
-        if self.contributions.is_ours(pending.round):
-            return
-        if not self._add_blob(pending):
+        if self.contributions.is_ours(pending.round) or not self._add_blob(pending):
             return
         record = contribution_of(pending, self.verdicts())
         entry = self.guard.publish(record)

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 DISK_RETRY_S = 2.0
 """Seconds before work that the disk refused is tried again."""
 
-
 _BUSY = (Phase.TRAIN, Phase.COLLECT, Phase.FOLD)
 
 

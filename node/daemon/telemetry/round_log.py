@@ -15,10 +15,10 @@ import msgspec
 
 from atoll.node.daemon.telemetry.goodput import add, move_to_recompute
 from atoll.p2p.system.atomic_files import disk, write_whole
-from atoll.protocols.errors import DiskFault
+from atoll.protocols.errors import DiskFault, counted
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
-from atoll.protocols.local.worker_messages import TrainReply
+from atoll.protocols.local.worker_messages import StartReply, TrainReply
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +113,16 @@ class RoundLog:
         self.tokens += row.tokens
         self._save(row.round)
         self.event("trained", round=row.round, steps=row.steps)
+
+    def chain_changed(self, started: StartReply, ours: Iterable[Round]) -> None:
+        """Record that the worker left a chain, if it did; `ours`: our contributions to what is open again."""
+        if started.settled <= started.final:
+            return
+        again, first = {pending.round for pending in started.pending}, started.settled + 1
+        lost = sum(number not in again for number in ours)
+        self.event("chain_changed", round=first, again=len(again), lost=lost)
+        if lost:
+            log.warning("%s since round %d cannot return any more", counted(lost, "contribution"), first)
 
     def saved(self, number: Round) -> None:
         """Record that our own work of a round is safe on the disk."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.epochs import chosen_path
-from atoll.node.daemon.coordinator.driver import patience_of
+from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.protocols.ids import Digest, PeerId

@@ -9,6 +9,7 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, chosen_path, epoch_id
 from atoll.node.daemon.consensus.forks import is_outranked
 from atoll.node.daemon.consensus.missing import missing
+from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.consensus.succession import AWAY_ROUNDS, here_of
 from atoll.node.daemon.consensus.types import (
     Append,
@@ -22,7 +23,6 @@ from atoll.node.daemon.consensus.types import (
     SwitchEpoch,
 )
 from atoll.node.daemon.consensus.voter import may_append
-from atoll.node.daemon.coordinator.driver import patience_of
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import (
     Ballot,
