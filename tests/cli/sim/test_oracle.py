@@ -189,13 +189,13 @@ def twice(homes):
 
 
 def payload_gone(homes):
-    (path,) = (run_of(homes, 0) / "spool").glob("*.payload")
-    path.unlink()
+    for path in (run_of(homes, 0) / "spool").glob("*.payload"):
+        path.unlink()
 
 
 def payload_damaged(homes):
-    (path,) = (run_of(homes, 0) / "spool").glob("*.payload")
-    path.write_bytes(path.read_bytes()[:-1] + b"\0\0")
+    for path in (run_of(homes, 0) / "spool").glob("*.payload"):
+        path.write_bytes(path.read_bytes()[:-1] + b"\0\0")
 
 
 def announced_before_saved(homes):
