@@ -24,7 +24,7 @@ from atoll.node.daemon.app import Daemon, StopSignals
 from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
-from atoll.node.ipc.chain_mark import ASIDE, first_left
+from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left
 from atoll.node.runs.capacity.join_preview import preview_of
 from atoll.node.runs.invites import invite_text, own_seeds, reach_rank
 from atoll.protocols.errors import ConfigError
@@ -106,9 +106,9 @@ async def _run_once(
             plan.store()
             _begin_log(home, plan.config)
             folder = home.run(plan.run.spec.id)
-            if (first := first_left(folder)) is not None:
+            if (folder / MARK).exists():
                 _report(
-                    f"this node joins the others' model of round {first} and later; its own work since returns "
+                    f"this node joins the others' model from round {first_left(folder)} on; its own work returns "
                     f"through its error feedback. The model that it had is in {folder / ASIDE}"
                 )
             daemon = Daemon(plan)

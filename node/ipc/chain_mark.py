@@ -7,7 +7,8 @@ from atoll.protocols.errors import CorruptFault
 
 ASIDE = "state-aside"
 """Folder of the newest state whose chain this node left."""
-_MARK = "leaving-chain"
+MARK = "leaving-chain"
+"""Name of the file, in the run's folder."""
 _MAX_BYTES = 32
 
 
@@ -17,21 +18,21 @@ def mark_left(run_folder: Path, first: int) -> None:
     Raises DiskFault, CorruptFault.
     """
     before = first_left(run_folder)  # no worker has read it yet
-    write_whole(run_folder / _MARK, b"%d\n" % (first if before is None else min(first, before)))
+    write_whole(run_folder / MARK, b"%d\n" % (first if before is None else min(first, before)))
 
 
 def first_left(run_folder: Path) -> int | None:
     """The first round that another chain decides; None without a mark. Raises DiskFault, CorruptFault."""
-    data = read_whole(run_folder / _MARK, max_bytes=_MAX_BYTES)
+    data = read_whole(run_folder / MARK, max_bytes=_MAX_BYTES)
     if data is None:
         return None
     if data.strip() and not data.strip().isdigit():
-        raise CorruptFault(f"{run_folder / _MARK} does not hold a number", hint="write the number 0 into it")
+        raise CorruptFault(f"{run_folder / MARK} does not hold a number", hint="write the number 0 into it")
     return int(data or b"0")
 
 
 def remove_mark(run_folder: Path) -> None:
     """The state belongs to no chain that the node left. Raises DiskFault."""
     with disk(run_folder):
-        (run_folder / _MARK).unlink(missing_ok=True)
+        (run_folder / MARK).unlink(missing_ok=True)
     sync_folder(run_folder)

@@ -17,13 +17,14 @@ from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.generations import Unfinished
 from atoll.node.checkpoint.local import LocalBody, LocalState, begin_local, load_local
 from atoll.node.checkpoint.tensorfile import all_finite
-from atoll.node.ipc.chain_mark import ASIDE, first_left, remove_mark
+from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left, remove_mark
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner, experts_among
 from atoll.node.worker.local_weights import carries, check_saved
 from atoll.node.worker.reduction_work import SliceWork
 from atoll.node.worker.round_trainer import RoundTrainer
+from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import AtollError, CorruptFault
 from atoll.protocols.ids import Digest
 from atoll.protocols.local.worker_messages import TrainReply
@@ -158,7 +159,9 @@ class WorkerState:
         generation; those before it go to `state-aside`.
         """
         home = self.folder.parent
-        found, first = load_local(self.folder, self.spec.id, self._check), first_left(home)
+        found = load_local(self.folder, self.spec.id, self._check)
+        with disk(home):
+            first = first_left(home) if (home / MARK).exists() else None
         if found is None:
             self.learner.weights.start(self.fold.view_C4096)
         else:
