@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import nodes_in
+from tests.waiting import poll
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900), pytest.mark.xdist_group("public runs")]
 HOSTILE = Path(__file__).parent.parent / "p2p/discovery/hostile_dht.py"
 JOIN_S = 60.0
 """From the command to two members that know each other."""
@@ -40,19 +44,25 @@ def find(node, *args: str) -> list[dict]:
     return json.loads(ran.out)["runs"]
 
 
-@pytest.fixture
-def shared(nodes, until) -> dict:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Iterator[dict]:
     """A node of another run that serves the DHT, and an owner who announces a run there."""
-    other, owner = nodes("other"), nodes("owner")
-    other.new_run(name="elsewhere")
-    other.start("--dht", "--private").up()
-    bootstrap = ("--dht-bootstrap", other.seed())
-    run_file = owner.new_run("--data", "synthetic:markov", "--set", "outer.rounds=9999", name="common")
-    owner.start(*bootstrap).up()
-    (run,) = until(
-        "the run is listed", lambda: [run for run in find(owner, *bootstrap) if run["members_claimed"]], TRAINS_S
-    )
-    return {"other": other, "owner": owner, "bootstrap": bootstrap, "run": run, "file": run_file}
+    with nodes_in(tmp_path_factory.mktemp("shared")) as make:
+        other, owner = make("other"), make("owner")
+        other.new_run(name="elsewhere")
+        other.start("--dht", "--private").up()
+        assert other.atoll("pause").code == 0, "it need not train, only serve"
+        bootstrap = ("--dht-bootstrap", other.seed())
+        run_file = owner.new_run("--data", "synthetic:markov", "--set", "outer.rounds=9999", name="common")
+        owner.start(*bootstrap).up()
+        (run,) = poll(
+            "the run is listed",
+            lambda: [run for run in find(owner, *bootstrap) if run["members_claimed"]],
+            TRAINS_S,
+        )
+        yield {"other": other, "owner": owner, "bootstrap": bootstrap, "run": run, "file": run_file}
+        for node in (owner, other):
+            node.stop()
 
 
 def join(node, shared: dict, name: str, *flags: str, until) -> None:
@@ -69,8 +79,6 @@ def join(node, shared: dict, name: str, *flags: str, until) -> None:
     until("a round of both", lambda: any(set(row["contributors"]) == both for row in node.rows()), TRAINS_S)
 
 
-@pytest.mark.swarm
-@pytest.mark.timeout(900)
 def test_a_run_is_found_and_joined_through_one_bootstrap_peer(nodes, until, shared):
     other, owner, new, run = shared["other"], shared["owner"], nodes("new"), shared["run"]
     me = owner.status()["peer"]
@@ -89,12 +97,9 @@ def test_a_run_is_found_and_joined_through_one_bootstrap_peer(nodes, until, shar
     new.stop()
     new.start(*shared["bootstrap"]).up()
     until("it comes back without being told where", lambda: new.status()["members"] == 2, TRAINS_S)
-    for node in (new, owner, other):
-        node.stop()
+    new.stop()
 
 
-@pytest.mark.swarm
-@pytest.mark.timeout(900)
 def test_a_run_is_joined_beside_peers_that_lie(nodes, until, shared):
     """A liar names 256 false members and false runs, a bomber answers with what is no answer."""
     new, run = nodes("new"), shared["run"]
@@ -103,5 +108,4 @@ def test_a_run_is_joined_beside_peers_that_lie(nodes, until, shared):
         flags = [flag for one in (seed, liar, bomber) for flag in ("--dht-bootstrap", one)]
         assert [found["run"] for found in find(new, *flags)] == [run["run"]], "false runs are not shown"
         join(new, shared, run["run"], *flags, until=until)
-        for node in (new, shared["owner"], shared["other"]):
-            node.stop()
+        new.stop()
