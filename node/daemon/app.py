@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from atoll.node.daemon.build import NodeParts, build
-from atoll.node.daemon.coordinator.run_assets import fetch_moments, fetch_tokenizer
+from atoll.node.daemon.coordinator.run_moments import fetch_moments
 from atoll.node.daemon.join_plan import JoinPlan
+from atoll.node.daemon.run_tokenizer import fetch_tokenizer
 from atoll.node.daemon.status import StopDaemon
 from atoll.node.ipc.chain_mark import mark_left
 from atoll.protocols.errors import AtollError, first_fault
@@ -177,7 +178,8 @@ class Daemon:
     async def _serve_worker(self) -> None:
         """Get the files that the worker starts with, then keep a worker alive."""
         spec, net, driver = self._plan.run.spec, self._parts.net, self._parts.driver
-        await fetch_tokenizer(spec, net, driver.on_behind)
+        if spec.data.tokenizer_blob:
+            await fetch_tokenizer(spec, net, driver.on_behind)
         if self._plan.restored is None:  # a restored state has moments of a later round
             files = files_for(spec.model, () if splits(spec) else range(spec.model.expert_count))
             await fetch_moments(spec, files, net, driver.on_behind, driver.has_begun)

@@ -9,10 +9,11 @@ from atoll.node.daemon.coordinator.interfaces import SwarmListener
 from atoll.node.daemon.feed_recovery import clear_mark, read_mark, wait_for_feed
 from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.host.interface import Host
+from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.errors import AtollError, PeerFault
-from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
 from atoll.protocols.ledger.registers import Holding, Lease
@@ -64,6 +65,19 @@ class SwarmNetwork:
             found += [entry for _, entry in batch]
             self._replayed = batch[-1][0]
         return found
+
+    def orphans(self) -> list[Entry]:
+        """See Ledger.orphans."""
+        return self._swarm.ledger.orphans()
+
+    def equivocators(self) -> frozenset[PeerId]:
+        """See Ledger.equivocators."""
+        return self._swarm.ledger.equivocators()
+
+    def fetch_orphans(self, number: Round, entries: tuple[Digest, ...], proposals: tuple[Digest, ...]) -> None:
+        """See Swarm.fetch_orphans."""
+        is_any = bool(entries or proposals)
+        self._swarm.fetch_orphans(WantedEntries(number, entries, proposals) if is_any else None)
 
     def put_holding(self, holding: Holding, ttl_s: float) -> None:
         """See Swarm.publish_register."""
@@ -201,6 +215,7 @@ class SwarmNetwork:
         `lease_s`: how long the run's leases last, in seconds.
         """
         self._swarm.on_pruned = listener.on_pruned
+        self._swarm.replication.orphans.on_found = listener.on_orphans
         async with asyncio.TaskGroup() as group:
             group.create_task(self._carry_entries(listener))
             group.create_task(self._carry_changes(listener))

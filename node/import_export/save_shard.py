@@ -88,7 +88,14 @@ def _votes(spec: RunSpec, run_folder: Path, found: LocalState, me: PeerId) -> by
     ledger = Ledger(path, spec.id)
     try:
         feeds = ((entry.author, entry.body) for _, entry in ledger.since(0, _ALL))
-        data = gather(spec, number, lambda at: ledger.entries(number=at), chosen_path(feeds, me))
+        data = gather(
+            spec,
+            number,
+            lambda at: ledger.entries(number=at),
+            chosen_path(feeds, me),
+            orphans_of=ledger.orphans,
+            equivocators=ledger.equivocators(),
+        )
     finally:
         ledger.close()
     if read_proof(spec, data, path).state != found.body.state:

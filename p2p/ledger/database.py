@@ -27,6 +27,15 @@ CREATE TABLE IF NOT EXISTS entries (
     UNIQUE (author, seq)
 );
 CREATE INDEX IF NOT EXISTS by_round ON entries (round, kind);
+CREATE TABLE IF NOT EXISTS orphans (
+    arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+    author TEXT NOT NULL,
+    id BLOB NOT NULL UNIQUE,
+    round INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    seal BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS orphans_by_round ON orphans (round);
 CREATE TABLE IF NOT EXISTS proofs (
     author TEXT PRIMARY KEY,
     first BLOB NOT NULL,

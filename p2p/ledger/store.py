@@ -25,6 +25,8 @@ LEDGER_FILE = "ledger.sqlite"
 """File name of the ledger below a run's folder."""
 CLOSED = 1 << 40
 """Entry of a vector that requests nothing of an author; one above the highest legal sequence number."""
+ORPHANS_MAX = 4096
+"""Orphans kept of one author. It is asked for few, and only while it may be a voter."""
 _SEAL_BYTES = 8
 
 
@@ -285,6 +287,39 @@ class Ledger:
         rows = self._select("author = ? ORDER BY seq DESC LIMIT 1", author)
         return self._decode(rows[0][1]) if rows else None
 
+    def add_orphans(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        """Keep verified entries of equivocators that their feeds here do not hold. Returns those that are new.
+
+        Entries of other authors are left out. Raises DiskFault.
+        """
+        fresh: list[Entry] = []
+        with self._db.transaction():
+            for entry in entries:
+                is_known = self.get(entry.id) is not None or self.orphan(entry.id) is not None
+                if entry.author in self._forked and not is_known and self._orphans_of(entry.author) < ORPHANS_MAX:
+                    data = encode_entry(entry)
+                    self._db.write(
+                        "INSERT INTO orphans (author, id, round, data, seal) VALUES (?, ?, ?, ?, ?)",
+                        entry.author,
+                        entry.id,
+                        entry.body.round,
+                        data,
+                        _seal(data),
+                    )
+                    fresh.append(entry)
+        return tuple(fresh)
+
+    def orphans(self, number: int | None = None) -> list[Entry]:
+        """The orphans of a round (None: of all rounds) in the order in which they came."""
+        where = "1" if number is None else "round = ?"
+        rows = self._select(f"{where} ORDER BY arrival", *([] if number is None else [number]), table="orphans")
+        return [self._decode(data) for _, data in rows]
+
+    def orphan(self, entry_id: Digest) -> Entry | None:
+        """The orphan with this id; None if there is none."""
+        rows = self._select("id = ?", entry_id, table="orphans")
+        return self._decode(rows[0][1]) if rows else None
+
     def equivocators(self) -> frozenset[PeerId]:
         """Authors that signed two histories; no more of their entries are accepted."""
         return frozenset(self._forked)
@@ -420,8 +455,11 @@ class Ledger:
             encode_entry(second),
         )
 
-    def _select(self, where: str, *values: object) -> list[tuple[int, bytes]]:
-        rows = self._db.rows(f"SELECT arrival, data, seal FROM entries WHERE {where}", *values)
+    def _orphans_of(self, author: PeerId) -> int:
+        return int(self._db.rows("SELECT COUNT(*) FROM orphans WHERE author = ?", author)[0][0])
+
+    def _select(self, where: str, *values: object, table: str = "entries") -> list[tuple[int, bytes]]:
+        rows = self._db.rows(f"SELECT arrival, data, seal FROM {table} WHERE {where}", *values)
         for arrival, data, seal in rows:
             if _seal(data) != seal:
                 raise damaged(self._db.path, f"entry {arrival} does not verify")

@@ -8,7 +8,7 @@ It is safe to cancel at any point: inserting is idempotent and every batch is wh
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -94,6 +94,13 @@ class LedgerSync:
             raise DecodeError("a refusal that is not printable")
         self.on_refused(peer, message.refusal)
         entries = [await self._verified(data, at) for at, data in enumerate(message.entries)]
+        fresh = self.insert(peer, entries)
+        for first, second in message.proofs:
+            self._add_proof(decode_entry(first, self.ledger.run), decode_entry(second, self.ledger.run))
+        return fresh
+
+    def insert(self, peer: PeerId, entries: Iterable[Entry]) -> int:
+        """Store verified entries that `peer` sent, and tell what they changed. Returns how many were new."""
         done = self.ledger.insert_all(entries, peer)
         for author, reason in done.refused:
             log.info("not stored: %s (from %s)", reason, short(peer) if peer != author else "itself")
@@ -101,8 +108,6 @@ class LedgerSync:
             self.on_exchanged(peer, done)
         for fork in done.forks:
             self._blame(fork)
-        for first, second in message.proofs:
-            self._add_proof(decode_entry(first, self.ledger.run), decode_entry(second, self.ledger.run))
         return len(done.fresh)
 
     async def _verified(self, data: bytes, at: int) -> Entry:

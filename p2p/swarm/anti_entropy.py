@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.membership.register_store import RegisterSync
 from atoll.p2p.system.waiting import Notifier
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 """Mean interval between two exchanges with a random neighbour, in seconds."""
+WAITED_EVERY_S = 2.0
+"""The same while finality waits for entries that only a question by name brings."""
 EXCHANGE_S = 60.0
 """Deadline of one exchange, in seconds."""
 _AT_ONCE = 4
@@ -30,6 +33,7 @@ class AntiEntropy:
     """Exchanges registers and ledger entries with queued peers, at most once at a time with each."""
 
     ledger: LedgerSync
+    orphans: OrphanExchange
     registers: RegisterSync
     neighbours: Callable[[], Collection[PeerId]]
     rng: random.Random
@@ -90,6 +94,8 @@ class AntiEntropy:
             async with asyncio.timeout(EXCHANGE_S):
                 await self.registers.pull(peer)
                 await self.ledger.exchange(peer)
+                if self.orphans.wanted is not None:
+                    await self.orphans.fetch(peer)
             self._failed.pop(peer, None)
             self.synced.set()
             self._exchanged.add(peer)
@@ -119,5 +125,6 @@ class AntiEntropy:
             for peer in [peer for peer, tries in self._failed.items() if tries <= _RETRIES]:
                 self.ask(peer)
             if neighbours and loop.time() >= turn:
-                turn = loop.time() + EVERY_S * self.rng.uniform(0.5, 1.5)
+                every_s = EVERY_S if self.orphans.wanted is None else WAITED_EVERY_S
+                turn = loop.time() + every_s * self.rng.uniform(0.5, 1.5)
                 self.ask(self.rng.choice(neighbours))

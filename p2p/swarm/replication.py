@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from atoll.p2p.gossip.gossip import Gossip
+from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.membership.register_store import RegisterStore, RegisterSync
@@ -51,8 +52,11 @@ class Replication:
         self._gossip = Gossip(self.identity.peer_id, self.calls, self.neighbours, self.now, self.rng)
         self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
+        sync = LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_refused)
+        self.orphans = OrphanExchange(self.ledger, self.calls, sync.insert)
         self.anti_entropy = AntiEntropy(
-            ledger=LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_refused),
+            ledger=sync,
+            orphans=self.orphans,
             registers=RegisterSync(self.registers, self.calls, self.now, self._on_pulled),
             neighbours=self.neighbours,
             rng=self.rng,

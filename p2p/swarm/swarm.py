@@ -17,6 +17,7 @@ from atoll.p2p.discovery.discovery import TARGET, Discovery
 from atoll.p2p.host.interface import Host, PeerAddress, Route
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
+from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger, Quota
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.p2p.membership.reputation import BANNED, ReputationTable
@@ -163,6 +164,12 @@ class Swarm:
         entries = list(entries)
         if entries:
             self.newcomers.require(entries)
+            self.sync_soon()
+
+    def fetch_orphans(self, wanted: WantedEntries | None) -> None:
+        """Ask neighbours for these entries of equivocators until they are here, or others are wanted."""
+        self.replication.orphans.wanted = wanted
+        if wanted is not None:
             self.sync_soon()
 
     def end_replay(self) -> None:

@@ -15,6 +15,7 @@ from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
 from atoll.p2p.gossip.push_trees import Ids
 from atoll.p2p.host.framing import framed
+from atoll.p2p.ledger.orphans import FoundEntries, WantedEntries
 from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.limits.monthly_quota import Month
 from atoll.p2p.membership.register_store import KnownVersions, RegisterBatch
@@ -169,6 +170,8 @@ def _feed() -> Iterator[tuple[str, Case]]:
     yield "entry: Admit", Case(records.sign_entry(RUN, OTHER, 0, b"", admit), records.Entry)
     exchange = Exchange({ME.peer_id: 8}, True, (OTHER.peer_id,), (b"e",), ((b"f", b"g"),), "no")
     yield "Exchange", Case(exchange, Exchange)
+    yield "WantedEntries", Case(WantedEntries(ROUND, (A,), (A, B)), WantedEntries)
+    yield "FoundEntries", Case(FoundEntries((b"e", b"f")), FoundEntries)
     yield "gossip: Ids", Case(Ids(have=bytes(range(16)), want=bytes(range(8)), prune=b""), Ids)
     proof = certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),), ((b"g",),))
     yield "FinalProof", Case(proof, certificate.FinalProof)

@@ -19,8 +19,8 @@ and three, removal none and one."""
 SEEN_LEAST = 0.9
 """Part of the page's list that every trace finds: what runs at the side depends on timing."""
 
-BESIDE = {"node/daemon/consensus/missing.py"}
-"""Runs on a walk only where the status is asked for while votes are outstanding."""
+BESIDE = {f"node/daemon/consensus/{name}.py" for name in ("epochs", "missing", "orphans")}
+"""Not of a walk, but seen when the status is asked for, or when a round waits for longer than a patience."""
 
 
 def documented(walk: str) -> set[str]:

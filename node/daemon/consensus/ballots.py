@@ -34,6 +34,13 @@ class Book(msgspec.Struct, frozen=True):
     """First vote of an author in a ballot: a second one is equivocation and does not count."""
     epochs: frozenset[bytes] = frozenset()
     """The epochs of all ballots that were seen."""
+    orphans: frozenset[Digest] = frozenset()
+    """Contributions, Reductions and proposals that no feed here holds (`add_orphan`)."""
+    other_votes: Mapping[tuple[PeerId, records.Ballot, Digest], Digest] = msgspec.field(default_factory=dict)
+    """Votes that count for equivocators only: of a history that is not here, second ones, below a promise.
+
+    Entry id by author, ballot and proposal.
+    """
 
     def author_of(self, name: Digest) -> PeerId | None:
         """The author of a contribution or Reduction; None where it is unknown."""
@@ -49,6 +56,7 @@ class Book(msgspec.Struct, frozen=True):
             promises={key: found for key, found in self.promises.items() if key[1].epoch == epoch},
             proposals={entry: found for entry, found in self.proposals.items() if found.ballot.epoch == epoch},
             votes={key: found for key, found in self.votes.items() if key[1].epoch == epoch},
+            other_votes={key: entry for key, entry in self.other_votes.items() if key[1].epoch == epoch},
         )
 
     def unknown(self, names: Iterable[Digest]) -> tuple[Digest, ...]:
@@ -146,6 +154,28 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
     return book, ""
 
 
+def add_orphan(book: Book, entry: Digest, author: PeerId, body: records.Body) -> Book:
+    """The book with an entry of an equivocator's other history.
+
+    It may be what a final set names, what others voted for, or the vote that made it final. It binds nobody here:
+    what its author promised and voted in the feed that this node holds stays as it is.
+    """
+    match body:
+        case records.Contribution() if entry not in book.contributions:
+            contributions = {**book.contributions, entry: (author, body)}
+            return replace(book, contributions=contributions, orphans=book.orphans | {entry})
+        case records.Reduction() if entry not in book.reductions:
+            return replace(book, reductions={**book.reductions, entry: author}, orphans=book.orphans | {entry})
+        case records.Proposal() if body.ballot.proposer == author and entry not in book.proposals:
+            proposals = {**book.proposals, entry: body}
+            epochs = book.epochs | {body.ballot.epoch}
+            return replace(book, proposals=proposals, orphans=book.orphans | {entry}, epochs=epochs)
+        case records.Vote():
+            votes = {(author, body.ballot, body.proposal): entry, **book.other_votes}
+            return replace(book, other_votes=votes, epochs=book.epochs | {body.ballot.epoch})
+    return book
+
+
 def without(book: Book, author: PeerId, held: Collection[Digest]) -> Book:
     """The book without an author's contributions that are not held and that no proposal names."""
     gone = {entry for entry, (who, _) in book.contributions.items() if who == author} - {*held}
@@ -163,35 +193,41 @@ def _propose(book: Book, entry: Digest, body: records.Proposal) -> tuple[Book, s
 
 def _vote(book: Book, entry: Digest, author: PeerId, body: records.Vote) -> tuple[Book, str]:
     known = book.votes.get((author, body.ballot))
+    other = replace(book, other_votes={(author, body.ballot, body.proposal): entry, **book.other_votes})
     if known is not None:
-        return book, "" if known[0] == entry else "two votes in one ballot"
+        return (book, "") if known[0] == entry else (other, "two votes in one ballot")
     # A vote below its author's promise would break what a quorum of promises showed to a later proposer.
     above = [b for who, b in book.within(body.ballot.epoch).promises if who == author and b > body.ballot]
     if above:
-        return book, "a vote below its author's promise"
+        return other, "a vote below its author's promise"
     return replace(book, votes={**book.votes, (author, body.ballot): (entry, body)}), ""
 
 
-def bound_proposals(book: Book, voters: tuple[PeerId, ...], ballot: records.Ballot) -> tuple[Digest, ...] | None:
+def bound_proposals(
+    book: Book, voters: tuple[PeerId, ...], ballot: records.Ballot, equivocators: frozenset[PeerId] = frozenset()
+) -> tuple[Digest, ...] | None:
     """The proposals before `ballot` that a quorum may have voted for, of the newest ballot with any; sorted.
 
     Empty: none can ever become final, and any set may be proposed. None: fewer than a quorum promised `ballot`, so
-    that nothing is known.
+    that nothing is known. `equivocators`: authors with two histories, who may have voted for anything elsewhere.
     """
     # A voter that promised votes in no ballot before its promise any more, and its earlier votes stand before the
     # promise in its feed. So votes that are not here can only come from voters that are silent: a proposal whose
     # votes and silent voters together are no quorum is lost for ever.
+    # An equivocator's promise shows nothing: its votes may stand in the history that is not here.
     needed, count = quorum(len(voters)), len(voters)
-    if len(book.promised_by(voters, ballot)) < needed:
+    sure = tuple(peer for peer in voters if peer not in equivocators)
+    anywhere = count - len(sure)
+    if len(book.promised_by(sure, ballot)) < needed:
         return None
     found: dict[records.Ballot, list[Digest]] = {}
-    votes = [vote for (peer, _), (_, vote) in book.votes.items() if peer in voters and vote.ballot < ballot]
+    votes = [vote for (peer, _), (_, vote) in book.votes.items() if peer in sure and vote.ballot < ballot]
     for (before, name), here in Counter((vote.ballot, vote.proposal) for vote in votes).items():
-        if here < 2 * needed - count:
+        if here + anywhere < 2 * needed - count:
             continue  # the voters without a promise are at most count − needed: too few for what it lacks
         proposal = book.proposals.get(name)
         lawful = proposal is None or (proposal.ballot == before and _can_win(book, voters, proposal))
-        if lawful and here + len(_silent(book, voters, before)) >= needed:
+        if lawful and here + len(_silent(book, sure, before)) + anywhere >= needed:
             found.setdefault(before, []).append(name)
     return tuple(sorted(found[max(found)])) if found else ()
 
@@ -207,12 +243,34 @@ def _can_win(book: Book, voters: tuple[PeerId, ...], proposal: records.Proposal)
     return owner_of(voters, proposal.ballot.attempt) == proposal.ballot.proposer and not book.is_void(proposal)
 
 
-def decided_proposal(book: Book, voters: tuple[PeerId, ...]) -> tuple[Digest, records.Proposal] | None:
+def decided_proposal(
+    book: Book, voters: tuple[PeerId, ...], equivocators: frozenset[PeerId] = frozenset()
+) -> tuple[Digest, records.Proposal] | None:
     """The proposal that a quorum voted for in its ballot, with its entry id; None while there is none."""
     for entry, proposal in sorted(book.proposals.items()):
         if not _can_win(book, voters, proposal):
             continue
-        votes = [book.votes.get((peer, proposal.ballot)) for peer in voters]
-        if sum(vote is not None and vote[1].proposal == entry for vote in votes) >= quorum(len(voters)):
+        if len(votes_for(book, voters, equivocators, entry, proposal)) >= quorum(len(voters)):
             return entry, proposal
     return None
+
+
+def votes_for(
+    book: Book,
+    voters: Iterable[PeerId],
+    equivocators: frozenset[PeerId],
+    entry: Digest,
+    proposal: records.Proposal,
+) -> dict[PeerId, Digest]:
+    """The votes for this proposal in its ballot: entry id by voter."""
+    # Of an equivocator every vote counts. What its feed forbids depends on the history, and nodes hold different
+    # ones. Two sets become final by it only with a third of liars.
+    found: dict[PeerId, Digest] = {}
+    for peer in voters:
+        name, given = book.votes.get((peer, proposal.ballot), (entry, None))
+        other = book.other_votes.get((peer, proposal.ballot, entry)) if peer in equivocators else None
+        if given is not None and given.proposal == entry:
+            found[peer] = name
+        elif other is not None:
+            found[peer] = other
+    return found

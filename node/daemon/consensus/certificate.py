@@ -14,7 +14,15 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, quorum, voter_order
+from atoll.node.daemon.consensus.ballots import (
+    Book,
+    add_entry,
+    add_orphan,
+    decided_proposal,
+    quorum,
+    voter_order,
+    votes_for,
+)
 from atoll.node.daemon.consensus.epochs import ROOT, EpochId
 from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS
@@ -87,27 +95,36 @@ class _Decided(NamedTuple):
         return self.book.authors_of(self.proposal.contributions)
 
 
-def gather(spec: RunSpec, last: int, entries_of: EntriesOf, path: tuple[Epoch, ...] = ()) -> bytes:
+def gather(
+    spec: RunSpec,
+    last: int,
+    entries_of: EntriesOf,
+    path: tuple[Epoch, ...] = (),
+    orphans_of: EntriesOf = lambda number: (),
+    equivocators: frozenset[PeerId] = frozenset(),
+) -> bytes:
     """The encoded certificate of round `last`, on the chain of these epochs (`chosen_path`).
 
-    Raises ConfigError where the ledger has none.
+    `orphans_of`: the entries about a round that no feed holds; `equivocators`: their authors. Raises ConfigError
+    where the ledger has none.
     """
     voters: tuple[PeerId, ...] = (spec.owner,)
     rounds, epochs, epoch, tally = [], [], ROOT, Tally(spec.probation)
     for number in range(last + 1):
         entries = [entry for entry in entries_of(number) if is_lawful(spec, entry)]
+        orphans = [entry for entry in orphans_of(number) if is_lawful(spec, entry)]
         while path and path[0].round == number:
             body, *rest = path
             path, epoch, voters = tuple(rest), epoch_id(body), voter_order(spec.id, number, body.members)
             epochs.append(tuple(encode_entry(entry) for entry in _signatures(entries, body)))
-        found = _decided(entries, number, voters, epoch)
+        found = _decided(entries, number, voters, epoch, orphans, equivocators)
         if found is None:
             raise ConfigError(
                 f"the ledger here does not prove that round {number} is final",
                 hint="start the node for a moment: it gets what is missing from the others",
             )
-        by_name = {entry.id: entry for entry in entries}
-        rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, voters))))
+        by_name = {entry.id: entry for entry in [*entries, *orphans]}
+        rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, voters, equivocators))))
         voters, tally = voter_order(spec.id, number + 1, tally.proven(found.authors)), tally.after(found.authors)
     return codec.encode(FinalProof(VERSION, tuple(rounds), tuple(epochs)))
 
@@ -195,21 +212,29 @@ def read_proof(spec: RunSpec, data: bytes, where: object) -> Proven:
         raise ConfigError(f"{where} is no proof of a final round of this run: {error}") from error
 
 
-def _decided(entries: Iterable[Entry], number: int, voters: tuple[PeerId, ...], epoch: EpochId) -> _Decided | None:
+def _decided(
+    entries: Iterable[Entry],
+    number: int,
+    voters: tuple[PeerId, ...],
+    epoch: EpochId,
+    orphans: Iterable[Entry] = (),
+    equivocators: frozenset[PeerId] = frozenset(),
+) -> _Decided | None:
     """The decided proposal with all that its set names, from the entries about a round; None without them."""
     book = Book()
     for entry in entries:
         if entry.body.round == number:
             book, _ = add_entry(book, entry.id, entry.author, entry.body)
+    for entry in orphans:
+        book = add_orphan(book, entry.id, entry.author, entry.body)
     book = book.within(epoch)
-    found = decided_proposal(book, voters)
+    found = decided_proposal(book, voters, equivocators)
     if found is None or book.unknown(found[1].contributions):
         return None
     return _Decided(*found, book)
 
 
-def _names(found: _Decided, voters: tuple[PeerId, ...]) -> set[Digest]:
+def _names(found: _Decided, voters: tuple[PeerId, ...], equivocators: frozenset[PeerId]) -> set[Digest]:
     """Ids of the entries that prove a round: proposal, set, and no more votes than a quorum."""
-    votes = [found.book.votes.get((peer, found.proposal.ballot)) for peer in voters]
-    given = [vote[0] for vote in votes if vote is not None and vote[1].proposal == found.entry]
+    given = [*votes_for(found.book, voters, equivocators, found.entry, found.proposal).values()]
     return {found.entry, *given[: quorum(len(voters))], *found.proposal.contributions}

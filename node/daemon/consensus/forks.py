@@ -60,7 +60,7 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
     # Epochs that this node entered: another may have begun in the same place, or the parent decided after all.
     for before, segment in zip(state.chain, state.chain[1:], strict=False):
         book = state.books.get(segment.first, Book()).within(before.epoch)
-        found = decided_proposal(book, segment.electorate.voters)
+        found = decided_proposal(book, segment.electorate.voters, state.equivocators)
         authors = segment.tally.proven(book.authors_of(found[1].contributions)) if found else frozenset[PeerId]()
         yield _Fork(segment.first, before.epoch, segment.electorate, authors, segment.epoch)
     # Epochs that others entered at a round that our chain decided without them.

@@ -17,12 +17,21 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order, without
+from atoll.node.daemon.consensus.ballots import (
+    Book,
+    add_entry,
+    add_orphan,
+    decided_proposal,
+    owner_of,
+    voter_order,
+    without,
+)
 from atoll.node.daemon.consensus.forks import change_chain, is_outranked
+from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.proposer import prepare, propose, waits
 from atoll.node.daemon.consensus.succession import enter_epoch, follow, open_epoch, waits_for_epoch
-from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, promise, report_narrow, vote
+from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, is_stuck, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
 from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody, Proposal, Vote
 
@@ -72,6 +81,10 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
         # Whatever else this node would do belongs to a chain that it leaves.
         state, more = change_chain(state)
         return state, actions + more
+    # Two histories of one length show in no exchange: who is stuck asks, and the proof may come with the answer.
+    if state.live and (state.equivocators or is_stuck(state) or any(state.orphans_asked)):
+        state, more = fetch_orphans(state)
+        actions += more
     if state.live and state.deciding < state.rounds:
         # One append at a time: the earlier move wins. A promise comes first, because it may forbid a vote.
         for move in (open_epoch, follow, promise, vote, report_narrow, propose, prepare):
@@ -113,6 +126,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return replace(state, live=True, live_since=state.now), []
         case finality_types.MembersSeen(peers):
             return replace(state, members=peers), []
+        case finality_types.EquivocatorsSeen(peers):
+            return replace(state, equivocators=peers), []
         case finality_types.Idle(idle, now):
             return _note_stable(replace(state, idle=idle, now=max(state.now, now))), []
         case finality_types.FinalityTick(now):
@@ -121,6 +136,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
 
 def _entry_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
     body = event.body
+    if event.is_orphan:
+        return _orphan_seen(state, event)
     if event.author == state.me and body == state.appending:
         state = replace(state, appending=None)
     if isinstance(body, EpochBody | Vote):
@@ -128,7 +145,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     if isinstance(body, EpochBody):
         return state, []
     if isinstance(body, BallotBody) and state.epochs.has_left(event.author, body.round, body.ballot.epoch):
-        return state, []
+        return _orphan_seen(state, event) if isinstance(body, Vote) else (state, [])
     # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
     is_fork = any(segment.first == body.round for segment in state.chain[1:])
     if not (state.last_final < body.round < state.rounds or is_fork):
@@ -145,6 +162,15 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     if not fault:
         return state, []
     return state, [finality_types.ReportEquivocation(body.round, event.author, event.entry, fault)]
+
+
+def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
+    """An entry of another history, or a vote that its feed forbids: that one counts if its author has two."""
+    number = event.body.round
+    if not state.last_final < number < state.rounds:
+        return state, []
+    book = add_orphan(state.books.get(number, Book()), event.entry, event.author, event.body)
+    return replace(state, books={**state.books, number: book}), []
 
 
 def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
@@ -185,7 +211,7 @@ def _decide(state: finality_types.FinalityState) -> Out:
     actions: list[finality_types.Action] = []
     while state.deciding < state.rounds:
         book = state.book
-        found = None if waits_for_epoch(state) else decided_proposal(book, state.voters)
+        found = None if waits_for_epoch(state) else decided_proposal(book, state.voters, state.equivocators)
         if found is None:
             state, entered = enter_epoch(state)
             if not entered:

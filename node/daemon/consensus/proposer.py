@@ -67,7 +67,10 @@ def prepare(state: FinalityState) -> Out:
 def waits(state: FinalityState, attempt: int) -> int:
     """How many owners have their turn before this attempt, from the newest that counts on; who left has none."""
     owners = [owner_of(state.voters, at) for at in range(state.attempt, attempt)]
-    return sum(not state.epochs.has_left(owner, state.deciding, state.epoch) for owner in owners)
+    gone = state.equivocators  # nobody gets more of their entries
+    return sum(
+        owner not in gone and not state.epochs.has_left(owner, state.deciding, state.epoch) for owner in owners
+    )
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:
@@ -96,7 +99,7 @@ def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] 
         if before and may_get_votes(state, ballot, before):
             return before
         return view if view and _is_time(state, view) else None
-    bound = bound_proposals(book, state.voters, ballot)
+    bound = bound_proposals(book, state.voters, ballot, state.equivocators)
     if bound is None:
         return None
     if not bound:

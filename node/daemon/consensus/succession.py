@@ -106,7 +106,8 @@ def here_of(
     live = (state.members | {state.me}).intersection(peers)
     gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
     elsewhere = {peer for peer in live & book.chosen.keys() if book.begun(book.chosen[peer]) not in known}
-    return live - gone - elsewhere - book.excluded_from(number)
+    # No node gets another entry of an equivocator, so it can neither vote nor sign an epoch.
+    return live - gone - elsewhere - book.excluded_from(number) - state.equivocators
 
 
 def wait_s(state: finality_types.FinalityState) -> float:

@@ -37,6 +37,8 @@ class EntrySeen:
     entry: Digest
     author: PeerId
     body: Body
+    is_orphan: bool = False
+    """Of an equivocator's other history: it was fetched by name, and has no place in a feed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,13 @@ class MembersSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class EquivocatorsSeen:
+    """The authors that are proven to have signed two histories. Send it whenever there are more."""
+
+    peers: frozenset[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """Whether this node trains no further rounds (done, paused), and so does not wait to close another one."""
 
@@ -142,6 +151,7 @@ Event: TypeAlias = (
     | AppendRefused
     | ReplayDone
     | MembersSeen
+    | EquivocatorsSeen
     | Idle
     | FinalityTick
 )
@@ -177,6 +187,20 @@ class FetchMissing:
     """Entries that are not in our ledger yet."""
     payloads: tuple[Digest, ...]
     """Contributions that are, but without their payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOrphans:
+    """Ask others again and again for entries that no feed here will bring; empty lists end it.
+
+    They come as EntrySeen with `is_orphan`, each with a valid signature of an equivocator.
+    """
+
+    round: Round
+    entries: tuple[Digest, ...]
+    """Contributions, Reductions and proposals, by entry id; at most MAX_ASKED."""
+    proposals: tuple[Digest, ...]
+    """Proposals whose votes are wanted too, the most important first; at most MAX_ASKED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +275,7 @@ Action: TypeAlias = (
     | Append
     | CheckRound
     | FetchMissing
+    | FetchOrphans
     | FinalizeRound
     | ReportDivergence
     | ReportNarrow
@@ -286,6 +311,10 @@ class FinalityState(msgspec.Struct, frozen=True):
     """Voters of the newest rounds that are final, and proven authors of their sets, by round."""
     members: frozenset[PeerId] = frozenset()
     """Peers with a live lease (`MembersSeen`)."""
+    equivocators: frozenset[PeerId] = frozenset()
+    """Proven to have signed two histories: each node may hold another one (orphans.py)."""
+    orphans_asked: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
+    """Entries and proposals of the last FetchOrphans."""
     live_since: float = 0.0
     """When the replay of our own feed was over."""
     short_since: float | None = None

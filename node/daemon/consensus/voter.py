@@ -153,7 +153,7 @@ def may_get_votes(state: FinalityState, ballot: Ballot, names: tuple[Digest, ...
         return is_broad(state, names) and (not names_excluded(state, names) or names == inherited(state))
     # Voters count the promises in their own ledger. If they took the proposer's word for what a quorum may have
     # voted for, one liar could hide those votes and have a second set made final.
-    bound = bound_proposals(state.book, state.voters, ballot)
+    bound = bound_proposals(state.book, state.voters, ballot, state.equivocators)
     if not bound:
         return bound is not None and is_broad(state, names) and not names_excluded(state, names)
     # A set that all are bound to may be narrow, and is voted for all the same: another one could contradict it.
@@ -194,8 +194,15 @@ def _all_answered(state: FinalityState, ballot: Ballot) -> bool:
     """Whether all voters have promised, or had half a patience to do so."""
     # One more promise may show that no quorum voted for a narrow set. At exactly a third of liars one silent
     # honest voter is enough to make it look possible: therefore the wait.
-    promised = state.book.promised_by(state.voters, ballot)
-    return len(promised) == len(state.voters) or state.now - state.since >= state.patience_s / 2
+    asked = [peer for peer in state.voters if peer not in state.equivocators]
+    all_promised = len(state.book.promised_by(asked, ballot)) == len(asked)
+    return all_promised or state.now - state.since >= state.patience_s / 2
+
+
+def is_stuck(state: FinalityState) -> bool:
+    """Whether nothing happened for a patience to a round whose set will hardly grow any more."""
+    stable = state.stable_since
+    return stable is not None and state.now - max(state.since, stable) >= state.patience_s
 
 
 def is_broad(state: FinalityState, names: Collection[Digest]) -> bool:
@@ -231,4 +238,5 @@ def _own_set(state: FinalityState) -> set[Digest]:
     # may never close the round, and counts what it holds after its patience.
     view, known = state.views.get(state.deciding), state.book.contributions
     rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
-    return _counted(state, [entry for entry in view or (state.held if rested else ()) if entry in known])
+    names = view or (state.held if rested else frozenset[Digest]()) - state.book.orphans
+    return _counted(state, [entry for entry in names if entry in known])

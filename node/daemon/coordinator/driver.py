@@ -6,7 +6,7 @@ events. All state that matters is in the machines, the ledger and the worker's f
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.missing import missing
+from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.evaluation import Evaluator
@@ -101,6 +102,7 @@ class Driver:
         lease_s = self.context.spec.pace.lease_s
         self.machines.finality = replace(self.finality, patience_s=patience_of(self.round.train_s, lease_s))
         self.machines.feed_finality(finality_types.MembersSeen(frozenset(self.leases.members)))
+        self.machines.feed_finality(finality_types.EquivocatorsSeen(self.net.equivocators()))
         self.machines.feed_finality(finality_types.FinalityTick(now))
         self.reducer.step()
         self.finalizer.step()
@@ -116,6 +118,7 @@ class Driver:
         self.machines.finality = replace(self.finality, planned=chosen, now=self.context.now())
         for entry in entries:
             self._feed_entry_to_finality(entry)
+        self._feed_orphans(self.net.orphans())
         for entry in entries:
             if entry.body.round > self.finality.last_final:
                 self._feed_entry_to_round(entry)
@@ -196,6 +199,9 @@ class Driver:
     def on_pruned(self, author: PeerId) -> None:
         self.queue.post(lambda: self.newcomers.on_pruned(author))
 
+    def on_orphans(self, entries: tuple[Entry, ...]) -> None:
+        self.queue.post(lambda: self._feed_orphans(entries))
+
     def on_leases(self) -> None:
         """A register changed, perhaps a lease. Changes shortly after another one wait for the tick."""
         if self.context.now() - self.leases.read_at >= TICK_S:
@@ -248,15 +254,22 @@ class Driver:
             self._feed_entry_to_round(entry)
             self.leases.on_entry(entry.author, is_leave=isinstance(entry.body, Leave))
 
-    def _feed_entry_to_finality(self, entry: Entry) -> None:
+    def _feed_orphans(self, entries: Iterable[Entry]) -> None:
+        """They belong to no view of a round: the round machine and the reducers never see them."""
+        for entry in entries:
+            if isinstance(entry.body, ORPHAN_BODIES) and is_lawful(self.context.spec, entry):
+                self._feed_entry_to_finality(entry, is_orphan=True)
+
+    def _feed_entry_to_finality(self, entry: Entry, *, is_orphan: bool = False) -> None:
         body, name = entry.body, entry.id
         if isinstance(body, Contribution):
             self.contributions.add(name, entry.author, body)
-        self.reducer.add_entry(entry)
+        if not is_orphan:
+            self.reducer.add_entry(entry)
         self.newcomers.on_entry(entry)
         if isinstance(body, Exclude):
             self.removals.on_exclude(body)
-        self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body))
+        self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body, is_orphan))
         if isinstance(body, Contribution) and (
             self.contributions.is_held(name) or self.reducer.is_reduced(body.round)
         ):
@@ -308,6 +321,8 @@ class Driver:
                 if entries:
                     self.newcomers.require(entries)
                 self._fetch_for_check(number, payloads)
+            case finality_types.FetchOrphans(number, wanted, proposals):
+                self.net.fetch_orphans(number, wanted, proposals)
             case finality_types.FinalizeRound():
                 self.newcomers.on_final(action.contributions)
                 self.reducer.set_final(action.round, action.contributions)

@@ -149,6 +149,15 @@ class Feed(Protocol):
     def sync_soon(self) -> None:
         """Ask a peer for missing entries now."""
 
+    def orphans(self) -> list[Entry]:
+        """Return the entries of equivocators that no feed on disk holds, in the order in which they came."""
+
+    def equivocators(self) -> frozenset[PeerId]:
+        """Return the authors that are proven to have signed two histories."""
+
+    def fetch_orphans(self, number: Round, entries: tuple[Digest, ...], proposals: tuple[Digest, ...]) -> None:
+        """Ask for entries of a round, and votes for proposals, until other ones are wanted; none: stop."""
+
 
 class NewcomerBudget(Protocol):
     """Authors that the ledger may let go, and those that it may not (p2p/ledger/newcomers.py)."""
@@ -199,6 +208,9 @@ class SwarmListener(Protocol):
 
     def on_pruned(self, author: PeerId) -> None:
         """The feed of an author that showed no work had to go."""
+
+    def on_orphans(self, entries: tuple[Entry, ...]) -> None:
+        """Entries that were asked for by name are here."""
 
     def on_leases(self) -> None:
         """A register changed, perhaps a lease."""

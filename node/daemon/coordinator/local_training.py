@@ -9,7 +9,7 @@ from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
-from atoll.node.daemon.coordinator.run_assets import fetch_moments
+from atoll.node.daemon.coordinator.run_moments import fetch_moments
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured

@@ -4,11 +4,12 @@ The rules are those of `p2p/ledger/store.py`: entries of one author arrive in or
 close the author's feed, and the proof of that travels with every exchange.
 """
 
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from atoll.protocols import codec
 from atoll.protocols.ids import Digest, PeerId, digest
-from atoll.protocols.ledger.records import Body
+from atoll.protocols.ledger.records import Body, Vote
 
 
 class FeedEntry(NamedTuple):
@@ -17,12 +18,16 @@ class FeedEntry(NamedTuple):
     name: Digest
     author: PeerId
     seq: int
+    previous: bytes
+    """Id of the entry before; empty for the first."""
     body: Body
 
 
-def entry_of(author: PeerId, seq: int, body: Body) -> FeedEntry:
-    """The entry of this author in this place."""
-    return FeedEntry(digest(author.encode(), seq.to_bytes(4, "big"), codec.encode(body)), author, seq, body)
+def entry_after(author: PeerId, last: FeedEntry | None, body: Body) -> FeedEntry:
+    """The author's entry after its last one; None: the first."""
+    seq, previous = (last.seq + 1, bytes(last.name)) if last else (0, b"")
+    name = digest(author.encode(), seq.to_bytes(4, "big"), previous, codec.encode(body))
+    return FeedEntry(name, author, seq, previous, body)
 
 
 class Feeds:
@@ -35,9 +40,16 @@ class Feeds:
         self.forked: set[PeerId] = set()
         """Authors that signed two histories: nothing more of them is accepted."""
 
+        self.orphans: dict[Digest, FeedEntry] = {}
+        """Entries of these authors that their feeds here do not hold, by id."""
+
     def next(self, author: PeerId) -> int:
         """Place of the author's next entry."""
         return len(self.by_author.get(author, ()))
+
+    def last(self, author: PeerId) -> FeedEntry | None:
+        """The author's newest entry; None: there is none."""
+        return next(reversed(self.by_author.get(author, ())), None)
 
     def insert(self, entry: FeedEntry) -> bool:
         """Store an entry if it is new and the next of its author; whether it was."""
@@ -48,9 +60,25 @@ class Feeds:
             if feed[entry.seq].name != entry.name:
                 self.forked.add(entry.author)
             return False
+        if feed and feed[-1].name != entry.previous:
+            self.forked.add(entry.author)
+            return False
         feed.append(entry)
         self.arrivals.append(entry)
         return True
+
+    def find(self, names: Iterable[Digest], proposals: Collection[Digest]) -> list[FeedEntry]:
+        """Entries with these ids, and all votes for these proposals."""
+        here = {entry.name: entry for entry in self.arrivals} | self.orphans
+        votes = [e for e in here.values() if isinstance(e.body, Vote) and e.body.proposal in proposals]
+        return [here[name] for name in names if name in here] + votes
+
+    def keep_orphans(self, entries: Iterable[FeedEntry]) -> list[FeedEntry]:
+        """Keep those that are of forked authors and not here; return them."""
+        here = {entry.name for author in self.forked for entry in self.by_author.get(author, ())}
+        fresh = [e for e in entries if e.author in self.forked and e.name not in here | self.orphans.keys()]
+        self.orphans |= {entry.name: entry for entry in fresh}
+        return fresh
 
     def lacks(self, other: "Feeds") -> list[FeedEntry]:
         """The entries that `other` has and this one would accept, each feed in order."""

@@ -23,7 +23,7 @@ from atoll.protocols.ledger.records import (
     Vote,
     epoch_id,
 )
-from atoll_bench.simulator.feeds import entry_of
+from atoll_bench.simulator.feeds import FeedEntry, entry_after
 from atoll_bench.simulator.member import Member
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Liar(Member):
 
     def __init__(self, world: "World", number: int, peer: PeerId, train_s: float) -> None:
         super().__init__(world, number, peer, train_s)
-        self._is_forker = world.rng.random() < 0.25 and world.setting.forks
+        self._is_forker = world.rng.random() < 0.25
         self._is_mute = world.rng.random() < 0.25
         """It keeps back its ballots, but for its lies."""
 
@@ -98,19 +98,24 @@ class Liar(Member):
         return [epoch, Follow(at, name), Follow(at, b""), Follow(at, unknown), Leave(at), *votes[:2]]
 
     def _fork(self) -> None:
-        """Write two histories, one for each half of the others."""
-        number = Round(self.round.round)
-        seq = self.feeds.next(self.peer)
-        bodies = [
-            Contribution(
-                number, digest(b"base"), digest(b"forked", self.peer.encode(), bytes([half])), 1, 1, 64, 1.0
-            )
-            for half in (0, 1)
-        ]
-        entries = [entry_of(self.peer, seq, body) for body in bodies]
-        for body, entry in zip(bodies, entries, strict=True):
-            self.world.name_payload(body.payload, entry)
-            self.world.holders.setdefault(body.payload, set()).add(self.number)
-        self.world.trace("fork", self.number, seq)
+        """Write two histories, one for each half of the others: a contribution, and ballots."""
+        number, rng = Round(self.round.round), self.world.rng
+        self.world.trace("fork", self.number, self.feeds.next(self.peer))
+        halves = []
+        for half in (0, 1):
+            payload = digest(b"forked", self.peer.encode(), bytes([half]))
+            work = Contribution(number, digest(b"base"), payload, 1, 1, 64, 1.0)
+            ballots = self._ballots() if self.peer in self.finality.voters else []
+            bodies = [work, *rng.sample(ballots, min(3, len(ballots)))]
+            rng.shuffle(bodies)
+            entries: list[FeedEntry] = []
+            for body in bodies:
+                entries.append(
+                    entry_after(self.peer, entries[-1] if entries else self.feeds.last(self.peer), body)
+                )
+            halves.append(entries)
+            self.world.name_payload(payload, entries[bodies.index(work)])
+            self.world.holders.setdefault(payload, set()).add(self.number)
         for other in self.world.heard_by(self):
-            other.arrive(self.clock.now + 0.2, entries[other.number % 2])
+            for entry in halves[other.number % 2]:
+                other.arrive(self.clock.now + 0.2, entry)

@@ -19,7 +19,7 @@ from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Ack, Body, Contribution, Follow, Leave
-from atoll_bench.simulator.feeds import FeedEntry, Feeds, entry_of
+from atoll_bench.simulator.feeds import FeedEntry, Feeds, entry_after
 from atoll_bench.simulator.history import History, Row
 from atoll_bench.simulator.leases import Leases
 from atoll_bench.simulator.worker import Worker
@@ -75,6 +75,7 @@ class Member:
         self._round_events: list[round_types.Event] = []
         self._finality_events: list[finality_types.Event] = []
         self._fetching: set[Digest] = set()
+        self._wanted: finality_types.FetchOrphans | None = None
         self.is_synced = False
         setting = self.world.setting
         self.round = round_machine.begin(setting.round_config(self.peer))
@@ -88,6 +89,8 @@ class Member:
         for entry in self.feeds.arrivals:
             self._feed_to_finality(entry)
             self._drain()
+        for entry in self.feeds.orphans.values():
+            self._feed_to_finality(entry, is_orphan=True)
         for entry in self.feeds.arrivals:
             self._feed_to_round(entry)
         self._drain()
@@ -173,14 +176,26 @@ class Member:
             self.finality = replace(self.finality, patience_s=patience_s)
         if self.leases.live != self.finality.members:
             self.post_finality(finality_types.MembersSeen(self.leases.live))
+        if self.feeds.forked != self.finality.equivocators:
+            self.post_finality(finality_types.EquivocatorsSeen(frozenset(self.feeds.forked)))
         self.post_finality(finality_types.FinalityTick(now))
+        self._ask_for_orphans()
         self.later(TICK_S, self._tick)
+
+    def _ask_for_orphans(self) -> None:
+        others = self.world.reachable(self)
+        if self._wanted is not None and others:
+            found = self.world.rng.choice(others).feeds.find(self._wanted.entries, self._wanted.proposals)
+            for entry in found:
+                self._read(entry)  # it may be the first proof of a fork
+            for entry in self.feeds.keep_orphans(found):
+                self._feed_to_finality(entry, is_orphan=True)
 
     # --- ledger and payloads ----------------------------------------------------------------------
 
     def write(self, body: Body) -> FeedEntry:
         """Append to the own feed and push it to everybody that is reached."""
-        entry = entry_of(self.peer, self.feeds.next(self.peer), body)
+        entry = entry_after(self.peer, self.feeds.last(self.peer), body)
         self.world.trace("write", self.number, entry.name)
         self._read(entry)
         self.world.push(self, entry)
@@ -218,9 +233,9 @@ class Member:
             self._feed_to_finality(entry)
             self._feed_to_round(entry)
 
-    def _feed_to_finality(self, entry: FeedEntry) -> None:
+    def _feed_to_finality(self, entry: FeedEntry, *, is_orphan: bool = False) -> None:
         body, name = entry.body, entry.name
-        self.post_finality(finality_types.EntrySeen(name, entry.author, body))
+        self.post_finality(finality_types.EntrySeen(name, entry.author, body, is_orphan))
         if isinstance(body, Contribution):
             self.known[name] = entry.author, body
             if body.payload in self.payloads:
@@ -314,6 +329,8 @@ class Member:
                 if entries and others:
                     self.later(0.5, lambda: self.pull(self.world.rng.choice(others)))
                 self.fetch(payloads)
+            case finality_types.FetchOrphans(_, entries, proposals):
+                self._wanted = action if entries or proposals else None
             case finality_types.FinalizeRound():
                 self.worker.add_final(action)
             case finality_types.SwitchEpoch(_, first):

@@ -35,8 +35,6 @@ class Setting:
     ahead: float = 0.0
     """Share of a round that may be trained before the round before is folded; 0: rounds do not overlap."""
     rounds: int = 10_000
-    forks: bool = False
-    """Some liars fork their feeds. One of them can stop the finality of a whole run: docs/simulation.md."""
 
     @property
     def run(self) -> RunId:

@@ -13,7 +13,7 @@ from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import Digest
-from atoll.protocols.ledger.records import Ack, Body, Contribution
+from atoll.protocols.ledger.records import Ack, Body, Contribution, Entry, encode_entry, sign_entry
 
 Liar = Callable[[Body], Body]
 
@@ -194,5 +194,48 @@ def test_a_member_that_contributes_many_times_to_a_round_counts_once_with_its_fi
             for node in list(w.nodes.values())[:3]:
                 assert not any(node.swarm.blobs.store.has(blob) for blob in said)
                 assert (liar.peer in node.driver.context.log.rows[6].contributors) == first_is_sound
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("alone", [0, 2])
+def test_a_member_with_two_histories_stops_nobody(world, alone):
+    """Half of the others hold one contribution of it, half another one, and no feed takes both."""
+
+    async def story() -> None:
+        async with world(8, 4) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 2)
+            liar, others = w.nodes[3], [w.nodes[number] for number in range(3)]
+            said = []
+
+            publish = liar.driver.net.publish
+
+            def lie(body: Body) -> Entry:
+                """Two signed entries for one place, each for its part of the others; then nothing any more."""
+                if not said and not isinstance(body, Contribution):
+                    return publish(body)
+                last = liar.swarm.ledger.head(liar.peer)
+                made = sign_entry(w.spec.id, liar.identity, last.seq + 1, last.id, body)
+                if not said:
+                    other = msgspec.structs.replace(body, tokens=body.tokens + 1)
+                    twin = sign_entry(w.spec.id, liar.identity, last.seq + 1, last.id, other)
+                    for number, node in enumerate(others):
+                        entry = twin if number == alone else made
+                        node.swarm.replication._on_entry(liar.peer, encode_entry(entry))
+                        said.append((body.payload, entry.id))
+                return made
+
+            liar.driver.net.publish = lie
+            await w.until(lambda: said)
+            await w.until(lambda: all(node.swarm.blobs.store.has(said[0][0]) for node in others))
+            await w.kill(3)
+            await w.until(lambda: the_others_finish(w, 3), 600.0)
+            w.check_agreement()
+            assert all(node.swarm.ledger.equivocators() == {liar.peer} for node in others)
+            kept = {entry.id for node in others for entry in node.swarm.ledger.orphans()}
+            assert kept <= {name for _, name in said}
+            assert kept, "the final set names what some of them could get by name only"
 
     run_virtual(story())

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator import run_assets
+from atoll.node.daemon.coordinator import run_moments
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
@@ -236,7 +236,7 @@ def test_each_fetches_the_moments_of_its_own_experts(world):
 
 
 def test_a_round_begins_without_moments_that_nobody_has(world, monkeypatch):
-    monkeypatch.setattr(run_assets, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(run_moments, "PATIENCE_S", 60.0)
 
     async def story() -> None:
         async with world(1, 2, holders=1) as w:

@@ -13,6 +13,8 @@ FAULTS = {DUMB: Unreachable("nothing comes"), CROSS: PeerFault("it complains"), 
 
 
 class Exchanges:
+    wanted = None
+
     async def exchange(self, peer):
         if peer in FAULTS:
             raise FAULTS[peer]
@@ -25,6 +27,7 @@ class Exchanges:
 def make(exchanges, neighbours):
     return AntiEntropy(
         ledger=exchanges,
+        orphans=exchanges,
         registers=exchanges,
         neighbours=neighbours,
         rng=random.Random(1),

@@ -96,6 +96,32 @@ def test_rounds_that_the_run_does_not_have_and_entries_without_end_are_refused(l
         proven(RUN, remade([rounds[0] * 2 * many, *rounds[1:]]))
 
 
+@pytest.mark.parametrize("what", [Proposal, Vote, Contribution])
+def test_what_no_feed_holds_proves_too(ledger, what):
+    """The entry of an author with two histories, fetched by name (p2p/ledger/orphans.py)."""
+    at = 1
+    decided = next(
+        decode_entry(data, RUN.id) for data in rounds_of(proof_of(ledger, at))[at] if kind(data) is what
+    )
+    votes = [entry for entry in ledger.entries(number=at) if isinstance(entry.body, Vote)]
+    orphans = votes if what is Vote else [decided]
+
+    def feeds(number):
+        return [entry for entry in ledger.entries(number=number) if entry not in orphans]
+
+    with pytest.raises(ConfigError, match="does not prove"):
+        gather(RUN, at, feeds)
+    liars = frozenset(entry.author for entry in orphans)
+    data = gather(
+        RUN,
+        at,
+        feeds,
+        orphans_of=lambda number: [e for e in orphans if e.body.round == number],
+        equivocators=liars,
+    )
+    assert proven(RUN, data).state == STATES[at]
+
+
 def test_golden(ledger):
     assert digest(proof_of(ledger, 2)).hex() == GOLDEN
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator import run_assets
-from atoll.node.daemon.coordinator.run_assets import fetch_moments
+from atoll.node.daemon.coordinator import run_moments
+from atoll.node.daemon.coordinator.run_moments import fetch_moments
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
@@ -112,7 +112,7 @@ def test_nobody_is_waited_for_without_end(tmp_path):
     net = Net(tmp_path, [Unreachable("x")] * 1000)
     said = bring(net)
     assert set(said) == {FETCHING, WAITING, ""}
-    assert abs(len(net.asked) - run_assets.PATIENCE_S / run_assets.RETRY_S) <= 1
+    assert abs(len(net.asked) - run_moments.PATIENCE_S / run_moments.RETRY_S) <= 1
 
 
 class Hanging(Net):
@@ -159,10 +159,10 @@ def it_begins(net):
 
 def test_a_fetch_under_way_is_given_up_when_it_is_too_late_or_takes_too_long(tmp_path):
     for happens in (all_go_on, it_begins):
-        assert Hanging(tmp_path, happens).bring_s() == pytest.approx(30.0, abs=run_assets.POLL_S)
+        assert Hanging(tmp_path, happens).bring_s() == pytest.approx(30.0, abs=run_moments.POLL_S)
     for happens in (one_goes_on, lambda _: None):
         took_s = Hanging(tmp_path, happens).bring_s()
-        assert took_s == pytest.approx(run_assets.PATIENCE_S, abs=run_assets.POLL_S + 0.1)
+        assert took_s == pytest.approx(run_moments.PATIENCE_S, abs=run_moments.POLL_S + 0.1)
 
 
 def test_when_round_0_is_over_they_are_not_wanted(tmp_path):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator import run_assets
-from atoll.node.daemon.coordinator.run_assets import fetch_tokenizer
+from atoll.node.daemon import run_tokenizer
+from atoll.node.daemon.run_tokenizer import fetch_tokenizer
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
@@ -78,7 +78,7 @@ def test_a_peer_that_never_answers_does_not_hold_it_up(tmp_path):
         async def fetch_blob(self, blob, holders, max_bytes):
             if not self.asked:
                 self.asked.append(holders)
-                await asyncio.sleep(10 * run_assets.ATTEMPT_S)
+                await asyncio.sleep(10 * run_tokenizer.ATTEMPT_S)
             await super().fetch_blob(blob, holders, max_bytes)
 
     assert bring(tmp_path, net=Mute(tmp_path, []))[1] == [WAITING, ""]

@@ -1,0 +1,44 @@
+"""Entries of authors with two histories: what of theirs this node must fetch by name to go on. Pure.
+
+A feed takes one history. After an author signed two, nodes hold different ones, and none of them can get the
+other's entries in order. A final set, or a proposal that others voted for, may stand in either. So a node asks for
+single entries by id: what proposals name, proposals that votes name, and the equivocators' votes for them.
+"""
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus.ballots import votes_for
+from atoll.node.daemon.consensus.types import FetchOrphans, FinalityState
+from atoll.node.daemon.consensus.voter import Out, is_stuck
+from atoll.protocols.ids import Digest
+from atoll.protocols.ledger.records import Contribution, Proposal, Reduction, Vote
+
+ORPHAN_BODIES = Contribution, Proposal, Reduction, Vote
+"""What a node takes of an equivocator's other history. The rest of it binds nobody."""
+MAX_ASKED = 256
+"""Names in one list of a FetchOrphans. What a larger set lacks is asked for in turn, as names are answered."""
+
+
+def fetch_orphans(state: FinalityState) -> Out:
+    """Ask for what the round that is decided now lacks, if that changed."""
+    wanted = _wanted(state) if state.deciding < state.rounds else ((), ())
+    if wanted == state.orphans_asked:
+        return state, []
+    return replace(state, orphans_asked=wanted), [FetchOrphans(state.deciding, *wanted)]
+
+
+def _wanted(state: FinalityState) -> tuple[tuple[Digest, ...], tuple[Digest, ...]]:
+    book, voters = state.book, state.voters
+    named = Counter(vote.proposal for (peer, _), (_, vote) in book.votes.items() if peer in voters)
+    liars = state.equivocators
+    known = {name: len(votes_for(book, voters, liars, name, one)) for name, one in book.proposals.items()}
+    # Most votes first: a liar may propose any number of sets of names that nobody has, and nobody votes for these.
+    names = sorted(known | named, key=lambda name: (-known.get(name, named[name]), name))
+    sets = [book.proposals[name].contributions for name in names if name in known]
+    lacking = [entry for contributions in sets for entry in book.unknown(contributions)]
+    unknown = [name for name in names if name not in known]
+    entries = tuple(dict.fromkeys([*unknown, *lacking]))[:MAX_ASKED]
+    is_hidden = is_stuck(state) or not state.equivocators.isdisjoint(voters)
+    return entries, tuple(names)[:MAX_ASKED] if is_hidden else ()

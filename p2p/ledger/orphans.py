@@ -1,0 +1,111 @@
+"""Entries of equivocators that no feed here can hold: kept apart, and fetched by name over `ledger.orphans`.
+
+After an author signed two histories, nodes hold different ones, and a feed takes no entry of the other. What a
+final set names, or what made it final, may stand there. So a node asks its neighbours for single entries, and
+keeps those that it asked for. It never passes them on by itself.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from atoll.p2p.ledger.store import Ledger
+from atoll.p2p.rpc.calls import Calls
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.ids import Digest, PeerId, RecordRound
+from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry, Vote, decode_entry, encode_entry
+
+METHOD = "ledger.orphans"
+MAX_NAMES = 256
+ANSWER_BYTES = 256 * 1024
+MESSAGE_BYTES = ANSWER_BYTES + ENTRY_MAX_BYTES
+"""Largest message, in bytes: the last entry may begin below ANSWER_BYTES."""
+_MAX_ENTRIES = 2048
+Names: TypeAlias = Annotated[tuple[Digest, ...], Meta(max_length=MAX_NAMES)]
+
+
+class WantedEntries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one node lacks of one round."""
+
+    round: RecordRound
+    entries: Names = ()
+    """Ids of contributions, Reductions and proposals."""
+    proposals: Names = ()
+    """Ids of proposals whose votes are wanted, the most important first: an answer may end before the rest."""
+
+
+class FoundEntries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Those that the other side has, each as on the wire of entries."""
+
+    entries: Annotated[tuple[bytes, ...], Meta(max_length=_MAX_ENTRIES)]
+
+
+@dataclass(eq=False)
+class OrphanExchange:
+    """Asks for what `wanted` names, and answers others."""
+
+    ledger: Ledger
+    calls: Calls
+    insert: Callable[[PeerId, list[Entry]], object]
+    """Stores entries that a peer sent in the feeds of their authors."""
+    on_found: Callable[[tuple[Entry, ...]], None] = lambda entries: None
+    """Receives entries that were new; they are on disk."""
+    wanted: WantedEntries | None = field(default=None, init=False)
+    """What is asked for in every exchange; None: nothing."""
+
+    def __post_init__(self) -> None:
+        self.calls.register(METHOD, WantedEntries, FoundEntries, self._answer, max_bytes=MESSAGE_BYTES)
+
+    async def fetch(self, peer: PeerId) -> int:
+        """Ask `peer` for what is wanted; return how much was new. The caller owns the deadline.
+
+        Raises Unreachable, PeerFault, RunMismatch, DiskFault.
+        """
+        wanted = self.wanted
+        if wanted is None:
+            return 0
+        answer = await self.calls.call(peer, METHOD, wanted, FoundEntries, max_bytes=MESSAGE_BYTES)
+        entries = [decode_entry(data, self.ledger.run) for data in answer.entries]
+        if not all(_was_asked_for(entry, wanted) for entry in entries):
+            raise DecodeError("entries that nobody asked for")
+        # Of an author without a proof an entry belongs into its feed, unless it is the proof.
+        forked = self.ledger.equivocators()
+        self.insert(peer, [entry for entry in entries if entry.author not in forked])
+        fresh = self.ledger.add_orphans(entries)
+        if fresh:
+            self.on_found(fresh)
+        return len(fresh)
+
+    async def _answer(self, peer: PeerId, wanted: WantedEntries) -> FoundEntries:
+        named = (self.ledger.get(name) or self.ledger.orphan(name) for name in wanted.entries)
+        found = [entry for entry in named if entry is not None and entry.body.round == wanted.round]
+        if wanted.proposals:
+            votes = self.ledger.entries(kind=Vote, number=wanted.round) + self.ledger.orphans(wanted.round)
+            for proposal in wanted.proposals:
+                found += [vote for vote in votes if _is_for(vote, (proposal,))]
+        return FoundEntries(_fitting(found))
+
+
+def _was_asked_for(entry: Entry, wanted: WantedEntries) -> bool:
+    is_named = entry.id in wanted.entries or _is_for(entry, wanted.proposals)
+    return entry.body.round == wanted.round and is_named
+
+
+def _is_for(entry: Entry, proposals: Collection[Digest]) -> bool:
+    return isinstance(entry.body, Vote) and entry.body.proposal in proposals
+
+
+def _fitting(entries: Iterable[Entry]) -> tuple[bytes, ...]:
+    """The first of these entries that fit into an answer."""
+    found: list[bytes] = []
+    size = 0
+    for entry in entries:
+        data = encode_entry(entry)
+        size += len(data)
+        if found and (size > ANSWER_BYTES or len(found) == _MAX_ENTRIES):
+            break
+        found.append(data)
+    return tuple(found)

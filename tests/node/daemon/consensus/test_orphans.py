@@ -1,0 +1,197 @@
+"""An author with two histories stops nobody: what stands in the other one is asked for by name, and binds nobody.
+
+Round 1 has four voters, FOURTH is the equivocator.
+"""
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus.ballots import Book, add_entry, add_orphan, bound_proposals, decided_proposal
+from atoll.node.daemon.consensus.succession import here_of
+from atoll.node.daemon.consensus.types import (
+    EntryPayloadHeld,
+    EntrySeen,
+    EquivocatorsSeen,
+    FetchOrphans,
+    FinalizeRound,
+    RoundClosed,
+)
+from atoll.node.daemon.consensus.voter import share_of_ours
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.ledger.records import Ballot, Contribution, Leave, Promise, Vote
+from tests.node.daemon.consensus.test_finality import (
+    ALL,
+    FIRST,
+    FOURTH,
+    ORDER,
+    SECOND,
+    THIRD,
+    contribution,
+    names,
+    proposal,
+    vote_for,
+    voter,
+)
+
+OTHER = digest(b"the other history")
+"""Entry of FOURTH's contribution that this node's feeds do not hold."""
+WORK = Contribution(Round(1), digest(b"base"), digest(b"other payload"), 1, 1, 64, 1.0)
+SET = tuple(sorted((*names(FIRST, SECOND, THIRD), OTHER)))
+"""What the nodes with the other history propose."""
+
+
+def victim(me=SECOND):
+    """A node with the first history, that knows of the fork."""
+    return voter(me).feed(EquivocatorsSeen(frozenset({FOURTH})))
+
+
+def asked(node):
+    """The newest FetchOrphans."""
+    return [action for action in node.log if isinstance(action, FetchOrphans)][-1]
+
+
+def test_a_set_with_the_other_contribution_is_asked_for_folded_and_voted_for():
+    node = victim()
+    entry = node.hear(FIRST, proposal(contributions=SET))
+    assert asked(node) == FetchOrphans(Round(1), (OTHER,), (entry,))
+    node.feed(EntrySeen(OTHER, FOURTH, WORK, is_orphan=True))
+    assert asked(node).entries == ()
+    node.feed(EntryPayloadHeld(OTHER))
+    # It is broad, once our own set will not grow: three of the four that this node has are in it.
+    node.feed(RoundClosed(Round(2), (digest(b"next"),)))
+    assert node.check(SET).appends() == [vote_for(entry, Ballot(0, FIRST))]
+
+
+def test_a_final_set_with_it_is_followed():
+    node = victim()
+    entry = node.hear(FIRST, proposal(contributions=SET))
+    for peer in (FIRST, SECOND, THIRD):
+        node.hear(peer, vote_for(entry, Ballot(0, FIRST)))
+    assert not any(isinstance(action, FinalizeRound) for action in node.log)
+    node.feed(EntrySeen(OTHER, FOURTH, WORK, is_orphan=True))
+    assert any(isinstance(action, FinalizeRound) and action.contributions == SET for action in node.log)
+
+
+def test_the_vote_that_made_a_set_final_may_stand_in_the_other_history():
+    node = victim()
+    entry = node.hear(FIRST, proposal())
+    for peer in (FIRST, THIRD):
+        node.hear(peer, vote_for(entry, Ballot(0, FIRST)))
+    assert asked(node).proposals == (entry,)
+    node.feed(EntrySeen(digest(b"vote"), FOURTH, vote_for(entry, Ballot(0, FIRST)), is_orphan=True))
+    assert any(isinstance(action, FinalizeRound) for action in node.log)
+
+
+def test_a_proposal_of_the_other_history_that_got_votes_is_asked_for():
+    node = victim()
+    unknown = digest(b"a proposal of the other history")
+    node.hear(FIRST, Vote(Round(1), Ballot(3, FOURTH), unknown))
+    assert asked(node).entries == (unknown,)
+    body = proposal(owner=FOURTH, attempt=3)
+    node.feed(EntrySeen(unknown, FOURTH, body, is_orphan=True))
+    assert node.state.book.proposals[unknown] == body
+
+
+def test_nothing_is_asked_for_without_a_proof():
+    node = voter(SECOND)
+    node.hear(FIRST, proposal(contributions=SET))
+    assert not any(isinstance(action, FetchOrphans) for action in node.log)
+
+
+def test_what_most_voted_for_is_asked_for_first():
+    """A liar may propose sets of names that nobody has."""
+    node = victim()
+    fakes = tuple(sorted(digest(b"fake", bytes([n // 256, n % 256])) for n in range(300)))
+    node.hear(SECOND, proposal(owner=SECOND, attempt=1, contributions=fakes))
+    entry = node.hear(FIRST, proposal(contributions=SET))
+    node.hear(THIRD, vote_for(entry, Ballot(0, FIRST)))
+    assert OTHER in asked(node).entries
+
+
+def test_an_orphan_is_in_no_set_of_our_own():
+    node = victim()
+    node.feed(EntrySeen(OTHER, FOURTH, WORK, is_orphan=True)).feed(EntryPayloadHeld(OTHER))
+    assert share_of_ours(node.state, ALL) == (4, 4)
+    idle = replace(node.state, views={}, idle=True, stable_since=0.0, now=1e6)
+    assert share_of_ours(idle, ALL) == (4, 4)
+
+
+def book_of(*said):
+    book = Book()
+    for author, body in said:
+        entry = digest(author.encode(), repr(body).encode())
+        book, _ = add_entry(book, entry, author, body)
+    return book
+
+
+def test_the_promise_of_an_equivocator_shows_nothing():
+    """Its votes may stand in the history that is not here, and may have made a set final there."""
+    first, later = Ballot(0, FIRST), Ballot(1, SECOND)
+    said = proposal()
+    name = digest(FIRST.encode(), repr(said).encode())
+    # SECOND voted, and promised then. FOURTH voted for the same set elsewhere, and hides it here: with THIRD,
+    # which is silent, they may be a quorum.
+    votes = [(FIRST, said), (SECOND, Vote(Round(1), first, name))]
+    promises = [(peer, Promise(Round(1), later, ())) for peer in (FIRST, SECOND, FOURTH)]
+    book = book_of(*votes, *promises)
+    assert bound_proposals(book, ORDER, later) == ()
+    assert bound_proposals(book, ORDER, later, frozenset({FOURTH})) is None
+    book, _ = add_entry(book, digest(b"third"), THIRD, Vote(Round(1), first, name))
+    book, _ = add_entry(book, digest(b"third promise"), THIRD, Promise(Round(1), later, ()))
+    assert bound_proposals(book, ORDER, later, frozenset({FOURTH})) == (name,)
+
+
+def test_one_vote_of_an_author_counts_once_for_a_proposal():
+    said = proposal()
+    name = digest(FIRST.encode(), repr(said).encode())
+    vote = vote_for(name, Ballot(0, FIRST))
+    book = book_of((FIRST, said), (SECOND, vote), (FOURTH, vote))
+    book = add_orphan(book, digest(b"again"), FOURTH, vote)
+    assert decided_proposal(book, ORDER, frozenset({FOURTH})) is None
+
+
+def test_an_orphan_vote_is_for_the_proposal_that_it_names():
+    said = proposal()
+    name = digest(FIRST.encode(), repr(said).encode())
+    vote = vote_for(name, Ballot(0, FIRST))
+    book = book_of((FIRST, said), (SECOND, vote), (THIRD, vote))
+    book = add_orphan(book, digest(b"other"), FOURTH, vote_for(digest(b"another"), Ballot(0, FIRST)))
+    assert decided_proposal(book, ORDER, frozenset({FOURTH})) is None
+
+
+@pytest.mark.parametrize("before", ["a promise", "another vote", "a leave"])
+def test_a_vote_that_one_history_forbids_counts_for_all_nodes(before):
+    """Nodes with the other history count it, and go on: this one must follow."""
+    node = victim()
+    entry = node.hear(FIRST, proposal())
+    first = {
+        "a promise": Promise(Round(1), Ballot(2, THIRD), ()),
+        "another vote": vote_for(digest(b"another"), Ballot(0, FIRST)),
+        "a leave": Leave(Round(0)),
+    }[before]
+    for author, body in ((FOURTH, first), *((peer, vote_for(entry, Ballot(0, FIRST))) for peer in (FIRST, THIRD))):
+        node.hear(author, body)
+    node.hear(FOURTH, vote_for(entry, Ballot(0, FIRST)))
+    assert any(isinstance(action, FinalizeRound) for action in node.log)
+    innocent = voter(SECOND)
+    innocent.hear(FIRST, proposal())
+    for author, body in ((FOURTH, first), *((peer, vote_for(entry, Ballot(0, FIRST))) for peer in (FIRST, THIRD))):
+        innocent.hear(author, body)
+    innocent.hear(FOURTH, vote_for(entry, Ballot(0, FIRST)))
+    assert not any(isinstance(action, FinalizeRound) for action in innocent.log), (
+        "without a proof the feed's rule holds"
+    )
+
+
+def test_no_epoch_waits_for_an_equivocator():
+    node = victim(me=FIRST)
+    assert FOURTH in node.state.members
+    assert here_of(node.state, ORDER) == {FIRST, SECOND, THIRD}
+
+
+def test_orphans_of_rounds_that_are_final_are_ignored():
+    node = victim()
+    before = node.state.books
+    node.feed(EntrySeen(OTHER, FOURTH, replace(WORK, round=Round(0)), is_orphan=True))
+    assert node.state.books == before
+    assert contribution(FOURTH)[0] in node.state.book.contributions

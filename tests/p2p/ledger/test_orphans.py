@@ -1,0 +1,146 @@
+"""Entries of an author with two histories: asked for by name, kept apart, and never taken for a feed."""
+
+from pathlib import Path
+
+import pytest
+
+from atoll.p2p.ledger import store
+from atoll.p2p.ledger.orphans import METHOD, FoundEntries, OrphanExchange, WantedEntries
+from atoll.p2p.ledger.store import Ledger
+from atoll.protocols.errors import DecodeError
+from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.records import Ballot, Entry, Leave, Vote, encode_entry, sign_entry
+from tests.p2p.ledger.test_sync import AUTHORS, RUN, Side, feed, run_pair
+
+LIAR, HONEST = AUTHORS[0], AUTHORS[1]
+PROPOSAL = digest(b"proposal")
+
+
+def history(first: int) -> list[Entry]:
+    """Three entries of the liar about rounds from `first` on, and a vote in the round of the last."""
+    entries = feed(LIAR, 3, first_round=first)
+    vote = Vote(Round(first + 2), Ballot(0, HONEST.peer_id), PROPOSAL)
+    return [*entries, sign_entry(RUN, LIAR, 3, entries[-1].id, vote)]
+
+
+ONE, TWO = history(0), history(50)
+
+
+def forked(path: Path) -> Ledger:
+    """A ledger with the first history, and a proof of the second."""
+    ledger = Ledger(path / "ledger.sqlite", RUN)
+    ledger.insert_all([*ONE, TWO[0]])
+    assert ledger.equivocators() == {LIAR.peer_id}
+    return ledger
+
+
+def test_orphans_are_kept_apart_from_feeds_and_survive_a_restart(tmp_path: Path) -> None:
+    ledger = forked(tmp_path)
+    assert ledger.add_orphans(TWO[1:]) == tuple(TWO[1:])
+    assert ledger.add_orphans(TWO[1:]) == (), "known ones are not new"
+    assert ledger.add_orphans(ONE) == (), "nor what the feed holds"
+    ledger.close()
+    again = Ledger(tmp_path / "ledger.sqlite", RUN)
+    assert again.orphans() == TWO[1:]
+    assert again.orphans(51) == [TWO[1]]
+    assert again.orphan(TWO[1].id) == TWO[1]
+    assert again.get(TWO[1].id) is None
+    assert again.vector() == {LIAR.peer_id: len(ONE)}
+    assert [entry for _, entry in again.since(0)] == ONE
+    again.close()
+
+
+def test_only_equivocators_have_orphans(tmp_path: Path) -> None:
+    ledger = forked(tmp_path)
+    others = feed(HONEST, 2)
+    assert ledger.add_orphans(others) == ()
+    assert ledger.orphans() == []
+    ledger.close()
+
+
+def test_an_answer_may_be_the_first_proof(tmp_path: Path) -> None:
+    """Two histories of one length do not show in an exchange."""
+
+    async def scenario(a: Side, b: Side) -> None:
+        a.ledger.insert_all(ONE)
+        b.ledger.insert_all([*TWO, *feed(HONEST, 3)])
+        await a.sync.exchange(b.host.peer_id)
+        assert not a.ledger.equivocators() | b.ledger.equivocators()
+        ours, _ = exchange_of(a), exchange_of(b)
+        ours.wanted = WantedEntries(Round(52), (TWO[2].id,), (PROPOSAL,))
+        assert await ours.fetch(b.host.peer_id) == 2
+        assert a.ledger.equivocators() == {LIAR.peer_id} == set(a.faults)
+        # What is no orphan is an entry like any other.
+        ours.wanted = WantedEntries(Round(1), (feed(HONEST, 2)[1].id,))
+        assert await ours.fetch(b.host.peer_id) == 0
+        assert a.ledger.vector()[HONEST.peer_id] == 3
+
+    run_pair(tmp_path, scenario)
+
+
+def test_an_author_has_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ORPHANS_MAX", 2)
+    ledger = forked(tmp_path)
+    assert ledger.add_orphans(TWO) == tuple(TWO[:2])
+    assert ledger.add_orphans(TWO) == ()
+    ledger.close()
+
+
+def split(a: Side, b: Side) -> OrphanExchange:
+    """Both know of the fork, and hold different histories. Returns what `a` asks with."""
+    a.ledger.insert_all([*ONE, TWO[0]])
+    b.ledger.insert_all([*TWO, ONE[0]])
+    return exchange_of(a)
+
+
+def exchange_of(side: Side) -> OrphanExchange:
+    return OrphanExchange(side.ledger, side.calls, side.sync.insert)
+
+
+def test_what_is_wanted_comes_by_name_and_votes_by_their_proposal(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        ours, theirs = split(a, b), exchange_of(b)
+        found: list[Entry] = []
+        ours.on_found = found.extend
+        assert await ours.fetch(b.host.peer_id) == 0, "nothing is wanted"
+        ours.wanted = WantedEntries(Round(52), (TWO[2].id, digest(b"nobody has it")), (PROPOSAL,))
+        assert await ours.fetch(b.host.peer_id) == 2
+        assert found == [TWO[2], TWO[3]] == a.ledger.orphans()
+        assert await ours.fetch(b.host.peer_id) == 0
+        # What was kept is served to others.
+        theirs.wanted = WantedEntries(Round(2), (ONE[2].id,))
+        assert await theirs.fetch(a.host.peer_id) == 1
+        assert (await ours._answer(b.host.peer_id, ours.wanted)).entries == tuple(map(encode_entry, TWO[2:]))
+        ours.wanted = WantedEntries(Round(51), (TWO[2].id,))
+        assert await ours.fetch(b.host.peer_id) == 0, "it is of another round"
+
+    run_pair(tmp_path, scenario)
+
+
+def test_what_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        ours = split(a, b)
+        ours.wanted = WantedEntries(Round(52), (TWO[2].id,))
+        lies = [TWO[1], TWO[3], sign_entry(RUN, LIAR, 9, digest(b""), Leave(Round(52)))]
+
+        async def lie(peer: PeerId, wanted: WantedEntries) -> FoundEntries:
+            return FoundEntries((encode_entry(TWO[2]), encode_entry(lies[0])))
+
+        b.calls.register(METHOD, WantedEntries, FoundEntries, lie)
+        while lies:
+            with pytest.raises(DecodeError, match="nobody asked for"):
+                await ours.fetch(b.host.peer_id)
+            lies.pop(0)
+        assert a.ledger.orphans() == []
+
+    run_pair(tmp_path, scenario)
+
+
+def test_an_answer_has_a_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        ours, _ = split(a, b), exchange_of(b)
+        ours.wanted = WantedEntries(Round(52), (TWO[2].id,), (PROPOSAL,))
+        monkeypatch.setattr("atoll.p2p.ledger.orphans.ANSWER_BYTES", 10)
+        assert await ours.fetch(b.host.peer_id) == 1
+
+    run_pair(tmp_path, scenario)
