@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.node.checkpoint.parts import WriteParts
-from atoll.node.learning.inner.evaluate import ValidationLoss, evaluate
+from atoll.node.learning.inner.evaluate import ValidationLoss, evaluate, losses_of
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.moments import pack, unpack
-from atoll.node.learning.model.decoder import Decoder, loss_of
+from atoll.node.learning.model.decoder import Decoder, loss_of, token_losses
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.node.worker.multi_device.lead import Ranks
 from atoll.node.worker.multi_device.replica import Replica
@@ -88,9 +88,14 @@ class Learner:
             return self._evaluated(windows_WT1, size_bytes)
 
     def window_losses(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64]) -> list[float]:
-        """Loss of the view on each of these windows `[W, T + 1]`; what is trained is as it was afterwards."""
+        """Loss of the view on each of these windows `[W, T + 1]`; what is trained is as it was afterwards.
+
+        A step's batch of windows at a time, so that no more memory is needed than a step needs.
+        """
         with self.weights.replaced_by(view_C4096):
-            return [self._evaluated(window_T1[None]).val_loss for window_T1 in windows_WT1]
+            if self._ranks is not None and self._ranks.shard:  # its parts give one loss for all windows of a call
+                return [self._evaluated(window_T1[None]).val_loss for window_T1 in windows_WT1]
+            return losses_of(self._replica.module, token_losses, windows_WT1, self._spec.inner.batch)
 
     def moments(self) -> tuple[dict[str, Tensor], WriteParts | None]:
         """Adam's state for a save: tensors, and what writes those of which the devices have parts."""

@@ -11,7 +11,14 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     windows: Annotated[int, Meta(ge=8, le=1024)] = 16
     """Windows of each kind that an audit looks at: assigned ones, and random ones."""
+    each: Annotated[int, Meta(ge=1, le=4)] | msgspec.UnsetType = msgspec.UNSET
+    """Contributions of a round that each of its authors audits, as many as one carries verdicts; unset: one."""
     lag: Annotated[int, Meta(ge=1, le=64)] = 2
     """The weights of a round follow from the sets up to so many rounds before it."""
     memory: Annotated[int, Meta(ge=4, le=256)] = 32
     """So many rounds are looked back at: what was found about earlier ones does not count."""
+
+    @property
+    def per_round(self) -> int:
+        """Audits of one member in one round, and of one contribution where the round has enough authors."""
+        return self.each or 1

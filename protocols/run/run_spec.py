@@ -22,14 +22,16 @@ from atoll.protocols.run.payload import check_codec
 from atoll.protocols.run.serving import ServingSpec
 from atoll.protocols.run.slices import ReduceSpec
 
-SPEC_VERSION = 6
+SPEC_VERSION = 7
+ONE_AUDIT_VERSION = 6
+"""Older version that is still read, for runs without `audit.each`, which it did not have."""
 UNAUDITED_VERSION = 5
 """Older version that is still read, for runs without `audit` and `pace.probation`, which it did not have."""
 MEAN_VERSION = 4
 """Older version that is still read, for runs without `outer.aggregate`, which it did not have."""
 WHOLE_VERSION = 3
 """Older version that is still read for runs with one fragment: it cuts several fragments differently."""
-_VERSIONS = (WHOLE_VERSION, MEAN_VERSION, UNAUDITED_VERSION, SPEC_VERSION)
+_VERSIONS = (WHOLE_VERSION, MEAN_VERSION, UNAUDITED_VERSION, ONE_AUDIT_VERSION, SPEC_VERSION)
 _DOMAIN = "run/1"
 _UNREDUCED = "set reduce to null: then every node gets every payload"
 TOKENIZER_MAX_BYTES = 32 << 20
@@ -230,12 +232,14 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
-        if self.version < SPEC_VERSION and self.pace.probation is not msgspec.UNSET:
+        if self.version <= UNAUDITED_VERSION and self.pace.probation is not msgspec.UNSET:
             raise ConfigError(f"version {self.version} has no pace.probation", hint="make the run again")
         if self.version < UNAUDITED_VERSION and self.outer.aggregate is not msgspec.UNSET:
             raise ConfigError(f"version {self.version} has no outer.aggregate", hint="make the run again")
-        if self.version < SPEC_VERSION and self.audit is not msgspec.UNSET:
+        if self.version <= UNAUDITED_VERSION and self.audit is not msgspec.UNSET:
             raise ConfigError(f"version {self.version} has no audit", hint="make the run again")
+        if self.version <= ONE_AUDIT_VERSION and self.audit and self.audit.each is not msgspec.UNSET:
+            raise ConfigError(f"version {self.version} has no audit.each", hint="make the run again")
         if self.version == WHOLE_VERSION and self.outer.fragments > 1:
             raise ConfigError(
                 f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"

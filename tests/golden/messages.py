@@ -76,7 +76,7 @@ def _model(**changes: Any) -> ModelSpec:
 
 def _run(**changes: Any) -> RunSpec:
     plain = RunSpec(
-        version=6, name="golden", owner=ME.peer_id, seed=7, model=_model(),
+        version=7, name="golden", owner=ME.peer_id, seed=7, model=_model(),
         data=DataSpec(source="builtin:shakespeare", tokenizer="bytes", digest=b""),
         inner=InnerSpec(
             lr=2e-3, lr_min=0.1, warmup_steps=10, total_steps=600, beta1=0.9, beta2=0.95, eps=1e-8,
@@ -120,7 +120,7 @@ MIXTURE = _run(
     ),
 )  # fmt: skip
 
-AUDITED = _run(audit=AuditSpec(windows=32, lag=3, memory=24))
+AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 
 BALLOT = records.Ballot(3, ME.peer_id)
 IN_EPOCH = records.Ballot(3, ME.peer_id, A)

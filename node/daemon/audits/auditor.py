@@ -89,9 +89,9 @@ class Auditor:
         self._sets = {at: members for at, members in self._sets.items() if at > before}
         self._given = {key: given for key, given in self._given.items() if key[0] > number}
         self._report(number)
-        request = self._drawn(number, names)
-        if request is not None:
-            self.queue.start_task(self._audit(request), f"audit {number}")
+        requests = self._drawn(number, names)
+        if requests:
+            self.queue.start_task(self._audit_all(requests), f"audit {number}")
 
     def _set(self, number: Round, names: tuple[Digest, ...]) -> None:
         """Remember a set, and have those open rounds folded again whose weights change by it."""
@@ -119,22 +119,30 @@ class Auditor:
         if self.judgement.gone != before:
             self.context.log.event("unweighed", peers=sorted(self.judgement.gone))
 
-    def _drawn(self, number: Round, names: tuple[Digest, ...]) -> AuditRequest | None:
-        """The audit that falls to this node; None if it did not contribute, or lacks a payload."""
+    def _drawn(self, number: Round, names: tuple[Digest, ...]) -> list[AuditRequest]:
+        """The audits that fall to this node; none if it did not contribute, or lacks the payloads."""
         found = {entry: (author, record) for entry, author, record in self.contributions.find(names)}
         ours = next((entry for entry, (author, _) in found.items() if author == self.context.me), None)
-        drawn = audited_by(found).get(ours) if ours is not None else None
         held = [entry for entry in found if self.contributions.is_held(entry)]
-        others = [entry for entry in held if entry != drawn]
-        if drawn not in held or not others or not self.worker.is_ready:
-            return None
+        if ours is None or len(held) < 2 or not self.worker.is_ready:
+            return []
 
         def member(entry: Digest) -> Member:
             author, record = found[entry]
             return member_of(entry, author, record.weight, record, self.blobs.blob_path(record.payload))
 
-        chosen = self.rng.sample(others, min(OTHERS, len(others)))
-        return AuditRequest(number, found[drawn][1].steps, member(drawn), tuple(map(member, chosen)))
+        requests = []
+        for drawn in audited_by(found, self.audits.per_round).get(ours, ()):
+            others = [entry for entry in held if entry != drawn]
+            chosen = self.rng.sample(others, min(OTHERS, len(others)))
+            if drawn in held:
+                steps = found[drawn][1].steps
+                requests.append(AuditRequest(number, steps, member(drawn), tuple(map(member, chosen))))
+        return requests
+
+    async def _audit_all(self, requests: Sequence[AuditRequest]) -> None:
+        for request in requests:  # one after the other: between two of them the worker takes steps
+            await self._audit(request)
 
     async def _audit(self, request: AuditRequest) -> None:
         """Ask the worker. A payload that the disk lost meanwhile is not audited."""

@@ -85,16 +85,17 @@ def named(entry: Digest, author: PeerId, record: Contribution) -> Named:
     return Named(entry, author, record.weight, record.payload, verdicts)
 
 
-def audited_by(names: Iterable[Digest]) -> Mapping[Digest, Digest]:
-    """Which contribution the author of each contribution of a set audits, by entry ids; empty for a set of one."""
-    return _circle(tuple(sorted(set(names))))
+def audited_by(names: Iterable[Digest], each: int = 1) -> Mapping[Digest, tuple[Digest, ...]]:
+    """Which contributions the author of each contribution of a set audits, by entry ids: `each`, or all others."""
+    return _circle(tuple(sorted(set(names))), each)
 
 
 @lru_cache(maxsize=512)
-def _circle(entries: tuple[Digest, ...]) -> Mapping[Digest, Digest]:
+def _circle(entries: tuple[Digest, ...], each: int) -> Mapping[Digest, tuple[Digest, ...]]:
     seed = set_digest([*entries])
     drawn = sorted(entries, key=lambda entry: digest(_DOMAIN, seed, entry))
-    return dict(zip(drawn, drawn[1:] + drawn[:1], strict=True)) if len(drawn) > 1 else {}
+    count = min(each, len(drawn) - 1)
+    return {one: tuple((drawn + drawn)[at + 1 : at + 1 + count]) for at, one in enumerate(drawn) if count > 0}
 
 
 def weights(members: Sequence[Named], gone: frozenset[PeerId]) -> dict[Digest, int]:
@@ -133,7 +134,7 @@ def without_weight(spec: AuditSpec, sets: Sets, number: int) -> frozenset[PeerId
 def judge(spec: AuditSpec, sets: Sets, number: int) -> Judgement:
     """What the sets up to `lag` rounds before say about the authors of contributions to round `number`."""
     last = number - spec.lag
-    found = verdicts_in(sets, last - spec.memory + 1, last)
+    found = verdicts_in(sets, last - spec.memory + 1, last, spec.per_round)
     first = _judged(found, found)
     # Who does no work has no say either: its verdicts may be as invented as the rest.
     heard = {author: each.without(first.gone) for author, each in found.items()}
@@ -153,7 +154,7 @@ def _judged(found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings]) 
     return Judgement(frozenset(gone), heard, usual)
 
 
-def verdicts_in(sets: Sets, first: int, last: int) -> dict[PeerId, Findings]:
+def verdicts_in(sets: Sets, first: int, last: int, each_audits: int = 1) -> dict[PeerId, Findings]:
     """The verdicts on contributions to rounds `first … last` that sets up to `last` hold and that were asked for.
 
     Of several verdicts of one author on one contribution the first counts.
@@ -161,8 +162,8 @@ def verdicts_in(sets: Sets, first: int, last: int) -> dict[PeerId, Findings]:
     asked: dict[tuple[PeerId, Digest], Named] = {}
     for number in range(max(0, first), last + 1):
         members = {each.entry: each for each in sets.get(number, ())}
-        for auditor, audited in audited_by(members).items():
-            asked[members[auditor].author, audited] = members[audited]
+        for auditor, drawn in audited_by(members, each_audits).items():
+            asked.update(((members[auditor].author, audited), members[audited]) for audited in drawn)
     found: dict[PeerId, Findings] = {}
     for number in range(max(0, first) + 1, last + 1):
         for each in sets.get(number, ()):

@@ -37,3 +37,17 @@ def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], s
             part = torch.from_numpy(windows_WT1[at : at + _BATCH]).to(device)
             nats += float(loss_of(module, part)) * part.shape[0] * (part.shape[1] - 1)
     return ValidationLoss(nats / tokens, nats / math.log(2) / max(size_bytes, 1))
+
+
+def losses_of(module: nn.Module, token_losses: Loss, windows_WT1: NDArray[np.int64], batch: int) -> list[float]:
+    """Loss of `module` on each of the int64 windows `[W, T + 1]`, in nats per token; `batch` windows at a time.
+
+    `token_losses`: the loss of each token `[B, T]`. As `evaluate` of each window, but for the order of sums.
+    """
+    device = next(module.parameters()).device
+    found: list[float] = []
+    with torch.no_grad():
+        for at in range(0, len(windows_WT1), batch):
+            part = torch.from_numpy(windows_WT1[at : at + batch]).to(device)
+            found += token_losses(module, part).mean(1, dtype=torch.float64).tolist()
+    return found

@@ -217,3 +217,12 @@ def loss_of(decoder: nn.Module, window_BT1: Tensor, pool: Pool | None = None) ->
     if layers and pool is not None:
         layers = pooled_loads(layers, pool)
     return loss + torch.stack([load.term for load in layers]).mean() if layers else loss
+
+
+def token_losses(decoder: nn.Module, window_BT1: Tensor) -> Tensor:
+    """Cross-entropy of each token but the first of int64 windows, nats, float32 `[B, T]`. No gradient."""
+    logits_BTV = decoder(window_BT1[:, :-1], None)
+    loss_N = functional.cross_entropy(
+        logits_BTV.float().flatten(0, 1), window_BT1[:, 1:].flatten(), reduction="none"
+    )
+    return loss_N.view(len(window_BT1), -1)

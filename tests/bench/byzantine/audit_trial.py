@@ -32,6 +32,8 @@ IDLERS = ("free rider", "copier", "replayer", "noise")
 MEMBERS = HONEST + len(IDLERS)
 BATCH, STEPS, ROUNDS = 8, 8, 24
 OTHERS = 8
+EACH = 3
+"""Audits that each member makes in a round."""
 
 
 class Outcome(NamedTuple):
@@ -51,7 +53,7 @@ class AuditTrial(trial.Trial):
         super().__init__(trial.Case("mean", "free ride", idle, seed), data, audited_spec(seed))
         self._folder = tempfile.TemporaryDirectory()
         self._sets: dict[int, list[Named]] = {}
-        self._waiting: dict[PeerId, Verdict] = {}
+        self._waiting: dict[PeerId, tuple[Verdict, ...]] = {}
         self._rng = np.random.default_rng(seed)
         self._slow = trial.Members(self.spec, 1)
         self._slow_C4096 = torch.zeros(self.theta_C4096.shape)
@@ -76,10 +78,10 @@ class AuditTrial(trial.Trial):
         members = []
         for slot, payload in enumerate(payloads):
             tokens = nominal // 4 if slot == SLOW else nominal
-            said = self._waiting.pop(peer(slot), None)
+            said = self._waiting.pop(peer(slot), ())
             entry = digest(b"audit trial", bytes([self.case.seed, number, slot]))
             blob = digest(payload) if slot < HONEST else digest(payload, entry)
-            members.append(Named(entry, peer(slot), weight_of(tokens, nominal), blob, (said,) if said else ()))
+            members.append(Named(entry, peer(slot), weight_of(tokens, nominal), blob, said))
         self._sets[number] = members
         assert self.spec.audit
         gone = without_weight(self.spec.audit, self._sets, number)
@@ -130,11 +132,11 @@ class AuditTrial(trial.Trial):
 
     def _audit_all(self, number: int, members: list[Named], paths: list[Path]) -> None:
         slots = {each.entry: slot for slot, each in enumerate(members)}
-        for auditor, audited in audited_by(slots).items():
+        for auditor, drawn in audited_by(slots, EACH).items():
             if slots[auditor] < HONEST:
-                said = self._audit(number, members, paths, slots[audited])
-                self._said += [said] if SLOW < slots[audited] < HONEST else []
-                self._waiting[peer(slots[auditor])] = Verdict(audited, said)
+                said = {audited: self._audit(number, members, paths, slots[audited]) for audited in drawn}
+                self._said += [found for audited, found in said.items() if SLOW < slots[audited] < HONEST]
+                self._waiting[peer(slots[auditor])] = tuple(map(Verdict, said, said.values()))
 
     def _audit(self, number: int, members: list[Named], paths: list[Path], slot: int) -> int:
         def member(at: int) -> Member:
@@ -177,7 +179,7 @@ def audited_spec(seed: int) -> RunSpec:
         spec,
         inner=replace(spec.inner, total_steps=ROUNDS * STEPS, batch=BATCH),
         outer=replace(spec.outer, rounds=ROUNDS, stages=(Stage(0, STEPS),)),
-        audit=AuditSpec(windows=BATCH * STEPS),
+        audit=AuditSpec(windows=BATCH * STEPS, each=EACH),
     )
     made.check()
     return made

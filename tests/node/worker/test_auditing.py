@@ -157,3 +157,16 @@ def test_a_contribution_without_weight_moves_nothing_and_is_in_the_set(tmp_path_
     session.answer(FinalizeRequest(Round(0), (one, two, weightless)))
     assert torch.equal(session._feedback.residual_C4096, before)
     assert session._feedback.pending == ()
+
+
+def test_losses_of_many_windows_are_those_of_each_alone(trained, monkeypatch):
+    session = trained[0][0].session
+    learner, view, data = session._learner, session._fold.view_C4096, session._data
+    count = 2 * AUDITED.inner.batch + 3
+    found, sizes = data.batch(np.arange(count)), []
+    one_by_one = [learner.evaluate(view, window[None], 0).val_loss for window in found]
+    forward = learner.module.forward
+    monkeypatch.setattr(learner.module, "forward", lambda t, *more: sizes.append(len(t)) or forward(t, *more))
+    assert np.allclose(learner.window_losses(view, found), one_by_one, rtol=1e-5, atol=1e-6)
+    assert sizes == [AUDITED.inner.batch] * 2 + [3], "no more at once than in a step"
+    assert learner.window_losses(view, found[:0]) == []

@@ -11,6 +11,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
+from atoll.protocols.ledger.records import MAX_VERDICTS
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
@@ -113,8 +114,8 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
 
 
 def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 7"):
-        open_run(sign_run(changed("version", 7), owner))
+    with pytest.raises(DecodeError, match="version 8"):
+        open_run(sign_run(changed("version", 8), owner))
 
 
 def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherwise_now(changed, owner):
@@ -156,6 +157,17 @@ def test_a_run_of_an_older_version_has_no_audits(spec, owner, version):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
+def test_a_run_of_version_6_has_one_audit_a_round(spec, owner):
+    audited = msgspec.structs.replace(spec, version=6, audit=AuditSpec())
+    assert open_run(sign_run(audited, owner)).audit.per_round == 1
+    more = msgspec.structs.replace(audited, audit=AuditSpec(each=3))
+    assert open_run(sign_run(msgspec.structs.replace(more, version=7), owner)).audit.per_round == 3
+    body = codec.encode(more)
+    with pytest.raises(DecodeError, match=r"version 6 has no audit\.each"):
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+    assert msgspec.json.schema(AuditSpec)["$defs"]["AuditSpec"]["properties"]["each"]["maximum"] == MAX_VERDICTS
+
+
 def test_audits_are_of_whole_contributions_with_their_own_weights(changed, spec):
     audited = msgspec.structs.replace(spec, version=SPEC_VERSION, audit=AuditSpec())
     with pytest.raises(ConfigError, match="cannot go together") as caught:
@@ -178,7 +190,7 @@ def test_what_a_rule_is_told_needs_a_rule(changed, key):
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
     body = codec.encode({"version": version, "name": "old"})
-    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3, 4, 5 and 6"):
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3, 4, 5, 6 and 7"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 

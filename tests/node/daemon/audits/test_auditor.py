@@ -31,7 +31,7 @@ class Rig:
     """An auditor over a made-up history, in which a0 is idle."""
 
     def __init__(self, me="a1", spec=SPEC, members=8, answer=None, silent=False):
-        self.sets = history(rounds=ROUNDS, members=members)
+        self.sets = history(rounds=ROUNDS, members=members, each=spec.audit.per_round)
         if silent:
             mute = {number: [each._replace(verdicts=()) for each in found] for number, found in self.sets.items()}
             self.sets = mute
@@ -129,7 +129,7 @@ def test_this_node_audits_what_it_drew_and_says_it_until_a_final_set_has_it():
     rig.finish(0)
     (ours,) = (each.entry for each in rig.sets[0] if each.author == "a1")
     (asked,) = rig.asked
-    assert asked.audited.entry == audited_by(rig.names(0))[ours]
+    assert asked.audited.entry == audited_by(rig.names(0))[ours][0]
     assert asked.steps == 4
     assert asked.audited.entry not in {other.entry for other in asked.others}
     assert len(asked.others) == 7 <= OTHERS
@@ -139,6 +139,21 @@ def test_this_node_audits_what_it_drew_and_says_it_until_a_final_set_has_it():
     assert [each.contribution for each in own.verdicts] == [asked.audited.entry], "the history says the same"
     rig.finish(1)
     assert [each.contribution for each in rig.auditor.verdicts()] == [rig.asked[1].audited.entry]
+
+
+def test_a_node_audits_as_many_as_the_run_says_one_after_the_other():
+    rig = Rig(spec=msgspec.structs.replace(SPEC, audit=AuditSpec(each=3)))
+    rig.finish(0)
+    (ours,) = (each.entry for each in rig.sets[0] if each.author == "a1")
+    assert tuple(asked.audited.entry for asked in rig.asked) == audited_by(rig.names(0), 3)[ours]
+    assert all(asked.audited.entry not in {other.entry for other in asked.others} for asked in rig.asked)
+    assert len(rig.auditor.verdicts()) == 3
+    lost = rig.asked[1].audited.entry
+    again = Rig(spec=msgspec.structs.replace(SPEC, audit=AuditSpec(each=3)))
+    again.held.discard(lost)
+    again.finish(0)
+    assert len(again.asked) == 2, "what is not here is not audited"
+    assert lost not in {other.entry for asked in again.asked for other in asked.others}
 
 
 def test_of_verdicts_that_no_set_takes_the_newest_are_kept():

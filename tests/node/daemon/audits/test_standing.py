@@ -1,12 +1,20 @@
 """Weights from verdicts: who audits whom, what counts, who falls, who does not, and who returns."""
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.audits.standing import Named, audited_by, verdicts_in, weights, without_weight
+from atoll.node.daemon.audits.standing import (
+    Named,
+    audited_by,
+    judge,
+    verdicts_in,
+    weights,
+    without_weight,
+)
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.records import MAX_EXCESS, Verdict
 from atoll.protocols.run.audits import AuditSpec
@@ -21,7 +29,7 @@ def names(count):
 
 def history(
     members=8, rounds=24, usual=4.0, idle=frozenset({IDLE}), seed=1, lies=lambda auditor, author: None,
-    weight=lambda author: 64, works=lambda author, number: False,
+    weight=lambda author: 64, works=lambda author, number: False, each=1,
 ):  # fmt: skip
     """Sets of rounds in which everybody audits what it drew, one round later.
 
@@ -32,16 +40,16 @@ def history(
     for number in range(rounds):
         sets[number] = [
             Named(
-                digest(f"{seed} {number} {each}".encode()),
-                PeerId(f"a{each}"),
-                weight(f"a{each}"),
-                digest(f"payload {number} {each}".encode()),
-                tuple(waiting.pop(f"a{each}", ())),
+                digest(f"{seed} {number} {member}".encode()),
+                PeerId(f"a{member}"),
+                weight(f"a{member}"),
+                digest(f"payload {number} {member}".encode()),
+                tuple(waiting.pop(f"a{member}", ())),
             )
-            for each in range(members)
+            for member in range(members)
         ]
         by_entry = {each.entry: each for each in sets[number]}
-        for one, other in audited_by(by_entry).items():
+        for one, other in ((one, other) for one, drawn in audited_by(by_entry, each).items() for other in drawn):
             auditor, about = by_entry[one].author, by_entry[other].author
             is_idle = about in idle and not works(about, number)
             share = weight(about) / 64
@@ -56,14 +64,32 @@ def fallen(sets, spec=SPEC, rounds=range(24)):
     return {number: without_weight(spec, sets, number) for number in rounds}
 
 
-@given(st.integers(0, 40), st.randoms())
-def test_everybody_audits_one_other_and_is_audited_once(count, rng):
+@given(st.integers(0, 40), st.integers(1, 4), st.randoms())
+def test_everybody_audits_as_many_others_as_it_is_audited_by(count, each, rng):
     entries = names(count)
-    found = audited_by(entries)
-    assert set(found) == set(found.values()) == (set(entries) if count > 1 else set())
-    assert all(one != other for one, other in found.items())
+    found = audited_by(entries, each)
+    often = Counter(audited for drawn in found.values() for audited in drawn)
+    fewer = min(each, count - 1)
+    assert often == (dict.fromkeys(entries, fewer) if count > 1 else {})
+    assert all(one not in drawn and len(set(drawn)) == fewer for one, drawn in found.items())
     rng.shuffle(entries)
-    assert audited_by([*entries, *entries]) == found, "neither order nor repetition matters"
+    assert audited_by([*entries, *entries], each) == found, "neither order nor repetition matters"
+
+
+def test_three_audits_a_round_tell_sooner_who_does_no_work():
+    def first(each):
+        spec = AuditSpec(each=each)
+        found = [fallen(history(seed=seed, usual=2.9, each=each), spec) for seed in range(6)]
+        assert all(set().union(*one.values()) <= {IDLE} for one in found), "nobody else at any time"
+        return [next((number for number, gone in one.items() if gone), 24) for one in found]
+
+    assert max(first(3)) <= 10
+    assert sum(first(3)) < sum(first(1)) - 6 * 4
+
+
+def test_a_verdict_beyond_the_audits_of_the_run_counts_nothing():
+    sets = history(each=3)
+    assert verdicts_in(sets, 0, 23, 1)["a3"].count * 2 < verdicts_in(sets, 0, 23, 3)["a3"].count
 
 
 def test_one_more_contribution_changes_who_audits_whom():
@@ -204,3 +230,13 @@ def test_copies_share_one_weight():
     assert [found[each.entry] for each in members] == [64, 0, 64, 21, 85, 21, 64, 64]
     alone = weights(members, frozenset({PeerId("a3"), PeerId("a4")}))
     assert alone[members[5].entry] == 64, "a copy without weight takes nothing from the original"
+
+
+def test_the_rule_counts_no_more_audits_than_the_run_has():
+    sets = history(each=3)
+    for each in (1, 3):
+        (last, memory) = (23 - SPEC.lag, SPEC.memory)
+        found = judge(AuditSpec(each=each), sets, 23).heard["a3"].count
+        heard = verdicts_in(sets, last - memory + 1, last, each)["a3"]
+        assert found <= heard.count
+        assert found >= heard.without(frozenset({IDLE})).count
