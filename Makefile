@@ -10,8 +10,8 @@ TORCH := torch==2.13.0
 FOLDERS := protocols p2p node cli
 # Of each case of `make rig`; the published figures are of ATTEMPTS=100.
 ATTEMPTS ?= 10
-# Processes that run tests side by side: one more than the cores of a small machine, since nodes are waited for.
-WORKERS ?= 3
+# Processes that run tests side by side. The suite computes nearly all the time: more than the cores gain nothing.
+WORKERS ?= 2
 
 .PHONY: setup test fast measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test package-test bench clean
 .DEFAULT_GOAL := setup
