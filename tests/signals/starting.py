@@ -83,14 +83,18 @@ class Starter:
         files = {role: self.folder / f"places-{role}" for role in ("daemon", "worker")}
         for file in files.values():
             file.unlink(missing_ok=True)
+        over = self.folder / "over"
+        over.unlink(missing_ok=True)
         process = self._spawn(Moment("", "stop"), self.home)
         try:
             before = poll("it answers", lambda: process.poll() is not None or self._status())
             assert isinstance(before, dict), "it ended at once"
             poll("a round is final", lambda: (now := self._status()) and now["final"] > before["final"])
         finally:
+            over.touch()
             process.terminate()
             said = "".join(process.communicate(timeout=HANGS_S))
+            over.unlink()
             if process.returncode != 0:
                 raise AssertionError(f"exit code {process.returncode}: {said}")
         return {role: file.read_text().splitlines() for role, file in files.items()}

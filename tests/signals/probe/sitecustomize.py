@@ -14,6 +14,8 @@ import sys
 ROOT = os.environ["SIGNALS_ROOT"] + "/"
 AREAS = tuple(ROOT + area for area in ("protocols", "p2p", "node", "cli"))
 FOLDER = os.environ["SIGNALS_FOLDER"]
+OVER = os.path.join(FOLDER, "over")
+"""Exists once a start that is not told to stop at a place is over: from then on no place is noted."""
 WORKER = "atoll.node.worker.main"
 BEGIN = "call cli/main.py:_leave_to_kernel"
 """The first thing that our code does. What comes before it is the interpreter's own start."""
@@ -46,6 +48,8 @@ class Probe:
         if not self.has_begun:
             self.has_begun = self.role == "worker" or place == BEGIN
             return
+        if os.path.exists(OVER):
+            return  # what only the end calls is no place of a start
         self.seen[place] = None
         if place == self.place:
             self.reach()
