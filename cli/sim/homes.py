@@ -41,6 +41,8 @@ class History(NamedTuple):
     """Each line of its round log, in order: several of one round, of which the last counts."""
     entries: tuple[Entry, ...]
     """Its ledger, in the order of arrival."""
+    orphans: tuple[Entry, ...]
+    """Entries of `forked` that no feed of its ledger holds (p2p/ledger/orphans.py)."""
     forked: frozenset[PeerId]
     """Authors of which it has a proof that they signed two histories."""
     saved: LocalBody | None
@@ -72,7 +74,7 @@ def read_home(root: Path) -> History:
     spec = _only_run(home)
     folder = home.run(spec.id)
     with tempfile.TemporaryDirectory(prefix="atoll-oracle-") as scratch:
-        entries, forked = _read_ledger(folder, spec, Path(scratch))
+        entries, orphans, forked = _read_ledger(folder, spec, Path(scratch))
         saved, damage = _read_saved(folder, spec, Path(scratch))
     return History(
         name=root.name,
@@ -80,6 +82,7 @@ def read_home(root: Path) -> History:
         peer=load_or_create(home.identity).peer_id,
         rows=_rows(folder / "rounds.jsonl"),
         entries=entries,
+        orphans=orphans,
         forked=forked,
         saved=saved,
         damage=damage,
@@ -97,17 +100,20 @@ def _only_run(home: Home) -> RunSpec:
     return begun[0]
 
 
-def _read_ledger(folder: Path, spec: RunSpec, scratch: Path) -> tuple[tuple[Entry, ...], frozenset[PeerId]]:
+def _read_ledger(
+    folder: Path, spec: RunSpec, scratch: Path
+) -> tuple[tuple[Entry, ...], tuple[Entry, ...], frozenset[PeerId]]:
     path = folder / LEDGER_FILE
     with disk(path):
         for file in (path, path.with_name(f"{LEDGER_FILE}-wal")):
             if file.exists():
                 shutil.copy(file, scratch)
     if not (scratch / LEDGER_FILE).exists():
-        return (), frozenset()
+        return (), (), frozenset()
     ledger = Ledger(scratch / LEDGER_FILE, spec.id)
     try:
-        return tuple(entry for _, entry in ledger.since(0, _ALL)), ledger.equivocators()
+        entries = tuple(entry for _, entry in ledger.since(0, _ALL))
+        return entries, tuple(ledger.orphans()), ledger.equivocators()
     finally:
         ledger.close()
 

@@ -160,7 +160,14 @@ def _uncertified(history: History) -> Iterator[Violation]:
     for entry in history.entries:
         by_round[entry.body.round].append(entry)
     try:
-        data = gather(history.spec, saved.final, lambda at: by_round[at], _chain(history).path)
+        data = gather(
+            history.spec,
+            saved.final,
+            lambda at: by_round[at],
+            _chain(history).path,
+            orphans_of=lambda at: [entry for entry in history.orphans if entry.body.round == at],
+            equivocators=history.forked,
+        )
         state = read_proof(history.spec, data, history.name).state
     except ConfigError as error:
         yield Violation("the ledger proves what is saved", f"{history.name}, round {saved.final}: {error}")

@@ -12,11 +12,10 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from atoll.p2p.ledger.store import Ledger
-from atoll.p2p.rpc.calls import Calls
+from atoll.p2p.ledger.sync import LedgerSync
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId, RecordRound
-from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry, Vote, decode_entry, encode_entry
+from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry, Vote, encode_entry
 
 METHOD = "ledger.orphans"
 MAX_NAMES = 256
@@ -47,17 +46,15 @@ class FoundEntries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 class OrphanExchange:
     """Asks for what `wanted` names, and answers others."""
 
-    ledger: Ledger
-    calls: Calls
-    insert: Callable[[PeerId, list[Entry]], object]
-    """Stores entries that a peer sent in the feeds of their authors."""
+    sync: LedgerSync
     on_found: Callable[[tuple[Entry, ...]], None] = lambda entries: None
     """Receives entries that were new; they are on disk."""
     wanted: WantedEntries | None = field(default=None, init=False)
     """What is asked for in every exchange; None: nothing."""
 
     def __post_init__(self) -> None:
-        self.calls.register(METHOD, WantedEntries, FoundEntries, self._answer, max_bytes=MESSAGE_BYTES)
+        self.ledger = self.sync.ledger
+        self.sync.calls.register(METHOD, WantedEntries, FoundEntries, self._answer, max_bytes=MESSAGE_BYTES)
 
     async def fetch(self, peer: PeerId) -> int:
         """Ask `peer` for what is wanted; return how much was new. The caller owns the deadline.
@@ -67,13 +64,13 @@ class OrphanExchange:
         wanted = self.wanted
         if wanted is None:
             return 0
-        answer = await self.calls.call(peer, METHOD, wanted, FoundEntries, max_bytes=MESSAGE_BYTES)
-        entries = [decode_entry(data, self.ledger.run) for data in answer.entries]
+        answer = await self.sync.calls.call(peer, METHOD, wanted, FoundEntries, max_bytes=MESSAGE_BYTES)
+        entries = await self.sync.verified(answer.entries)
         if not all(_was_asked_for(entry, wanted) for entry in entries):
             raise DecodeError("entries that nobody asked for")
         # Of an author without a proof an entry belongs into its feed, unless it is the proof.
         forked = self.ledger.equivocators()
-        self.insert(peer, [entry for entry in entries if entry.author not in forked])
+        self.sync.insert(peer, [entry for entry in entries if entry.author not in forked])
         fresh = self.ledger.add_orphans(entries)
         if fresh:
             self.on_found(fresh)

@@ -93,8 +93,7 @@ class LedgerSync:
         if not message.refusal.isprintable():
             raise DecodeError("a refusal that is not printable")
         self.on_refused(peer, message.refusal)
-        entries = [await self._verified(data, at) for at, data in enumerate(message.entries)]
-        fresh = self.insert(peer, entries)
+        fresh = self.insert(peer, await self.verified(message.entries))
         for first, second in message.proofs:
             self._add_proof(decode_entry(first, self.ledger.run), decode_entry(second, self.ledger.run))
         return fresh
@@ -110,10 +109,14 @@ class LedgerSync:
             self._blame(fork)
         return len(done.fresh)
 
-    async def _verified(self, data: bytes, at: int) -> Entry:
-        if at % _VERIFIED_PER_TURN == _VERIFIED_PER_TURN - 1:
-            await asyncio.sleep(0)
-        return decode_entry(data, self.ledger.run)
+    async def verified(self, signed: Iterable[bytes]) -> list[Entry]:
+        """Decode entries and verify their signatures; other tasks have their turns. Raises DecodeError."""
+        entries: list[Entry] = []
+        for data in signed:
+            if len(entries) % _VERIFIED_PER_TURN == _VERIFIED_PER_TURN - 1:
+                await asyncio.sleep(0)
+            entries.append(decode_entry(data, self.ledger.run))
+        return entries
 
     def _add_proof(self, first: Entry, second: Entry) -> None:
         if self.ledger.add_proof(first, second):

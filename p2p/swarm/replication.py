@@ -53,7 +53,7 @@ class Replication:
         self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
         sync = LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_refused)
-        self.orphans = OrphanExchange(self.ledger, self.calls, sync.insert)
+        self.orphans = OrphanExchange(sync)
         self.anti_entropy = AntiEntropy(
             ledger=sync,
             orphans=self.orphans,

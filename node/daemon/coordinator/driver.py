@@ -68,7 +68,7 @@ class Driver:
     removals: Removals
     standings: MemberStandings
     on_other_chain: Callable[[Round], None] = lambda first: None
-    """Another chain outranks this node's from a round on: the node must begin again without its local state."""
+    """Another chain outranks this node's from a round on: the node must begin again on that one."""
     is_leaving_chain: bool = False
     is_finished: bool = False
     """All rounds of the run are final."""
@@ -102,7 +102,8 @@ class Driver:
         lease_s = self.context.spec.pace.lease_s
         self.machines.finality = replace(self.finality, patience_s=patience_of(self.round.train_s, lease_s))
         self.machines.feed_finality(finality_types.MembersSeen(frozenset(self.leases.members)))
-        self.machines.feed_finality(finality_types.EquivocatorsSeen(self.net.equivocators()))
+        if (equivocators := self.net.equivocators()) != self.finality.equivocators:
+            self.machines.feed_finality(finality_types.EquivocatorsSeen(equivocators))
         self.machines.feed_finality(finality_types.FinalityTick(now))
         self.reducer.step()
         self.finalizer.step()
@@ -128,6 +129,8 @@ class Driver:
         spec = self.context.spec
         for blob in set(self.net.blobs_above(largest_payload(spec))).difference(spec.given):
             self.guard.delete_blob(blob)
+
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def round(self) -> RoundState:
@@ -280,6 +283,8 @@ class Driver:
             held = self.contributions.is_held(entry.id)
             seen = round_types.ContributionSeen(entry.id, entry.author, entry.body, held, self.context.now())
             self.machines.feed_round(seen)
+
+    # --- actions ----------------------------------------------------------------------------------
 
     def _perform_round(self, action: round_types.Action) -> None:
         match action:

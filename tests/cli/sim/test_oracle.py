@@ -260,3 +260,14 @@ def test_what_a_node_undoes_when_it_changes_chains_is_no_violation(homes):
     say(homes, 0, 0, Epoch(Round(1), b"", (identity_of(0).peer_id,)))
     undone(homes)
     assert "what is final stays final" not in promises(homes)
+
+
+def test_what_is_saved_may_be_proven_by_a_vote_of_another_history(homes):
+    """Of a member with two histories the node holds one; the vote of the other it fetched by name."""
+    first, second = read_homes(homes)
+    votes = tuple(entry for entry in second.entries if isinstance(entry.body, Vote) and entry.body.round == 1)
+    lacking = second._replace(entries=tuple(entry for entry in second.entries if entry not in votes))
+    promise = "the ledger proves what is saved"
+    assert promise in {one.promise for one in judge([first, lacking]).violations}
+    kept = lacking._replace(orphans=votes, forked=frozenset(vote.author for vote in votes))
+    assert promise not in {one.promise for one in judge([first, kept]).violations}

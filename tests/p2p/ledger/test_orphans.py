@@ -94,7 +94,7 @@ def split(a: Side, b: Side) -> OrphanExchange:
 
 
 def exchange_of(side: Side) -> OrphanExchange:
-    return OrphanExchange(side.ledger, side.calls, side.sync.insert)
+    return OrphanExchange(side.sync)
 
 
 def test_what_is_wanted_comes_by_name_and_votes_by_their_proposal(tmp_path: Path) -> None:
