@@ -11,6 +11,7 @@ import torch
 from atoll.node.checkpoint.local import LocalState, load_local
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
+from atoll.node.worker.local_weights import LocalWeights
 from atoll.node.worker.session import Event, Session
 from atoll.protocols import codec
 from atoll.protocols.identity import Identity
@@ -115,6 +116,15 @@ def said(pending: Pending, like: torch.Tensor, spec: RunSpec = SPEC) -> torch.Te
     for at, span in slabs(cover, 64):
         value[span.start : span.stop] = part[at : at + span.stop - span.start]
     return value
+
+
+def given(number: int, weights: LocalWeights, like: torch.Tensor, spec: RunSpec) -> torch.Tensor:
+    """The pseudo-gradient that a round gives: of the rows that it covers, in an arena like `like`."""
+    delta = torch.zeros_like(like)
+    for span in cover_of(spec, number):
+        rows = slice(span.start, span.stop)
+        delta[rows] = weights.anchor_C4096[rows] - weights.rows(span)
+    return delta
 
 
 def blocked(path: Path) -> Callable[[], None]:

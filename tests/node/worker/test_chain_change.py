@@ -32,7 +32,7 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.run_spec import RunSpec, Stage
-from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member, said
+from tests.node.worker.session_home import ME, OTHER, SPEC, Home, given, member, said
 
 FORK = 2
 """First round that the two sides decide apart."""
@@ -69,11 +69,7 @@ class Side:
         encode = feedback.encode
 
         def listen(at: int, weights: LocalWeights) -> bytearray:
-            delta = torch.zeros_like(feedback.residual_C4096)
-            for span in cover_of(self.spec, at):
-                rows = slice(span.start, span.stop)
-                delta[rows] = weights.anchor_C4096[rows] - weights.rows(span)
-            self.given[at] = delta
+            self.given[at] = given(at, weights, feedback.residual_C4096, self.spec)
             return encode(at, weights)
 
         feedback.encode = listen

@@ -17,11 +17,10 @@ from atoll.node.checkpoint import local
 from atoll.node.checkpoint.generations import Unfinished
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.protocols.ids import Round
-from atoll.protocols.ledger.coverage import cover_of
 from atoll.protocols.local import worker_messages
 from atoll.protocols.local.worker_messages import FinalizeRequest, FoldRequest, TrainReply
 from atoll.protocols.run.run_spec import RunSpec, Stage
-from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member, said
+from tests.node.worker.session_home import ME, OTHER, SPEC, Home, given, member, said
 
 ROUNDS, STEPS = 4, 3
 
@@ -69,11 +68,7 @@ class Member:
         encode = sending.encode
 
         def listen(at: int, weights: LocalWeights) -> bytearray:
-            delta = torch.zeros_like(self._like)
-            for span in cover_of(self.spec, at):
-                rows = slice(span.start, span.stop)
-                delta[rows] = weights.anchor_C4096[rows] - weights.rows(span)
-            self.given[at] = delta  # made anew where it was not saved
+            self.given[at] = given(at, weights, self._like, self.spec)  # made anew where it was not saved
             return encode(at, weights)
 
         sending.encode = listen
