@@ -12,6 +12,8 @@ FOLDERS := protocols p2p node cli
 ATTEMPTS ?= 10
 # Processes that run tests side by side. The suite computes nearly all the time: more than the cores gain nothing.
 WORKERS ?= 2
+# Every process of a test would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup test fast measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test package-test bench clean
 .DEFAULT_GOAL := setup

@@ -17,6 +17,8 @@ def main(argv: Sequence[str] | None = None, *, name: str = "atoll") -> int:
         return run(argv, name=name)
     finally:
         _leave_to_kernel()  # the end of the interpreter prints tracebacks too
+        # The event loop of `start` took its handler along. All has ended: a late request must not change the code.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _leave_to_kernel() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll_bench.cli.cli import CPU_RATIOS, cpu_ratio, in_turns, light_commands
+from tests.waiting import HANGS_S
 
 ROOT = Path(__file__).resolve().parent.parent
 AREAS = ("protocols", "p2p", "node", "cli")
@@ -19,9 +20,8 @@ TURNS = 9
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=110
-    )
+    env = os.environ | environment
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=HANGS_S)
 
 
 @pytest.fixture(scope="module")

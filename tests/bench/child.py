@@ -40,7 +40,7 @@ class Child:
         """Process id."""
         return self._process.pid
 
-    async def ask(self, order: str, deadline_s: float = 60.0, **arguments: Any) -> Any:
+    async def ask(self, order: str, deadline_s: float = 300.0, **arguments: Any) -> Any:
         """What the child answers. Raises LocalFault when it fails, ends or takes longer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -11,7 +11,7 @@ from tests.chaos.loop_image import in_copy, mounted
 from tests.chaos.net_cases import Net
 from tests.chaos.power_cases import copy_of
 from tests.chaos.stopped import stopped
-from tests.waiting import poll
+from tests.waiting import HANGS_S, poll
 
 COUNTS = """
 import sys, time
@@ -48,7 +48,7 @@ def test_a_copy_holds_what_was_synced_and_not_what_was_not(tmp_path):
         "            os.fsync(file.fileno())\n"
     )
     with mounted(image, disk):
-        subprocess.run([sys.executable, "-c", writes, str(disk)], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", writes, str(disk)], check=True, timeout=HANGS_S)
         copy_of(image, tmp_path / "copy.img")
         (disk / "later").write_text("later")
         found = in_copy(tmp_path / "copy.img", disk, lambda: sorted(path.name for path in disk.glob("*")))

@@ -68,6 +68,19 @@ def test_light_commands_load_nothing_heavy(tmp_path, args, also):
     assert not loaded & (HEAVY | also)
 
 
+LATE = """
+import atexit, os, signal, sys
+from atoll.cli.main import main
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_request_to_end_that_comes_late_changes_no_exit_code(tmp_path):
+    home = ("--home", str(tmp_path / "home"))
+    assert subprocess.run([sys.executable, "-c", LATE, *home, "status"], capture_output=True).returncode == 3
+
+
 def test_version(atoll):
     assert atoll("--version").out.startswith("atoll 0.")
 

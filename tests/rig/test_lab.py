@@ -1,6 +1,7 @@
 """The lab is what it says: reachability, translation, rates, delay, loss; and nothing of it stays."""
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ import pytest
 from atoll_lab.lab import Home, Host, Lab, LabError, LabSpec, LinkSpec, Nat, Public
 from atoll_lab.namespaces import Namespace, end_processes, network_of, processes_of
 from atoll_lab.sweep import PREFIX
+from tests.waiting import HANGS_S
 
 pytestmark = [pytest.mark.usefixtures("lab_possible"), pytest.mark.swarm]
 
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PORT = 4001
 SILENCE_S = 0.15
 """Long enough for a packet through a lab without delay to arrive, were it let through."""
-PATIENCE_S = 5.0
+PATIENCE_S = HANGS_S
 
 
 @pytest.fixture(scope="module")
@@ -242,13 +244,23 @@ def flood_bits_s(
 def limited_bits_s(
     sender: socket.socket, receiver: socket.socket, target: tuple[str, int], limit_bits_s: float
 ) -> float:
-    """The best of three: a busy machine makes a flood slower, nothing makes it faster than the limit."""
+    """The best of many: a busy machine makes a flood slower, nothing makes it faster than the limit."""
     best_bits_s = 0.0
-    for _ in range(3):
+    for _ in range(20):
         best_bits_s = max(best_bits_s, flood_bits_s(sender, receiver, target, limit_bits_s))
         if best_bits_s > limit_bits_s * 0.9:
             break
     return best_bits_s
+
+
+def least_round_trip_s(a: socket.socket, b: socket.socket, address: tuple[str, int], expected_s: float) -> float:
+    """The least of many round trips: a busy machine adds to a delay, nothing takes away from it."""
+    least_s = math.inf
+    for _ in range(60):
+        least_s = min(least_s, round_trip_s(a, b, address))
+        if least_s < expected_s * 1.1:
+            break
+    return least_s
 
 
 def round_trip_s(a: socket.socket, b: socket.socket, address: tuple[str, int]) -> float:
@@ -271,11 +283,10 @@ def shaped() -> Iterator[Lab]:
         yield built
 
 
-# The least of some round trips is taken: a busy machine adds to a delay, nothing takes away from it.
 def test_round_trip(shaped, sockets):
     home, server = udp(sockets, shaped["home"]), udp(sockets, shaped["seed"], PORT)
-    times = [round_trip_s(home, server, (shaped["seed"].address, PORT)) for _ in range(9)]
-    assert min(times) == pytest.approx(0.06, rel=0.2)
+    least_s = least_round_trip_s(home, server, (shaped["seed"].address, PORT), 0.06)
+    assert least_s == pytest.approx(0.06, rel=0.2)
 
 
 @pytest.mark.parametrize(("down", "limit_bits_s"), [(True, 32e6), (False, 8e6)])
@@ -317,8 +328,8 @@ def test_rate_and_delay_change_while_it_runs(shaped, sockets):
     link.set_rate(2e6, None)
     link.set_delay(0.005)
     home, server = udp(sockets, shaped["home"]), udp(sockets, shaped["seed"], PORT)
-    times = [round_trip_s(home, server, (shaped["seed"].address, PORT)) for _ in range(9)]
-    assert min(times) == pytest.approx(0.04, rel=0.2)
+    least_s = least_round_trip_s(home, server, (shaped["seed"].address, PORT), 0.04)
+    assert least_s == pytest.approx(0.04, rel=0.2)
     assert limited_bits_s(home, server, (shaped["seed"].address, PORT), 2e6) == pytest.approx(2e6, rel=0.2)
 
 
@@ -338,6 +349,8 @@ def test_loss(lab, sockets, direction):
     for _ in range(40):
         for _ in range(100):
             client.sendto(b"x", (receiver.address, PORT))
+        arrived += drained(server)
+    while heard_soon(server):  # a busy machine passes some on late
         arrived += drained(server)
     lab["seed"].link.set_loss(0.0)
     assert 1 - arrived / 4000 == pytest.approx(0.1, abs=0.02)
@@ -372,7 +385,7 @@ def test_loss_hits_packets_not_bundles(sockets, delay_s, lossy):
 
 
 def heard_soon(receiver: socket.socket) -> bool:
-    return bool(select.select([receiver], [], [], 0.3)[0])
+    return bool(select.select([receiver], [], [], 2.0)[0])
 
 
 def namespaces_of(process_id: int) -> list[str]:
@@ -469,7 +482,7 @@ def tool(*words: str, **options) -> "subprocess.Popen[str]":
 def test_the_tool_runs_a_command_everywhere():
     said = "echo {name} {address} {public} {seed} {x}; test {name} != home2"
     with tool("--nat", "cone,symmetric", "--rate", "9mbit", "--rtt", "8ms", "--", "sh", "-c", said) as process:
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1, errors
     assert sorted(output.splitlines()) == [
         "home1 | home1 192.168.11.2 11.11.1.1 5.10.1.1 {x}",
@@ -486,7 +499,7 @@ def test_the_tool_cleans_up_when_it_is_stopped(how):
         process.stdout.readline()
         assert len(namespaces_of(process.pid)) == 3
         process.send_signal(how)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130, errors
     assert namespaces_of(process.pid) == []
 
@@ -513,7 +526,7 @@ def killed() -> Killed:
 
 def test_sweep_removes_what_a_killed_lab_left(killed):
     with tool("--sweep") as sweeper:
-        output, _ = sweeper.communicate(timeout=30)
+        output, _ = sweeper.communicate(timeout=HANGS_S)
     assert len([line for line in output.splitlines() if f"-{killed.tool}-" in line]) in (2, 0), "swept by whom?"
     assert namespaces_of(killed.tool) == []
 
@@ -526,6 +539,6 @@ def test_the_next_lab_removes_what_a_killed_one_left(killed):
 
 def test_a_missing_program_is_said_loudly():
     with tool("--check", env={"PATH": "/nonexistent"}) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=HANGS_S)
     assert process.returncode == 2
     assert errors == "THE NAT LAB CANNOT RUN HERE: no ip, tc, nft in PATH: apt-get install nftables iproute2\n"

@@ -14,6 +14,7 @@ from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.invite import make_invite, seeds_of
 from atoll.protocols.run.run_spec import open_run
+from tests.waiting import HANGS_S
 
 VALID_S = 86_400
 
@@ -40,7 +41,7 @@ def served(run_file: bytes, owner_key: Path) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        yield link.result(timeout=60)
+        yield link.result(timeout=HANGS_S)
     finally:
         loop.call_soon_threadsafe(over.set)
         thread.join()

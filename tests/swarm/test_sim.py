@@ -73,7 +73,7 @@ def test_no_node_outlives_its_simulation(tmp_path: Path, how: int, code: int):
     assert process.returncode == code, errors
     assert "Traceback" not in errors
     try:
-        poll("no process is left", lambda: not processes_in(tmp_path), limit_s=20.0)
+        poll("no process is left", lambda: not processes_in(tmp_path))
     finally:
         for left in processes_in(tmp_path):
             left.kill()

@@ -38,7 +38,7 @@ from atoll_bench.report import Bar, Row, row
 PRESET, STEPS, ROUNDS, SEED = "moe-smoke", 8, 400, 1
 """The run is longer than the story."""
 VICTIM = MEMBERS - 1
-POLL_S, STORY_S = 0.5, 480.0
+POLL_S, STORY_S = 0.5, 1200.0
 """A story that takes longer has stalled."""
 LEASE_S = 6.0
 """Far below the presets': the story is about what follows a dead owner's lease, not about its length."""

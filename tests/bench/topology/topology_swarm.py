@@ -26,7 +26,7 @@ from atoll_bench.topology.topology_peer import Behaviour, TrialPeer
 T = TypeVar("T")
 
 LATENCY_S, BANDWIDTH_BPS = 0.03, 100e6
-COLLECT_S, PATIENCE_S, POLL_S = 600.0, 120.0, 0.5
+COLLECT_S, PATIENCE_S, POLL_S = 600.0, 300.0, 0.5
 REST_S = 3.0
 """Nothing is under way when nothing was done for so long: ids are announced by then."""
 EARLIER = 3

@@ -22,8 +22,8 @@ from atoll_lab.lab import Host
 from atoll_lab.node import LabNode
 
 POLL_S = 0.2
-START_S = 120.0
-ROUND_S = 120.0
+START_S = 300.0
+ROUND_S = 300.0
 """A round that takes longer than this is given up."""
 SEED = 1
 

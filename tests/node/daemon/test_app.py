@@ -18,7 +18,7 @@ from atoll.p2p.system.atomic_files import make_folder
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round
-from tests.waiting import eventually
+from tests.waiting import HANGS_S, eventually
 
 SPEC = preset("tiny", Identity(bytes(32)).peer_id, 1, "synthetic:markov")
 
@@ -107,7 +107,7 @@ class Node:
         pass
 
     async def run(self, then) -> None:
-        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
             up = asyncio.Event()
             running = group.create_task(self.daemon.run(up.set))
             group.create_task(then(up))

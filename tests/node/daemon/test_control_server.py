@@ -15,7 +15,7 @@ from atoll.node.daemon import control_server as control
 from atoll.node.daemon.control_server import ControlServer
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.local.control_messages import EvaluationResult, PeerStatus, RoundStatus, Status
-from tests.waiting import eventually
+from tests.waiting import HANGS_S, eventually
 
 
 class Operator:
@@ -64,7 +64,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[Path, Operator]]:
 async def serving(folder: Path) -> AsyncIterator[tuple[ControlServer, Operator]]:
     operator, ready = Operator(), asyncio.Event()
     server = ControlServer(folder / "control.sock", folder / "node.log", operator)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         task = group.create_task(server.serve(ready.set))
         await ready.wait()
         yield server, operator
@@ -224,7 +224,7 @@ async def test_a_connection_that_comes_while_the_server_ends_is_hung_up(tmp_path
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=theirs)
     operator_asks = b'{"v":1,"ask":{"type":"eval"}}\n'
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(ready.set))
         await ready.wait()
         busy, session = await asyncio.open_unix_connection(str(tmp_path / "c.sock"))

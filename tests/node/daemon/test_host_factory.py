@@ -17,6 +17,7 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId
+from tests.waiting import HANGS_S
 
 
 def port_of(maddrs: tuple[str, ...]) -> int:
@@ -66,7 +67,7 @@ async def test_a_host_that_fails_later_leaves_its_owner_alone_and_tells_who_watc
             await breaks.wait()
             raise LocalFault("p2pd ended five times in a row")
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         host = NodeHost(BrokenHost(), group)
         await host.start()
         breaks.set()

@@ -24,6 +24,7 @@ from atoll.protocols.errors import ConfigError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.run_spec import sign_run
+from tests.waiting import HANGS_S
 
 OWNER = Identity(bytes([8]) * 32)
 SPEC = preset("moe-smoke", OWNER.peer_id, 1, "synthetic:markov")
@@ -115,7 +116,7 @@ async def test_a_host_that_fails_while_the_run_is_fetched_ends_the_start(tmp_pat
     monkeypatch.setattr("atoll.node.runs.run_files.fetch_run", unreachable)
     monkeypatch.setattr("atoll.node.daemon.join_plan.make_host", lambda *_: DyingHost())
     home = Home(tmp_path / "home")
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         with pytest.raises(LocalFault, match="five times"):
             await read_plan(
                 home,

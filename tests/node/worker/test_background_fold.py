@@ -7,6 +7,7 @@ import pytest
 from atoll.node.worker.background_fold import BackgroundFold
 from atoll.protocols.errors import Divergence
 from atoll.protocols.local.worker_messages import Answer, ReportReply, ReportRequest, RequestEnvelope
+from tests.waiting import HANGS_S
 
 
 def request(number: int) -> RequestEnvelope:
@@ -31,7 +32,7 @@ def test_the_next_work_begins_after_the_commit_of_the_one_before():
         beside.add(request(number), lambda name=name: work(name))
     for number in range(3):
         assert beside.is_busy
-        assert ended.acquire(timeout=60)
+        assert ended.acquire(timeout=HANGS_S)
         done = beside.next_result()
         assert done is not None
         assert done.request.id == number

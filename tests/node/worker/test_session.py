@@ -38,7 +38,7 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.arena import Span, arena_of
 from tests.node.worker.session_home import ME, OTHER, OVERLAPPING, SPEC, Home, blocked, member, said
-from tests.waiting import poll
+from tests.waiting import HANGS_S, poll
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def held_disk(monkeypatch):
     go, fsync = threading.Event(), os.fsync
 
     def late(descriptor):
-        assert go.wait(timeout=60)
+        assert go.wait(timeout=HANGS_S)
         fsync(descriptor)
 
     with monkeypatch.context() as patch:

@@ -39,6 +39,7 @@ from atoll.protocols.local.worker_messages import (
     VerifyRequest,
 )
 from tests.node.worker.session_home import ME, OVERLAPPING, member
+from tests.waiting import HANGS_S
 
 
 class Daemon:
@@ -76,7 +77,7 @@ class Daemon:
     def wait(self) -> bool:
         """The next ask does not come before Keep is answered."""
         if self._is_keeping:
-            assert self._news.wait(timeout=60)
+            assert self._news.wait(timeout=HANGS_S)
             self._news.clear()
         return not self._is_keeping
 

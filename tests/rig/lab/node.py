@@ -16,8 +16,8 @@ from atoll_lab.lab import Host
 from atoll_lab.namespaces import LabError
 
 PORT = 4710
-START_S = 90.0
-END_S = 30.0
+START_S = 300.0
+END_S = 120.0
 
 
 class LabNode:

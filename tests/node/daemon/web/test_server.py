@@ -15,7 +15,7 @@ from atoll.node.daemon.web.site import Site
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.local.control_messages import Status
-from tests.waiting import eventually
+from tests.waiting import HANGS_S, eventually
 
 LOOPBACK = ListenAddress("127.0.0.1", 0)
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def served(answer: Answer = ok, place: ListenAddress | None = LOOPBACK) -> AsyncIterator[WebServer]:
     server = WebServer(place, answer, time.monotonic)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve())
         while place and not server.url and not server.trouble:  # noqa: ASYNC110
             await asyncio.sleep(0)
