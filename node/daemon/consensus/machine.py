@@ -28,6 +28,7 @@ from atoll.node.daemon.consensus.ballots import (
 )
 from atoll.node.daemon.consensus.forks import change_chain, is_outranked
 from atoll.node.daemon.consensus.orphans import fetch_orphans
+from atoll.node.daemon.consensus.presence import note_part
 from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.proposer import prepare, propose, waits
 from atoll.node.daemon.consensus.succession import enter_epoch, follow, open_epoch, waits_for_epoch
@@ -178,7 +179,7 @@ def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
     later = [b for b in state.book.prepares if b.attempt > state.attempt]
     later = [b for b in later if owner_of(state.voters, b.attempt) == b.proposer]
     due = [ballot.attempt for ballot in later if _is_due(state, ballot)]
-    return replace(state, attempt=max(due), since=state.now) if due else state
+    return replace(note_part(state), attempt=max(due), since=state.now) if due else state
 
 
 def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
@@ -251,6 +252,8 @@ def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> fi
         reported=frozenset(),
         attempt=0,
         since=state.now,
+        quorum_since=state.now,
+        took_part=(),
         stable_since=None,
     )
     return _note_stable(done)

@@ -1,6 +1,8 @@
 """Which voters a node misses, and what happens next, in one line for its user. Pure."""
 
-from atoll.node.daemon.consensus.succession import here_of, wait_s
+from atoll.node.daemon.consensus.epochs import is_quorum
+from atoll.node.daemon.consensus.presence import present_of, withheld
+from atoll.node.daemon.consensus.succession import wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
 
@@ -9,12 +11,13 @@ _SHOWN = 4
 
 def missing(state: FinalityState) -> str:
     """Who is missing so that no round becomes final, since when, and when the others go on; empty: nobody is."""
-    if not state.live or state.short_since is None or state.deciding >= state.rounds:
+    here = present_of(state, state.voters)
+    if not state.live or state.deciding >= state.rounds or is_quorum(state.voters, here):
         return ""
-    here = here_of(state, state.voters)
     gone = [peer for peer in state.voters if peer not in here]
     # A lease outlives its member, so who is missing was heard last a lease before it counted as missing.
-    silent_s = state.now - state.short_since + state.lease_s
+    since = state.quorum_since if state.short_since is None else state.short_since
+    silent_s = state.now - since + state.lease_s
     who = ", ".join(f"…{peer[-6:]} {_why(state, peer, silent_s)}" for peer in gone[:_SHOWN])
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
     return f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}; {_next(state)}"
@@ -25,6 +28,8 @@ def _why(state: FinalityState, peer: PeerId, silent_s: float) -> str:
         return "left"
     if peer in state.epochs.excluded_from(state.deciding):
         return "is excluded"
+    if peer in withheld(state, state.voters):
+        return "keeps back its votes"
     if peer in state.members:
         return "is in another epoch"
     return f"silent for {silent_s:.0f} s"

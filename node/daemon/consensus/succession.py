@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.ballots import voter_order
 from atoll.node.daemon.consensus.epochs import EpochId, Segment, is_quorum, rank
+from atoll.node.daemon.consensus.presence import here_of, is_waiting, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.records import Epoch, Follow, epoch_id
@@ -33,6 +34,9 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         attempt=0,
         since=state.now,
         short_since=None,
+        quorum_since=state.now,
+        took_part=(),
+        suspects=(state.suspects | here_of(state, state.voters)) - {*voters},
         reported=frozenset(),
     )
     return state, [finality_types.EnterEpoch(name, first, voters)]
@@ -58,17 +62,19 @@ def _to_enter(state: finality_types.FinalityState) -> EpochId | None:
         return None
     electorate = state.electorate(state.deciding)
     best = max(found, key=lambda name: rank(state.epochs, electorate, name))
-    is_ours = state.epochs.choice(state.me) == best or _may_follow(state, best)
+    # Also one that it signed and gave up: the others counted on its signature, and wait for it there.
+    is_ours = state.me in state.epochs.signers[best] or _may_follow(state, best)
     return best if is_ours else None
 
 
 def open_epoch(state: finality_types.FinalityState) -> Out:
-    """Sign an epoch of those that are here, once they have been no quorum for long enough."""
-    here = here_of(state, state.voters)
-    if is_quorum(state.voters, here):
-        return _withdraw(state if state.short_since is None else replace(state, short_since=None))
-    if state.short_since is None:
-        state = replace(state, short_since=state.now)
+    """Sign an epoch of those that are here and take part, once they have been no quorum for long enough."""
+    state = note_presence(state)
+    # By their leases they are a quorum, and only some of them found out who keeps back votes: these give up too,
+    # and see the next ballots together with the others.
+    is_early = state.short_since is None and is_waiting(state)
+    if is_early or is_quorum(state.voters, present_of(state, state.voters)):
+        return _withdraw(state)
     if state.appending is not None or state.planned or wait_s(state) > 0:
         return state, []
     body = _to_sign(state)
@@ -94,26 +100,10 @@ def follow(state: finality_types.FinalityState) -> Out:
     return append(state, Follow(Round(state.chain[-1].first), state.epoch))
 
 
-def here_of(
-    state: finality_types.FinalityState, peers: Iterable[PeerId], *, back: bool = False
-) -> frozenset[PeerId]:
-    """Those with a live lease that did not leave and work in this epoch or in one before it.
-
-    `back`: also those that left and came back. Whom the run's owner excluded is gone.
-    """
-    known = {segment.epoch for segment in state.chain}
-    book, number = state.epochs, state.deciding
-    live = (state.members | {state.me}).intersection(peers)
-    gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
-    elsewhere = {peer for peer in live & book.chosen.keys() if book.begun(book.chosen[peer]) not in known}
-    # No node gets another entry of an equivocator, so it can neither vote nor sign an epoch.
-    return live - gone - elsewhere - book.excluded_from(number) - state.equivocators
-
-
 def wait_s(state: finality_types.FinalityState) -> float:
-    """Seconds until those that are here may sign an epoch without the others; infinite while they are a quorum."""
+    """Seconds until those that take part, who are no quorum, may sign an epoch without the others."""
     if state.short_since is None:
-        return float("inf")
+        return 0.0  # the others are here, and had their time (presence.py)
     here = here_of(state, state.voters)
     others = set(state.voters) - here
     if here and all(state.epochs.has_left(peer, state.deciding, state.epoch) for peer in others):
@@ -124,11 +114,10 @@ def wait_s(state: finality_types.FinalityState) -> float:
 
 
 def _withdraw(state: finality_types.FinalityState) -> Out:
-    """Go back to the epoch before when one that this node signed does not begin, and a quorum is here again."""
-    choice = state.epochs.choice(state.me)
-    is_waiting = choice not in {segment.epoch for segment in state.chain} and not state.epochs.is_complete(choice)
-    if not is_waiting or state.appending is not None or state.now - state.signed_at < state.patience_s:
+    """Go back to the epoch before when one that this node signed does not begin, and a quorum is here."""
+    if not is_waiting(state) or state.appending is not None or state.now - state.signed_at < state.patience_s:
         return state, []
+    state = replace(state, quorum_since=state.now, took_part=(), suspects=frozenset())
     return append(state, Follow(Round(state.chain[-1].first), state.epoch))
 
 
@@ -156,7 +145,7 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     book, number = state.epochs, state.deciding
     # Who left comes last: if all left in good order and came back, nobody else could decide the rounds between.
     tiers = [(tier, back) for back in (False, True) for tier in _tiers(state)]
-    found = ((tier, here_of(state, tier, back=back)) for tier, back in tiers)
+    found = ((tier, present_of(state, tier, back=back)) for tier, back in tiers)
     candidates, here = next(((tier, here) for tier, here in found if here), (frozenset(), frozenset()))
     if state.me not in here:
         return None
@@ -168,7 +157,7 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
         for name, body in book.bodies.items()
         if body.parent == state.epoch
         and body.round == number
-        and here <= set(body.members) <= candidates
+        and here <= set(body.members) <= candidates - withheld(state, candidates)
         and book.signers[name] & here
         and state.me not in book.signers[name]
     }

@@ -319,6 +319,14 @@ class FinalityState(msgspec.Struct, frozen=True):
     """When the replay of our own feed was over."""
     short_since: float | None = None
     """Since when those present are no quorum; None: they are."""
+    quorum_since: float = 0.0
+    """Since when those present are a quorum, or since the round or epoch began."""
+    took_part: tuple[frozenset[PeerId], ...] = ()
+    """Who took part in the newest ballots of the round, the newest first (presence.py)."""
+    suspects: frozenset[PeerId] = frozenset()
+    """Left out of an epoch because they kept back votes or signatures, and in no ballot since."""
+    asked_since: float | None = None
+    """Since when this node signs epochs and none begins; None: it does not."""
     signed_at: float = 0.0
     """When this node signed its newest epoch."""
     patience_s: float = PATIENCE_S

@@ -14,6 +14,7 @@ from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.types import (
     Append,
+    AppendRefused,
     CheckDone,
     CheckRound,
     EnterEpoch,
@@ -61,6 +62,8 @@ class Node:
         self.round = 0
         self.trained_at = 0.0
         self.is_up = True
+        self.keeps_back: tuple[type, ...] = ()
+        """Kinds of entries that a liar does not write where an honest node would."""
         self.finals: dict[int, tuple] = {}
         self.boot(0.0)
 
@@ -98,6 +101,8 @@ class Node:
 
     def do(self, action: object) -> None:
         match action:
+            case Append(body) if isinstance(body, self.keeps_back):
+                self.feed(AppendRefused())
             case Append(body):
                 self.check_tally()
                 self.write(body)

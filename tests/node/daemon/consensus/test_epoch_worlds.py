@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from atoll.protocols.ledger.records import Exclude
+from atoll.protocols.ledger.records import Epoch, Exclude, Follow, Prepare, Promise, Proposal, Vote
 from tests.node.daemon.consensus.epoch_world import LEASE, ROUND, World, final
 
 
@@ -116,6 +116,38 @@ def test_random_faults(block, probation, excludes):
             assert steps < 200, f"seed {seed}: stuck"
         print(seed, count, len(world.up()), steps)
         world.agree()
+
+
+WITHHELD = {
+    "votes": (Vote,),
+    "ballots": (Prepare, Promise, Proposal, Vote),
+    "signatures": (Epoch, Follow),
+    "all": (Epoch, Follow, Prepare, Promise, Proposal, Vote),
+}
+
+
+@pytest.mark.parametrize("what", WITHHELD)
+@pytest.mark.parametrize(("count", "gone", "liars"), [(4, 1, 1), (4, 2, 1), (5, 1, 1), (8, 2, 2)])
+def test_members_that_keep_back_their_votes_stop_nobody(what, count, gone, liars):
+    """They renew their leases and train along. Beside others that are gone, the rest are no quorum."""
+    world = World(count, count)
+    world.run(60)
+    places = world.rng.sample(world.nodes, gone + liars)
+    go_down(world, places[:gone])
+    for node in places[gone:]:
+        node.keeps_back = WITHHELD[what]
+    honest = [node for node in world.nodes if node not in places]
+    before, steps = max(map(final, honest)), 0
+    while min(map(final, honest)) <= before + 5:
+        world.step()
+        steps += 1
+        assert steps < 20 * LEASE, f"stuck at {[final(node) - before for node in honest]}"
+    print(what, count, gone, liars, steps)
+    come_back(world, places[:gone])
+    for node in places[gone:]:
+        node.keeps_back = ()
+    world.run(4 * LEASE)
+    world.agree()
 
 
 def go_down(world, nodes):

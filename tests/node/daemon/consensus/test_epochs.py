@@ -9,8 +9,9 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, chosen_path, epoch_id
 from atoll.node.daemon.consensus.forks import is_outranked
 from atoll.node.daemon.consensus.missing import missing
+from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.proposer import patience_of
-from atoll.node.daemon.consensus.succession import AWAY_ROUNDS, here_of
+from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
 from atoll.node.daemon.consensus.types import (
     Append,
     EnterEpoch,

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import Book, add_entry, add_orphan, bound_proposals, decided_proposal
-from atoll.node.daemon.consensus.succession import here_of
+from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import (
     EntryPayloadHeld,
     EntrySeen,

@@ -1,0 +1,124 @@
+"""Who of the voters is here, and who of these takes no part. Pure.
+
+A lease says that a voter lives, not that it helps to decide. Liars that renew their leases and keep back votes, or
+their signatures under an epoch, would stop the others for ever once a few more are gone. Rules: docs/epochs.md.
+"""
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.ballots import owner_of
+from atoll.node.daemon.consensus.epochs import is_quorum
+from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.records import Ballot
+
+BALLOTS = 2
+"""Who took part in none of so many newest ballots keeps back its votes."""
+
+
+def here_of(
+    state: finality_types.FinalityState, peers: Iterable[PeerId], *, back: bool = False
+) -> frozenset[PeerId]:
+    """Those with a live lease that did not leave and work in this epoch or in one before it.
+
+    `back`: also those that left and came back. Whom the run's owner excluded is gone.
+    """
+    known = {segment.epoch for segment in state.chain}
+    book, number = state.epochs, state.deciding
+    live = (state.members | {state.me}).intersection(peers)
+    gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
+    elsewhere = {peer for peer in live & book.chosen.keys() if book.begun(book.chosen[peer]) not in known}
+    # No node gets another entry of an equivocator, so it can neither vote nor sign an epoch.
+    return live - gone - elsewhere - book.excluded_from(number) - state.equivocators
+
+
+def present_of(
+    state: finality_types.FinalityState, peers: Iterable[PeerId], *, back: bool = False
+) -> frozenset[PeerId]:
+    """Those of `here_of` that keep back neither their votes nor their signature."""
+    here = here_of(state, peers, back=back)
+    return here - withheld(state, here)
+
+
+def withheld(state: finality_types.FinalityState, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+    """Those that are here, and keep back their votes in this round or their signature under its epochs."""
+    if not state.took_part and state.asked_since is None:
+        return frozenset()  # nearly always, and this is asked at every event
+    here = here_of(state, peers, back=True)
+    return withheld_votes(state) & here | _withheld_signatures(state, here)
+
+
+def withheld_votes(state: finality_types.FinalityState) -> frozenset[PeerId]:
+    """Voters that took part in neither of the two newest ballots of a round that has been open for a lease.
+
+    Of those that an epoch left out while they were here (`suspects`): not in the newest ballot, without a wait.
+    """
+    if not state.took_part or state.stable_since is None:
+        return frozenset()
+    here = here_of(state, state.voters)
+    again = here & state.suspects - state.took_part[0]
+    # A lease: as long as a voter has that is gone. Two ballots: a slow voter may miss the turn of one.
+    since = max(state.stable_since, state.quorum_since, state.live_since)
+    # Once one of us signed, the others must do so before it gives up again: their leases began at other times.
+    is_over = state.now - since >= state.lease_s or not _signers(state, here) <= {state.me}
+    if len(state.took_part) < BALLOTS or not is_over:
+        return again
+    return here - frozenset().union(*state.took_part) | again
+
+
+def note_part(state: finality_types.FinalityState) -> finality_types.FinalityState:
+    """Remember who took part in the newest ballot, when a later one begins to count.
+
+    What comes after its turn changes nothing: a liar could promise at the last moment each time.
+    """
+    here = here_of(state, state.voters)
+    ballot = Ballot(state.attempt, owner_of(state.voters, state.attempt), state.epoch)
+    voted = frozenset(peer for peer in here if (peer, ballot) in state.book.votes)
+    # Most voted: who only promised kept back its vote. Else nothing was proposed that honest voters vote for.
+    part = voted if _are_most(state, voted, here) else here & state.book.answered_by(here, ballot)
+    if not state.live or not _are_most(state, part, here):
+        return state
+    took_part = (part, *state.took_part[: BALLOTS - 1])
+    return replace(state, took_part=took_part, suspects=state.suspects - part)
+
+
+def note_presence(state: finality_types.FinalityState) -> finality_types.FinalityState:
+    """Remember since when those that are here are a quorum, or are none, or wait for signatures."""
+    if not is_quorum(state.voters, here_of(state, state.voters)):
+        short_since = state.now if state.short_since is None else state.short_since
+        state = replace(state, short_since=short_since)
+    elif state.short_since is not None:
+        # Who came back just now could take part in no ballot before.
+        state = replace(state, short_since=None, quorum_since=state.now, took_part=())
+    waits = is_waiting(state)
+    if waits == (state.asked_since is None):
+        state = replace(state, asked_since=state.now if waits else None)
+    return state
+
+
+def is_waiting(state: finality_types.FinalityState) -> bool:
+    """Whether this node signed an epoch that has not begun."""
+    choice = state.epochs.choice(state.me)
+    return choice not in {segment.epoch for segment in state.chain} and not state.epochs.is_complete(choice)
+
+
+def _withheld_signatures(state: finality_types.FinalityState, here: frozenset[PeerId]) -> frozenset[PeerId]:
+    """Those that signed no epoch at this place, long after this node and most of those here did."""
+    if state.asked_since is None or state.now - state.asked_since < state.lease_s + state.patience_s:
+        return frozenset()
+    signers = _signers(state, here)
+    return here - signers if _are_most(state, signers, here) else frozenset()
+
+
+def _signers(state: finality_types.FinalityState, here: frozenset[PeerId]) -> frozenset[PeerId]:
+    """Those whose choice is an epoch that begins at the round that is decided now."""
+    book, place = state.epochs, (state.epoch, state.deciding)
+    bodies = {peer: book.bodies.get(book.choice(peer)) for peer in here}
+    return frozenset(peer for peer, body in bodies.items() if body and (body.parent, body.round) == place)
+
+
+def _are_most(state: finality_types.FinalityState, some: frozenset[PeerId], here: frozenset[PeerId]) -> bool:
+    """Whether some are more than half of those that are here; of two halves, the own one."""
+    return 2 * len(some) + (state.me in some) > len(here)

@@ -1,0 +1,146 @@
+"""Voters that live and take no part: when the others go on without them, and when not."""
+
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus.missing import missing
+from atoll.node.daemon.consensus.types import Idle, MembersSeen
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.ledger.records import Ballot, Prepare, Promise, Proposal, Vote, epoch_id
+from tests.node.daemon.consensus.test_epochs import LEASE, PATIENCE, A, B, C, D, Node, epoch
+
+AT = Round(5)
+LONGEST = 300
+"""Seconds after which a ballot of one owner among four is due."""
+
+
+def three_of_four(here=(A, B, C)):
+    """A node that waits for the round to become final: D is gone, so A, B and C are just a quorum."""
+    node = Node(voters=(A, B, C, D), here=here)
+    return node.feed(Idle(idle=True, now=node.now))
+
+
+def ballot(attempt):
+    return Ballot(attempt, (A, B, C, D)[attempt % 4], b"")
+
+
+def hold(node, *attempts, promised=(B,)):
+    """Ballots of these attempts, one after the other, each until it counts: then the one before it is over.
+
+    A answers each by itself.
+    """
+    for attempt in attempts:
+        node.say(ballot(attempt).proposer, Prepare(AT, ballot(attempt)))
+        count_down = LONGEST
+        while node.state.attempt < attempt:
+            node.wait(1)
+            count_down -= 1
+            assert count_down, f"attempt {attempt} is never due"
+        for peer in promised:
+            node.say(peer, Promise(AT, ballot(attempt), ()))
+    return node
+
+
+def test_who_promises_nothing_for_a_lease_and_two_ballots_is_left_out():
+    node = hold(three_of_four(), 1, 5)
+    assert not node.signed(), "C missed one ballot that is over"
+    assert not missing(node.state)
+    hold(node, 9)
+    assert node.signed() == [epoch(A, B)]
+    assert "…peer-c keeps back its votes" in missing(node.state)
+    assert node.say(B, epoch(A, B)).entered() == [epoch_id(epoch(A, B))]
+
+
+def test_who_promises_and_does_not_vote_is_left_out():
+    node = three_of_four()
+    for attempt in (1, 5, 9):
+        hold(node, attempt, promised=(B, C))
+        name = digest(attempt.to_bytes(1, "big"))
+        node.say(B, Proposal(AT, ballot(attempt), (digest(b"work"),), digest(b"state")))
+        for peer in (A, B):
+            node.say(peer, Vote(AT, ballot(attempt), name))
+    assert node.signed() == [epoch(A, B)]
+
+
+def test_who_takes_part_in_one_of_two_ballots_is_waited_for():
+    node = three_of_four()
+    for attempt in range(1, 41, 8):
+        hold(node, attempt, promised=(B, C))
+        hold(node, attempt + 4)
+    assert not node.signed()
+
+
+def test_a_promise_after_its_turn_changes_nothing():
+    node = hold(three_of_four(), 1, 5)
+    node.say(C, Promise(AT, ballot(1), ()))
+    hold(node, 9)
+    node.say(C, Promise(AT, ballot(5), ()))
+    assert node.wait(1).signed() == [epoch(A, B)]
+
+
+def test_the_wait_begins_when_a_quorum_is_here_again():
+    """Who came back just now could take part in no ballot before."""
+    node = hold(three_of_four(), 1, 5)
+    node.feed(MembersSeen(frozenset({A, B}))).wait(1).feed(MembersSeen(frozenset({A, B, C})))
+    assert not hold(node, 9).signed()
+    assert hold(node, 13).signed()
+
+
+def test_it_gives_up_where_the_others_found_nothing_and_looks_again():
+    node = hold(three_of_four(), 1, 5, 9).wait(PATIENCE + 1)
+    assert (node.signed(), node.followed()) == ([epoch(A, B)], [b""])
+    assert not hold(node, 13).signed()[1:]
+    assert hold(node, 17).signed() == [epoch(A, B)] * 2
+
+
+def test_it_enters_what_it_gave_up_once_all_signed():
+    """B may have signed because A had."""
+    node = hold(three_of_four(here=(A, B, C)), 1, 5, 9).wait(PATIENCE + 1)
+    assert node.followed() == [b""]
+    node.feed(MembersSeen(frozenset({A, B, C, D}))).say(B, epoch(A, B))
+    assert node.entered() == [epoch_id(epoch(A, B))]
+    assert node.followed() == [b"", epoch_id(epoch(A, B))]
+
+
+def test_the_signature_of_another_saves_the_wait_of_a_lease():
+    node = three_of_four()
+    node.state = replace(node.state, took_part=(frozenset({A, B}), frozenset({A, B})))
+    node.wait(1).feed(MembersSeen(frozenset({A, B, C})))
+    assert not node.signed()
+    assert node.say(B, epoch(A, B)).signed() == [epoch(A, B)]
+
+
+def test_fewer_than_half_leave_nobody_out():
+    node = three_of_four(here=(A, B, C, D))
+    hold(node, 1, 5, 9, 13, promised=())
+    assert not node.signed(), "A alone promised"
+
+
+def test_no_epoch_with_one_that_keeps_back_its_votes_is_signed():
+    node = hold(three_of_four(), 1, 5).say(B, epoch(A, B, C))
+    assert hold(node, 9).signed() == [epoch(A, B)]
+
+
+def test_who_signs_nothing_for_a_lease_and_a_patience_is_left_out():
+    node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
+    assert node.signed() == [epoch(A, B)]
+    assert not node.wait(LEASE + PATIENCE - 2).signed()[1:]
+    assert node.wait(4).signed() == [epoch(A, B), epoch(A)]
+    assert node.entered() == [epoch_id(epoch(A))]
+
+
+def test_who_was_left_out_before_is_left_out_after_one_ballot():
+    node = hold(three_of_four(), 1, 5, 9).say(B, epoch(A, B))
+    assert node.entered()
+    assert node.state.suspects == {C}
+    node = three_of_four()
+    node.state = replace(node.state, suspects=frozenset({C}))
+    assert not hold(node, 1).signed()
+    assert hold(node, 5).signed() == [epoch(A, B)]
+
+
+def test_who_takes_part_again_is_trusted_again():
+    node = three_of_four()
+    node.state = replace(node.state, suspects=frozenset({C}))
+    hold(node, 1, promised=(B, C))
+    assert not hold(node, 5, 9).signed()
+    assert not node.state.suspects
