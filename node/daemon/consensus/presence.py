@@ -29,7 +29,8 @@ def here_of(
     book, number = state.epochs, state.deciding
     live = (state.members | {state.me}).intersection(peers)
     gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
-    elsewhere = {peer for peer in live & book.chosen.keys() if book.begun(book.chosen[peer]) not in known}
+    chosen = {peer: book.chosen[peer] for peer in live & book.chosen.keys()}
+    elsewhere = {peer for peer, name in chosen.items() if name not in known and book.begun(name) not in known}
     # No node gets another entry of an equivocator, so it can neither vote nor sign an epoch.
     return live - gone - elsewhere - book.excluded_from(number) - state.equivocators
 
@@ -84,9 +85,9 @@ def note_part(state: finality_types.FinalityState) -> finality_types.FinalitySta
     return replace(state, took_part=took_part, suspects=state.suspects - part)
 
 
-def note_presence(state: finality_types.FinalityState) -> finality_types.FinalityState:
-    """Remember since when those that are here are a quorum, or are none, or wait for signatures."""
-    if not is_quorum(state.voters, here_of(state, state.voters)):
+def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) -> finality_types.FinalityState:
+    """Remember since when the voters that are here are a quorum, or are none, or wait for signatures."""
+    if not is_quorum(state.voters, here):
         short_since = state.now if state.short_since is None else state.short_since
         state = replace(state, short_since=short_since)
     elif state.short_since is not None:

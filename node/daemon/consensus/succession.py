@@ -69,11 +69,12 @@ def _to_enter(state: finality_types.FinalityState) -> EpochId | None:
 
 def open_epoch(state: finality_types.FinalityState) -> Out:
     """Sign an epoch of those that are here and take part, once they have been no quorum for long enough."""
-    state = note_presence(state)
+    here = here_of(state, state.voters)
+    state = note_presence(state, here)
     # By their leases they are a quorum, and only some of them found out who keeps back votes: these give up too,
     # and see the next ballots together with the others.
     is_early = state.short_since is None and is_waiting(state)
-    if is_early or is_quorum(state.voters, present_of(state, state.voters)):
+    if is_early or is_quorum(state.voters, here - withheld(state, here)):
         return _withdraw(state)
     if state.appending is not None or state.planned or wait_s(state) > 0:
         return state, []

@@ -24,6 +24,8 @@ def is_excluded(state: RoundState, author: PeerId, number: int) -> bool:
 def counted_book(state: RoundState, number: int) -> RoundBook:
     """The contributions that count in this node's own set of a round: those of excluded authors only alone."""
     book = book_of(state, number)
+    if not state.excluded:
+        return book
     left = {entry: who for entry, who in book.authors.items() if not is_excluded(state, who, number)}
     # A round in which nobody else worked could never become final without them.
     has_other = not book.held.isdisjoint(left)
