@@ -4,11 +4,15 @@ The workers of `make test` take one test or group after the other. With the long
 ones are left to fill the end of each worker; with the long ones last, one worker would be idle for minutes.
 """
 
+import os
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before torch is loaded, and for the processes that tests start: threads that wait for others' parts of a small
+# array spin, and all take twice the time of one, more on a busy machine. Who needs more asks torch for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("atoll")
 

@@ -60,6 +60,7 @@ def shared(tmp_path_factory) -> Iterator[dict]:
             lambda: [run for run in find(owner, *bootstrap) if run["members_claimed"]],
             TRAINS_S,
         )
+        assert owner.atoll("pause").code == 0, "it trains while somebody joins, not while nobody does"
         yield {"other": other, "owner": owner, "bootstrap": bootstrap, "run": run, "file": run_file}
         for node in (owner, other):
             node.stop()
@@ -71,12 +72,14 @@ def join(node, shared: dict, name: str, *flags: str, until) -> None:
     node.start(name, "--yes", *flags).up()
     until("both are members", lambda: node.status()["members"] == 2 == owner.status()["members"], TRAINS_S)
     joined_s = time.monotonic() - began
+    assert owner.atoll("resume").code == 0
     until("it trains", lambda: node.status()["tokens"], TRAINS_S)
     print(f"a member after {joined_s:.1f} s, trains after {time.monotonic() - began:.1f} s")
     assert joined_s <= JOIN_S
     assert node.status()["run"] == shared["run"]["run"]
     both = {owner.status()["peer"], node.status()["peer"]}
     until("a round of both", lambda: any(set(row["contributors"]) == both for row in node.rows()), TRAINS_S)
+    assert owner.atoll("pause").code == 0
 
 
 def test_a_run_is_found_and_joined_through_one_bootstrap_peer(nodes, until, shared):
