@@ -184,6 +184,10 @@ class SwarmNetwork:
         newcomers = self._swarm.newcomers
         return newcomers.bringer(author) if newcomers.is_pressed else None
 
+    def is_unreachable(self, peer: PeerId) -> bool:
+        """See LeaseRegisters."""
+        return self._swarm.discovery.is_unreachable(peer)
+
     def is_tried(self, peer: PeerId) -> bool:
         """See LeaseRegisters."""
         return self._swarm.newcomers.is_tried(peer)

@@ -123,6 +123,11 @@ class Discovery:
             self.book.failed(peer, known.last_error or "hung up soon", max(known.next_dial, now + pause_s))
         self._wake.notify()
 
+    def is_unreachable(self, peer: PeerId) -> bool:
+        """Whether a dial to `peer` failed since it was last connected."""
+        known = self.book.get(peer)
+        return known is not None and known.is_unreachable
+
     def table(self) -> dict[str, str]:
         """State of every seed of the user as one line each."""
         return {row.seed: seed_table.row_text(row) for row in self.rows() if not row.via}
@@ -225,6 +230,7 @@ class Discovery:
                 self.book.postponed(known.peer, reason, next_dial)
                 self._held_back = True
             case _:
+                known.is_unreachable = True
                 self.book.failed(known.peer, reason, next_dial)
 
     async def _forget_failures(self) -> None:

@@ -78,6 +78,8 @@ class KnownPeer:
     """Number of failed dials in a row."""
     next_dial: float = 0.0
     last_error: str = ""
+    is_unreachable: bool = False
+    """A dial failed since it was last connected; a connection that ended soon is none."""
     last_seen: float | None = None
     connected_at: float | None = None
     banned_until: float = 0.0
@@ -136,6 +138,7 @@ class AddressBook:
             known.connection_order = self._connections
             known.last_seen = now
             known.connected_at = now
+            known.is_unreachable = False
 
     def lost(self, peer: PeerId, now: float) -> bool:
         """Record a lost connection; True if it had lasted, so that `peer` may be dialled again at once."""

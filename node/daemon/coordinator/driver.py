@@ -167,8 +167,6 @@ class Driver:
     async def evaluate(self) -> worker_messages.EvaluateReply:
         return await self.worker.ask(worker_messages.EvaluateRequest(), worker_messages.EvaluateReply)
 
-    # --- events -----------------------------------------------------------------------------------
-
     def pause(self, reason: str) -> None:
         self.queue.post(lambda: self.machines.feed_round(round_types.Pause(reason, self.context.now())))
 
@@ -216,6 +214,7 @@ class Driver:
     def _begin_voting(self) -> None:
         self.guard.end_replay()
         self.finalizer.is_synced = True
+        self.leases.refresh()  # a round may begin at once: whether it comes too late for one is in the leases
         self.machines.feed_finality(finality_types.ReplayDone())
         self.finalizer.step()
 
@@ -224,6 +223,7 @@ class Driver:
         self.queue.post(lambda: self._begin_life(started))
 
     def _begin_life(self, started: worker_messages.StartReply) -> None:
+        self.leases.refresh()
         self.assignment.publish(started.experts)
         self.worker.on_started()
         self.training.recover(started)
@@ -305,7 +305,9 @@ class Driver:
                 self._acknowledge(action)
             case round_types.PublishLease(activity, number):
                 self.leases.announce(activity, number)
-                self.machines.feed_finality(finality_types.Idle(activity != "training", self.context.now()))
+                # Who waits for the next round closes this one, too: its view of the set still grows.
+                idle = activity != "training" and self.round.phase is not Phase.JOIN
+                self.machines.feed_finality(finality_types.Idle(idle, self.context.now()))
             case round_types.Finish():
                 if not self.is_finished:
                     self.context.log.event("finished", rounds=self.context.spec.outer.rounds)

@@ -73,9 +73,6 @@ class NodeControl(Protocol):
         """Return the validation loss of the view. Raises WorkerDied."""
 
 
-# --- the swarm ------------------------------------------------------------------------------------
-
-
 class BlobSource(Protocol):
     """Blobs on disk, and peers that may have others."""
 
@@ -132,6 +129,9 @@ class LeaseRegisters(Protocol):
 
     def block_of(self, peer: PeerId) -> str:
         """Return the address block of a connected peer."""
+
+    def is_unreachable(self, peer: PeerId) -> bool:
+        """Return whether a dial to the peer failed since the connection was lost."""
 
     def neighbours(self) -> Collection[PeerId]:
         """Return the peers to which this node is connected."""
@@ -225,17 +225,11 @@ class SwarmListener(Protocol):
         """No peer answered for so many seconds, so the node goes on alone."""
 
 
-# --- the worker -----------------------------------------------------------------------------------
-
-
 class WorkerProcess(Protocol):
     """The process that trains and folds; `Trainer` implements it."""
 
     async def ask(self, ask: Ask, kind: type[A]) -> A:
         """Return the worker's reply. Raises WorkerDied, or the fault that the worker named."""
-
-
-# --- reduced rounds -------------------------------------------------------------------------------
 
 
 class SlicedSet(Protocol):

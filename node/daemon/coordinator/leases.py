@@ -9,6 +9,7 @@ from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.step_budget import round_seconds
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
@@ -62,6 +63,7 @@ class MemberLeases:
                 lease.round,
                 _rounded_s(began_s + left_s),
                 lease.tokens_per_s,
+                round_s=round_seconds(self.context.spec, lease),
                 untried=peer in untried,
             )
             for peer, (lease, left_s) in leases.items()
@@ -95,7 +97,11 @@ class MemberLeases:
         # A lease that began since came through others: the member lives, and only this connection is lost.
         lost_at = _without_newer_leases(self._lost_at, members)
         self._lost_at = {peer: at for peer, at in lost_at.items() if peer not in connected}
-        return {peer: replace(view, lost_at=self._lost_at.get(peer)) for peer, view in members.items()}
+        gone = {peer for peer in self._lost_at if self.net.is_unreachable(peer)}
+        return {
+            peer: replace(view, lost_at=self._lost_at.get(peer), is_unreachable=peer in gone)
+            for peer, view in members.items()
+        }
 
     def announce(self, activity: Activity, number: Round) -> None:
         """Publish the own lease with this activity."""

@@ -12,7 +12,7 @@ from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.run_moments import fetch_moments
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds.state import Phase
-from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured
+from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured, shortened
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
 from atoll.protocols.errors import DiskFault, Superseded
 from atoll.protocols.ids import Round
@@ -64,7 +64,8 @@ class LocalTraining:
         self._tempo = measured(self._tempo, done.train_s, done.pending.steps)
         self.context.log.trained(done, request.ahead)
         self.moments.offer(done.parted)
-        self.machines.feed_round(trained_of(done, action.after, self.context.now()))
+        left_out = max(0, self._tempo.chosen - request.steps)
+        self.machines.feed_round(trained_of(done, action.after, self.context.now(), left_out))
         await self.worker.ask_until_saved(worker_messages.SaveRequest(action.round), worker_messages.SaveReply)
         self.context.log.saved(action.round)
         self.machines.feed_round(TrainingSaved(done.pending, self.context.now()))
@@ -102,7 +103,8 @@ class LocalTraining:
         self.context.log.training_started(action.round)
         members = self.leases.members
         speeds = [view.tokens_per_s for view in members.values() if view.activity == "training"]
-        self._tempo = choose(self._tempo, self.context.spec.steps(action.round), speeds)
+        nominal = self.context.spec.steps(action.round)
+        self._tempo = choose(self._tempo, nominal, speeds)
         before = self.assignment.experts
         experts = self.assignment.assign(members)
         self.moments.on_assigned(before, experts)
@@ -110,7 +112,7 @@ class LocalTraining:
             round=action.round,
             slot=action.slot,
             slots=action.slots,
-            steps=self._tempo.chosen,
+            steps=shortened(self._tempo, nominal, speeds, action.late_s),
             after=action.after,
             experts=experts,
             said=self.contributions.own_rounds(self.applied()),

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
-from atoll.node.daemon.rounds.participants import RoundBook, rounds_just_left
+from atoll.node.daemon.rounds.participants import RoundBook, rounds_entered, rounds_just_left
 from atoll.node.daemon.rounds.queries import book_of, came_late, contributed, in_flight, is_excluded
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -44,7 +44,10 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             just_left = (
                 rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}
             )
-            return replace(state, members=dict(members), just_left=just_left, shortage=shortage), []
+            entered = rounds_entered(state.members, members, state.entered)
+            return replace(
+                state, members=dict(members), entered=entered, just_left=just_left, shortage=shortage
+            ), []
         case round_types.TrainingDone():
             return _training_done(state, event), []
         case round_types.TrainingSaved():
@@ -153,7 +156,9 @@ def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
 def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundState:
     """The node goes on at once; the work is announced when it is safe on the disk."""
     at_hand = state.phase is Phase.TRAIN and event.round == state.round
-    state = replace(state, train_s=event.train_s, step_s=event.train_s / max(1, event.pending.steps))
+    step_s = event.train_s / max(1, event.pending.steps)
+    # With the steps that were left out: graces and patience are shares of the time that a whole round takes.
+    state = replace(state, train_s=event.train_s + event.left_out * step_s, step_s=step_s)
     if event.lag is not None:
         state = replace(state, ahead=overlap_depth.measured(state.ahead, event.lag))
     if event.round <= state.final:

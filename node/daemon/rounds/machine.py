@@ -18,10 +18,13 @@ from atoll.node.daemon.rounds.participants import quorum_of, slot_of
 from atoll.node.daemon.rounds.queries import (
     attendance,
     closes_at,
+    comes_too_late,
     counted_book,
     few_members,
+    has_joined_in_vain,
     in_flight,
     is_resolving,
+    late_by,
     may_train_on,
     missing_payloads,
     next_round,
@@ -36,6 +39,7 @@ _ACTIVITY: Mapping[Phase, Activity] = {
     Phase.SYNC: "syncing",
     Phase.CATCH_UP: "syncing",
     Phase.GATHER: "training",
+    Phase.JOIN: "syncing",
     Phase.TRAIN: "training",
     Phase.COLLECT: "training",
     Phase.FOLD: "training",
@@ -45,6 +49,9 @@ _ACTIVITY: Mapping[Phase, Activity] = {
     Phase.FINISHED: "done",
 }
 """What other members read in our lease in each phase."""
+
+
+_WAITING = (Phase.GATHER, Phase.JOIN)
 
 
 def begin(config: RoundConfig) -> RoundState:
@@ -191,22 +198,28 @@ def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
         return enter(state, Phase.GATHER, number), actions
     if worked_in(state, number):
         return collect(replace(state, round=number), number), actions
-    state, start = _start_training(state, number, -1)
+    if comes_too_late(state, number):
+        # A lease at the most: who is late by what others say of themselves must not wait for them for ever.
+        joins_at = state.now + state.config.lease_s if state.joins_at is None else state.joins_at
+        return enter(replace(state, joins_at=joins_at), Phase.JOIN, number), actions
+    state, start = _start_training(state, number, -1, late_by(state, number))
     return state, actions + start
 
 
-def _start_training(state: RoundState, number: int, after: int) -> Out:
-    """Start round `number`, with round `after` in flight; -1: none."""
+def _start_training(state: RoundState, number: int, after: int, late_s: float = 0.0) -> Out:
+    """Start round `number`, with round `after` in flight; -1: none. `late_s`: how long ago others began it."""
     slot, slots = slot_of(state.config.me, number, state.members, int(state.config.overlap_steps > 0))
-    state = enter(replace(state, collecting=after), Phase.TRAIN, number)
-    return state, [round_types.StartTraining(Round(number), slot, slots, after)]
+    # Who waited for the others in vain does not wait for them again.
+    joins_at = state.joins_at if has_joined_in_vain(state) else None
+    state = enter(replace(state, collecting=after, joins_at=joins_at), Phase.TRAIN, number)
+    return state, [round_types.StartTraining(Round(number), slot, slots, after, late_s)]
 
 
 def _end_rest(state: RoundState) -> Out:
     """Leave GATHER, PAUSED and FULL when their reason is gone; DONE when all rounds are final."""
     if state.phase is Phase.DONE and state.final >= state.config.rounds - 1:
         return enter(state, Phase.FINISHED, state.round), [round_types.Finish()]
-    if state.folding or is_resolving(state) or state.phase not in (Phase.GATHER, Phase.PAUSED, Phase.FULL):
+    if state.folding or is_resolving(state) or state.phase not in (*_WAITING, Phase.PAUSED, Phase.FULL):
         return state, []
     after, _ = _begin_next(state, [])
     if after.phase is state.phase:

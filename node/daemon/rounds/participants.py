@@ -22,6 +22,10 @@ class MemberView(msgspec.Struct, frozen=True):
     lost_at: float | None = None
     """Monotonic second at which this node lost its connection to the member. None: there is one, there never was,
     or the member was heard of since."""
+    is_unreachable: bool = False
+    """The connection is lost, and a dial since then failed."""
+    round_s: float = 0.0
+    """Seconds that the steps of its round take it, by the speed that it announces; 0: it announced none yet."""
     untried: bool = False
     """No work of this member was seen yet, though rounds of the run are final."""
 
@@ -71,6 +75,14 @@ def rounds_just_left(
     }
     went = {p: int(was.round) for p, was in known.items() if now[p].round == was.round + 1}
     return {**stayed, **{peer: left for peer, left in went.items() if known[peer].activity == "training"}}
+
+
+def rounds_entered(
+    before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView], entered: Mapping[PeerId, float]
+) -> dict[PeerId, float]:
+    """When each peer was first seen in its round: its lease is renewed within the round, too."""
+    stayed = {peer for peer in before.keys() & now.keys() if before[peer].round == now[peer].round}
+    return {peer: entered[peer] if peer in stayed else view.heard for peer, view in now.items()}
 
 
 def expected(

@@ -3,8 +3,19 @@
 Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
 """
 
+from statistics import median
+
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected, frontier
-from atoll.node.daemon.rounds.state import LOST_LEAST_S, LOST_ROUNDS, STALL_ROUNDS, Phase, RoundState
+from atoll.node.daemon.rounds.state import (
+    LATE_LEAST_S,
+    LATE_ROUNDS,
+    LOST_LEAST_S,
+    LOST_ROUNDS,
+    STALL_ROUNDS,
+    UNREACHABLE_ROUNDS,
+    Phase,
+    RoundState,
+)
 from atoll.protocols.ids import PeerId
 
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
@@ -60,13 +71,53 @@ def _given_up_at(state: RoundState) -> float | None:
     given_up = []
     for peer in awaited - there:
         view = state.members.get(peer)
+        share = LOST_ROUNDS
         if view is not None and view.lost_at is not None:
-            given_up.append(view.lost_at)
+            since = view.lost_at
+            # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more.
+            if view.is_unreachable and state.quorum_at is not None:
+                share = UNREACHABLE_ROUNDS
         elif peer in state.absent or (view is not None and view.untried):
-            given_up.append(idle_at(state))
+            since = idle_at(state)
         else:
             return None
-    return max(given_up) + max(LOST_LEAST_S, LOST_ROUNDS * state.train_s) if given_up else None
+        given_up.append(since + max(LOST_LEAST_S, share * state.train_s))
+    return max(given_up, default=None)
+
+
+def late_by(state: RoundState, number: int) -> float:
+    """Seconds since most others began round `number`; 0 where that is not long ago, or they do not train it."""
+    took_s, late_s, _ = _at_work(state, number)
+    least_s = max(LATE_LEAST_S, LATE_ROUNDS * took_s)
+    # Who needs more than a round and its grace is not as fast as it says: its round may last for long.
+    return late_s if least_s < late_s < (1 + state.config.grace_256 / 256) * took_s else 0.0
+
+
+def has_joined_in_vain(state: RoundState) -> bool:
+    """Whether the others began no further round while this node waited to join them."""
+    return state.joins_at is not None and state.now >= state.joins_at
+
+
+def comes_too_late(state: RoundState, number: int) -> bool:
+    """Without overlap: whether the others are so far in round `number` that this node begins with the next one."""
+    if state.config.overlap_steps or has_joined_in_vain(state):
+        return False
+    took_s, _, count = _at_work(state, number)
+    # They would close it before this node's work is there. After a start the node can choose: it begins if the
+    # others lose less by waiting for it than it loses by not working. Of its steps it may leave out a share.
+    share = state.config.grace_256 / 256 if state.train_s else 1 / (count + 1)
+    return late_by(state, number) > max(share, 1 - state.config.least_256 / 256) * took_s
+
+
+def _at_work(state: RoundState, number: int) -> tuple[float, float, int]:
+    """Of the members that train a round: the median seconds that it takes them and since they began; how many."""
+    # Who says that it trains and shows no work is not looked at.
+    shown = {peer: view for peer, view in state.members.items() if not (view.untried or peer in state.absent)}
+    at_work = {peer: view for peer, view in shown.items() if (view.activity, view.round) == ("training", number)}
+    took = [view.round_s for view in at_work.values() if view.round_s > 0]
+    if not took:
+        return 0.0, 0.0, len(at_work)
+    return median(took), state.now - median(state.entered[peer] for peer in at_work), len(at_work)
 
 
 def idle_at(state: RoundState) -> float:
@@ -183,6 +234,8 @@ def reason(state: RoundState) -> str:
         case Phase.GATHER:
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
+        case Phase.JOIN:
+            return f"waiting for round {state.round + 1}: the others are far in round {state.round}"
         case Phase.COLLECT:
             return _collect_reason(state)
         case Phase.TRAIN if must_wait(state):

@@ -23,8 +23,14 @@ STALL_ROUNDS = 8
 """A round without a quorum closes after this many own round times and a lease: a member may live and be stuck."""
 LOST_ROUNDS = 1.0
 """So many own round times are waited for a member to which the connection is lost, or that was absent before."""
+UNREACHABLE_ROUNDS = 0.25
+"""The same for a member that could not be dialled since, once a quorum is there."""
 LOST_LEAST_S = 1.0
 """The least such wait, in seconds: rounds may take less than a dial."""
+LATE_ROUNDS = 0.1
+"""Who begins a round later than the others by this share of it takes fewer steps, or waits for the next round."""
+LATE_LEAST_S = 1.0
+"""The least such delay, in seconds: times in leases are rounded."""
 NO_DIGEST = Digest(b"")
 
 
@@ -34,6 +40,7 @@ class Phase(Enum):
     SYNC = "syncing"
     CATCH_UP = "catching up"
     GATHER = "gathering"
+    JOIN = "joining"
     TRAIN = "training"
     COLLECT = "collecting"
     FOLD = "folding"
@@ -44,7 +51,7 @@ class Phase(Enum):
 
 
 WORKING = (Phase.TRAIN, Phase.COLLECT)
-RESTING = (Phase.GATHER, Phase.PAUSED, Phase.FULL, Phase.DONE, Phase.FINISHED)
+RESTING = (Phase.GATHER, Phase.JOIN, Phase.PAUSED, Phase.FULL, Phase.DONE, Phase.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,8 @@ class RoundConfig:
     """Steps of a round that may be trained before the round before it is folded; 0: rounds do not overlap."""
     overlap_most: int = 0
     """The most such steps where the node's link needs more; below `overlap_steps`: no more than these."""
+    least_256: int = 256
+    """The least share of a round's steps that a member may take, in 256ths."""
 
 
 def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
@@ -81,6 +90,7 @@ def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
         quorum_256=pace.quorum_256,
         grace_256=pace.grace_256,
         lease_s=pace.lease_s,
+        least_256=pace.least_256,
         min_members=pace.min_members,
         overlap_steps=overlap_steps,
         overlap_most=overlap_most,
@@ -114,11 +124,15 @@ class RoundState(msgspec.Struct, frozen=True):
     since: float = 0.0
     """When the phase began."""
     train_s: float = 0.0
-    """Own training time of the newest trained round, without waiting; 0 before the first."""
+    """Own training time of the newest trained round, without waiting; 0 before the first. Steps that were left out
+    because the node began late are counted."""
     step_s: float = 0.0
     """Own time of one inner step of that round."""
     late: bool = False
     """The others had closed our newest round before our work was done."""
+    joins_at: float | None = None
+    """When the node stops to wait for the others' next round (JOIN); None: it does not wait. A time that is past
+    stays: the node waits no more."""
     quorum_at: float | None = None
     """When the collected round reached its quorum; None: it has not."""
     resting: str = ""
@@ -127,6 +141,8 @@ class RoundState(msgspec.Struct, frozen=True):
     """Contributions to each round that is not final, by round."""
     members: Mapping[PeerId, MemberView] = msgspec.field(default_factory=dict)
     """Live leases of other members."""
+    entered: Mapping[PeerId, float] = msgspec.field(default_factory=dict)
+    """When each member was first seen in the round of its lease; it began the round then or before."""
     absent: frozenset[PeerId] = frozenset()
     """Members that a round closed without, and of whose contributions none was seen since."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)

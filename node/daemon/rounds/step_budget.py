@@ -7,8 +7,11 @@ that fewer steps also count less. Pure: times are given.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import floor
+from math import ceil, floor
 from statistics import median
+
+from atoll.protocols.ledger.registers import Lease
+from atoll.protocols.run.run_spec import RunSpec
 
 REMEMBERED = 5
 """Rounds whose median is a node's own speed: one disturbed round changes nothing."""
@@ -52,8 +55,25 @@ def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
     # In the median time of all, this node included, so many steps fit. The median, because one very slow or very
     # fast member (or one that lies about its speed) must not set the pace of all.
     wish = nominal * own * median(1.0 / speed for speed in (own, *others))
-    low, high = -(-nominal * tempo.least_256 // 256), nominal * tempo.most_256 // 256
-    return replace(tempo, chosen=max(low, min(high, _steady(min(wish, high), nominal, tempo.chosen))))
+    high = nominal * tempo.most_256 // 256
+    return replace(
+        tempo, chosen=max(_least(tempo, nominal), min(high, _steady(min(wish, high), nominal, tempo.chosen)))
+    )
+
+
+def shortened(tempo: Tempo, nominal: int, speeds: Iterable[float], late_s: float) -> int:
+    """The steps that were chosen, without those of the first `late_s` seconds of a round that began without it."""
+    # After a start its own speed is not known: it is taken for as fast as most.
+    known = [tempo.tokens_per_s] if tempo.step_s else [speed for speed in speeds if speed > 0]
+    if not late_s or not known:
+        return tempo.chosen
+    gone = min(tempo.chosen, late_s * median(known) / tempo.step_tokens)
+    return max(_least(tempo, nominal), tempo.chosen - ceil(gone))
+
+
+def _least(tempo: Tempo, nominal: int) -> int:
+    """The fewest steps that a member may take in a round of `nominal` steps."""
+    return -(-nominal * tempo.least_256 // 256)
 
 
 def _steady(wish: float, nominal: int, before: int) -> int:
@@ -61,3 +81,9 @@ def _steady(wish: float, nominal: int, before: int) -> int:
     # Wishes from n up to n + 1 are all rounded down to n, so nearness is measured from both ends of that range.
     near = (n for n in (nominal, before) if n and n - TOLERANCE * n <= wish <= (1 + TOLERANCE) * (n + 1))
     return next(near, floor(wish))
+
+
+def round_seconds(spec: RunSpec, lease: Lease) -> float:
+    """Seconds that the nominal steps of its round take a member, by its lease; 0 while it announces no speed."""
+    tokens = spec.steps(lease.round) * spec.inner.batch * spec.model.context
+    return tokens / lease.tokens_per_s if lease.tokens_per_s > 0 else 0.0

@@ -113,13 +113,15 @@ class TrainingDone:
     now: float
     lag: float | None = None
     """Steps that the fold before was late (node/daemon/rounds/overlap_depth.py); None: no fold was awaited."""
+    left_out: int = 0
+    """Steps that the node would have taken, had it begun with the others."""
 
 
-def trained_of(done: TrainReply, after: int, now: float) -> TrainingDone:
+def trained_of(done: TrainReply, after: int, now: float, left_out: int) -> TrainingDone:
     """The event for the worker's answer; `after`: round that was in flight meanwhile, -1: none."""
     steps = done.pending.steps
     lag = lag_of(done.overlapped, done.held_s, done.train_s, steps) if after >= 0 else None
-    return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag)
+    return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag, left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,8 @@ class StartTraining:
     """How many members train the round."""
     after: int
     """Round that is collected meanwhile: its FoldRound comes while this one is trained; -1: none."""
+    late_s: float = 0.0
+    """Seconds since most others began the round: the steps that fit into them are left out. 0: not long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution
 
-PACE = {"lease_s": 60.0, "quorum_256": 192, "grace_256": 128}
+PACE = {"lease_s": 60.0, "quorum_256": 192, "grace_256": 128, "least_256": 64}
 """The presets'."""
 NODES = 8
 ROUND_S = 2.0

@@ -178,6 +178,35 @@ def test_a_lost_peer_is_dialled_soon_and_one_that_hangs_up_is_not(tmp_path: Path
     run(main)
 
 
+def test_a_lost_peer_is_unreachable_once_a_dial_failed(tmp_path: Path) -> None:
+    async def main(group: asyncio.TaskGroup) -> None:
+        network = MemoryNetwork()
+        other = Node(network, 2, [], tmp_path / "other.json")
+        node = Node(network, 1, [other.address], tmp_path / "peers.json")
+        await start(group, other, node)
+        assert not node.discovery.is_unreachable(peer(2)), "never tried"
+        await asyncio.sleep(5)
+        await node.host.disconnect(peer(2))
+        await asyncio.sleep(0)
+        assert not node.discovery.is_unreachable(peer(2)), "hung up soon, which is no failed dial"
+        await asyncio.sleep(100)
+        assert await node.host.connections(), "it was dialled again"
+        network.kill(peer(2))
+        await asyncio.sleep(0.01)
+        dials = len(node.host.dials)
+        while len(node.host.dials) == dials:
+            assert not node.discovery.is_unreachable(peer(2))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert node.discovery.is_unreachable(peer(2))
+        network.revive(peer(2))
+        await asyncio.sleep(200)
+        assert await node.host.connections()
+        assert not node.discovery.is_unreachable(peer(2))
+
+    run(main)
+
+
 def test_the_network_that_comes_back_brings_all_peers_back_soon(tmp_path: Path) -> None:
     async def main(group: asyncio.TaskGroup) -> None:
         network = MemoryNetwork()

@@ -21,6 +21,7 @@ class Net:
         self.now = 1000.0
         self.connected = [A, B]
         self.untried: set[PeerId] = set()
+        self.unreachable: set[PeerId] = set()
         self.began = {A: self.now, B: self.now}
 
     def leases(self):
@@ -29,6 +30,9 @@ class Net:
 
     def neighbours(self):
         return self.connected
+
+    def is_unreachable(self, peer):
+        return peer in self.unreachable
 
     def is_tried(self, peer):
         return peer not in self.untried
@@ -42,7 +46,13 @@ class World:
         self.told: list[LeasesChanged] = []
         self.excluded: dict[PeerId, int] = {}
         context = SimpleNamespace(
-            now=lambda: self.net.now, spec=SimpleNamespace(pace=SimpleNamespace(lease_s=LEASE_S))
+            now=lambda: self.net.now,
+            spec=SimpleNamespace(
+                pace=SimpleNamespace(lease_s=LEASE_S),
+                steps=lambda number: 4,
+                inner=SimpleNamespace(batch=5),
+                model=SimpleNamespace(context=20),
+            ),
         )
         self.leases = MemberLeases(
             context=context, net=self.net, assignment=SimpleNamespace(shortage=lambda members: ""),
@@ -71,6 +81,14 @@ def test_the_loss_of_a_connection_is_told_once_with_its_time(world):
     world.net.connected = [B]
     assert world.later(5.0) == {A: 1005.5, B: None}
     assert len(world.told) == 2
+
+
+def test_only_a_lost_member_is_unreachable_and_all_say_how_long_a_round_takes(world):
+    world.net.unreachable = {A, B}
+    world.net.connected = [B]
+    world.later(0.5)
+    assert {peer: view.is_unreachable for peer, view in world.leases.members.items()} == {A: True, B: False}
+    assert {view.round_s for view in world.leases.members.values()} == {4 * 5 * 20 / 10.0}
 
 
 def test_a_connection_that_is_back_is_not_lost(world):

@@ -12,13 +12,14 @@ from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, c
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.types import StartTraining, TrainingDone, TrainingSaved
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.ids import Round, digest
+from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Contribution, sign_entry
 from atoll.protocols.local.worker_messages import (
     Pending,
@@ -28,6 +29,7 @@ from atoll.protocols.local.worker_messages import (
     TrainReply,
     TrainRequest,
 )
+from atoll.protocols.run.run_spec import Stage
 from tests.node.worker.session_home import ME, SPEC, Identity
 
 ROUND = Round(3)
@@ -40,12 +42,14 @@ class Process:
     def __init__(self, pending, dies_at=None):
         self.pending, self.dies_at = pending, dies_at
         self.saves = asyncio.Event()
+        self.steps: list[int] = []
 
     async def ask(self, ask, kind):
         if self.dies_at is type(ask):
             raise WorkerDied("the worker process ended")
         await asyncio.sleep(1.0)
         if isinstance(ask, TrainRequest):
+            self.steps.append(ask.steps)
             return TrainReply(self.pending, len(DATA), 1.0)
         assert isinstance(ask, SaveRequest)
         await self.saves.wait()
@@ -73,7 +77,7 @@ class Net:
 class Rig:
     """One node's training of one round."""
 
-    def __init__(self, folder, dies_at=None):
+    def __init__(self, folder, dies_at=None, spec=SPEC):
         path = folder / "payload"
         path.write_bytes(DATA)
         self.pending = Pending(ROUND, digest(b"base"), manifest_of_bytes(DATA).id, str(path), 2, 64, 64, 1.0)
@@ -82,10 +86,16 @@ class Rig:
         worker = WorkerClient(self.process, guard)
         worker.on_started()
         state = SimpleNamespace(phase=Phase.TRAIN, round=ROUND, ahead=SimpleNamespace(chosen=0))
+        self.trained: list[TrainingDone] = []
+
+        def feed(event):
+            self.told.append(type(event))
+            self.trained += [event] if isinstance(event, TrainingDone) else []
+
         self.training = LocalTraining(
-            context=RunContext(SPEC, ME, self.log, lambda: 0.0),
+            context=RunContext(spec, ME, self.log, lambda: 0.0),
             net=self.net,
-            machines=SimpleNamespace(round=state, feed_round=lambda event: self.told.append(type(event))),
+            machines=SimpleNamespace(round=state, feed_round=feed),
             worker=worker,
             guard=guard,
             contributions=ContributionIndex(ME, SimpleNamespace(trust=lambda record: None)),
@@ -96,8 +106,8 @@ class Rig:
             applied=lambda: Round(-1),
         )
 
-    async def train(self):
-        await self.training.train(StartTraining(ROUND, 0, 1, -1))
+    async def train(self, late_s=0.0):
+        await self.training.train(StartTraining(ROUND, 0, 1, -1, late_s))
 
 
 @pytest.fixture
@@ -122,6 +132,23 @@ def test_work_is_saved_before_it_may_be_announced(rig):
             assert one.told == [TrainingDone], "the node goes on while the disk is slow"
             one.process.saves.set()
         assert one.told == [TrainingDone, TrainingSaved]
+
+    run_virtual(story())
+
+
+def test_a_round_that_is_begun_late_has_fewer_steps(rig):
+    outer, pace = replace(SPEC.outer, stages=(Stage(0, 40),)), replace(SPEC.pace, least_256=64)
+    step_tokens = SPEC.inner.batch * SPEC.model.context
+
+    async def story():
+        one = rig(spec=replace(SPEC, outer=outer, pace=pace))
+        one.process.saves.set()
+        view = MemberView("training", ROUND, 0.0, tokens_per_s=float(step_tokens))
+        one.training.leases.members = {PeerId("other"): view}
+        await one.train(late_s=15.0)
+        assert one.process.steps == [25], "a step takes the others a second"
+        assert one.trained[0].left_out == 15
+        assert one.training._tempo.chosen == 40, "of the next rounds it takes all"
 
     run_virtual(story())
 

@@ -9,7 +9,7 @@ from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.queries import counted_book, reason
-from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, Phase, RoundConfig
+from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, UNREACHABLE_ROUNDS, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
     AuthorExcluded,
@@ -96,11 +96,22 @@ class Node:
         }
         return self.feed(LeasesChanged(views, self.now))
 
-    def lost(self, *peers: PeerId) -> "Node":
-        """The connections to these members are lost now."""
+    def lost(self, *peers: PeerId, unreachable: bool = False) -> "Node":
+        """The connections to these members are lost now; `unreachable`: dials fail at once."""
         members = self.state.members
         views = {
-            peer: replace(view, lost_at=self.now if peer in peers else None) for peer, view in members.items()
+            peer: replace(view, lost_at=self.now, is_unreachable=unreachable)
+            if peer in peers
+            else replace(view, lost_at=None, is_unreachable=False)
+            for peer, view in members.items()
+        }
+        return self.feed(LeasesChanged(views, self.now))
+
+    def at_work(self, round_s: float, **at: int) -> "Node":
+        """These members train these rounds since now, and say how long a round takes them."""
+        peers = {"a": A, "b": B, "c": C}
+        views = {
+            peers[name]: MemberView("training", number, self.now, round_s=round_s) for name, number in at.items()
         }
         return self.feed(LeasesChanged(views, self.now))
 
@@ -240,6 +251,152 @@ def test_a_member_to_which_the_connection_is_lost_costs_one_round_time(others):
     for other in others[1:]:
         node.seen(other, 1)
     assert node.state.phase is Phase.FOLD, "nobody waits for it again"
+
+
+def of_four() -> Node:
+    """Two of four members have contributed to round 0, and this node: a quorum."""
+    return Node().ready().leases(a=0, b=0, c=0).train(0).seen(A, 0).seen(B, 0)
+
+
+def test_with_a_quorum_a_member_that_cannot_be_dialled_costs_a_quarter_of_a_round():
+    node = of_four().lost(C, unreachable=True).tick(UNREACHABLE_ROUNDS * TRAIN_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node.tick(0.1)
+    assert node.state.phase is Phase.FOLD
+    # A loss from before the quorum counts from then.
+    node = Node().ready().leases(a=0, b=0, c=0).lost(C, unreachable=True).train(0).seen(A, 0)
+    assert node.state.phase is Phase.COLLECT
+    assert node.seen(B, 0).state.phase is Phase.FOLD, "at once"
+
+
+def test_a_lost_connection_alone_ends_no_grace():
+    """A relay may have dropped the circuit; whoever is back within the grace counts."""
+    grace_s = TRAIN_S / 2
+    node = of_four().lost(C).tick(grace_s - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    node = of_four().lost(C, unreachable=True).tick(0.1).leases(a=0, b=0, c=0).tick(grace_s - 0.2)
+    assert node.state.phase is Phase.COLLECT, "it is back"
+    assert node.seen(C, 0).state.phase is Phase.FOLD
+
+
+def test_without_a_quorum_an_unreachable_member_is_waited_for_as_a_lost_one():
+    node = Node().ready().leases(a=0).train(0).lost(A, unreachable=True).tick(TRAIN_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert node.tick(0.1).state.phase is Phase.FOLD
+
+
+def test_a_slow_member_beside_an_unreachable_one_has_all_of_its_grace():
+    members = {"a": 0, "b": 0, "c": 0}
+    node = Node(quorum_256=128).ready().leases(**members).train(0).seen(A, 0).lost(C, unreachable=True)
+    assert node.tick(TRAIN_S / 2 - 0.1).state.phase is Phase.COLLECT, "B lives"
+    assert node.tick(0.1).state.phase is Phase.FOLD
+
+
+def begins(late_s: float, own_s: float = 0.0, **more) -> Phase:
+    return begun(late_s, own_s, **more).state.phase
+
+
+def begun(late_s: float, own_s: float = 0.0, **more) -> Node:
+    """A node that may begin round 1 so long after three others did."""
+    node = Node(**more)
+    node.at_work(TRAIN_S, a=1, b=1, c=1)
+    for number, who in ((0, A), (0, B), (0, C)):
+        node.seen(who, number)
+    node.now += late_s
+    node.state = replace(node.state, train_s=own_s)
+    node.ready().feed(RoundTick(node.now))
+    return node.fold()
+
+
+@pytest.mark.parametrize(
+    ("late", "phase"), [(0.2, Phase.TRAIN), (0.3, Phase.JOIN), (1.4, Phase.JOIN), (1.6, Phase.TRAIN)]
+)
+def test_who_comes_up_in_the_middle_of_a_round_begins_with_the_next(late, phase):
+    """Of four it begins where the three others lose less by waiting for it than it does by not working."""
+    assert begins(late * TRAIN_S) is phase
+
+
+@pytest.mark.parametrize(("late", "phase"), [(0.45, Phase.TRAIN), (0.55, Phase.JOIN), (1.6, Phase.TRAIN)])
+def test_a_slow_member_begins_whenever_its_work_can_be_there_within_the_grace(late, phase):
+    assert begins(late * TRAIN_S, own_s=TRAIN_S) is phase
+
+
+@pytest.mark.parametrize(("late", "late_s"), [(0.05, 0.0), (0.3, 3.0), (0.7, 7.0), (0.8, None), (1.6, 0.0)])
+def test_who_may_take_fewer_steps_leaves_out_those_of_the_time_that_is_gone(late, late_s):
+    node = begun(late * TRAIN_S, least_256=64)
+    assert node.state.phase is (Phase.JOIN if late_s is None else Phase.TRAIN)
+    assert [start.late_s for start in node.find(StartTraining)] == pytest.approx([late_s] * (late_s is not None))
+    assert begun(0.8 * TRAIN_S, least_256=64, overlap_steps=4).find(StartTraining)[0].late_s == pytest.approx(8.0)
+
+
+def test_steps_that_were_left_out_count_in_the_time_that_a_round_takes():
+    node = Node().ready().leases(a=0)
+    node.now += 4.0
+    node.feed(TrainingDone(Round(0), pending_of(0), 4.0, node.now, left_out=2 * STEPS))
+    assert node.state.train_s == pytest.approx(12.0)
+    assert node.state.step_s == pytest.approx(0.4)
+
+
+def test_nobody_adjusts_its_round_to_members_that_show_no_work():
+    node = Node(least_256=64)
+    views = {peer: MemberView("training", 0, 0.0, round_s=TRAIN_S, untried=True) for peer in (A, B)}
+    node.feed(LeasesChanged(views, 0.0)).tick(TRAIN_S / 2).ready()
+    assert node.find(StartTraining)[0].late_s == 0.0
+    node = Node(least_256=64).at_work(TRAIN_S, a=0, b=0)
+    node.state = replace(node.state, absent=frozenset((A, B)))
+    assert node.tick(TRAIN_S / 2).ready().find(StartTraining)[0].late_s == 0.0
+
+
+def test_with_overlap_or_without_known_speeds_every_round_is_begun():
+    assert begins(0.8 * TRAIN_S, overlap_steps=4) is Phase.TRAIN
+    node = Node().leases(a=1, b=1).seen(A, 0).seen(B, 0)
+    node.now += 0.8 * TRAIN_S
+    assert node.ready().fold().state.phase is Phase.TRAIN
+
+
+def joining() -> Node:
+    node = Node().at_work(TRAIN_S, a=0, b=0, c=0)
+    node.now += TRAIN_S / 2
+    node.ready()
+    assert node.state.phase is Phase.JOIN
+    assert "the others are far in round 0" in reason(node.state)
+    assert node.state.leased == ("syncing", 0), "nobody waits for it"
+    return node
+
+
+def test_who_waits_for_the_next_round_begins_with_the_others():
+    node = joining().tick(TRAIN_S / 2)
+    for who in (A, B, C):
+        node.seen(who, 0)
+    assert node.state.phase is Phase.JOIN, "they still collect"
+    node.at_work(TRAIN_S, a=1, b=1, c=1)
+    node.fold()
+    assert (node.state.phase, node.state.round) == (Phase.TRAIN, 1)
+
+
+def test_a_renewed_lease_begins_no_round():
+    node = joining().tick(0.1)
+    assert node.at_work(TRAIN_S, a=0, b=0, c=0).state.phase is Phase.JOIN
+
+
+def test_when_the_others_go_the_wait_for_their_next_round_is_over():
+    assert joining().leases().state.phase is Phase.TRAIN
+    assert joining().tick(TRAIN_S).state.phase is Phase.TRAIN, "they are slower than they say"
+
+
+def test_who_lies_about_its_speed_holds_up_nobody_for_more_than_a_lease():
+    node = joining()
+    end = node.now + LEASE_S
+    while node.now < end - 1:
+        node.tick(1.0)
+        node.at_work(2 * (node.now + 1), a=0, b=0, c=0)
+        assert node.state.phase is Phase.JOIN
+    assert node.tick(1.1).state.phase is Phase.TRAIN
+    node.train(0)
+    for who in (A, B, C):
+        node.seen(who, 0)
+    node.at_work(2 * TRAIN_S, a=1, b=1, c=1).tick(1.2 * TRAIN_S)
+    assert node.fold().state.phase is Phase.TRAIN, "and not again"
 
 
 def test_quick_rounds_leave_time_to_dial_a_lost_member_again():

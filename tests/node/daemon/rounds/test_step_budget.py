@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.rounds.step_budget import REMEMBERED, Tempo, choose, measured
+from atoll.node.daemon.rounds.step_budget import REMEMBERED, Tempo, choose, measured, shortened
 
 TOKENS = 4096
 speeds = st.floats(1e-2, 1e6)
@@ -87,3 +87,23 @@ def test_the_two_ends_of_a_mixed_swarm():
     assert choose(tempo(1000.0 / 3, 128), 30, others).chosen == 15
     assert choose(tempo(2000.0, 64, 256), 30, others).chosen == 30
     assert choose(tempo(2000.0, 64, 512), 30, others).chosen == 60
+
+
+@given(speeds, st.lists(st.floats(0, 1e308)), nominals, least, st.floats(0, 1e9))
+def test_who_begins_late_takes_at_least_its_share(own, others, nominal, least_256, late_s):
+    for node in (tempo(own, least_256, 256), Tempo(TOKENS, least_256, 256)):
+        node = choose(node, nominal, others)
+        steps = shortened(node, nominal, others, late_s)
+        assert -(-nominal * least_256 // 256) <= steps <= node.chosen
+        assert shortened(node, nominal, others, 0.0) == node.chosen
+
+
+def test_who_begins_late_is_done_with_the_others():
+    others, step_s = [1000.0, 1000.0, 3000.0], TOKENS / 1000.0
+    known, fresh = choose(tempo(1000.0), 40, others), choose(Tempo(TOKENS, 64, 512), 40, others)
+    for node in (known, fresh):
+        assert shortened(node, 40, others, 10 * step_s) == 30, "after a start it may be as fast as most"
+        assert shortened(node, 40, others, 35 * step_s) == 10, "no less than its share"
+    slow = choose(tempo(500.0), 40, others)
+    assert (slow.chosen, shortened(slow, 40, others, 10 * step_s)) == (20, 15)
+    assert shortened(fresh, 40, [], 10 * step_s) == 40
