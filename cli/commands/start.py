@@ -25,6 +25,7 @@ from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
 from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left
+from atoll.node.ipc.worker_pipe import KeptWorker
 from atoll.node.runs.capacity.join_preview import preview_of
 from atoll.node.runs.invites import invite_text, own_seeds, reach_rank
 from atoll.protocols.errors import ConfigError
@@ -75,8 +76,12 @@ async def _start(
     this_task = asyncio.current_task()
     assert this_task is not None
     signals = StopSignals(this_task.cancel, show_cursor)
-    while await _run_once(home, config, link, wanted, signals=signals, yes=yes, as_json=as_json, plain=plain):
-        signals.stop = this_task.cancel
+    worker, options = KeptWorker(), {"yes": yes, "as_json": as_json, "plain": plain}
+    try:
+        while await _run_once(home, config, link, wanted, signals=signals, worker=worker, **options):
+            signals.stop = this_task.cancel
+    finally:
+        await worker.end()
 
 
 async def _run_once(
@@ -86,6 +91,7 @@ async def _run_once(
     wanted: str | None,
     *,
     signals: StopSignals,
+    worker: KeptWorker,
     yes: bool,
     as_json: bool,
     plain: bool,
@@ -111,7 +117,7 @@ async def _run_once(
                     f"this node joins the others' model from round {first_left(folder)} on; its own work returns "
                     f"through its error feedback. The model that it had is in {folder / ASIDE}"
                 )
-            daemon = Daemon(plan)
+            daemon = Daemon(plan, worker=worker)
             signals.stop = daemon.stop
             log.info("node starts in run %s (%s)", plan.run.spec.name, plan.run.spec.id.hex())
             with shown(home, as_json=as_json, plain=plain, words=_words(plan)):

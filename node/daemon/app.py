@@ -18,6 +18,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.run_tokenizer import fetch_tokenizer
 from atoll.node.daemon.status import StopDaemon
 from atoll.node.ipc.chain_mark import mark_left
+from atoll.node.ipc.worker_pipe import KeptWorker
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.ownership import splits
@@ -60,12 +61,16 @@ class StopSignals:
 class Daemon:
     """One node in one run. The caller holds the home's lock, and reads the plan."""
 
-    def __init__(self, plan: JoinPlan, build_parts: BuildParts = build) -> None:
-        """Build the parts. Raises what `build` raises."""
+    def __init__(
+        self, plan: JoinPlan, build_parts: BuildParts = build, *, worker: KeptWorker | None = None
+    ) -> None:
+        """Build the parts. Raises what `build` raises. `worker`: of the daemon before, or for the next one."""
         self._plan = plan
         self._stop = asyncio.Event()
         self._finish = asyncio.Event()
         self._parts = build_parts(plan, self.stop, self.leave_chain)
+        self._worker = worker or KeptWorker()
+        self._parts.trainer.given = self._worker.take()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fault: AtollError | None = None
         self.is_outranked = False
@@ -135,8 +140,11 @@ class Daemon:
         else:
             self._parts.log.event("failed", error=self._fault.line())
         await self._end("start-up", "finish", "host")
-        async with _deadline("the worker", WORKER_S):
-            await self._parts.trainer.stop()
+        if self.is_outranked and self._fault is None:
+            self._worker.put(self._parts.trainer.hand_on())
+        else:
+            async with _deadline("the worker", WORKER_S):
+                await self._parts.trainer.stop()
         await self._end("worker", "goodput", "carry", "driver")
         # The last entry of this node, so it comes after everything that writes has ended. After a fault there is
         # none: a node that finds its identity in use elsewhere must not write into that one's feed.

@@ -9,19 +9,19 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atoll.node.ipc.framing import frame
-from atoll.p2p.host.framing import PREFIX_BYTES, frame_size
+from atoll.node.config.node_config import devices_of
+from atoll.node.ipc.worker_pipe import WorkerPipe
+from atoll.p2p.host.framing import PREFIX_BYTES
 from atoll.p2p.system.atomic_files import disk
 from atoll.p2p.system.child_processes import die_with_parent
 from atoll.p2p.system.waiting import backoff_s
-from atoll.protocols import codec, errors
+from atoll.protocols import errors
 from atoll.protocols.local import worker_messages
 from atoll.protocols.local.time_spent import TimeSpent
 
@@ -69,9 +69,13 @@ class Trainer:
     its process begins."""
     command: tuple[str, ...] = WORKER
     _replied_at: float = 0.0
-    _process: asyncio.subprocess.Process | None = None
+    given: WorkerPipe | None = None
+    """A worker to begin with: of the daemon before, which changed its chain."""
+    _pipe: WorkerPipe | None = None
     _pending: dict[int, asyncio.Future[worker_messages.Answer]] = field(default_factory=dict)
-    _next_id: int = 0
+    _answers_since: int = 0
+    """Replies to asks up to this one are for the daemon before."""
+    _is_handed_on: bool = False
     _restarts: int = 0
     _deaths_in_a_row: int = 0
     _is_started: bool = False
@@ -79,7 +83,7 @@ class Trainer:
 
     def statistics(self) -> TrainerStatistics:
         """The worker's process id and restarts."""
-        pid = self._process.pid if self._process else 0
+        pid = self._pipe.process.pid if self._pipe else 0
         return TrainerStatistics(pid, self._restarts)
 
     async def serve(self) -> None:
@@ -109,15 +113,12 @@ class Trainer:
         return answer
 
     async def _ask(self, ask: worker_messages.Ask, kind: type[A]) -> A:
-        if self._process is None or self._process.stdin is None:
+        if self._pipe is None:
             raise WorkerDied("the worker is not running")
-        self._next_id += 1
-        number = self._next_id
         future: asyncio.Future[worker_messages.Answer] = asyncio.get_running_loop().create_future()
+        number = self._pipe.write(ask)
         self._pending[number] = future
         try:
-            # Few asks at a time: no drain needed.
-            self._process.stdin.write(frame(worker_messages.RequestEnvelope(number, ask)))
             answer = await future
         finally:
             self._pending.pop(number, None)
@@ -130,11 +131,11 @@ class Trainer:
     async def stop(self) -> None:
         """Ask the worker to save and exit; kill it when it does not, or has nothing to save yet. Idempotent."""
         self._stopping = True
-        process = self._process
-        if process is None or process.returncode is not None:
+        if self._pipe is None or not self._pipe.is_alive:
             return
-        if self._is_started and process.stdin is not None:
-            process.stdin.write(frame(worker_messages.RequestEnvelope(0, worker_messages.StopRequest())))
+        process = self._pipe.process
+        if self._is_started:
+            self._pipe.write(worker_messages.StopRequest())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
                     await process.wait()
@@ -142,7 +143,44 @@ class Trainer:
             process.kill()
             await process.wait()
 
+    def hand_on(self) -> WorkerPipe | None:
+        """The worker that another trainer goes on with; None where there is none to go on with.
+
+        It lives on when `serve` is cancelled. The next Start saves what is not saved yet.
+        """
+        self._stopping = True
+        # Those of several devices begin anew: their other processes belong to the session.
+        if not self._is_started or len(devices_of(self.start.device)) > 1:
+            return None
+        self._is_handed_on = True
+        return self._pipe
+
     async def _run_once(self) -> None:
+        given, self.given = self.given, None
+        log_start = 0
+        if given is None:
+            given, log_start = await self._spawn()
+            self.on_spent(TimeSpent())
+        self._pipe, self._answers_since = given, given.asked
+        try:
+            if self._stopping:
+                return
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(given))
+                group.create_task(self._announce())
+        except* WorkerDied as died:
+            if not self._stopping:
+                log.info("%s; its last words: %s", died.exceptions[0], _last_log_line(self.log_path, log_start))
+        finally:
+            self._pipe = None
+            self._is_started = False
+            self._fail_pending()
+            self.on_gone()
+            if not self._is_handed_on:
+                await given.kill()
+
+    async def _spawn(self) -> tuple[WorkerPipe, int]:
+        """A fresh worker, and where its log begins."""
         with disk(self.log_path):
             worker_log = self.log_path.open("ab")
             log_start = worker_log.tell()
@@ -153,25 +191,7 @@ class Trainer:
                 start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
                 preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
-        self._process = process
-        self.on_spent(TimeSpent())
-        try:
-            if self._stopping:
-                return
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._read(process))
-                group.create_task(self._announce())
-        except* WorkerDied as died:
-            if not self._stopping:
-                log.info("%s; its last words: %s", died.exceptions[0], _last_log_line(self.log_path, log_start))
-        finally:
-            self._process = None
-            self._is_started = False
-            self._fail_pending()
-            self.on_gone()
-            if process.returncode is None:
-                _kill(process)
-                await process.wait()
+        return WorkerPipe(process), log_start
 
     async def _announce(self) -> None:
         try:
@@ -196,23 +216,16 @@ class Trainer:
             if loop.time() - self._replied_at >= REPORT_S / 2:
                 await self._ask(worker_messages.ReportRequest(), worker_messages.ReportReply)
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    async def _read(self, pipe: WorkerPipe) -> None:
         try:
             while True:
-                size = frame_size(await process.stdout.readexactly(PREFIX_BYTES), worker_messages.FRAME_MAX_BYTES)
-                self._deliver(
-                    codec.decode(
-                        await process.stdout.readexactly(size),
-                        worker_messages.ReplyEnvelope,
-                        max_bytes=worker_messages.FRAME_MAX_BYTES,
-                        any_float=True,
-                    )
-                )
+                self._deliver(await pipe.read())
         except (asyncio.IncompleteReadError, ConnectionError, errors.DecodeError) as error:
             raise WorkerDied(f"the worker ended: {error}") from error
 
     def _deliver(self, reply: worker_messages.ReplyEnvelope) -> None:
+        if reply.id <= self._answers_since:
+            return
         self._replied_at = asyncio.get_running_loop().time()
         self.on_spent(reply.spent)
         if isinstance(reply.answer, worker_messages.TrainProgress):
@@ -244,11 +257,6 @@ def _last_log_line(path: Path, since: int) -> str:
     except OSError:  # somebody removed it, which is no reason to end
         return "none"
     return next((line for line in reversed(lines) if line.strip()), "none")
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def unless_needless(work: Coroutine[Any, Any, None]) -> None:

@@ -7,7 +7,9 @@ request that brings it.
 The process ends when the daemon's end of the pipe does.
 """
 
+import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import sys
@@ -20,7 +22,7 @@ from atoll.node.ipc.framing import Inbox, ReplyWriter
 from atoll.node.worker.background_fold import BackgroundFold
 from atoll.node.worker.session import Event, Session
 from atoll.node.worker.time_account import Doing, TimeAccount
-from atoll.protocols.errors import AtollError, Superseded
+from atoll.protocols.errors import AtollError, DiskFault, Superseded
 from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
@@ -98,6 +100,7 @@ class Worker:
     def _answer(self, request: worker_messages.RequestEnvelope) -> worker_messages.Answer | None:
         match request.ask:
             case worker_messages.StartRequest():
+                self._end_session()
                 self._session = Session(request.ask, self._spent, saved=self._inbox.wake)
                 return self._session.started()
             case worker_messages.TrainRequest():
@@ -116,6 +119,19 @@ class Worker:
                 return worker_messages.StopReply()
             case _:
                 return self._open().answer(request.ask)
+
+    def _end_session(self) -> None:
+        """End the session of a daemon that begins again, as a stop and a new process would, but torch stays."""
+        if self._session is None:
+            return
+        if self._training is not None:
+            self._training[1].close()
+        self._training, self._held, self._waiting_saves = None, False, []
+        with contextlib.suppress(DiskFault):  # as after a kill: what was not saved is asked for again
+            self._session.close()
+        self._session = None
+        gc.collect()  # its memory goes before the next one needs as much
+        self._spent = TimeAccount(time.monotonic_ns)
 
     def _begin(self, number: int, steps: Generator[Event, None, None]) -> None:
         if self._training is not None:

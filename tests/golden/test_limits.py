@@ -127,7 +127,7 @@ def test_a_float_is_accepted_in_its_range_only(place: tuple[str, Place, Place], 
 def test_only_the_pipe_of_the_worker_takes_any_float() -> None:
     calls = [(path, node) for path, node in nodes() if isinstance(node, ast.Call)]
     users = [path for path, call in calls if any(word.arg == "any_float" for word in call.keywords)]
-    assert users == ["node/ipc/framing.py", "node/ipc/worker_process.py"]
+    assert users == ["node/ipc/framing.py", "node/ipc/worker_pipe.py"]
     kind, lost = CASES["worker: EvaluateReply"].kind, msgpack.packb(math.nan)
     data = BYTES["worker: EvaluateReply"].replace(msgpack.packb(1.75), lost)
     assert lost in data

@@ -13,6 +13,7 @@ from atoll.node.config.home import Home
 from atoll.node.daemon import app
 from atoll.node.daemon.app import Daemon, StopSignals
 from atoll.node.ipc.chain_mark import first_left
+from atoll.node.ipc.worker_pipe import KeptWorker
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import make_folder
 from atoll.protocols.errors import LocalFault
@@ -57,11 +58,13 @@ class Node:
         self.is_idle = asyncio.Event()
         self.host_may_start = asyncio.Event()
         self.host_may_start.set()
+        self.pipe = SimpleNamespace(is_alive=True)
+        self.kept = KeptWorker()
         self.host_fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         host = SimpleNamespace(start=self._start_host, stop=self._stop_host, watch=lambda: self._watch_host())
         plan = SimpleNamespace(host=host, home=home)
         plan.run, plan.restored = SimpleNamespace(spec=SPEC), None
-        self.daemon = Daemon(plan, self._build)
+        self.daemon = Daemon(plan, self._build, worker=self.kept)
 
     def _build(self, plan, stop, on_other_chain):
         parts = self.parts
@@ -78,7 +81,10 @@ class Node:
         log = SimpleNamespace(event=lambda what, **more: self.story.append(what), close=lambda: None)
         return SimpleNamespace(
             swarm=parts["network"], net=network, log=log, driver=driver, control=parts["control"],
-            trainer=SimpleNamespace(serve=parts["worker"].serve, stop=self._save), goodput=parts["goodput"],
+            trainer=SimpleNamespace(
+                serve=parts["worker"].serve, stop=self._save, hand_on=lambda: self.pipe, given=None
+            ),
+            goodput=parts["goodput"],
             web=parts["web"],
         )  # fmt: skip
 
@@ -156,6 +162,8 @@ async def test_a_node_that_leaves_its_chain_marks_its_state_and_does_not_leave_t
     await node.run(change)
     assert node.daemon.is_outranked
     assert "left" not in node.story
+    assert "worker saved" not in node.story, "it goes on in the next daemon"
+    assert node.kept.take() is node.pipe
     assert first_left(folder) == 7, "the next worker reads it"
 
 

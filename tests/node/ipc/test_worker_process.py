@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.node.ipc import worker_process as module
+from atoll.node.ipc.worker_pipe import KeptWorker
 from atoll.node.ipc.worker_process import Trainer, WorkerDied
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, LocalFault, Superseded
@@ -198,6 +199,57 @@ async def test_asks_are_answered_and_faults_keep_their_name(rig):
     assert one.told == ["started", "gone"]
     assert one.trainer.statistics().restarts == 0
     assert "a last word" in one.log.read_text()
+
+
+async def test_a_worker_is_handed_on_to_the_next_trainer(rig):
+    first, second = rig(), rig()
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
+        serving = group.create_task(first.trainer.serve())
+        await first.life(1)
+        pid = first.pid
+        await first.trainer.ask(TrainRequest(Round(3), 0, 1, 40, -1), TrainReply)
+        assert first.trainer._pipe is not None
+        first.trainer._pipe.write(TrainRequest(Round(4), 0, 1, 40, -1))
+        second.trainer.given = first.trainer.hand_on()
+        serving.cancel()
+        await asyncio.wait([serving])
+        serving = group.create_task(second.trainer.serve())
+        await second.life(1)
+        assert await second.trainer.ask(VerifyRequest("x", 0), VerifyReply) == VerifyReply()
+        assert second.pid == pid, "the same process"
+        assert second.progress == [], "what the daemon before asked for is not for this one"
+        os.kill(pid, signal.SIGKILL)
+        await second.life(2)
+        assert second.pid != pid, "it is one like any other"
+        await second.trainer.stop()
+        serving.cancel()
+    assert first.told == second.told[:2] == ["started", "gone"]
+
+
+async def test_a_worker_that_loads_is_not_handed_on(rig):
+    one = rig("mute")
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
+        serving = group.create_task(one.trainer.serve())
+        await eventually(lambda: one.pid)
+        pid = one.pid
+        assert one.trainer.hand_on() is None
+        serving.cancel()
+    assert is_gone(pid)
+
+
+async def test_a_worker_that_nobody_takes_is_ended(rig):
+    one, kept = rig(), KeptWorker()
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
+        serving = group.create_task(one.trainer.serve())
+        await one.life(1)
+        pid = one.pid
+        kept.put(one.trainer.hand_on())
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert not is_gone(pid)
+        await kept.end()
+    assert is_gone(pid)
+    assert kept.take() is None
 
 
 @pytest.mark.parametrize("way", ["die", "garbage"])

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.node.ipc.chain_mark import MARK, mark_left
 from atoll.node.worker.background_fold import BackgroundFold
 from atoll.node.worker.main import Worker
 from atoll.protocols import codec
@@ -31,6 +32,7 @@ from atoll.protocols.local.worker_messages import (
     SaveRequest,
     SnapshotReply,
     SnapshotRequest,
+    StartReply,
     StartRequest,
     StopRequest,
     TrainProgress,
@@ -38,7 +40,7 @@ from atoll.protocols.local.worker_messages import (
     TrainRequest,
     VerifyRequest,
 )
-from tests.node.worker.session_home import ME, OVERLAPPING, member
+from tests.node.worker.session_home import ME, OVERLAPPING, SPEC, member
 from tests.waiting import HANGS_S
 
 
@@ -167,12 +169,51 @@ def test_asks_about_the_fold_are_worked_on_beside_the_steps_and_answered_in_orde
     assert by_kind[TrainReply].pending.round == 1
 
 
+class Again(Busy):
+    """A daemon that leaves its chain while round 1 is trained, and the next one, with the same worker."""
+
+    def script(self, home: str) -> Iterator[Ask]:
+        yield StartRequest(codec.encode(SPEC), ME, home, "", 1, "cpu")
+        yield TrainRequest(Round(0), 0, 1, 2, -1)
+        yield SaveRequest(Round(0))
+        trained = next(answer for answer in self.said if isinstance(answer, TrainReply))
+        yield FinalizeRequest(Round(0), (member(trained.pending),))
+        self._is_training = True
+        yield TrainRequest(Round(1), 0, 1, 1000, -1)
+        yield ReportRequest()
+        mark_left(Path(home), 0)
+        yield StartRequest(codec.encode(SPEC), ME, home, "", 1, "cpu")
+        self._is_training = False
+        yield TrainRequest(Round(1), 0, 1, 2, -1)
+        yield SaveRequest(Round(1))
+        yield StopRequest()
+
+
+def test_a_worker_begins_again_without_a_new_process(tmp_path):
+    daemon = Again(tmp_path)
+    worker = Worker(daemon, daemon)
+    spent = worker._spent
+    worker.run()
+    kinds = [type(answer).__name__ for answer in daemon.said if not isinstance(answer, ReportReply)]
+    assert kinds == [
+        *("StartReply", "TrainReply", "SaveReply", "FinalizeReply"),
+        *("StartReply", "TrainReply", "SaveReply", "StopReply"),
+    ], "nobody waits for the round that was under way"
+    first, again = (answer for answer in daemon.said if isinstance(answer, StartReply))
+    assert (first.final, first.pending) == (-1, ())
+    assert (again.final, again.settled) == (-1, -1), "it read the mark"
+    assert [pending.round for pending in again.pending] == [0]
+    assert not (tmp_path / MARK).exists()
+    assert worker._spent is not spent, "the next daemon counts from its own beginning"
+
+
 def test_a_worker_that_trains_has_not_imported_torchs_compiler(tmp_path):
     """It takes seconds, and a hundred megabytes, at every start; torch.optim's classes import it."""
     script = f"""
 import sys
 from pathlib import Path
 from tests.node.worker.test_worker import Daemon
+from atoll.node.ipc.chain_mark import MARK, mark_left
 from atoll.node.worker.background_fold import BackgroundFold
 from atoll.node.worker.main import Worker
 daemon = Daemon(Path({str(tmp_path)!r}))

@@ -1,0 +1,76 @@
+"""The daemon's end of one worker process. Where a daemon begins again, the next one goes on with its worker."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+from atoll.node.ipc.framing import frame
+from atoll.p2p.host.framing import PREFIX_BYTES, frame_size
+from atoll.protocols import codec
+from atoll.protocols.local import worker_messages
+
+
+class WorkerPipe:
+    """A worker process, its asks and its replies."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.asked = 0
+        """Number of the newest ask."""
+        self._size: int | None = None
+        """Length of the reply that is being read."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process was not seen to end."""
+        return self.process.returncode is None
+
+    def write(self, ask: worker_messages.Ask) -> int:
+        """Send an ask; returns its number. Few asks at a time: no drain needed."""
+        assert self.process.stdin is not None
+        self.asked += 1
+        self.process.stdin.write(frame(worker_messages.RequestEnvelope(self.asked, ask)))
+        return self.asked
+
+    async def read(self) -> worker_messages.ReplyEnvelope:
+        """Wait for a reply. Nothing is lost if it is cancelled.
+
+        Raises IncompleteReadError, ConnectionError, DecodeError.
+        """
+        assert self.process.stdout is not None
+        if self._size is None:
+            prefix = await self.process.stdout.readexactly(PREFIX_BYTES)
+            self._size = frame_size(prefix, worker_messages.FRAME_MAX_BYTES)
+        body = await self.process.stdout.readexactly(self._size)
+        self._size = None
+        return codec.decode(
+            body, worker_messages.ReplyEnvelope, max_bytes=worker_messages.FRAME_MAX_BYTES, any_float=True
+        )
+
+    async def kill(self) -> None:
+        """End the process and those that it started, if it has not ended."""
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            await self.process.wait()
+
+
+class KeptWorker:
+    """The place where a daemon that begins again leaves its worker for the next one."""
+
+    def __init__(self) -> None:
+        self._pipe: WorkerPipe | None = None
+
+    def put(self, pipe: WorkerPipe | None) -> None:
+        self._pipe = pipe
+
+    def take(self) -> WorkerPipe | None:
+        """The worker, once; None where there is none, or none that lives."""
+        pipe, self._pipe = self._pipe, None
+        return pipe if pipe is not None and pipe.is_alive else None
+
+    async def end(self) -> None:
+        """End a worker that nobody took."""
+        if (pipe := self.take()) is not None:
+            await pipe.kill()
