@@ -28,6 +28,7 @@ BENCHES = {
     "reducers": "Rounds until a reducer that lies, or opens nothing, counts no more; small and large arenas.",
     "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
     "byzantine": "Loss of runs with liars under rules of aggregation, by attack and share; cost of the fold.",
+    "heal": "Loss after a partition of two sides that trained apart, over the better side's that goes on alone.",
     "wan": "Nodes that train behind slow links, beside hivemind's averager on the same links (root, Linux).",
 }
 """Name -> its one line. A bench is the module `atoll_bench.NAME`, imported when it is asked for."""
@@ -44,6 +45,7 @@ OPTIONS = {
     "reducers": (),
     "experts": ("loss", "device"),
     "byzantine": ("rules", "seeds"),
+    "heal": ("seeds",),
     "wan": ("nodes", "preset", "rounds", "overlap"),
 }
 DEADLINE_S = 900.0
@@ -55,6 +57,7 @@ DEADLINES_S = {
     "reducers": 3600.0,
     "topology": 1800.0,
     "byzantine": 4 * 3600.0,
+    "heal": 4 * 3600.0,
 }
 """Of benches that take longer with a larger preset or with more nodes, or train many runs."""
 LOSS_DEADLINE_S = 6 * 3600.0
@@ -82,11 +85,11 @@ LOSS_DEADLINE_S = 6 * 3600.0
     "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
 )
 @click.option("--rules", help="byzantine: which, with commas between (mean,nnm).")
-@click.option("--seeds", type=click.IntRange(1, 100), help="byzantine: how many (3).")
+@click.option("--seeds", type=click.IntRange(1, 100), help="byzantine, heal: how many (3).")
 @click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: float | bool | str | None) -> int:
     """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, goodput, cli, compress,
-    topology, reducers, experts, byzantine, wan (docs/bench.md).
+    topology, reducers, experts, byzantine, heal, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

@@ -276,6 +276,12 @@ def test_quick_byzantine(atoll, tmp_path):
     assert rows["nnm: fold of 8 / mean"]["value"] > 0.5
 
 
+def test_quick_heal(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "heal")
+    assert rows["β 0.95, 1 rounds, 70/30: returned decayed"]["bar"] == "<= 0"
+    assert rows["β 0.95, 1 rounds, 70/30: begins anew"]["bar"] is None
+
+
 def test_quick_experts(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "experts")
     held = {m: r["value"] for m, r in rows.items() if m.endswith("distance from 16·T + b·F")}

@@ -77,7 +77,8 @@ class Members:
     def __init__(self, spec: RunSpec, count: int) -> None:
         self._spec, self.count = spec, count
         self.module = Decoder(spec.model)
-        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        self.moments: dict[str, tuple[Tensor, Tensor]] = {}
+        """AdamW's, `[M, …]`, by name."""
         self._losses = vmap(grad(self._loss), in_dims=(0, 0))
 
     def train(self, theta: Mapping[str, Tensor], batches: Iterable[Tensor], first: int) -> dict[str, Tensor]:
@@ -96,11 +97,17 @@ class Members:
                 )
         return local
 
+    def others(self, count: int, moments: dict[str, tuple[Tensor, Tensor]]) -> "Members":
+        """Other members of the same run, with these moments."""
+        new = Members(self._spec, count)
+        new.moments = moments
+        return new
+
     def _update(self, name: str, value: Tensor, gradient: Tensor, rate: float, step: int) -> None:
         inner = self._spec.inner
-        if name not in self._moments:
-            self._moments[name] = torch.zeros_like(value), torch.zeros_like(value)
-        first, second = self._moments[name]
+        if name not in self.moments:
+            self.moments[name] = torch.zeros_like(value), torch.zeros_like(value)
+        first, second = self.moments[name]
         first.lerp_(gradient, 1 - inner.beta1)
         second.mul_(inner.beta2).addcmul_(gradient, gradient, value=1 - inner.beta2)
         if value.dim() > 2:
@@ -127,6 +134,8 @@ class Trial:
         self._named = {name: torch.empty(value.shape) for name, value in theta.items()}
         self._padding = padding_of(self._arena)
         trained = MEMBERS if case.attack is None or case.attack in TRAINED else MEMBERS - case.liars
+        self.slots = list(range(trained))
+        """Places in the run's data of those that train."""
         self._members = Members(self.spec, trained)
         self._residual_MC4096 = torch.zeros((trained, *self.theta_C4096.shape))
         self._noise = torch.Generator().manual_seed(case.seed)
@@ -176,7 +185,7 @@ class Trial:
     def _batch(self, number: int, step: int) -> Tensor:
         """Windows `[M, B, T + 1]`."""
         found = []
-        for slot in range(self._members.count):
+        for slot in self.slots:
             place = WindowPlace(self.spec.seed, number * STEPS, slot, MEMBERS, BATCH)
             tokens = self._data.batch(windows(place, step, self._data.num_windows))
             if self.case.attack == "label flip" and slot >= MEMBERS - self.case.liars:

@@ -1,0 +1,1 @@
+"""`atoll bench byzantine`: rules of aggregation under attack, and what they cost."""
