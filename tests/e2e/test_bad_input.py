@@ -254,6 +254,8 @@ def test_seeds(nodes, until):
     a.start(listen=address).up()
     until("b joins", lambda: b.status()["peers"] and b.status()["activity"] == "training")
     b.goes_on()
+    for node in (a, b):
+        assert node.atoll("pause").code == 0
 
     other = stranger.new_run(name="other")
     assert other.exists()

@@ -67,10 +67,13 @@ def test_a_node_that_lost_its_home_goes_back_and_its_twin_is_refused(nodes, unti
     member.start("--seed", owner.seed()).up()
     until("both go on", lambda: min(owner.final(), member.final()) >= joined["round"] + 3)
     assert len(one_digest(owner, member)) >= 2
+    paused(until, owner, member)
     twin.start("--seed", owner.seed())
     assert twin.wait() == 1
     assert "another node that runs has this identity" in twin.said()
     twin.clean()
+    for node in (owner, member):
+        assert node.atoll("resume").code == 0
     member.goes_on()
     for node in (owner, member):
         node.stop()

@@ -49,8 +49,10 @@ def test_two_of_three_are_killed_for_good_and_the_third_goes_on(nodes, until, ca
         )
     second.goes_on(rounds=4)
     assert second.atoll("status", "--exit-code").code == 0
+    assert second.atoll("pause").code == 0
     third.start("--run", "tiny", "--seed", second.seed()).up()
     until("who came back is where the other is", lambda: abs(third.final() - second.final()) <= 2 < third.final())
+    assert second.atoll("resume").code == 0
     third.goes_on(rounds=3)
     second.stop()
     third.goes_on(rounds=3)
