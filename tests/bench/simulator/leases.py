@@ -104,5 +104,13 @@ class Leases:
         lost_at = None if lost is None else local - (now - lost)
         if before is not None and lost_at is not None and before.lost_at is not None:
             lost_at = before.lost_at
-        view = MemberView(lease.activity, lease.round, heard, 0.0, lost_at)
+        # Dials to a peer that is cut off fail at once, and every member says how long a round takes it.
+        view = MemberView(
+            lease.activity,
+            lease.round,
+            heard,
+            lost_at=lost_at,
+            is_unreachable=lost_at is not None,
+            round_s=self._world.by_peer[peer].worker.train_s,
+        )
         return before if before == view else view

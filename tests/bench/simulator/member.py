@@ -300,8 +300,8 @@ class Member:
 
     def _perform_round(self, action: round_types.Action) -> None:
         match action:
-            case round_types.StartTraining(number, _, _, after):
-                self.worker.train(number, after)
+            case round_types.StartTraining(number, _, _, after, late_s):
+                self.worker.train(number, after, late_s)
             case round_types.Announce(pending):
                 self.worker.announce(pending)
             case round_types.FetchPayload(entry):

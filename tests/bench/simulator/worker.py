@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 WORK_S = 0.3
 """Seconds of a fold, a check or a save."""
+LEAST = 0.25
+"""The least share of a round's steps that a member takes, as in the presets."""
 GENESIS = digest(b"genesis")
 
 
@@ -69,12 +71,15 @@ class Worker:
 
     # --- rounds -----------------------------------------------------------------------------------
 
-    def train(self, number: Round, after: int) -> None:
-        """All steps of a round; with one in flight some of them, and the rest after its fold."""
+    def train(self, number: Round, after: int, late_s: float) -> None:
+        """The steps of a round; with one in flight some of them, and the rest after its fold.
+
+        Steps of its first `late_s` seconds are left out, within the least share of the presets.
+        """
         setting, member = self.member.world.setting, self.member
         member.world.on_round_started(number)
         pace = member.world.rng.uniform(0.95, 1.1) * member.world.links.slowness[member.number]
-        total_s = self.train_s * min(4.0, pace)
+        total_s = max(LEAST, 1.0 - late_s / self.train_s) * self.train_s * min(4.0, pace)
         ahead_s = total_s * setting.ahead if after >= 0 else total_s
         member.later(ahead_s, partial(self._halt, number, after, total_s - ahead_s))
 

@@ -42,7 +42,8 @@ class Setting:
 
     def round_config(self, me: PeerId) -> RoundConfig:
         """The round machine's constants, with the presets' pace."""
-        return RoundConfig(me, self.rounds, 192, 128, self.lease_s, overlap_steps=round(STEPS * self.ahead))
+        overlap_steps = round(STEPS * self.ahead)
+        return RoundConfig(me, self.rounds, 192, 128, self.lease_s, overlap_steps=overlap_steps, least_256=64)
 
 
 @cache
