@@ -7,7 +7,8 @@ from typing import Any
 import click
 import msgspec
 
-from atoll.protocols.local.control_messages import Goodput, Room, RoundStatus, SentPerRound, TimeShares
+from atoll.protocols.errors import counted
+from atoll.protocols.local.control_messages import Goodput, Room, RoundStatus, SentPerRound, Status, TimeShares
 
 WORTH_PERCENT = 0.05
 """Smallest share of time that is shown: less would be printed as 0.0."""
@@ -67,6 +68,26 @@ def _hexed(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_hexed(item) for item in value]
     return value
+
+
+def place_in_run(now: Status) -> str:
+    """`round 7 of 54`, counted from 0; `all 54 rounds` once they are trained."""
+    done = now.activity in ("done", "finished")
+    return f"all {now.rounds} rounds" if done else f"round {now.round} of {now.rounds}"
+
+
+def members_line(now: Status) -> str:
+    """`4 members, 3 connections (2 direct, 1 relayed)`."""
+    ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
+    known = f"{counted(now.members, 'member')}, {counted(now.peers, 'connection')}"
+    return known + (f" ({ways})" if ways else "")
+
+
+def agreed_line(final: int, digest: str, contributors: Sequence[str]) -> str:
+    """`final round 5, digest cdcdcdcdcdcdcdcd by 4`; says so where none is final yet."""
+    if not digest:
+        return "no round is final yet" if final < 0 else f"final round {final}"
+    return f"final round {final}, digest {digest[:16]} by {len(contributors)}"
 
 
 def room_text(room: Room) -> str:

@@ -21,7 +21,16 @@ from rich.text import Text
 
 from atoll.cli.client import stream
 from atoll.cli.commands.status import one_line
-from atoll.cli.formatting import goodput_line, number, print_json, size, span
+from atoll.cli.formatting import (
+    agreed_line,
+    goodput_line,
+    members_line,
+    number,
+    place_in_run,
+    print_json,
+    size,
+    span,
+)
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import short
@@ -84,7 +93,7 @@ def render(now: Status) -> RenderableType:
     parts: list[RenderableType] = [head, table]
     if now.trouble:
         parts.append(Text(now.trouble, "bold red"))
-    title = f"atoll {now.name or short(now.peer)} · {now.run_name} · round {now.round} of {now.rounds}"
+    title = f"atoll {now.name or short(now.peer)} · {now.run_name} · {place_in_run(now)}"
     return Panel(Group(*parts), title=title, subtitle="Ctrl-C stops in good order")
 
 
@@ -113,9 +122,8 @@ def _rows(now: Status) -> Iterator[tuple[str, str]]:
         f"trained {span(now.train_s)}, waited {span(now.wait_s)}, payload {size(now.payload_bytes)}",
     )
     yield "goodput", goodput_line(now.goodput)
-    ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
-    yield "swarm", f"{now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
-    yield "agreed", f"final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
+    yield "swarm", members_line(now)
+    yield "agreed", agreed_line(now.final, now.digest, now.contributors)
     yield "traffic", f"up {size(now.bytes_up)}, down {size(now.bytes_down)}"
     if now.web or now.web_trouble:
         yield "web", now.web or now.web_trouble

@@ -46,6 +46,10 @@ LAZY_IMPORTS = {
     ("cli/main.py", "main"): "signals are seen to, and `node script.js` is handed over, before click is imported",
     ("cli/command_group.py", "resolve_command"): "difflib: only a command that does not exist",
     ("cli/command_group.py", "chosen_home"): "platformdirs and the ledger's ids: help needs no home",
+    ("cli/commands/status.py", "rounds"): "reads runs: only of a node that does not run",
+    ("cli/commands/status.py", "status"): "reads runs: only with --last",
+    ("cli/commands/steer.py", "evaluate"): "reads runs: only of a node that does not run",
+    ("cli/stopped_node.py", "last_evaluation"): "torch takes a second: only to evaluate",
     ("cli/command_table.py", "extension"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
     ("node/worker/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
@@ -79,7 +83,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 48_923
+BUDGET_LINES = 49_142
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
 records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
 against floods, members that the owner removes, probation, reducers that open

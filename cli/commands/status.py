@@ -6,8 +6,11 @@ import click
 
 from atoll.cli.client import call, stream
 from atoll.cli.formatting import (
+    agreed_line,
     goodput_line,
+    members_line,
     number,
+    place_in_run,
     print_json,
     print_table,
     room_text,
@@ -18,6 +21,7 @@ from atoll.cli.formatting import (
 )
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
+from atoll.protocols.errors import NotRunning, counted
 from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
 from atoll.protocols.local.standing import Standing
@@ -30,8 +34,16 @@ UNHEALTHY = 4
 @json_option
 @click.option("-w", "--watch", is_flag=True, help="Again every second, until interrupted.")
 @click.option("--exit-code", is_flag=True, help=f"Exit {UNHEALTHY} when the node needs help (health checks).")
-def status(home: Home, as_json: bool, watch: bool, exit_code: bool) -> int:
+@click.option("--last", is_flag=True, help="How far the node came, from its disk; it need not run.")
+def status(home: Home, as_json: bool, watch: bool, exit_code: bool, last: bool) -> int:
     """What the node does now, and why."""
+    if last:
+        # Here, since what reads runs takes longer to import than `status` takes to answer.
+        from atoll.cli.stopped_node import last_lines, last_status
+
+        found = last_status(home)
+        print_json(found) if as_json else click.echo("\n".join(last_lines(found)))
+        return 0
     for now in (
         stream(home, control_messages.Watch(), control_messages.Status)
         if watch
@@ -66,8 +78,14 @@ def peers(home: Home, as_json: bool) -> None:
     "-n", "--last", default=20, type=click.IntRange(1, control_messages.MAX_ROUNDS), help="Newest rounds to show."
 )
 def rounds(home: Home, as_json: bool, last: int) -> None:
-    """What happened in each round."""
-    answer = call(home, control_messages.GetRounds(last), control_messages.RoundList)
+    """What happened in each round; of a node that does not run, from its disk."""
+    try:
+        answer = call(home, control_messages.GetRounds(last), control_messages.RoundList)
+    except NotRunning:
+        from atoll.cli.stopped_node import last_rows, last_run
+
+        rows = last_rows(home, last_run(home))
+        answer = control_messages.RoundList(tuple(rows[-last:]))
     if as_json:
         print_json(answer)
         return
@@ -77,14 +95,14 @@ def rounds(home: Home, as_json: bool, last: int) -> None:
 
 def one_line(now: control_messages.Status) -> str:
     """A status for logs and narrow screens."""
-    parts = [f"round {now.round}/{now.rounds}", now.activity]
+    parts = [place_in_run(now), now.activity]
     if now.activity == "training" and now.steps:
         parts.append(f"step {now.step}/{now.steps}")
     if now.reason:
         parts.append(now.reason)
     if now.eta_s is not None:
         parts.append(f"about {span(now.eta_s)} left")
-    parts += [f"loss {number(now.train_loss)}", f"val {number(now.val_bpb)} bpb", f"{now.members} members"]
+    parts += [f"loss {number(now.train_loss)}", f"val {number(now.val_bpb)} bpb", counted(now.members, "member")]
     parts.append(f"goodput {steps_share(now.goodput.window if now.goodput else None)}")
     parts += [f"final {now.final}", f"up {size(now.bytes_up)}", f"down {size(now.bytes_down)}"]
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
@@ -101,9 +119,9 @@ def facts(now: control_messages.Status) -> Iterator[str]:
         yield f"trouble   {now.trouble}"
     yield f"node      {now.name or short(now.peer)}  {now.peer}  (pid {now.pid}, up {span(now.uptime_s)})"
     yield f"run       {now.run_name}  {now.run[:16]}"
-    yield f"now       round {now.round} of {now.rounds}: {doing}"
+    yield f"now       {place_in_run(now)}: {doing}"
     yield f"model     loss {number(now.train_loss)}, validation {number(now.val_bpb)} bits per byte"
-    yield f"agreed    final round {now.final}, digest {now.digest[:16] or '–'} by {len(now.contributors)}"
+    yield f"agreed    {agreed_line(now.final, now.digest, now.contributors)}"
     if now.experts is not None:
         yield f"experts   {', '.join(map(str, now.experts)) or 'none'}"
     if now.room is not None:
@@ -113,8 +131,7 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     if now.overlap_allowed:
         yield f"overlap   {overlap(now)}"
     yield f"goodput   {goodput_line(now.goodput)}"
-    ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
-    yield f"swarm     {now.members} members, {now.peers} connections" + (f" ({ways})" if ways else "")
+    yield f"swarm     {members_line(now)}"
     if now.ledger is not None:
         yield f"ledger    {ledger(now.ledger)}"
     for one in now.excluded:

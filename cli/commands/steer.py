@@ -43,8 +43,14 @@ def stop(home: Home, as_json: bool, finish: bool) -> None:
 @home_option
 @json_option
 def evaluate(home: Home, as_json: bool) -> None:
-    """Validation loss of the weights as they are now."""
-    answer = call(home, control_messages.EvaluateModel(), control_messages.EvaluationResult)
+    """Validation loss of the weights as they are now; of a node that does not run, of those that it saved."""
+    try:
+        answer = call(home, control_messages.EvaluateModel(), control_messages.EvaluationResult)
+    except NotRunning:
+        # Here, since no other command of these reads a run.
+        from atoll.cli.stopped_node import last_evaluation
+
+        answer = last_evaluation(home)
     if as_json:
         print_json(answer)
     else:

@@ -110,7 +110,7 @@ class Termination:
 
 
 def simulate(folder: Path, patience_s: float, *, baselines: bool, **options: Any) -> dict[str, Any]:
-    """Run one story to its end; the report as docs/json.md describes it. Raises LocalFault, ConfigError."""
+    """Run one story to its end; the report as docs/simulation.md describes it. Raises LocalFault, ConfigError."""
     reference = extension("atoll.reference_arms", "reference", "the reference arms") if baselines else None
     progress = Progress(sys.stderr)
     swarm = prepare(folder, **options)

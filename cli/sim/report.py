@@ -17,7 +17,7 @@ REPORT_VERSION = 3
 
 
 def as_json(swarm: Swarm, rows: Rows) -> dict[str, Any]:
-    """The whole report, without reference arms; docs/json.md has its schema."""
+    """The whole report, without reference arms; docs/simulation.md has its schema."""
     rounds = by_round(rows)
     newest = newest_validation(rows)
     return {

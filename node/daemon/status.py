@@ -66,9 +66,9 @@ class DaemonOperator:
         """The status of the node at this moment."""
         node, log, config = self.control.view(), self.log, self.plan.config
         spec, me = self.plan.run.spec, self.plan.identity.peer_id
-        row, own = log.newest_closed(), log.newest_trained()
+        own, (final, agreed) = log.newest_trained(), self._agreed()
         blobs, worker = self.swarm.blobs.statistics(), self.trainer.statistics()
-        number = min(node.round.round, spec.outer.rounds - 1)
+        number = min(self._round(final), spec.outer.rounds - 1)
         # What an inner step reported is of the round at hand only while one is trained.
         progress = node.progress
         at_work = progress if node.round.phase is Phase.TRAIN else None
@@ -88,9 +88,9 @@ class DaemonOperator:
             rounds=spec.outer.rounds,
             step=at_work.step if at_work else 0,
             steps=at_work.steps if at_work else spec.steps(number),
-            final=max(-1, node.applied),
-            digest=row.digest if row else "",
-            contributors=tuple(row.contributors) if row else (),
+            final=final,
+            digest=agreed.digest if agreed else "",
+            contributors=tuple(agreed.contributors) if agreed else (),
             experts=node.experts,
             members=len(self.swarm.live(Lease)),
             peers=len(self.swarm.neighbours()),
@@ -120,6 +120,22 @@ class DaemonOperator:
             **self._network(),
             **self._standings(),
         )
+
+    def _agreed(self) -> tuple[int, control_messages.RoundStatus | None]:
+        """The newest final round that this node has, and its row; -1 and None before the first."""
+        node = self.control.view()
+        newest = None if node.is_worker_ready else self.log.newest_final()
+        # A worker that still loads has not said yet how far it is. What was final when the node ended still is.
+        final = max(-1, node.applied, newest.round if newest else -1)
+        row = self.log.rows.get(final)
+        return final, row if row and row.final else None
+
+    def _round(self, final: int) -> int:
+        """The round at hand; until the round machine has found it after a start, the first one that can be it."""
+        known, own = self.control.view().round, self.log.newest_trained()
+        if known.phase not in (Phase.SYNC, Phase.CATCH_UP):
+            return known.round
+        return max(known.round, final + 1, own.round + 1 if own else 0)
 
     def _standings(self) -> dict[str, Any]:
         """Whom the run's owner excluded, and who counts less than in full."""
@@ -213,7 +229,7 @@ class DaemonOperator:
     async def evaluate(self) -> control_messages.EvaluationResult:
         """Validation loss of the view."""
         found = await self.control.evaluate()
-        row = self.log.newest_closed()
+        row = self.log.newest_of(found.state)
         return control_messages.EvaluationResult(row.round if row else -1, found.val_bpb, found.val_loss)
 
     def _reason(self) -> str:

@@ -257,9 +257,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     final: int
     """Newest final round; -1 before the first."""
     digest: str
-    """State digest after the newest round that closed here, hex."""
+    """State digest after round `final`, hex; empty before the first."""
     contributors: tuple[str, ...]
-    """Authors of the newest closed round's set."""
+    """Authors of the set of round `final`."""
     experts: tuple[int, ...] | None
     """Experts that this node trains; null in runs whose members train all."""
     members: int

@@ -132,7 +132,7 @@ def test_interrupt_is_exit_130(daemon, tmp_path):
         [sys.executable, "-m", "atoll.cli.main", "status", "--watch", "--home", str(daemon.home.root)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert watching.stdout.readline().startswith("round 7/54 | collecting")
+    assert watching.stdout.readline().startswith("round 7 of 54 | collecting")
     watching.send_signal(2)
     _, words = watching.communicate(timeout=HANGS_S)
     assert watching.returncode == 130

@@ -1,6 +1,8 @@
 """Two libp2p implementations in one swarm, started as users start them: they train to one digest."""
 
+import json
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -8,7 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.site import DashboardData
-from tests.waiting import HANGS_S
+from tests.waiting import HANGS_S, poll
+
+SAMPLES = 200
+"""Statuses asked of each node, over a few rounds."""
 
 
 def shown(url: str) -> None:
@@ -37,6 +42,42 @@ def shown(url: str) -> None:
         assert b"v1/data.json" in answer.read()
 
 
+def digests_told(node) -> dict[int, str]:
+    """The digest that a node's status names for each final round, in SAMPLES statuses."""
+    told: dict[int, set[str]] = {}
+    left = list(range(SAMPLES))
+
+    def is_sampled() -> bool:
+        status = node.status()
+        if status is not None and status["final"] >= 0:
+            told.setdefault(status["final"], set()).add(status["digest"])
+            left.pop()
+        return not left
+
+    poll("a status for each sample", is_sampled)
+    assert all(len(digests) == 1 and all(digests) for digests in told.values()), told
+    return {final: digest for final, (digest,) in told.items()}
+
+
+def stopped(node) -> tuple[int, str]:
+    """Final round and digest by `status --last` of a stopped node; `rounds` and `eval` answer, too."""
+    last = json.loads(node.atoll("status", "--last", "--json").out)
+    rows = json.loads(node.atoll("rounds", "--json").out)["rounds"]
+    assert [row["digest"] for row in rows if row["round"] == last["final"]] == [last["digest"]]
+    found = json.loads(node.atoll("eval", "--json").out)
+    assert 0 <= found["round"] <= last["final"], "what is final is saved with the next trained round at the latest"
+    assert 0 < found["val_bpb"] < 8
+    return last["final"], last["digest"]
+
+
+def says_where_it_was(node, final: int) -> None:
+    """From its first answer on a node that comes up again knows how far it was."""
+    status = poll("the first answer", node.status)
+    assert status["final"] >= final
+    assert status["round"] > final
+    assert status["digest"]
+
+
 @pytest.mark.swarm
 def test_go_and_python_nodes_agree(nodes, until):
     go, python = nodes("go"), nodes("python")
@@ -61,9 +102,17 @@ def test_go_and_python_nodes_agree(nodes, until):
 
     until("three rounds of both have one digest on both", agreed)
     shown(go.status()["web"])
-    assert python.process is not None
+    with ThreadPoolExecutor(2) as both:
+        ours, theirs = both.map(digests_told, (go, python))
+    common = ours.keys() & theirs.keys()
+    assert common
+    assert {number: ours[number] for number in common} == {number: theirs[number] for number in common}
     python.stop()
+    final, _ = stopped(python)
     go.stop()
+    python.start("--transport", "pylibp2p")
+    says_where_it_was(python, final)
+    python.up().stop()
 
 
 @pytest.mark.swarm

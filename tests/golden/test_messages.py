@@ -19,6 +19,7 @@ from tests.golden.messages import CASES, DENSE, JSON, ME, MIXTURE, RUN, UNIX_S, 
 from tests.golden.reading import ROOT, nodes, parts, path_of, structs
 
 NOT_SENT = {
+    "cli/stopped_node.py": "printed",
     "node/config": "the user's own files, TOML and JSON",
     "node/daemon/consensus": "states in memory",
     "node/daemon/rounds": "states in memory",

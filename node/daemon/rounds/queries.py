@@ -243,7 +243,7 @@ def reason(state: RoundState) -> str:
         case Phase.FOLD:
             return "waiting for reduced slices" if is_resolving(state) else "folding contributions"
         case Phase.PAUSED:
-            return f"paused: {state.resting}"
+            return state.resting
         case Phase.FULL:
             open_rounds = state.round - state.final - 1
             return f"waiting for finality: {open_rounds} rounds are open"

@@ -22,6 +22,7 @@ from atoll.protocols.local.worker_messages import StartReply, TrainReply
 
 log = logging.getLogger(__name__)
 
+LOG_FILE = "rounds.jsonl"
 KEEP_ROWS = 10_000
 JOURNAL_BYTES = 16 << 20
 """At the start of a node a longer journal becomes `events.1.jsonl`, which replaces the previous one."""
@@ -52,7 +53,7 @@ class RoundLog:
         self._current: int | None = None
         """Round whose row gets the time: the newest one whose training began."""
         self._moved = TrafficTotals(0, 0, 0, 0)
-        path = folder / "rounds.jsonl"
+        path = folder / LOG_FILE
         with disk(folder):
             self._load(path)
             self._rows_file: TextIO = path.open("a", encoding="utf-8")
@@ -173,9 +174,13 @@ class RoundLog:
         self._save(number)
         self.event("evaluated", round=number, val_bpb=round(val_bpb, 4))
 
-    def newest_closed(self) -> RoundStatus | None:
-        """The row of the highest round with a state."""
-        return self._newest(lambda row: bool(row.digest))
+    def newest_final(self) -> RoundStatus | None:
+        """The row of the highest round that is final."""
+        return self._newest(lambda row: row.final)
+
+    def newest_of(self, state: Digest) -> RoundStatus | None:
+        """The row of the highest round that closed with this state; the highest closed one if none did."""
+        return self._newest(lambda row: row.digest == state.hex()) or self._newest(lambda row: bool(row.digest))
 
     def newest_trained(self) -> RoundStatus | None:
         """The row of the highest round that this node worked in."""
@@ -236,6 +241,12 @@ def read_rows(path: Path) -> list[RoundStatus]:
         except msgspec.MsgspecError:  # the end of the file may be lost with the power
             continue
     return found
+
+
+def newest_rows(path: Path) -> list[RoundStatus]:
+    """The newest row of each round in a `rounds.jsonl`, by rising round. Raises OSError."""
+    rows = {row.round: row for row in read_rows(path)}
+    return [rows[number] for number in sorted(rows)]
 
 
 def sent_per_round(rows: Iterable[RoundStatus], fp32_bytes: int) -> SentPerRound | None:

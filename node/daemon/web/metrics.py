@@ -36,7 +36,7 @@ GAUGES: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_final_round", "Newest final round; -1 before the first.", lambda s: s.final),
     ("atoll_step", "Inner step of the round at hand.", lambda s: s.step),
     ("atoll_round_steps", "Inner steps of the round at hand.", lambda s: s.steps),
-    ("atoll_round_contributors", "Authors of the newest closed round's set.", lambda s: len(s.contributors)),
+    ("atoll_round_contributors", "Authors of the newest final round's set.", lambda s: len(s.contributors)),
     ("atoll_members", "Live leases, our own included.", lambda s: s.members),
     ("atoll_connections", "Live connections.", lambda s: s.peers),
     ("atoll_train_loss_nats", "Per token, of our own steps.", lambda s: s.train_loss),

@@ -39,6 +39,26 @@ def test_status_says_what_and_why(atoll, daemon):
     assert "42 kB a round and node: 2.13 payloads, 52 × below fp32 weights; a copy costs 1.003 ×" in ran.out
 
 
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"final": -1, "digest": "", "contributors": ()}, "agreed    no round is final yet"),
+        ({}, "agreed    final round 5, digest cdcdcdcdcdcdcdcd by 1"),
+        ({"members": 1, "peers": 1, "paths": {}}, "swarm     1 member, 1 connection"),
+        (
+            {"activity": "finished", "round": 53, "reason": "the run is complete"},
+            "now       all 54 rounds: finished – the run is complete, about 2.5 s left",
+        ),
+        (
+            {"activity": "paused", "reason": "paused by the operator", "eta_s": None},
+            "now       round 7 of 54: paused – paused by the operator",
+        ),
+    ],
+)
+def test_a_status_reads_as_it_is(daemon, changed, line):
+    assert line in facts(replace(daemon.operator.state, **changed))
+
+
 def test_status_says_where_the_time_goes(atoll, daemon):
     line = "93.1 % of the last 10 m 00 s: wait 4.0, fold 1.9, encode 0.6, checkpoint 0.4"
     assert f"goodput   {line}\n" in atoll("status").out

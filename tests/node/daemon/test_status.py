@@ -1,11 +1,14 @@
 """What the status says of the network comes from the hosts that know it, through every layer of them."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.host_factory import make_host, route_host
+from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.status import DaemonOperator
 from atoll.node.daemon.telemetry.round_log import sent_per_round
 from atoll.node.runs.presets import preset
@@ -14,6 +17,7 @@ from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId
 from atoll.protocols.local.control_messages import RoundStatus
+from atoll.protocols.local.worker_messages import NOTHING_YET
 
 ROW = RoundStatus(
     round=0, peer="me", digest="aa", payload_bytes=19_722, bytes_up=41_500, blob_bytes_up=39_560,
@@ -45,3 +49,49 @@ def test_the_router_s_ports_and_what_is_sent_reach_the_status(tmp_path, listen, 
     assert shown["port_map"] == ports
     assert shown["sent"] == sent_per_round([ROW], 4 * plan.run.spec.model.parameters)
     assert 50 < shown["sent"].below_fp32 < 60
+
+
+@dataclass
+class Log:
+    """The rows of a node that trained rounds 0 to 8, of which 5 are final."""
+
+    rows: dict[int, RoundStatus]
+
+    def newest_final(self) -> RoundStatus:
+        return self.rows[5]
+
+    def newest_trained(self) -> RoundStatus:
+        return self.rows[8]
+
+
+def operator(*, applied: int, ready: bool, phase: Phase, at: int) -> DaemonOperator:
+    rows = {
+        number: msgspec.structs.replace(ROW, round=number, digest=f"{number:02d}", final=number <= 5)
+        for number in range(9)
+    }
+    view = SimpleNamespace(applied=applied, is_worker_ready=ready, round=SimpleNamespace(phase=phase, round=at))
+    others = dict.fromkeys(("plan", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "stop_daemon"))
+    return DaemonOperator(log=Log(rows), control=SimpleNamespace(view=lambda: view), **others)
+
+
+@pytest.mark.parametrize(
+    ("applied", "ready", "final", "digest"),
+    [
+        (NOTHING_YET, False, 5, "05"),  # it loads after a start
+        (-1, False, 5, "05"),
+        (4, True, 4, "04"),  # what was saved is older than what was final: it folds round 5 again
+        (5, True, 5, "05"),  # and not the digest of round 8, which closed here
+        (-1, True, -1, ""),  # its state was removed
+        (6, True, 6, ""),  # the row says that it is open: no digest is better than the view's
+    ],
+)
+def test_the_agreed_digest_is_that_of_the_final_round(applied, ready, final, digest) -> None:
+    found, row = operator(applied=applied, ready=ready, phase=Phase.TRAIN, at=9)._agreed()
+    assert (found, row.digest if row else "") == (final, digest)
+
+
+@pytest.mark.parametrize(
+    ("phase", "at", "shown"), [(Phase.SYNC, 0, 9), (Phase.CATCH_UP, 12, 12), (Phase.TRAIN, 3, 3)]
+)
+def test_a_node_that_comes_up_knows_its_round(phase, at, shown) -> None:
+    assert operator(applied=-1, ready=False, phase=phase, at=at)._round(5) == shown

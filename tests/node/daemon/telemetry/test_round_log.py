@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.node.daemon.telemetry import round_log as roundlog
-from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals, sent_per_round
+from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals, newest_rows, sent_per_round
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
@@ -142,6 +142,20 @@ def test_a_final_row_keeps_its_digest_and_is_written_once(opened, tmp_path):
     log.closed(Round(0), digest(b"s"), digest(b"view"), [ME], NOBODY)
     assert log.rows[0].digest == digest(b"final").hex()
     assert events(tmp_path).count("final") == 1
+
+
+def test_what_is_final_is_told_from_what_only_closed(opened, tmp_path):
+    log = opened(tmp_path)
+    assert (log.newest_final(), log.newest_of(digest(b"v"))) == (None, None)
+    log.finalized(Round(0), digest(b"s"), digest(b"final"), [ME])
+    for number, state in ((1, b"v"), (2, b"w")):
+        log.closed(Round(number), digest(b"s"), digest(state), [ME], NOBODY)
+    assert log.newest_final().round == 0
+    assert log.newest_of(digest(b"v")).round == 1, "an evaluation is of the view that it saw"
+    assert log.newest_of(digest(b"final")).round == 0
+    assert log.newest_of(digest(b"other")).round == 2
+    assert [row.round for row in newest_rows(tmp_path / "rounds.jsonl")] == [0, 1, 2]
+    assert [row.final for row in newest_rows(tmp_path / "rounds.jsonl")] == [True, False, False]
 
 
 def test_torn_and_foreign_lines_are_skipped(opened, tmp_path):
