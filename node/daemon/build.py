@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.config.node_config import devices_of
 from atoll.node.daemon.control_server import ControlServer
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
@@ -156,7 +157,7 @@ def _build_training(
         on_spent=lambda spent: goodput.on_spent(spent),
     )
     driver = build_driver(
-        RunContext(plan.run.spec, plan.identity.peer_id, log, time.monotonic),
+        RunContext(plan.run.spec, plan.identity.peer_id, log, time.monotonic, len(devices_of(plan.config.device))),
         net,
         trainer,
         folder / "spool",

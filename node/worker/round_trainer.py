@@ -1,16 +1,13 @@
 """The worker's part in a round: inner steps, the merge with the fold that they overlap, the encoded result."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.node.learning.data.dataset import Dataset, WindowPlace, assigned, windows
-from atoll.node.learning.inner.loop import run_steps
+from atoll.node.learning.data.dataset import Dataset, WindowPlace, assigned, windows_at
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
@@ -57,6 +54,25 @@ class Overlap:
         self.steps = taken
 
 
+@dataclass(slots=True)
+class Budget:
+    """The steps of a round and the sequences of each, until its time is over. Pure."""
+
+    ask: TrainRequest
+    steps: int
+    sequences: int
+    """Of the next step."""
+    taken: int = 0
+    """Sequences that were taken."""
+
+    def took_step(self, steps: int, trained_s: float) -> None:
+        """The `steps`-th step is done, `trained_s` seconds after the round began, without any waiting."""
+        self.taken += self.sequences
+        if 0 < self.ask.limit_s < trained_s:
+            self.steps = min(self.steps, max(self.ask.least_steps, steps))
+            self.sequences = min(self.sequences, self.ask.least_sequences)
+
+
 @dataclass(kw_only=True, slots=True)
 class RoundTrainer:
     """Trains one round at a time. Reads the view of `fold`; changes the local weights and the error feedback."""
@@ -79,22 +95,25 @@ class RoundTrainer:
         began = time.monotonic()
         overlap = self._begin(ask)
         base, losses = self.fold.view_digest(), list[float]()
-        steps = self._inner_steps(ask)
+        place, budget = self._place(ask), Budget(ask, ask.steps, ask.sequences or self.spec.inner.batch)
         while True:
             if (yield from self._merge_due_fold(overlap, len(losses))):
                 base = self.fold.view_digest()
-            if len(losses) == ask.steps:
+            if len(losses) == budget.steps:
                 break
-            losses.append(next(steps))
+            losses.append(self._step(place, budget, self.spec.steps_before(ask.round) + len(losses)))
             self.steps_taken += 1
-            if len(losses) == ask.steps:  # now: a fold may still be merged before the round ends
+            trained_s = max(1e-9, time.monotonic() - began - overlap.held_s)
+            budget.took_step(len(losses), trained_s)
+            overlap.most = min(overlap.most, budget.steps)
+            if len(losses) == budget.steps:  # now: a fold may still be merged before the round ends
                 self.learner.agree()
-            speed = len(losses) * self._step_tokens / max(1e-9, time.monotonic() - began - overlap.held_s)
-            yield TrainProgress(ask.round, len(losses), ask.steps, losses[-1], speed)
+            speed = budget.taken * self.spec.model.context / trained_s
+            yield TrainProgress(ask.round, len(losses), budget.steps, losses[-1], speed)
         train_s = time.monotonic() - began - overlap.held_s
         with self.spent.within("encode"):
             payload = self.feedback.encode(ask.round, self.learner.weights)
-        done = self._pending(ask.round, base, losses, payload)
+        done = self._pending(ask.round, base, losses, payload, budget.taken * self.spec.model.context)
         trained = TrainReply(
             pending=done,
             payload_bytes=len(payload),
@@ -129,24 +148,22 @@ class RoundTrainer:
         overlap.fold_arrived(taken)
         return True
 
-    def _inner_steps(self, ask: TrainRequest) -> Iterator[float]:
-        first = self.spec.steps_before(ask.round)
-        place = WindowPlace(self.spec.seed, first, ask.slot, ask.slots, self.spec.inner.batch)
+    def _place(self, ask: TrainRequest) -> WindowPlace:
         if self.spec.audit:
-            place = assigned(self.spec.seed, ask.round, self.peer, self.spec.inner.batch)
-        return run_steps(self.learner.step, partial(self._batch, place), first, ask.steps)
+            return assigned(self.spec.seed, ask.round, self.peer, self.spec.inner.batch)
+        first = self.spec.steps_before(ask.round)
+        return WindowPlace(self.spec.seed, first, ask.slot, ask.slots, self.spec.inner.batch)
 
-    def _batch(self, place: WindowPlace, step: int) -> NDArray[np.int64]:
-        return self.data.batch(windows(place, step, self.data.num_windows))
+    def _step(self, place: WindowPlace, budget: Budget, at: int) -> float:
+        """Global step `at`, on the next windows of our place; returns its loss."""
+        at_W = np.arange(budget.taken, budget.taken + budget.sequences)
+        return self.learner.step(self.data.batch(windows_at(place, at_W, self.data.num_windows)), at)
 
-    @property
-    def _step_tokens(self) -> int:
-        return self.spec.inner.batch * self.spec.model.context
-
-    def _pending(self, number: Round, base: Digest, losses: list[float], payload: bytearray) -> Pending:
+    def _pending(
+        self, number: Round, base: Digest, losses: list[float], payload: bytearray, tokens: int
+    ) -> Pending:
         blob = manifest_of_bytes(payload).id
-        tokens = len(losses) * self._step_tokens
-        weight = weight_of(tokens, self.spec.steps(number) * self._step_tokens)
+        weight = weight_of(tokens, self.spec.steps(number) * self.spec.inner.batch * self.spec.model.context)
         experts = self.learner.experts
         layout = self.feedback.layout(number, experts)
         return Pending(

@@ -133,6 +133,14 @@ class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):
     """Rounds after the worker's final one to which our own feed has published a contribution."""
     ahead: int = 0
     """Most inner steps that may be taken before the round `after` is folded."""
+    sequences: int = 0
+    """Sequences of each step, of those that the RunSpec names; 0: all."""
+    limit_s: float = 0.0
+    """Seconds of training after which the rest of the round is cut short; 0: it never is."""
+    least_steps: int = 1
+    """Inner steps of a round that is cut short, if it has not taken more."""
+    least_sequences: int = 1
+    """Sequences of the steps that are left of such a round."""
 
 
 class SaveRequest(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
@@ -148,7 +156,6 @@ class VerifyRequest(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     """Check that a file is a legal payload of this round. Answered with failed(DecodeError) if it is not."""
 
     path: str
-    """Path of the file to check."""
     round: Round
     experts: bytes = b""
     """Bitmap of the experts that the payload's contribution names; empty: all."""
@@ -247,8 +254,8 @@ class AuditRequest(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
 
     round: Round
     """Round of the contributions."""
-    steps: int
-    """Inner steps that the audited author says it took."""
+    tokens: int
+    """Tokens that the audited author says it trained on."""
     audited: Member
     others: tuple[Member, ...]
     """Some of the others of the round's set, at least one: what all of them improve is left out."""

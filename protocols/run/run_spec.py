@@ -171,7 +171,8 @@ class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     min_members: Annotated[int, Meta(ge=1, le=1024)]
     """Number of leases that round 0 waits for."""
     least_256: Annotated[int, Meta(ge=1, le=256)] = 256
-    """Share of the round's steps after which a slow member may end its round, to finish with the others."""
+    """Share of the round's steps after which a slow member may end its round, to finish with the others. Below 256
+    its steps may have fewer sequences, too."""
     most_256: Annotated[int, Meta(ge=256, le=1024)] = 256
     """Share of the round's steps up to which a fast member may train while the others finish."""
     probation: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET

@@ -243,7 +243,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.StartRequest(
         b"spec", ME.peer_id, "/home", "/data", 2, "cpu", "int8", True, "/tokenizer", ("/moments",), True, "host"
     ),
-    worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3),
+    worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3, 2, 12.5, 4, 1),
     worker.SaveRequest(ROUND),
     worker.VerifyRequest("/payload", ROUND, b"\x03", A, (Span(0, 4),)),
     worker.ReduceRequest(ROUND, Span(0, 4), (MEMBER,), (A,), 7),
@@ -256,7 +256,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.SnapshotRequest("/snapshot"),
     worker.InheritRequest(3, "/moments"),
     worker.EvaluateRequest(),
-    worker.AuditRequest(ROUND, 15, MEMBER, (MEMBER,)),
+    worker.AuditRequest(ROUND, 15360, MEMBER, (MEMBER,)),
     worker.ReportRequest(),
     worker.StopRequest(),
 )

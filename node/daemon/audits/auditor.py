@@ -136,8 +136,8 @@ class Auditor:
             others = [entry for entry in held if entry != drawn]
             chosen = self.rng.sample(others, min(OTHERS, len(others)))
             if drawn in held:
-                steps = found[drawn][1].steps
-                requests.append(AuditRequest(number, steps, member(drawn), tuple(map(member, chosen))))
+                tokens = found[drawn][1].tokens
+                requests.append(AuditRequest(number, tokens, member(drawn), tuple(map(member, chosen))))
         return requests
 
     async def _audit_all(self, requests: Sequence[AuditRequest]) -> None:

@@ -30,6 +30,8 @@ class RunContext:
     log: RoundLog
     now: Callable[[], float]
     """Monotonic seconds."""
+    devices: int = 1
+    """Devices that share each of this node's steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

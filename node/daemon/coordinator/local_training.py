@@ -12,7 +12,7 @@ from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.run_moments import fetch_moments
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds.state import Phase
-from atoll.node.daemon.rounds.step_budget import Tempo, choose, measured, shortened
+from atoll.node.daemon.rounds.step_budget import Tempo, choose, least, limit_s, measured, shortened, tempo_of
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
 from atoll.protocols.errors import DiskFault, Superseded
 from atoll.protocols.ids import Round
@@ -45,8 +45,7 @@ class LocalTraining:
     _tempo: Tempo = field(init=False)
 
     def __post_init__(self) -> None:
-        spec = self.context.spec
-        self._tempo = Tempo(spec.inner.batch * spec.model.context, spec.pace.least_256, spec.pace.most_256)
+        self._tempo = tempo_of(self.context.spec, self.context.devices)
 
     @property
     def tokens_per_s(self) -> float:
@@ -61,7 +60,7 @@ class LocalTraining:
         done = await self.worker.ask_until_saved(
             request, worker_messages.TrainReply, lambda: self._check_need(action.round)
         )
-        self._tempo = measured(self._tempo, done.train_s, done.pending.steps)
+        self._tempo = measured(self._tempo, done.train_s, done.pending.tokens)
         self.context.log.trained(done, request.ahead)
         self.moments.offer(done.parted)
         left_out = max(0, self._tempo.chosen - request.steps)
@@ -106,7 +105,7 @@ class LocalTraining:
         nominal = self.context.spec.steps(action.round)
         self._tempo = choose(self._tempo, nominal, speeds)
         before = self.assignment.experts
-        experts = self.assignment.assign(members)
+        experts, low = self.assignment.assign(members), least(self._tempo, nominal)
         self.moments.on_assigned(before, experts)
         return worker_messages.TrainRequest(
             round=action.round,
@@ -117,6 +116,10 @@ class LocalTraining:
             experts=experts,
             said=self.contributions.own_rounds(self.applied()),
             ahead=self.machines.round.ahead.chosen,
+            sequences=self._tempo.sequences if self._tempo.batch > 1 else 0,
+            limit_s=limit_s(self._tempo, nominal, speeds),
+            least_steps=low.steps,
+            least_sequences=low.sequences,
         )
 
     async def _fetch_start_moments(self) -> None:

@@ -1,37 +1,59 @@
-"""How many inner steps a member takes in a round, so that it is done when the others are.
+"""How many inner steps a member takes in a round, of how many sequences, so that it is done when the others are.
 
 Every member aims at the median of the times that the members need for the round's nominal steps. A slower member
-takes fewer steps, a faster one more, within the bounds of the RunSpec; contributions are weighted by tokens, so
-that fewer steps also count less. Pure: times are given.
+takes fewer steps, a faster one more, within the bounds of the RunSpec. One for which the least number of steps is
+too much takes fewer sequences in each of them. Contributions are weighted by tokens, so that less work also counts
+less. Pure: times are given.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import ceil, floor, isfinite
 from statistics import median
+from typing import NamedTuple
 
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.run.run_spec import RunSpec
 
+WHOLE_256 = 256
+"""A share of one, in 256ths."""
 REMEMBERED = 5
 """Rounds whose median is a node's own speed: one disturbed round changes nothing."""
 TOLERANCE = 0.1
-"""Share of the nominal steps, or of those chosen last, within which another number is not worth a change."""
+"""Share of the nominal number, or of the one chosen last, within which another number is not worth a change."""
+LEAST_SHARE = 128
+"""A member trains on no less than one part of so many of the round's nominal tokens: a weight cannot say less."""
+LIMIT_ROUNDS = 2.0
+"""A round that takes a member so many times what the others need is cut short."""
+LIMIT_LEAST_S = 5.0
+"""By so much it is longer in any case: rounds of a second are disturbed by anything."""
+
+
+class Work(NamedTuple):
+    """What a member takes of a round."""
+
+    steps: int
+    sequences: int
+    """Of each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tempo:
-    """A node's own measured speed, and the number of steps that it chose last."""
+    """A node's own measured speed, and what it chose last."""
 
     step_tokens: int
-    """Tokens of one inner step."""
+    """Tokens of one whole inner step."""
     least_256: int
     """Bounds of a choice, in 256ths of the nominal steps."""
     most_256: int
     step_s: tuple[float, ...] = ()
-    """Own seconds per step of the newest rounds, oldest first."""
+    """Own seconds per whole step of the newest rounds, oldest first."""
     chosen: int = 0
     """Steps of the newest choice; 0 before the first."""
+    batch: int = 1
+    """Sequences of a whole step, of which a choice may leave some out; 1: none may be left out."""
+    sequences: int = 0
+    """Sequences of each of these steps, of `batch`; 0 before the first choice."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -39,11 +61,19 @@ class Tempo:
         return self.step_tokens / median(self.step_s) if self.step_s else 0.0
 
 
-def measured(tempo: Tempo, train_s: float, steps: int) -> Tempo:
-    """The tempo after a round whose `steps` steps took `train_s` seconds, without any waiting."""
-    if train_s <= 0 or steps <= 0:
+def tempo_of(spec: RunSpec, devices: int) -> Tempo:
+    """The tempo of a node that has just started. `devices`: that share each of its steps."""
+    inner, pace = spec.inner, spec.pace
+    # Several devices share the sequences of whole steps; and where no step may be left out, no sequence may.
+    batch = inner.batch if devices == 1 and pace.least_256 < WHOLE_256 else 1
+    return Tempo(inner.batch * spec.model.context, pace.least_256, pace.most_256, batch=batch)
+
+
+def measured(tempo: Tempo, train_s: float, tokens: int) -> Tempo:
+    """The tempo after a round in which `tokens` tokens took `train_s` seconds, without any waiting."""
+    if train_s <= 0 or tokens <= 0:
         return tempo
-    return replace(tempo, step_s=(*tempo.step_s, train_s / steps)[-REMEMBERED:])
+    return replace(tempo, step_s=(*tempo.step_s, train_s * tempo.step_tokens / tokens)[-REMEMBERED:])
 
 
 def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
@@ -51,14 +81,37 @@ def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
     own = tempo.tokens_per_s
     others = [speed for speed in speeds if speed > 0]
     if not own or not others:
-        return replace(tempo, chosen=nominal)
+        return replace(tempo, chosen=nominal, sequences=tempo.batch)
     # In the median time of all, this node included, so many steps fit. The median, because one very slow or very
     # fast member (or one that lies about its speed) must not set the pace of all.
     wish = nominal * own * median(1.0 / speed for speed in (own, *others))
-    high = nominal * tempo.most_256 // 256
-    return replace(
-        tempo, chosen=max(_least(tempo, nominal), min(high, _steady(min(wish, high), nominal, tempo.chosen)))
-    )
+    high, low = nominal * tempo.most_256 // WHOLE_256, least(tempo, nominal)
+    steps = min(high, _steady(min(wish, high), nominal, tempo.chosen))
+    if steps >= low.steps:
+        return replace(tempo, chosen=steps, sequences=tempo.batch)
+    # Few steps of many sequences are less noisy than many of few; further steps take what is left of the time.
+    fitting = floor(tempo.batch * wish)
+    sequences = max(low.sequences, min(tempo.batch, fitting // low.steps))
+    return replace(tempo, chosen=max(low.steps, fitting // sequences), sequences=sequences)
+
+
+def least(tempo: Tempo, nominal: int) -> Work:
+    """The least that a member may take of a round of `nominal` steps."""
+    steps = -(-nominal * tempo.least_256 // WHOLE_256)
+    return Work(steps, min(tempo.batch, -(-nominal * tempo.batch // (LEAST_SHARE * steps))))
+
+
+def limit_s(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> float:
+    """Seconds after which a round is cut short: the least is taken of what is left. 0: never.
+
+    Nobody can foresee that a round takes too long after a start, or when something else begins to use the machine.
+    """
+    others = [speed for speed in speeds if speed > 0]
+    if tempo.batch == 1 or not others:
+        return 0.0
+    round_s = nominal * tempo.step_tokens * median(1.0 / speed for speed in others)
+    limit = max(LIMIT_ROUNDS * round_s, round_s + LIMIT_LEAST_S)
+    return limit if isfinite(limit) else 0.0
 
 
 def shortened(tempo: Tempo, nominal: int, speeds: Iterable[float], late_s: float) -> int:
@@ -67,17 +120,13 @@ def shortened(tempo: Tempo, nominal: int, speeds: Iterable[float], late_s: float
     known = [tempo.tokens_per_s] if tempo.step_s else [speed for speed in speeds if speed > 0]
     if not late_s or not known:
         return tempo.chosen
-    gone = min(tempo.chosen, late_s * median(known) / tempo.step_tokens)
-    return max(_least(tempo, nominal), tempo.chosen - ceil(gone))
-
-
-def _least(tempo: Tempo, nominal: int) -> int:
-    """The fewest steps that a member may take in a round of `nominal` steps."""
-    return -(-nominal * tempo.least_256 // 256)
+    tokens = tempo.step_tokens * tempo.sequences / tempo.batch
+    gone = min(tempo.chosen, late_s * median(known) / tokens)
+    return max(least(tempo, nominal).steps, tempo.chosen - ceil(gone))
 
 
 def _steady(wish: float, nominal: int, before: int) -> int:
-    """Whole steps for `wish`: the nominal number or that of the round before, where one of them is near."""
+    """A whole number for `wish`: the nominal one or that of the round before, where one of them is near."""
     # Wishes from n up to n + 1 are all rounded down to n, so nearness is measured from both ends of that range.
     near = (n for n in (nominal, before) if n and n - TOLERANCE * n <= wish <= (1 + TOLERANCE) * (n + 1))
     return next(near, floor(wish))

@@ -131,10 +131,18 @@ def assigned(seed: int, number: int, author: str, batch: int) -> WindowPlace:
 
 
 def windows(place: WindowPlace, step: int, num_windows: int) -> NDArray[np.int64]:
-    """Indices `[B]`, int64, of the windows of inner step `step` (from 0) of the round."""
-    first = ((place.first_step + step) * place.slots + place.slot) * place.batch
-    at = (np.arange(place.batch, dtype=np.uint64) + np.uint64(first)) % np.uint64(num_windows)
-    return permuted(at, place.seed, num_windows).astype(np.int64)
+    """Indices `[B]`, int64, of the windows of whole inner step `step` (from 0) of the round."""
+    return windows_at(place, np.arange(step * place.batch, (step + 1) * place.batch), num_windows)
+
+
+def windows_at(place: WindowPlace, at_W: NDArray[np.int64], num_windows: int) -> NDArray[np.int64]:
+    """Indices `[W]`, int64, of the member's windows of the round with these numbers, from 0, in its order.
+
+    Whoever takes fewer sequences a step takes the same windows one after the other, in more steps.
+    """
+    step_W, row_W = np.divmod(at_W, place.batch)
+    order_W = ((place.first_step + step_W) * place.slots + place.slot) * place.batch + row_W
+    return permuted(order_W.astype(np.uint64) % np.uint64(num_windows), place.seed, num_windows).astype(np.int64)
 
 
 def permuted(at: NDArray[np.uint64], seed: int, size: int) -> NDArray[np.uint64]:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.data.dataset import Dataset, assigned, windows
+from atoll.node.learning.data.dataset import Dataset, assigned, windows_at
 from atoll.node.learning.outer.fixed import FRACTION_BITS, SLAB_CHUNKS
-from atoll.protocols.ids import PeerId
+from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.ledger.records import MAX_EXCESS
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest
 from atoll.protocols.run.arena import CHUNK, Arena, arena_of
@@ -36,7 +36,7 @@ def audit(
     """Audit a contribution at the int32 view, on windows that `rng` draws. Raises DecodeError, CorruptFault."""
     began = time.monotonic()
     assert spec.audit
-    own_W = drawn(spec, data, ask.round, ask.steps, ask.audited.author, rng)
+    own_W = drawn(spec, data, ask, rng)
     random_W = rng.integers(0, data.num_windows, len(own_W))
     step_C4096 = difference(spec, ask)
     found: list[NDArray[np.float64]] = []
@@ -48,17 +48,25 @@ def audit(
     return AuditReply(excess(gain_W[: len(own_W)], gain_W[len(own_W) :]), time.monotonic() - began)
 
 
-def drawn(
-    spec: RunSpec, data: Dataset, number: int, steps: int, author: PeerId, rng: Generator
-) -> NDArray[np.int64]:
-    """Some of the windows that the author was to train on in round `number`, if it took so many steps."""
+def drawn(spec: RunSpec, data: Dataset, ask: AuditRequest, rng: Generator) -> NDArray[np.int64]:
+    """Some of the windows that the author was to train on, of as many as it says that it took."""
     assert spec.audit
-    place = assigned(spec.seed, number, author, spec.inner.batch)
-    count = min(spec.audit.windows, steps * spec.inner.batch)
-    at = rng.choice(steps * spec.inner.batch, count, replace=False)
-    steps_W, rows_W = divmod(at, spec.inner.batch)
-    found = [windows(place, step, data.num_windows)[row] for step, row in zip(steps_W, rows_W, strict=True)]
-    return np.array(found, np.int64)
+    place = assigned(spec.seed, ask.round, ask.audited.author, spec.inner.batch)
+    said = claimed_windows(spec, ask)
+    at_W = rng.choice(said, min(spec.audit.windows, said), replace=False)
+    return windows_at(place, at_W, data.num_windows)
+
+
+def claimed_windows(spec: RunSpec, ask: AuditRequest) -> int:
+    """Windows that the author claims to have trained on: by its tokens, and no fewer than its weight stands for.
+
+    Whoever wants the weight of a whole round for a few windows is audited on those that it left out.
+    """
+    nominal = spec.steps(ask.round) * spec.inner.batch
+    # The least that is rounded to this weight (`weight_of`).
+    weighed = -(-(2 * ask.audited.weight - 1) * nominal // (2 * WEIGHT_UNIT))
+    most = nominal * spec.pace.most_256 // 256
+    return max(1, min(most, max(weighed, ask.tokens // spec.model.context)))
 
 
 def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:

@@ -144,8 +144,8 @@ class AuditTrial(trial.Trial):
             return Member(each.entry, each.author, each.weight, each.payload, str(paths[at]))
 
         others = self._rng.choice([at for at in range(MEMBERS) if at != slot], OTHERS, replace=False)
-        steps = STEPS // 4 if slot == SLOW else STEPS
-        ask = AuditRequest(Round(number), steps, member(slot), tuple(member(int(at)) for at in others))
+        tokens = (STEPS // 4 if slot == SLOW else STEPS) * BATCH * self.spec.model.context
+        ask = AuditRequest(Round(number), tokens, member(slot), tuple(member(int(at)) for at in others))
         return audit(ask, self.spec, self._data, self._window_losses, self.theta_C4096, self._rng).excess
 
     def _window_losses(self, theta_C4096: Tensor, windows_WT1: NDArray[np.int64]) -> list[float]:

@@ -24,6 +24,7 @@ from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.worker.reduction_work import SliceWork, encode
+from atoll.node.worker.round_trainer import Budget, weight_of
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
@@ -73,7 +74,9 @@ from atoll.protocols.run.slices import ReduceSpec
 from atoll_bench.topology.topology_peer import twisted
 
 EXPERTS = 8
-STEPS = 20
+STEPS, CONTEXT = 20, 16
+FIXED = 0.02
+"""Share of the time of a whole step that a step of no sequences would take."""
 DEADLINE_S = 4000.0
 
 
@@ -89,7 +92,7 @@ def run_spec(
         seed=1,
         model=ModelSpec(
             dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=vocab,
-            context=16, tied=True, rope_theta=1e4, norm_eps=1e-5,
+            context=CONTEXT, tied=True, rope_theta=1e4, norm_eps=1e-5,
             experts=ExpertsSpec(count=EXPERTS, per_token=1, ffn=64) if holders else None,
         ),
         data=DataSpec(source="synthetic:markov", tokenizer="bytes", digest=b""),
@@ -291,33 +294,36 @@ class FakeWorker:
         raise AssertionError(ask)
 
     async def _train(self, ask: TrainRequest) -> TrainReply:
-        base, step_s = self.view(), self.train_s / STEPS
+        base = self.view()
         self._check_flight(ask)
         self._trains += 1
         self.wake()
         ahead = min(ask.steps, ask.ahead) if ask.after >= 0 else ask.steps
         now, began_s = (self.lives, self._trains), asyncio.get_running_loop().time()
-        await self._steps(ahead, now)
+        budget = Budget(ask, ask.steps, ask.sequences or self.spec.inner.batch)
+        done, trained_s = await self._steps(ahead, budget, now)
         while ask.after > self.final and ask.after not in self.open:
             self._moved.clear()
             await self._moved.wait()
             self._check_life(now)
-        await self._steps(ask.steps - ahead, now)
+        done, trained_s = await self._steps(ask.steps, budget, now, done, trained_s)
         self.experts = self.owned[ask.round] = ask.experts
         data = self._payload(ask)
         path = self.folder / f"{ask.round}.payload"
         path.write_bytes(data)
-        weight = max(1, min(255, 64 * ask.steps // STEPS))
+        tokens = CONTEXT * budget.taken
+        weight = weight_of(tokens, CONTEXT * STEPS * self.spec.inner.batch)
         blob = manifest_of_bytes(data).id
         rows = b"" if self.slices is None else RowTree(data, self.layout).root
-        words = (ask.round, base, blob, str(path), ask.steps, 16 * ask.steps, weight, 1.0, ask.experts, rows)
+        words = (ask.round, base, blob, str(path), done, tokens, weight, 1.0, ask.experts, rows)
         pending = Pending(*words)
         self.unsafe = (*self.unsafe, pending)
         self.trained.append(ask.round)
         self.said[ask.round] = ask.said
         late_s = max(0.0, self.arrived_s.get(ask.after, began_s) - began_s)
+        step_s = trained_s / done
         overlapped = min(ahead, math.ceil(late_s / step_s))
-        return TrainReply(pending, len(data), step_s * ask.steps, overlapped, max(0.0, late_s - ahead * step_s))
+        return TrainReply(pending, len(data), trained_s, overlapped, max(0.0, late_s - ahead * step_s))
 
     def _payload(self, ask: TrainRequest) -> bytes:
         luck = random.Random(f"{self.me} {ask.round}")
@@ -349,12 +355,23 @@ class FakeWorker:
         finally:
             self.slices._reducer.reduce = made
 
-    async def _steps(self, count: int, now: tuple[int, int]) -> None:
-        """Fractions of a second would cost more than they show: all steps in one sleep."""
-        took_s = count * self.train_s / STEPS
-        await asyncio.sleep(took_s)
+    async def _steps(
+        self, count: int, budget: Budget, now: tuple[int, int], done: int = 0, trained_s: float = 0.0
+    ) -> tuple[int, float]:
+        """Steps up to the `count`-th, or to the end; returns how many are done, and their time.
+
+        Fractions of a second would cost more than they show: all steps in one sleep.
+        """
+        before_s = trained_s
+        while done < min(count, budget.steps):
+            # What does not depend on the number of sequences: the optimizer, above all.
+            share = FIXED + (1 - FIXED) * budget.sequences / self.spec.inner.batch
+            trained_s, done = trained_s + share * self.train_s / STEPS, done + 1
+            budget.took_step(done, trained_s)
+        await asyncio.sleep(trained_s - before_s)
         self._check_life(now)
-        self.busy_s += took_s
+        self.busy_s += trained_s - before_s
+        return done, trained_s
 
     def _check_life(self, now: tuple[int, int]) -> None:
         if now[0] != self.lives:

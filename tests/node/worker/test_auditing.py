@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.learning.data.dataset import assigned, windows
-from atoll.node.worker.audits.measuring import difference, drawn, excess, moved
+from atoll.node.worker.audits.measuring import claimed_windows, difference, drawn, excess, moved
+from atoll.node.worker.round_trainer import Budget
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import MAX_EXCESS
-from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, FinalizeRequest, FoldRequest
+from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, FinalizeRequest, FoldRequest, Member
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
@@ -32,6 +33,7 @@ AUDITED = msgspec.structs.replace(
     outer=msgspec.structs.replace(SPEC.outer, stages=(Stage(0, STEPS),)),
     audit=AuditSpec(windows=64),
 )
+CONTEXT = AUDITED.model.context
 
 
 def all_trained(tmp_path_factory):
@@ -48,7 +50,8 @@ def trained(tmp_path_factory):
 
 
 def audit(home, about, others, steps=STEPS):
-    reply = home.ask(AuditRequest(Round(0), steps, about, tuple(others)))
+    tokens = steps * AUDITED.inner.batch * CONTEXT
+    reply = home.ask(AuditRequest(Round(0), tokens, about, tuple(others)))
     assert isinstance(reply, AuditReply)
     assert reply.took_s > 0
     return reply.excess
@@ -88,12 +91,29 @@ def test_windows_are_those_that_a_member_trains_on(trained, monkeypatch):
     assigned_W = np.concatenate([windows(place, step, data.num_windows) for step in range(STEPS)])
     seen = []
     monkeypatch.setattr(rounds.learner, "step", lambda tokens, at: seen.append(tokens) or 0.0)
-    assert len(list(rounds._inner_steps(trained[0][0].train_ask(3)))) == STEPS
-    assert np.array_equal(np.concatenate(seen), data.batch(assigned_W))
-    found = drawn(AUDITED, data, 3, STEPS, PEERS[0], np.random.default_rng(1))
-    assert sorted(found) == sorted(assigned_W)
-    part = drawn(AUDITED, data, 3, 1, PEERS[0], np.random.default_rng(1))
-    assert set(part) == set(assigned_W[: AUDITED.inner.batch]), "of the steps that it says it took"
+    whole = trained[0][0].train_ask(3)
+    few = msgspec.structs.replace(whole, sequences=1)
+    for ask, sequences in ((whole, AUDITED.inner.batch), (few, 1)):
+        seen.clear()
+        budget = Budget(ask, ask.steps, sequences)
+        for step in range(STEPS):
+            rounds._step(rounds._place(ask), budget, step)
+            budget.took_step(step + 1, 1.0)
+        assert np.array_equal(np.concatenate(seen), data.batch(assigned_W[: STEPS * sequences]))
+    most = AUDITED.steps(3) * AUDITED.inner.batch
+    for tokens, weight, count in (
+        (STEPS * AUDITED.inner.batch * CONTEXT, 64, most),
+        (AUDITED.inner.batch * CONTEXT, 1, AUDITED.inner.batch),
+        (3 * CONTEXT, 1, 3),
+        (CONTEXT, 64, most),
+        (1 << 47, 64, most),
+        (1, 1, 1),
+    ):
+        claim = AuditRequest(Round(3), tokens, Member(b"", PEERS[0], weight, b"", ""), ())
+        assert claimed_windows(AUDITED, claim) == count
+        found = drawn(AUDITED, data, claim, np.random.default_rng(1))
+        assert len(set(found)) == min(count, AUDITED.audit.windows)
+        assert set(found) <= set(assigned_W[:count]), "of the windows that it says it took"
 
 
 def test_members_and_rounds_have_windows_of_their_own():

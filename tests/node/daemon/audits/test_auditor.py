@@ -130,7 +130,7 @@ def test_this_node_audits_what_it_drew_and_says_it_until_a_final_set_has_it():
     (ours,) = (each.entry for each in rig.sets[0] if each.author == "a1")
     (asked,) = rig.asked
     assert asked.audited.entry == audited_by(rig.names(0))[ours][0]
-    assert asked.steps == 4
+    assert asked.tokens == 64
     assert asked.audited.entry not in {other.entry for other in asked.others}
     assert len(asked.others) == 7 <= OTHERS
     said = (Verdict(asked.audited.entry, 40),)

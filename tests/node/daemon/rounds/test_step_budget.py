@@ -3,7 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.rounds.step_budget import REMEMBERED, Tempo, choose, measured, shortened
+from atoll.node.daemon.rounds.step_budget import (
+    LEAST_SHARE,
+    REMEMBERED,
+    Tempo,
+    choose,
+    limit_s,
+    measured,
+    shortened,
+    tempo_of,
+)
+from atoll.node.daemon.rounds.step_budget import least as least_of
+from atoll.node.runs.presets import preset
+from tests.node.worker.session_home import ME, SPEC
 
 TOKENS = 4096
 speeds = st.floats(1e-2, 1e6)
@@ -13,7 +25,7 @@ most = st.integers(256, 1024)
 
 
 def tempo(speed: float, least_256: int = 64, most_256: int = 512) -> Tempo:
-    return measured(Tempo(TOKENS, least_256, most_256), 10 * TOKENS / speed, 10)
+    return measured(Tempo(TOKENS, least_256, most_256), 10 * TOKENS / speed, 10 * TOKENS)
 
 
 @given(speeds, st.lists(st.floats(0, 1e6)), nominals, least, most)
@@ -64,6 +76,53 @@ def test_faster_nodes_take_no_fewer_steps(others, nominal, one, two):
     assert few <= many + 0.25 * nominal
 
 
+def large_steps(speed: float, batch: int, least_256: int = 64) -> Tempo:
+    """The tempo of a node that may leave out sequences."""
+    return measured(Tempo(TOKENS, least_256, 256, batch=batch), 10 * TOKENS / speed, 10 * TOKENS)
+
+
+@given(speeds, st.lists(speeds, min_size=1, max_size=9), nominals, least, st.integers(1, 512))
+def test_what_is_taken_lies_between_the_least_and_all(own, others, nominal, least_256, batch):
+    node = choose(large_steps(own, batch, least_256), nominal, others)
+    low = least_of(node, nominal)
+    assert low.steps <= node.chosen <= nominal
+    assert low.sequences <= node.sequences <= batch
+    can_say = low.steps * low.sequences * LEAST_SHARE >= nominal * batch
+    assert can_say or low.sequences == batch, "a weight can say it"
+
+
+@given(st.floats(1 / 60, 1.0), st.integers(1, 512))
+def test_the_slower_half_ends_with_the_others_however_slow(ratio, nominal):
+    """As far as a step may have fewer sequences: here down to a 64th of the round."""
+    node = choose(large_steps(1000.0 * ratio, 64), nominal, [1000.0] * 4)
+    took = node.chosen * node.sequences / 64 / ratio
+    assert took <= 1.12 * nominal or (node.chosen, node.sequences) == least_of(node, nominal)
+    assert took >= 0.5 * nominal, "and does not idle"
+
+
+def test_thirty_times_slower_is_a_thirtieth_of_the_work():
+    node = choose(large_steps(1000.0 / 30, 16), 20, [1000.0] * 4)
+    assert (node.chosen, node.sequences) == (5, 2)
+    assert (choose(large_steps(1000.0 / 3, 16), 20, [1000.0] * 4)).sequences == 16, "first of all fewer steps"
+
+
+def test_where_no_step_may_be_left_out_and_on_several_devices_steps_are_whole():
+    spec = preset("10m", ME, 1)
+    assert tempo_of(spec, 1).batch == spec.inner.batch > 1
+    assert tempo_of(spec, 2).batch == 1
+    assert SPEC.pace.least_256 == 256
+    assert tempo_of(SPEC, 1).batch == 1
+
+
+def test_a_round_is_cut_short_that_takes_much_longer_than_the_others_need():
+    node = Tempo(TOKENS, 64, 256, batch=16)
+    assert limit_s(node, 30, []) == 0.0, "nobody knows how long it takes"
+    assert limit_s(node, 30, [0.0, 10.0 * TOKENS]) == 8.0, "rounds of seconds are disturbed by anything"
+    assert limit_s(node, 30, [0.1 * TOKENS, 0.2 * TOKENS, 9.0 * TOKENS]) == 300.0
+    assert limit_s(Tempo(TOKENS, 64, 256), 30, [10.0 * TOKENS]) == 0.0
+    assert limit_s(node, 30, [5e-324]) == 0.0
+
+
 def test_unknown_speeds_change_nothing():
     assert choose(Tempo(TOKENS, 64, 512), 30, [5.0, 9.0]).chosen == 30
     assert choose(tempo(100.0), 30, []).chosen == 30
@@ -73,11 +132,11 @@ def test_unknown_speeds_change_nothing():
 def test_one_disturbed_round_is_forgotten():
     node = tempo(100.0)
     for _ in range(REMEMBERED):
-        node = measured(node, 10 * TOKENS / 100.0, 10)
-    hit = measured(node, 10 * 10 * TOKENS / 100.0, 10)
+        node = measured(node, 10 * TOKENS / 100.0, 10 * TOKENS)
+    hit = measured(node, 10 * 10 * TOKENS / 100.0, 10 * TOKENS)
     assert hit.tokens_per_s == node.tokens_per_s
     assert len(hit.step_s) == REMEMBERED
-    assert measured(node, 0.0, 10) == node
+    assert measured(node, 0.0, TOKENS) == node
 
 
 def test_the_two_ends_of_a_mixed_swarm():

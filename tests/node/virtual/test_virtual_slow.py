@@ -1,0 +1,68 @@
+"""Whole nodes, one of which is 30 times slower than the others: it does what fits into their rounds."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from atoll.node.worker.round_trainer import weight_of
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ledger.records import Contribution
+from tests.node.virtual.conftest import CONTEXT, STEPS
+
+PACE = {"lease_s": 60.0, "quorum_256": 192, "grace_256": 128, "least_256": 64}
+"""The presets'."""
+FAST, ROUND_S, SLOWER, BATCH = 3, 10.0, 30, 16
+ROUNDS = 50
+"""After the slow member has joined."""
+NOMINAL = STEPS * BATCH * CONTEXT
+
+
+def large_steps(spec):
+    """Steps of which sequences may be left out."""
+    return msgspec.structs.replace(spec, inner=msgspec.structs.replace(spec.inner, batch=BATCH))
+
+
+def ran(world, speeds_s, **more):
+    """Seconds of ROUNDS rounds after all nodes were up; which of them hold the last node's work; its weights."""
+
+    async def story():
+        async with world(4000, FAST, adjust=large_steps, **PACE, **more) as w:
+            for number, train_s in enumerate(speeds_s[:FAST]):
+                w.start(number, train_s=train_s)
+            await w.until(lambda: w.all_final(3))
+            for number, train_s in enumerate(speeds_s[FAST:], FAST):
+                w.start(number, train_s=train_s)
+            loop, first = asyncio.get_running_loop(), w.newest()
+            began_s = loop.time()
+            await w.until(lambda: w.newest() >= first + ROUNDS)
+            took_s = loop.time() - began_s
+            await w.until(lambda: w.all_final(first + ROUNDS))
+            w.check_agreement()
+            await w.check_feeds()
+            last = w.nodes[len(speeds_s) - 1].peer
+            rows = w.nodes[0].driver.context.log.rows.values()
+            counted = range(first + 1, first + ROUNDS + 1)
+            holding = [row.round for row in rows if last in row.contributors and row.round in counted]
+            said = {}
+            for _, entry in w.nodes[0].swarm.ledger.since(0, 1 << 20):
+                if isinstance(entry.body, Contribution) and entry.author == last:
+                    said[entry.body.round] = entry.body
+            return took_s, holding, said
+
+    return run_virtual(story())
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 5])
+def test_a_member_thirty_times_slower_is_in_the_final_sets_and_holds_nobody_up(world, overlap_steps, capsys):
+    alone_s, _, _ = ran(world, [ROUND_S] * FAST, overlap_steps=overlap_steps)
+    took_s, holding, said = ran(world, [ROUND_S] * FAST + [ROUND_S * SLOWER], overlap_steps=overlap_steps)
+    assert took_s == pytest.approx(alone_s, rel=0.05)
+    assert len(holding) >= 0.9 * ROUNDS
+    for number in holding:
+        body = said[number]
+        assert body.weight == weight_of(body.tokens, NOMINAL), "and its weight is what it trained on"
+        assert body.tokens < NOMINAL / 20
+    with capsys.disabled():
+        share = f"{len(holding)} of {ROUNDS} final sets, rounds {took_s / alone_s:.3f} times as long"
+        print(f"\n{SLOWER} times slower, overlap {overlap_steps}: {share}")
