@@ -150,7 +150,7 @@ def show(wanted: str | None, home: Home, as_json: bool) -> None:
 @click.option("--from-round", "first", type=click.IntRange(0), help="Default: the oldest that is not final.")
 @click.option("--reason", default="", help="What it and all members read, at most 100 characters.")
 def exclude(peer: str, home: Home, as_json: bool, first: int | None, reason: str) -> None:
-    """Exclude a member from the run that the node here trains; only its owner can."""
+    """Exclude a member from the run that the node here trains, or vote for it if another node owns the run."""
     answer = call(home, ExcludePeer(peer, first, reason), CommandDone)
     if as_json:
         print_json(answer)

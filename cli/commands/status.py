@@ -24,7 +24,7 @@ from atoll.node.config.home import Home
 from atoll.protocols.errors import NotRunning, counted
 from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
-from atoll.protocols.local.standing import Standing
+from atoll.protocols.local.standing import LedgerUse, Standing
 
 UNHEALTHY = 4
 
@@ -135,7 +135,11 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     if now.ledger is not None:
         yield f"ledger    {ledger(now.ledger)}"
     for one in now.excluded:
-        yield f"excluded  {one.peer} from round {one.round} on" + (f": {one.reason}" if one.reason else "")
+        by = "" if one.by == "owner" else " by two thirds of the voters"
+        yield f"excluded  {one.peer} from round {one.round} on{by}" + (f": {one.reason}" if one.reason else "")
+    for vote in now.votes_against:
+        ours = ", this node among them" if vote.by_us else ""
+        yield f"votes     {vote.votes} of {vote.needed} to exclude {vote.peer}{ours}"
     if now.standing is not None and now.standing.why:
         yield f"counts    {now.standing.why}"
     for each in now.diminished:
@@ -172,7 +176,7 @@ def limits(use: control_messages.LimitUse) -> str:
     return f"{text}; {use.stopped}" if use.stopped else text
 
 
-def ledger(use: control_messages.LedgerUse) -> str:
+def ledger(use: LedgerUse) -> str:
     """Who is in the ledger, and how many without work had to go."""
     new = f"{use.new} new of {use.places} places" + (f", {use.pruned} gave theirs up" if use.pruned else "")
     return f"{use.accepted} authors, {use.worked} that worked, {new}; {size(use.disk_bytes)}"
@@ -202,7 +206,7 @@ def _peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
         short(row.peer),
         row.path or "–",
         span(row.rtt_s),
-        row.activity or "–" if row.excluded_from is None else f"excluded from {row.excluded_from}",
+        _activity(row),
         "–" if row.round is None else str(row.round),
         "–" if row.final is None else str(row.final),
         number(row.tokens_per_s, 0),
@@ -211,6 +215,13 @@ def _peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
         counts(row.standing),
         row.maddr,
     )
+
+
+def _activity(row: control_messages.PeerStatus) -> str:
+    if row.excluded_from is not None:
+        return f"excluded from {row.excluded_from}"
+    votes = f"{row.votes_against} to exclude" if row.votes_against else ""
+    return ", ".join(filter(None, (row.activity, votes))) or "–"
 
 
 def _round_cells(row: control_messages.RoundStatus) -> tuple[str, ...]:

@@ -30,10 +30,10 @@ from atoll.node.daemon.coordinator.payload_fetcher import (
     legal_size,
     verification_of,
 )
-from atoll.node.daemon.coordinator.removals import Removals
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
+from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import config_of
 from atoll.node.daemon.rounds.trials import Trials

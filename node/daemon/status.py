@@ -25,10 +25,10 @@ from atoll.p2p.nat.route_host import RouteHost
 from atoll.p2p.swarm.connections import PeerView
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ids import Round
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local import control_messages
-from atoll.protocols.local.standing import Exclusion
+from atoll.protocols.local.standing import LedgerUse
 from atoll.protocols.local.worker_messages import TrainProgress
 
 SHORTEST = 6
@@ -138,20 +138,20 @@ class DaemonOperator:
         return max(known.round, final + 1, own.round + 1 if own else 0)
 
     def _standings(self) -> dict[str, Any]:
-        """Whom the run's owner excluded, and who counts less than in full."""
+        """Who is excluded, or may be, and who counts less than in full."""
         view, me = self.control.view(), self.plan.identity.peer_id
-        rows = (Exclusion(peer=one.peer, round=one.round, reason=one.reason) for one in view.excluded)
         others = self.net.leases().keys() - {me}
         return {
-            "excluded": tuple(rows),
+            "excluded": view.excluded,
+            "votes_against": view.votes_against,
             "standing": view.standings.of(me)[0],
             "diminished": view.standings.diminished(others),
         }
 
-    def _ledger(self) -> control_messages.LedgerUse:
+    def _ledger(self) -> LedgerUse:
         newcomers = self.swarm.newcomers
         accepted, worked, new = newcomers.counts
-        return control_messages.LedgerUse(
+        return LedgerUse(
             accepted=accepted,
             worked=worked,
             new=new,
@@ -185,11 +185,17 @@ class DaemonOperator:
         leases = self.net.leases()
         view = self.control.view()
         excluded = {one.peer: one.round for one in view.excluded}
+        votes = {one.peer: one.votes for one in view.votes_against}
         known = self.swarm.peers()
         standings = view.standings.of(*(row.peer for row in known))
         rows = [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in known]
         return [
-            replace(row, excluded_from=excluded.get(PeerId(row.peer)), standing=standing if row.member else None)
+            replace(
+                row,
+                excluded_from=excluded.get(row.peer),
+                votes_against=votes.get(row.peer, 0),
+                standing=standing if row.member else None,
+            )
             for row, standing in zip(rows, standings, strict=True)
         ]
 

@@ -15,7 +15,7 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
     A run that may reduce rounds needs the root of each payload's rows, so only sliced contributions count there;
     a run with audits needs verdicts, so only audited ones do.
     Other runs cannot fold a set that holds a Reduction. A bitmap of experts must name experts of the run.
-    Only the run's owner excludes members, and never itself.
+    Nobody excludes the run's owner or itself. What the owner writes holds; of others it is a vote.
     """
     match entry.body:
         case records.PartContribution(experts=experts):
@@ -27,7 +27,7 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
         case records.Reduction() | records.ReductionFault() | records.Unanswered():
             return spec.reduce is not None
         case records.Exclude(peer=peer):
-            return entry.author == spec.owner != peer
+            return peer not in (spec.owner, entry.author)
     return True
 
 

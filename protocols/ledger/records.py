@@ -229,9 +229,10 @@ class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow", forbid_
 
 
 class Exclude(msgspec.Struct, frozen=True, array_like=True, tag="exclude", forbid_unknown_fields=True):
-    """The run's owner excludes `peer`: its work counts in no set of `round` or a later one, unless that is final.
+    """`peer` is excluded: its work counts in no set of `round` or a later one, unless that is final.
 
-    Nobody else can write it (entry_rules.py). Of several about one peer the lowest round counts.
+    The run's owner decides it alone. In another feed it is a vote of its author (docs/removal.md). Of several of
+    one author about one peer the lowest round counts.
     """
 
     round: RecordRound

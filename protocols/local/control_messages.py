@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from atoll.protocols.local.standing import Exclusion, Standing
+from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
 
 MAX_LINES = 10_000
 """Most log lines that one request may ask for."""
@@ -76,7 +76,7 @@ class ResumeNode(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class ExcludePeer(msgspec.Struct, frozen=True, tag="exclude"):
-    """Exclude a member from the run. Only the owner's node can."""
+    """Exclude a member from the run, on the owner's node; on another one: vote for it."""
 
     peer: str
     """PeerID, or the end of that of a known peer."""
@@ -153,23 +153,6 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     """ISO date on which the next month begins."""
     stopped: str
     """Reason why large transfers are suspended; empty while they are not."""
-
-
-class LedgerUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Authors in the ledger, and its size."""
-
-    accepted: int
-    """Authors whose work is in a final set, and this node."""
-    worked: int
-    """Authors of which this node verified a payload, with none in a final set yet."""
-    new: int
-    """Authors that have shown no work, of `places`."""
-    places: int
-    """Places of new authors, `ledger_newcomers` in config.toml."""
-    pruned: int
-    """Authors without work that gave their places to others since the daemon started."""
-    disk_bytes: int
-    """Size of the ledger's files."""
 
 
 class TimeShares(msgspec.Struct, kw_only=True):
@@ -339,7 +322,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     ledger: LedgerUse | None = None
     """Who is in the ledger; null from an older daemon."""
     excluded: tuple[Exclusion, ...] = ()
-    """Members that the run's owner excluded."""
+    """Members that the run's owner or its voters excluded."""
+    votes_against: tuple[VotesAgainst, ...] = ()
+    """Members that voters, or this node, voted to exclude, and that are not excluded."""
     standing: Standing | None = None
     """What this node counts for; null from an older daemon."""
     diminished: tuple[Standing, ...] = ()
@@ -372,7 +357,9 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     faults: int
     """Number of protocol violations that this node has seen."""
     excluded_from: int | None = None
-    """First round without it, if the run's owner excluded it."""
+    """First round without it, if it is excluded."""
+    votes_against: int = 0
+    """Votes to exclude it, by the voters of the round that is decided next."""
     standing: Standing | None = None
     """What it counts for; null from an older daemon, and for a peer that is no member."""
 

@@ -1,14 +1,27 @@
-"""Who counts less than in full, as the operator is told: a part of control_messages.py."""
+"""Who is in the run and counts for what, as the operator is told: a part of control_messages.py."""
 
 import msgspec
 
 
 class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
-    """A member that the run's owner excluded: its PeerID, the first round without it, and what the owner wrote."""
+    """A member that is excluded: its PeerID, the first round without it, and what those that excluded it wrote."""
 
     peer: str
     round: int
     reason: str
+    by: str = "owner"
+    """`owner`, or `voters`: two thirds of the voters of that round."""
+
+
+class VotesAgainst(msgspec.Struct, frozen=True, kw_only=True):
+    """Votes to exclude a member, by the voters of the round that is decided next."""
+
+    peer: str
+    votes: int
+    needed: int
+    """Number of votes that exclude it."""
+    by_us: bool
+    """This node is among those that voted."""
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,3 +43,20 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Last round in which no Reduction of it counts; null: they count."""
     why: str = ""
     """What of this takes something from it, in one line; empty: it counts in full."""
+
+
+class LedgerUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Authors in the ledger, and its size."""
+
+    accepted: int
+    """Authors whose work is in a final set, and this node."""
+    worked: int
+    """Authors of which this node verified a payload, with none in a final set yet."""
+    new: int
+    """Authors that have shown no work, of `places`."""
+    places: int
+    """Places of new authors, `ledger_newcomers` in config.toml."""
+    pruned: int
+    """Authors without work that gave their places to others since the daemon started."""
+    disk_bytes: int
+    """Size of the ledger's files."""

@@ -18,6 +18,8 @@ class Book(msgspec.Struct, frozen=True):
 
     contributions: Mapping[Digest, tuple[PeerId, records.Contribution]] = msgspec.field(default_factory=dict)
     """Author and body by entry id."""
+    votes_against: Mapping[Digest, Mapping[PeerId, int]] = msgspec.field(default_factory=dict)
+    """By contribution: the members that its author had voted to exclude before it, and from which round on."""
     reductions: Mapping[Digest, PeerId] = msgspec.field(default_factory=dict)
     """Author by entry id. A set names contributions and Reductions."""
     acks: Mapping[PeerId, Digest] = msgspec.field(default_factory=dict)

@@ -38,8 +38,14 @@ class EpochBook(msgspec.Struct, frozen=True):
     """Newest round in which an author voted since it made its choice."""
     places: Mapping[tuple[EpochId, int], tuple[EpochId, ...]] = msgspec.field(default_factory=dict)
     """Complete epochs by the epoch that they continue and their first round."""
+    owner: PeerId = PeerId("")
+    """The run's owner, who excludes alone."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """The first round without an author that the run's owner excluded. Only lawful entries must come here."""
+    votes_against: Mapping[PeerId, Mapping[PeerId, int]] = msgspec.field(default_factory=dict)
+    """By author: the members that it voted to exclude so far, and from which round on."""
+    voted_out: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+    """The first round whose voters excluded a member, in our chain (exclusion.py)."""
 
     def choice(self, author: PeerId) -> EpochId:
         """The epoch that an author signed or followed last."""
@@ -50,8 +56,9 @@ class EpochBook(msgspec.Struct, frozen=True):
         return number <= self.left.get(author, -2) + 1 and epoch not in self.back.get(author, ())
 
     def excluded_from(self, number: int) -> frozenset[PeerId]:
-        """The authors that the run's owner excluded from round `number`, or from one before it."""
-        return frozenset(peer for peer, first in self.excluded.items() if first <= number)
+        """The authors that are excluded from round `number`, or from one before it."""
+        by_votes = (peer for peer, first in self.voted_out.items() if first <= number)
+        return frozenset(peer for peer, first in self.excluded.items() if first <= number).union(by_votes)
 
     def is_complete(self, name: EpochId) -> bool:
         """Whether all members of the epoch signed it."""
@@ -108,6 +115,8 @@ class EpochBook(msgspec.Struct, frozen=True):
         return 1 << many.bit_length() if many > 0 else 0
 
 
+MAX_VOTES = 16
+"""Members that one author may vote to exclude: the first ones in its feed, so all nodes count the same votes."""
 LONG = 16
 """Rounds that make one side of a fork longer than the other."""
 
@@ -115,6 +124,8 @@ LONG = 16
 def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     """The book with one more entry of this author."""
     match body:
+        case Exclude() if author != book.owner:
+            return _add_vote(book, author, body)
         case Exclude(round=number, peer=peer):
             # The lowest, so that the order of arrival leaves no trace.
             first = min(number, book.excluded.get(peer, number))
@@ -144,6 +155,14 @@ def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
         case Vote(round=number) if number > book.voted.get(author, -1):
             return replace(book, voted={**book.voted, author: number})
     return book
+
+
+def _add_vote(book: EpochBook, author: PeerId, body: Exclude) -> EpochBook:
+    cast = book.votes_against.get(author, {})
+    if len(cast) >= MAX_VOTES and body.peer not in cast:
+        return book
+    cast = {**cast, body.peer: min(body.round, cast.get(body.peer, body.round))}
+    return replace(book, votes_against={**book.votes_against, author: cast})
 
 
 def _begin(book: EpochBook, name: EpochId) -> EpochBook:

@@ -1,27 +1,47 @@
-"""What people read about exclusions, and which ones the run's owner may write. Pure."""
+"""Exclusions by votes: whom the voters of a round exclude. Pure.
 
+The run's owner excludes alone. Anybody else's `Exclude` is a vote. A final set names contributions, and each of
+them fixes what stands before it in its author's feed: so the set says what its authors had voted for. A member is
+excluded from the first round on of whose voters a quorum did so by the set before it. Rules: docs/removal.md.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus.ballots import Book, quorum
+from atoll.node.daemon.consensus.epochs import ROOT
 from atoll.node.daemon.consensus.types import FinalityState
-from atoll.protocols.errors import ConfigError
-from atoll.protocols.ids import PeerId, Round, short
-from atoll.protocols.ledger.records import Exclude
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.records import Proposal
 
 
-def reason_of(body: Exclude, me: PeerId) -> str:
-    """One line on an exclusion, for the node `me` or for its peer."""
-    who, why = "this node" if body.peer == me else short(body.peer), f": {body.reason}" if body.reason else ""
-    return f"the run's owner excluded {who} from round {body.round} on{why}"
+def note_votes(book: Book, contribution: Digest, cast: Mapping[PeerId, int]) -> Book:
+    """The book that knows which votes stand before a contribution in its author's feed."""
+    if contribution not in book.contributions:
+        return book  # its author's second one in the round
+    return replace(book, votes_against={**book.votes_against, contribution: cast})
 
 
-def first_excluded(state: FinalityState, owner: PeerId, peer: PeerId, first: Round | None) -> Round:
-    """The round from which this node may exclude `peer`; `first`: the user's wish. Raises ConfigError."""
-    if owner != state.me:
-        raise ConfigError("only the run's owner can exclude a member", hint=f"its identity is {owner}")
-    if peer == owner:
-        raise ConfigError("the owner cannot exclude itself", hint="stop the node instead: atoll stop")
-    # What voters signed cannot be signed again, and no node keeps the payloads of all rounds to fold them anew.
-    if first is not None and not state.deciding <= first < state.rounds:
-        raise ConfigError(
-            f"round {first} is final, or not of this run; final rounds keep the member's work",
-            hint=f"exclude from round {state.deciding} on; docs/removal.md says how a run begins again without it",
-        )
-    return state.deciding if first is None else first
+def count_votes(state: FinalityState, book: Book, final: Proposal) -> FinalityState:
+    """The state whose voters were chosen by this final set, without the members that these voted to exclude."""
+    # Only votes that the set fixes: who comes late, restarts or learns of more votes finds the same. And nobody
+    # that was a voter long ago, when the run was small, can vote for that time afterwards.
+    number, voted_out = state.deciding, dict(state.epochs.voted_out)
+    authors = {name: book.author_of(name) for name in final.contributions}
+    cast = [book.votes_against.get(name, {}) for name, author in authors.items() if author in state.voters]
+    support = Counter(peer for votes in cast for peer, first in votes.items() if first <= number)
+    for peer, votes in support.items():
+        if votes >= quorum(len(state.voters)):
+            voted_out.setdefault(peer, number)
+    return replace(state, epochs=replace(state.epochs, voted_out=voted_out))
+
+
+def works_with_us(state: FinalityState, peer: PeerId) -> bool:
+    """Whether a member that voters excluded works in their epoch, or in one that continues it."""
+    # An epoch of few may exclude those of another chain. Who cut them off would never see that theirs is the one
+    # to follow.
+    final = state.epochs.voted_out[peer] - 1
+    epoch = next(segment.epoch for segment in reversed(state.chain) if segment.first <= final)
+    return epoch in (ROOT, *state.epochs.ancestors(state.epochs.choice(peer)))

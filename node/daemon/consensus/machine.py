@@ -26,6 +26,7 @@ from atoll.node.daemon.consensus.ballots import (
     voter_order,
     without,
 )
+from atoll.node.daemon.consensus.exclusion import count_votes, note_votes
 from atoll.node.daemon.consensus.forks import change_chain, is_outranked
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
@@ -34,7 +35,7 @@ from atoll.node.daemon.consensus.proposer import prepare, propose, waits
 from atoll.node.daemon.consensus.succession import enter_epoch, follow, open_epoch, waits_for_epoch
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, is_stuck, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
-from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody, Proposal, Vote
+from atoll.protocols.ledger.records import Ballot, BallotBody, Contribution, Epoch, EpochBody, Proposal, Vote
 
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
@@ -64,6 +65,7 @@ def begin(
         tally=Tally(probation),
         lease_s=lease_s,
         planned=chosen,
+        epochs=epochs.EpochBook(owner=owner),
     )
 
 
@@ -153,6 +155,8 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         return state, []
     before = state.books.get(body.round, Book())
     book, fault = add_entry(before, event.entry, event.author, body)
+    if isinstance(body, Contribution) and (cast := state.epochs.votes_against.get(event.author)):
+        book = note_votes(book, event.entry, cast)
     state = replace(state, books={**state.books, body.round: book})
     if body.round == state.deciding and isinstance(body, Proposal):
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
@@ -227,6 +231,8 @@ def _decide(state: finality_types.FinalityState) -> Out:
             return state, actions + more
         actions.append(finality_types.FinalizeRound(proposal.round, proposal.contributions, proposal.state))
         state = _next_round(state, book.authors_of(proposal.contributions))
+        if book.votes_against:  # hardly ever
+            state = count_votes(state, book, proposal)
     return state, actions
 
 

@@ -23,7 +23,7 @@ def here_of(
 ) -> frozenset[PeerId]:
     """Those with a live lease that did not leave and work in this epoch or in one before it.
 
-    `back`: also those that left and came back. Whom the run's owner excluded is gone.
+    `back`: also those that left and came back. Whom the run excluded is gone.
     """
     known = {segment.epoch for segment in state.chain}
     book, number = state.epochs, state.deciding

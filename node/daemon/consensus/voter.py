@@ -164,7 +164,7 @@ def may_get_votes(state: FinalityState, ballot: Ballot, names: tuple[Digest, ...
 
 
 def names_excluded(state: FinalityState, names: Collection[Digest]) -> bool:
-    """Whether the set has work of an author that the run's owner excluded. A set of such work alone has none."""
+    """Whether the set has work of an author that is excluded. A set of such work alone has none."""
     # Such a set has been voted for, or nobody else worked in the round: it could never become final without.
     return len(_counted(state, names)) < len(names)
 

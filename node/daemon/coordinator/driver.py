@@ -26,9 +26,9 @@ from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
-from atoll.node.daemon.coordinator.removals import Removals
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.member_standing import MemberStandings
+from atoll.node.daemon.removals import Removals, votes_against
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.errors import LocalFault
@@ -120,6 +120,7 @@ class Driver:
         for entry in entries:
             self._feed_entry_to_finality(entry)
         self._feed_orphans(self.net.orphans())
+        self.removals.step()  # before a set is made of excluded work
         for entry in entries:
             if entry.body.round > self.finality.last_final:
                 self._feed_entry_to_round(entry)
@@ -159,6 +160,7 @@ class Driver:
             waiting=self.training.waiting,
             trouble=self.removals.trouble or self.guard.trouble,
             excluded=tuple(self.removals.found.values()),
+            votes_against=votes_against(self.finality),
             missing=missing(self.finality),
             standings=self.standings,
             is_worker_ready=self.worker.is_ready,
@@ -270,9 +272,9 @@ class Driver:
         if not is_orphan:
             self.reducer.add_entry(entry)
         self.newcomers.on_entry(entry)
-        if isinstance(body, Exclude):
-            self.removals.on_exclude(body)
         self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body, is_orphan))
+        if isinstance(body, Exclude):
+            self.removals.on_exclude(entry.author, body)
         if isinstance(body, Contribution) and (
             self.contributions.is_held(name) or self.reducer.is_reduced(body.round)
         ):

@@ -11,8 +11,9 @@ from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals
 from atoll.p2p.rpc.single_request import RequestHandler
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.records import Body, Entry, Exclude
+from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.registers import Holding, Lease
+from atoll.protocols.local.standing import Exclusion, VotesAgainst
 from atoll.protocols.local.worker_messages import Ask, Counted, EvaluateReply, Member, Slice, TrainProgress
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -48,8 +49,9 @@ class NodeView:
     """What a round that has begun waits for before its first step."""
     trouble: str
     """Why this node is excluded from the run, or what the disk refused."""
-    excluded: tuple[Exclude, ...]
-    """Whom the run's owner excluded."""
+    excluded: tuple[Exclusion, ...]
+    votes_against: tuple[VotesAgainst, ...]
+    """Members that some voters, or this node, voted to exclude."""
     missing: str
     """Whose votes are missing, and what happens next; empty: nobody's."""
     standings: MemberStandings
@@ -290,7 +292,7 @@ class RoundReducer(Protocol):
         return
 
     def exclude(self, author: PeerId, first: Round) -> None:
-        """The run's owner excluded another author from a round on."""
+        """Another author is excluded from a round on."""
         return
 
     def step(self) -> None:

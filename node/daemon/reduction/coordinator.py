@@ -81,7 +81,7 @@ class ReductionCoordinator:
     _rounds: dict[int, OpenRound] = field(default_factory=dict)
     _reducing: set[int] = field(default_factory=set)
     _excluded: dict[PeerId, Round] = field(default_factory=dict)
-    """The first round without an author that the run's owner excluded."""
+    """The first round without an author that is excluded."""
 
     def __post_init__(self) -> None:
         spec = self.context.spec

@@ -82,7 +82,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """The run's owner excluded this author: neither its contribution counts, nor what covers it."""
+    """This author is excluded: neither its contribution counts, nor what covers it."""
 
     author: PeerId
 
@@ -140,7 +140,7 @@ class State:
     gone: frozenset[Digest] = frozenset()
     """Contributions and Reductions that nobody gives."""
     excluded: frozenset[PeerId] = frozenset()
-    """Authors that the run's owner excluded from this round, or from one before it."""
+    """Authors that are excluded from this round, or from one before it."""
     rows: frozenset[tuple[Digest, Span]] = frozenset()
     """Rows on disk, by contribution and slice."""
     payloads: frozenset[Digest] = frozenset()

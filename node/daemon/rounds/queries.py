@@ -28,7 +28,7 @@ def book_of(state: RoundState, number: int) -> RoundBook:
 
 
 def is_excluded(state: RoundState, author: PeerId, number: int) -> bool:
-    """Whether the run's owner excluded an author from round `number`, or from one before it."""
+    """Whether an author is excluded from round `number`, or from one before it."""
     return number >= state.excluded.get(author, number + 1)
 
 

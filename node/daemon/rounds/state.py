@@ -146,7 +146,7 @@ class RoundState(msgspec.Struct, frozen=True):
     absent: frozenset[PeerId] = frozenset()
     """Members that a round closed without, and of whose contributions none was seen since."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
-    """The first round without an author that the run's owner excluded."""
+    """The first round without an author that is excluded."""
     shortage: str = ""
     """Why the members cannot train the whole model; round 0 waits for more of them."""
     just_left: Mapping[PeerId, int] = msgspec.field(default_factory=dict)

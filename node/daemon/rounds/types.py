@@ -64,7 +64,7 @@ class AuthorPruned:
 
 @dataclass(frozen=True, slots=True)
 class AuthorExcluded:
-    """The run's owner excluded another author from `round` on: no own set of these rounds has its work."""
+    """Another author is excluded from `round` on: no own set of these rounds has its work."""
 
     author: PeerId
     round: Round

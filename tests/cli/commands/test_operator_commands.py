@@ -27,7 +27,7 @@ from atoll.protocols.local.control_messages import (
     TimeShares,
     Watch,
 )
-from atoll.protocols.local.standing import Exclusion, Standing
+from atoll.protocols.local.standing import Exclusion, Standing, VotesAgainst
 
 
 def test_status_says_what_and_why(atoll, daemon):
@@ -305,6 +305,14 @@ def test_who_is_excluded_is_shown(atoll, daemon):
     daemon.operator.state = replace(daemon.operator.state, excluded=(gone,))
     assert "excluded  12D3KooWgone from round 9 on: noise" in atoll("status").out
     assert json.loads(atoll("status", "--json").out)["excluded"][0]["round"] == 9
+    votes = VotesAgainst(peer="12D3KooWbad", votes=2, needed=5, by_us=True)
+    voted = replace(gone, by="voters")
+    daemon.operator.state = replace(daemon.operator.state, excluded=(voted,), votes_against=(votes,))
+    said = atoll("status").out
+    assert "from round 9 on by two thirds of the voters: noise" in said
+    assert "votes     2 of 5 to exclude 12D3KooWbad, this node among them" in said
+    daemon.operator.peer_row = replace(daemon.operator.peer_row, votes_against=2)
+    assert ", 2 to exclude" in atoll("peers").out
     daemon.operator.peer_row = replace(daemon.operator.peer_row, excluded_from=9)
     assert "excluded from 9" in atoll("peers").out
 

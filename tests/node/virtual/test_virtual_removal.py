@@ -1,4 +1,4 @@
-"""Whole nodes: the run's owner excludes a member, and the others go on without it; it stops and says why."""
+"""Whole nodes: the owner or the voters exclude a member; the others go on without it, it stops and says why."""
 
 import pytest
 
@@ -80,7 +80,47 @@ def test_of_two_members_the_owner_goes_on_alone(world):
     run_virtual(story())
 
 
-def test_only_the_owner_can_and_never_itself(world):
+@pytest.mark.parametrize("mode", ["plain", "reduced"])
+def test_the_voters_exclude_a_member_when_the_owner_is_lost(world, mode):
+    more = {"plain": {}, "reduced": {"reduce": ReduceSpec(above=1, gap=2, k=64)}}[mode]
+
+    async def story() -> None:
+        async with world(60, 5, **more) as w:
+            for number in range(5):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(5))) >= 4)
+            await w.kill(0)
+            bad = w.nodes[4].peer
+            before = finals(w, 1)[0]
+            await w.until(lambda: min(finals(w, 1, 2, 3)) >= before + 4)
+            for number in (1, 2):
+                assert "of the 3 votes" in w.nodes[number].driver.exclude(bad, None, "noise")
+            before = finals(w, 1)[0]
+            await w.until(lambda: min(finals(w, 1, 2, 3)) >= before + 5)
+            assert not w.nodes[3].driver.removals.found, "two of four are no quorum"
+            (votes,) = w.nodes[3].driver.view().votes_against
+            assert (votes.peer, votes.votes, votes.needed, votes.by_us) == (bad, 2, 3, False)
+            w.nodes[3].driver.exclude(bad, None, "")
+            await w.until(lambda: w.nodes[4].driver.view().trouble)
+            assert "two thirds of the voters excluded this node" in w.nodes[4].driver.view().trouble
+            first = w.nodes[1].driver.removals.found[bad].round
+            await w.until(lambda: min(finals(w, 1, 2, 3)) >= first + 8)
+            w.check_agreement()
+            assert {w.nodes[number].driver.removals.found[bad].round for number in (1, 2, 3, 4)} == {first}
+            assert not {at for number in (1, 2, 3) for at in sets_of(w, number, bad) if at >= first}
+            assert bad not in w.nodes[1].swarm.neighbours()
+            # A restart, and a newcomer that has the feeds as a whole, find the same.
+            await w.kill(1)
+            w.start(1, ROUND_S)
+            w.start(5, ROUND_S)
+            await w.until(lambda: min(finals(w, 1, 2, 5)) >= first + 14)
+            assert {w.nodes[number].driver.removals.found[bad].round for number in (1, 5)} == {first}
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_nobody_excludes_itself_or_the_owner(world):
     async def story() -> None:
         async with world(60, 3) as w:
             for number in range(3):
@@ -88,13 +128,17 @@ def test_only_the_owner_can_and_never_itself(world):
             await w.until(lambda: min(finals(w, *range(3))) >= 3)
             owner, other = w.nodes[0].driver, w.nodes[1].driver
             with pytest.raises(ConfigError, match="owner"):
-                other.exclude(w.nodes[2].peer, None, "")
+                other.exclude(w.nodes[0].peer, None, "")
+            with pytest.raises(ConfigError, match="itself"):
+                other.exclude(w.nodes[1].peer, None, "")
             with pytest.raises(ConfigError, match="itself"):
                 owner.exclude(w.nodes[0].peer, None, "")
             with pytest.raises(ConfigError, match="final"):
                 owner.exclude(w.nodes[1].peer, Round(0), "")
-            # A record of somebody else is in the ledger, and counts for nobody.
-            w.nodes[2].swarm.publish(Exclude(Round(0), w.nodes[1].peer, ""))
+            # A vote alone counts for nothing; one against the owner is in the ledger, and counts for nobody.
+            for peer in (w.nodes[0].peer, w.nodes[1].peer):
+                w.nodes[2].swarm.publish(Exclude(Round(0), peer, ""))
+            w.nodes[1].swarm.publish(Exclude(Round(0), w.nodes[0].peer, ""))
             before = max(finals(w, *range(3)))
             await w.until(lambda: min(finals(w, *range(3))) >= before + 5)
             assert not any(node.driver.removals.found for node in w.nodes.values())

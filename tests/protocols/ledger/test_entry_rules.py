@@ -13,8 +13,9 @@ SPEC = preset("tiny", OWNER.peer_id, 1)
 
 
 @pytest.mark.parametrize(
-    ("author", "peer", "counts"), [(OWNER, ANN, True), (ANN, BEN, False), (ANN, ANN, False), (OWNER, OWNER, False)]
+    ("author", "peer", "counts"),
+    [(OWNER, ANN, True), (ANN, BEN, True), (ANN, ANN, False), (OWNER, OWNER, False), (ANN, OWNER, False)],
 )
-def test_only_the_owner_excludes_and_only_others(author, peer, counts):
+def test_nobody_excludes_the_owner_or_itself(author, peer, counts):
     entry = sign_entry(SPEC.id, author, 0, b"", Exclude(Round(3), peer.peer_id, ""))
     assert is_lawful(SPEC, entry) == counts

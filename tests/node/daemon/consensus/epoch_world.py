@@ -246,6 +246,7 @@ class World:
         first = up[0]
         for node in up[1:]:
             assert [s.epoch for s in node.state.chain] == [s.epoch for s in first.state.chain]
+            assert node.state.epochs.voted_out == first.state.epochs.voted_out
             for number in node.finals.keys() & first.finals.keys():
                 assert node.finals[number] == first.finals[number]
 

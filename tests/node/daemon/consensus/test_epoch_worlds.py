@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Epoch, Exclude, Follow, Prepare, Promise, Proposal, Vote
 from tests.node.daemon.consensus.epoch_world import LEASE, ROUND, World, final
 
@@ -59,10 +60,10 @@ def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
     world.agree()
 
 
-@pytest.mark.parametrize(("probation", "excludes"), [(1, False), (8, True)])
+@pytest.mark.parametrize(("probation", "excludes"), [(1, ""), (8, "owner"), (1, "votes"), (4, "votes")])
 @pytest.mark.parametrize("block", range(6))
 def test_random_faults(block, probation, excludes):
-    """`excludes`: the owner excludes a member at some time; that one goes on until the faults are over."""
+    """`excludes`: the owner, or each of the others for itself, excludes a member, which goes on until the end."""
     for seed in range(block * 5, block * 5 + 5):
         rng = random.Random(seed)
         count = rng.randint(2, 6)
@@ -70,9 +71,14 @@ def test_random_faults(block, probation, excludes):
         world.run(rng.randint(20, 60))
         for _ in range(rng.randint(2, 6)):
             owner = world.nodes[0]
-            if excludes and gone is None and owner.is_up and owner.state.live and rng.random() < 0.5:
+            if excludes == "owner" and gone is None and owner.is_up and owner.state.live and rng.random() < 0.5:
                 gone = rng.choice(world.nodes[1:])
                 owner.write(Exclude(owner.state.deciding, gone.peer, ""))
+            if excludes == "votes" and count > 2:
+                gone = gone or rng.choice(world.nodes[1:])
+                for node in world.nodes[1:]:
+                    if node is not gone and node.is_up and node.state.live and rng.random() < 0.3:
+                        node.write(Exclude(node.state.deciding, gone.peer, ""))
             kind, node = rng.choice(("stop", "kill", "cut", "heal", "back", "restart")), rng.choice(world.nodes)
             if kind == "stop" and node.is_up:
                 node.stop()
@@ -114,8 +120,57 @@ def test_random_faults(block, probation, excludes):
             world.step()
             steps += 1
             assert steps < 200, f"seed {seed}: stuck"
-        print(seed, count, len(world.up()), steps)
+        print(seed, count, len(world.up()), steps, world.up()[0].state.epochs.voted_out)
         world.agree()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_liars_below_a_third_exclude_nobody_and_may_only_join_the_others(seed):
+    """They vote against everybody, from round 0 on, and train along."""
+    world = World(seed, 7)
+    world.run(40)
+    liars, bad, honest = world.nodes[1:3], world.nodes[3], world.nodes[4:]
+    for liar in liars:
+        for node in world.nodes[1:]:
+            liar.write(Exclude(Round(0), node.peer, ""))
+    world.run(40)
+    for node in honest[:2]:
+        node.write(Exclude(node.state.deciding, bad.peer, ""))
+    world.run(40)
+    assert not any(node.state.epochs.voted_out for node in world.nodes)
+    honest[2].write(Exclude(honest[2].state.deciding, bad.peer, ""))
+    before = max(map(final, world.nodes))
+    world.run(80)
+    world.agree()
+    assert all(node.state.epochs.voted_out.keys() == {bad.peer} for node in world.nodes)
+    assert min(map(final, world.nodes)) > before + 10
+    first = honest[0].state.epochs.voted_out[bad.peer]
+    late = {name for node in world.nodes for at, names in node.finals.items() if at >= first for name in names}
+    assert not late & {each.get(bad.peer) for each in world.nodes[0].rounds.values()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_side_that_loses_voted_is_undone_with_its_chain(seed):
+    """Two of five, cut off, exclude the others in their own epoch. They come back, and so does everybody."""
+    world = World(seed, 5)
+    world.run(40)
+    few = world.nodes[3:]
+    for node in few:
+        world.side[node.peer] = 1
+    world.run(5 * LEASE)
+    for node in few:
+        for other in world.nodes[1:3]:
+            node.write(Exclude(node.state.deciding, other.peer, ""))
+    world.run(2 * LEASE)
+    gone = {other.peer for other in world.nodes[1:3]}
+    assert all(node.state.epochs.voted_out.keys() == gone for node in few)
+    for peer in world.side:
+        world.side[peer] = 0
+    before = max(map(final, world.nodes))
+    world.run(5 * LEASE)
+    world.agree()
+    assert not any(node.state.epochs.voted_out for node in world.nodes)
+    assert min(map(final, world.nodes)) > before + 5
 
 
 WITHHELD = {

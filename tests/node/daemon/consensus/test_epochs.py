@@ -52,7 +52,7 @@ class Node:
     """A machine before round 5, whose voters are `voters`; all of them were members before."""
 
     def __init__(self, me=A, voters=(A, B, C), here=None, now=1000.0):
-        start = finality.begin(RUN, me, 5000, A, lease_s=LEASE)
+        start = finality.begin(RUN, me, 5000, PeerId("owner"), lease_s=LEASE)
         decided = {at: (tuple(voters), frozenset({*voters, D})) for at in range(5)}
         self.state = replace(
             start, last_final=4, applied=4, voters=tuple(voters), decided=decided, patience_s=PATIENCE

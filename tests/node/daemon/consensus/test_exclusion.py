@@ -1,21 +1,37 @@
-"""A member that the run's owner excluded: a set with its work gets no vote, unless it may be final already."""
+"""A member that the owner or the voters excluded: sets with its work get no vote, unless they may be final."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, epoch_id
+from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.epochs import MAX_VOTES, EpochBook, add_entry, epoch_id
+from atoll.node.daemon.consensus.exclusion import works_with_us
 from atoll.node.daemon.consensus.forks import is_outranked
 from atoll.node.daemon.consensus.missing import missing
+from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.types import EntrySeen, FinalityTick, FinalizeRound, MembersSeen, RoundClosed
 from atoll.protocols.ids import PeerId, Round, digest
-from atoll.protocols.ledger.records import Ballot, Epoch, Exclude, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import (
+    Ballot,
+    Contribution,
+    Epoch,
+    Exclude,
+    Follow,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+)
 from tests.node.daemon.consensus.test_epochs import PATIENCE, A, B, C, Node, epoch, votes
-from tests.node.daemon.consensus.test_vote_rule import Voter, named, peers, propose
+from tests.node.daemon.consensus.test_vote_rule import RUN, Voter, named, peers, propose
+
+OWNER = PeerId("owner")
 
 
 def exclude(peer, first=1):
     body = Exclude(Round(first), peer, "noise")
-    return EntrySeen(digest(b"exclude", peer.encode(), bytes([first])), PeerId("owner"), body)
+    return EntrySeen(digest(b"exclude", peer.encode(), bytes([first])), OWNER, body)
 
 
 # --- what gets votes --------------------------------------------------------------------------------
@@ -124,7 +140,7 @@ def test_an_epoch_of_the_excluded_alone_outranks_nothing():
 
 @given(st.permutations([(B, 7), (B, 5), (C, 9), (B, 6)]))
 def test_the_order_in_which_exclusions_arrive_leaves_no_trace(order):
-    book = EpochBook()
+    book = EpochBook(owner=A)
     for peer, first in order:
         book = add_entry(book, A, Exclude(Round(first), peer, ""))
     assert dict(book.excluded) == {B: 5, C: 9}
@@ -165,3 +181,140 @@ def test_an_epoch_begins_with_what_may_be_final_whoever_is_excluded():
     assert node.state.epoch == epoch_id(body)
     (final,) = node.find(FinalizeRound)
     assert final.contributions == named(*deciders)
+
+
+# --- without the owner ------------------------------------------------------------------------------
+
+
+class Deciders:
+    """The machine of one of them, before round 1. Sets are final by the votes of all voters."""
+
+    def __init__(self, count: int, me: int = 0) -> None:
+        self.peers = peers(count)
+        self.me, self.number = self.peers[me], 1
+        start = finality.begin(RUN, self.me, 500, OWNER)
+        self.state = replace(start, last_final=0, applied=0, voters=self.peers)
+
+    def hear(self, author, body):
+        name = digest(author.encode(), repr(body).encode())
+        self.state, _ = finality.step(self.state, EntrySeen(name, author, body))
+        return name
+
+    def exclude(self, peer, *by, first=0):
+        for author in by:
+            self.hear(author, Exclude(Round(first), peer, ""))
+        return self
+
+    def decide(self, *authors):
+        """All of the authors contribute to the round, and the set of these contributions becomes final."""
+        number, voters = Round(self.number), self.state.voters
+        base = Contribution(number, digest(b"base"), digest(b"payload"), 1, 1, 64, 1.0)
+        names = tuple(sorted(self.hear(author, base) for author in authors or self.peers))
+        ballot = Ballot(0, voters[0])
+        name = self.hear(voters[0], Proposal(number, ballot, names, digest(b"state")))
+        for voter in voters:
+            self.hear(voter, Vote(number, ballot, name))
+        self.number += 1
+        assert self.state.deciding == self.number
+        return self
+
+    @property
+    def out(self):
+        return dict(self.state.epochs.voted_out)
+
+
+def test_two_thirds_of_the_voters_exclude_and_fewer_do_not():
+    node = Deciders(4)
+    a, b, c, d = node.peers
+    assert node.exclude(d, a, b).decide().out == {}
+    assert node.exclude(d, c).decide().out == {d: 3}
+    assert node.state.epochs.excluded_from(3) == {d}
+    assert not node.state.epochs.excluded_from(2)
+    assert node.exclude(d, d).decide().out == {d: 3}, "more votes change nothing"
+
+
+def test_votes_count_with_the_next_contribution_of_a_voter_and_from_their_round_on():
+    node = Deciders(4)
+    a, b, c, d = node.peers
+    node.exclude(d, a, b).exclude(d, c, first=4)
+    assert node.decide().out == node.decide().out == {}
+    assert node.decide().out == {d: 4}
+    node = Deciders(4).exclude(d, a, b, c)
+    assert node.out == {}
+    assert node.decide(a, d).out == {}, "b and c are no voters of round 2"
+    assert node.decide().out == {d: 3}
+
+
+def test_who_is_no_voter_has_no_vote():
+    strangers = [PeerId(f"made-up-{number}") for number in range(20)]
+    node = Deciders(4)
+    node.state = replace(node.state, tally=Tally(8, 40, dict.fromkeys(node.peers, 30)))
+    a, b, c, d = node.peers
+    node.exclude(d, a, b, *strangers)
+    assert node.decide(*node.peers, *strangers).out == {}
+    assert {*node.state.voters} == {*node.peers}
+    assert node.exclude(d, c).decide(*node.peers, *strangers).out == {d: 3}
+
+
+def test_nobody_votes_for_the_time_when_it_was_one_of_few():
+    """Two were the run's voters once. Together they exclude nobody afterwards, whatever round they write."""
+    node = Deciders(7)
+    a, b, c, *_ = node.peers
+    node.decide(a, b).decide(a, b).decide()
+    assert node.exclude(c, a, b, first=0).decide().out == {}
+
+
+@given(count=st.integers(3, 9), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_fewer_than_a_third_exclude_nobody_whatever_they_vote_and_whomever_a_set_leaves_out(count, data):
+    node = Deciders(count)
+    liars = node.peers[: (count - 1) // 3]
+    for liar in liars:
+        for peer in data.draw(st.lists(st.sampled_from(node.peers), max_size=6)):
+            node.exclude(peer, liar, first=data.draw(st.integers(0, 3)))
+    for _ in range(3):
+        left_out = data.draw(st.sets(st.sampled_from(node.peers[len(liars) :]), max_size=(count - 1) // 2))
+        assert node.decide(*sorted({*node.peers} - left_out)).out == {}
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_who_learns_of_the_rounds_later_excludes_alike(data):
+    """What is decided is the same after a restart, and for a newcomer that has each feed as a whole."""
+    node = Deciders(4)
+    entries: list[tuple] = []
+    hear = node.hear
+    node.hear = lambda author, body: entries.append((author, body)) or hear(author, body)
+    for _ in range(4):
+        for author in data.draw(st.sets(st.sampled_from(node.peers))):
+            node.exclude(data.draw(st.sampled_from(node.peers)), author, first=data.draw(st.integers(0, 4)))
+        node.decide()
+    late = Deciders(4)
+    for author in data.draw(st.permutations(node.peers)):
+        for who, body in entries:
+            if who == author:
+                late.hear(author, body)
+    assert late.state.deciding == node.state.deciding
+    assert late.out == node.out
+
+
+def test_only_the_first_votes_of_an_author_count():
+    """All nodes read a feed in one order, so all count the same votes of who excludes everybody."""
+    book = EpochBook(owner=A)
+    for number in range(MAX_VOTES + 5):
+        book = add_entry(book, B, Exclude(Round(1), PeerId(f"made-up-{number}"), ""))
+    book = add_entry(book, B, Exclude(Round(0), PeerId("made-up-0"), ""))
+    assert [*book.votes_against[B]] == [PeerId(f"made-up-{number}") for number in range(MAX_VOTES)]
+    assert book.votes_against[B]["made-up-0"] == 0
+
+
+def test_a_member_of_another_chain_is_not_cut_off():
+    """Who cut it off would never learn that its chain is the one to follow."""
+    node = Node(me=A, voters=(A, B), here=(A,)).wait(100)
+    ours = epoch_id(epoch(A))
+    assert node.entered() == [ours]
+    node.state = replace(node.state, epochs=replace(node.state.epochs, voted_out={B: 6, C: 5}))
+    assert not works_with_us(node.state, B)
+    assert works_with_us(node.state, C), "excluded in round 4, which all chains have"
+    node.say(B, Follow(Round(5), ours))
+    assert works_with_us(node.state, B)

@@ -45,7 +45,7 @@ class Voter:
     """A decider of round 1 that holds the contributions of all deciders; it checks what it is asked to."""
 
     def __init__(self, deciders: tuple[PeerId, ...], me: PeerId) -> None:
-        start = finality.begin(RUN, me, 8, deciders[0])
+        start = finality.begin(RUN, me, 8, PeerId("owner"))
         self.state = replace(
             start, last_final=0, applied=0, closed=0, voters=deciders, live=True, patience_s=PATIENCE_S,
             members=frozenset(deciders),
