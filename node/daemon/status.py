@@ -92,7 +92,7 @@ class DaemonOperator:
             digest=agreed.digest if agreed else "",
             contributors=tuple(agreed.contributors) if agreed else (),
             experts=node.experts,
-            members=len(self.swarm.live(Lease)),
+            members=len(self.swarm.live(Lease).keys() - node.left),
             peers=len(self.swarm.neighbours()),
             paths=dict(Counter(peer.path for peer in self.swarm.peers() if peer.connected and peer.path)),
             train_loss=at_work.loss if at_work else own.train_loss if own else None,
@@ -182,8 +182,8 @@ class DaemonOperator:
 
     async def peers(self) -> Sequence[control_messages.PeerStatus]:
         """All known peers."""
-        leases = self.net.leases()
         view = self.control.view()
+        leases = {peer: lease for peer, lease in self.net.leases().items() if peer not in view.left}
         excluded = {one.peer: one.round for one in view.excluded}
         votes = {one.peer: one.votes for one in view.votes_against}
         known = self.swarm.peers()

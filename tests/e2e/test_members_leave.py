@@ -67,5 +67,7 @@ def test_one_of_two_leaves_in_good_order_and_the_other_goes_on(nodes, until, cap
     with capsys.disabled():
         print(f"\n1 of 2 stopped: rounds of {usual_s:.2f} s, the next final round after {took_s:.2f} s")
     assert took_s < LONG_LEASE_S, "it waited for no lease"
+    assert second.status()["members"] == 1, "who left is no member, although its lease lives"
+    assert not any(row["member"] for row in second.peers())
     second.goes_on(rounds=4)
     second.stop()

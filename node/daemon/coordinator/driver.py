@@ -163,6 +163,7 @@ class Driver:
             votes_against=votes_against(self.finality),
             missing=missing(self.finality),
             standings=self.standings,
+            left=self.leases.left_at.keys(),
             is_worker_ready=self.worker.is_ready,
         )
 

@@ -1,6 +1,6 @@
 """What the coordinator needs of the swarm, of the worker and of reduced rounds, as small interfaces."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -55,6 +55,8 @@ class NodeView:
     missing: str
     """Whose votes are missing, and what happens next; empty: nobody's."""
     standings: MemberStandings
+    left: Set[PeerId]
+    """Who left in good order and still has a lease."""
     is_worker_ready: bool
 
 

@@ -42,7 +42,7 @@ class MemberLeases:
     _connected: set[PeerId] = field(default_factory=set)
     """Neighbours at the last `refresh`."""
     _lost_at: dict[PeerId, float] = field(default_factory=dict)
-    _left_at: dict[PeerId, float] = field(default_factory=dict)
+    left_at: dict[PeerId, float] = field(default_factory=dict)
     """Whose newest entry is a Leave, and whose lease is older: when it was read here."""
     _shortage: str = ""
     _activity: Activity = "syncing"
@@ -79,14 +79,14 @@ class MemberLeases:
     def on_entry(self, author: PeerId, *, is_leave: bool) -> None:
         """No round waits for the lease of an author whose newest entry is a Leave."""
         if is_leave:
-            self._left_at[author] = self.context.now()
+            self.left_at[author] = self.context.now()
             self.refresh()
         else:
-            self._left_at.pop(author, None)
+            self.left_at.pop(author, None)
 
     def _without_leavers(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
-        self._left_at = _without_newer_leases(self._left_at, members)
-        return {peer: view for peer, view in members.items() if peer not in self._left_at}
+        self.left_at = _without_newer_leases(self.left_at, members)
+        return {peer: view for peer, view in members.items() if peer not in self.left_at}
 
     def _with_losses(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
         """The members, each with the time at which its connection was lost."""

@@ -143,7 +143,7 @@ def test_a_member_that_left_and_is_back_counts_again(world):
     assert world.later(5.0) == {B: None}
     world.net.began[A] = world.net.now
     assert world.later(0.5) == {A: None, B: None}
-    assert world.leases._left_at == {}
+    assert world.leases.left_at == {}
 
 
 def test_a_leave_that_is_read_after_the_return_is_over_with_the_next_entry(world):
