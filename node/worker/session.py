@@ -240,9 +240,13 @@ class Session:
         )
 
     def _save_between_rounds(self) -> None:
-        """Save now if the budget allows it. A round that is being trained saves everything when it ends."""
+        """Save now if the budget allows it. A round that is being trained saves everything when it ends.
+
+        The run's last state is saved at once: no round follows that would save it, and it is what users export.
+        """
         self._is_saved = False
-        if not self._is_training and self._save_budget.is_due(time.monotonic()):
+        is_last = self._fold.final_round == self._spec.outer.rounds - 1
+        if not self._is_training and (is_last or self._save_budget.is_due(time.monotonic())):
             self._save()
 
     def _save(self) -> None:

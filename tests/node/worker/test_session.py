@@ -327,6 +327,17 @@ def test_a_finalize_during_training_is_saved_with_the_round(homes):
     assert node.restart().pending == (trained.pending,)
 
 
+def test_the_last_state_of_a_run_is_saved_at_once(homes):
+    """Users export the result of a run while its nodes still serve it to others."""
+    node = homes("a")
+    last = SPEC.outer.rounds - 1
+    for number in range(SPEC.outer.rounds):
+        members = (member(node.train(number).pending),)
+        node.session._save_budget.asked()
+        node.ask(FinalizeRequest(Round(number), members))
+        assert node.saved().body.final == (number if number == last else number - 1)
+
+
 def test_adopting_a_snapshot_settles_each_payload_once(homes):
     ahead, node = homes("a", OTHER), homes("b")
     pendings = [node.train(number).pending for number in range(2)]
